@@ -20,7 +20,7 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 class DurableWriteError(OSError):
-    """A file could not be made durable. Nothing was acknowledged, and what stood there before still stands."""
+    """A file could not be made durable. Nothing was acknowledged; what stood there still stands."""
 
 
 def sha256_of(path: Path) -> str:
@@ -88,7 +88,9 @@ def verify_bytes(path: Path, *, size: int, sha256: str) -> None:
         raise DurableWriteError(errno.EIO, f"{path} has {found_size} bytes where {size} were written")
     found = sha256_of(path)
     if found != sha256:
-        raise DurableWriteError(errno.EIO, f"{path} reads back as {found[:12]} where {sha256[:12]} was written")
+        raise DurableWriteError(
+            errno.EIO, f"{path} reads back as {found[:12]} where {sha256[:12]} was written"
+        )
 
 
 def publish_new(temporary: Path, path: Path) -> None:
