@@ -1,0 +1,185 @@
+"""Every setting of the project, typed and validated, in one place.
+
+What lives here: names, defaults, what each setting means, and the errors for wrong ones. What does not:
+what is done with them; resources are handed values, never this object. Read from the environment
+(``VLM_ASSETS_HOME`` for ``home``) and from a ``.env`` file in the checkout. Term: pydantic-settings.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PREFIX = "VLM_ASSETS_"
+EXAMPLE_MODEL = Path(__file__).resolve().parent / "demo" / "model"
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class SettingsError(ValueError):
+    """A setting is unknown or has a value that cannot be used; the message names it and what would do."""
+
+
+class Settings(BaseSettings):
+    """All settings. Each can be set as ``VLM_ASSETS_`` and its name in capitals, or in ``.env``."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_file=CHECKOUT / ".env", env_ignore_empty=True, extra="ignore", frozen=True
+    )
+
+    home: Path = Field(CHECKOUT / "data", description="Folder that holds the catalogue and all output.")
+    source: Path | None = Field(
+        None, description="Your images: a folder tree ID/*.jpg, or a CSV, JSONL or parquet listing."
+    )
+    image_root: Path | None = Field(
+        None, description="Folder that no image path may leave. Default: the source folder, or the listing's."
+    )
+    range_size: PositiveInt = Field(
+        1000, description="Properties a partition: minutes to hours of work. Fixed for what is catalogued."
+    )
+
+    model: str = Field(
+        str(EXAMPLE_MODEL), description="Vision-language model: a local folder or a hub id. Safetensors only."
+    )
+    model_revision: str | None = Field(None, description="Hub revision (commit, tag or branch) of the model.")
+    allow_remote_code: bool = Field(
+        False, description="Run Python code that comes with the model. Only for models whose code you read."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Number format of the weights. auto: bfloat16 on a GPU, float32 on a CPU."
+    )
+    description_schema: str = Field(
+        "vlm_assets.property_description:PropertyDescription",
+        description="Your own pydantic model as module:Class. It becomes prompt, grammar and columns.",
+    )
+    prompt: str | None = Field(None, description="Text of the question. Default: made from the schema.")
+    max_new_tokens: PositiveInt = Field(512, description="Tokens an answer may have in its first attempt.")
+    max_images: PositiveInt = Field(12, description="Images of a property shown to the model, at most.")
+    max_pixels: PositiveInt = Field(
+        1_000_000, description="Pixels an image may have before the model's own processor sees it."
+    )
+    batch_size: PositiveInt = Field(
+        8, description="Properties described together. A change keeps what is committed."
+    )
+    decode_workers: NonNegativeInt = Field(
+        default_factory=lambda: max(1, min(8, (os.cpu_count() or 2) // 2)),
+        description="Processes that decode and resize images ahead of the model. 0: in the run's own.",
+    )
+    prefetch_batches: PositiveInt = Field(2, description="Batches decoded ahead of the model, at most.")
+    decode_seconds: PositiveFloat = Field(
+        120.0, description="Seconds for one property's images, after which its decoding is given up."
+    )
+    seed: int = Field(0, description="Order of the properties inside a partition. Not part of a result.")
+
+    embedding_model: str | None = Field(
+        None, description="Text-embedding model: a local folder or a hub id. Default: the model's own layers."
+    )
+    embedding_revision: str | None = Field(None, description="Hub revision of the embedding model.")
+    embedding_batch_size: PositiveInt = Field(64, description="Descriptions embedded together.")
+
+    devices: str = Field(
+        "auto",
+        description="auto, a list of GPU indexes or UUIDs ('0,1'), 'given' (by a cluster), or 'cpu:N' slots.",
+    )
+    device_wait_seconds: PositiveFloat = Field(
+        600.0, description="Seconds that a run waits for a free device before it ends by name."
+    )
+    commit_seconds: PositiveFloat = Field(30.0, description="Longest time a finished row stays uncommitted.")
+    commit_rows: PositiveInt = Field(2000, description="Finished rows that are committed at once, at most.")
+
+    failed_share_warn: Share = Field(0.01, description="Share of failed rows from which a partition warns.")
+    failed_share_error: Share = Field(
+        0.20, description="Share of failed rows from which a partition is not published."
+    )
+    failed_rows_at_least: PositiveInt = Field(
+        2, description="Failed rows below which the share is not judged: one bad listing is no alarm."
+    )
+
+    @field_validator("home", "source", "image_root")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else Path(os.path.abspath(path.expanduser()))
+
+    @field_validator("model", "embedding_model")
+    @classmethod
+    def _local_folder_made_absolute(cls, model: str | None) -> str | None:
+        # A run's working directory is not the shell's, so a relative folder is resolved here. A hub id
+        # (owner/name) stays as it is unless a folder of that name is there.
+        if model is None:
+            return None
+        folder = Path(model).expanduser()
+        if folder.is_dir():
+            return os.path.abspath(folder)
+        if folder.is_absolute() or model.startswith((".", "~")):
+            raise ValueError(f"there is no folder {model}; give a model's folder, or its hub id as owner/name")
+        return model
+
+    @property
+    def descriptions_directory(self) -> Path:
+        """Where the published descriptions lie: one parquet file a partition."""
+        return self.home / "property_descriptions"
+
+    @property
+    def embeddings_directory(self) -> Path:
+        """Where the published embeddings lie: one parquet file a partition."""
+        return self.home / "property_embeddings"
+
+    @property
+    def state_directory(self) -> Path:
+        """High-water marks and leases; each file says whether it is truth or may be deleted."""
+        return self.home / ".state"
+
+    @property
+    def is_default_home(self) -> bool:
+        """Whether the home is ``data/`` in the checkout, whose Dagster state is ``dagster_home/``."""
+        return self.home == CHECKOUT / "data"
+
+    @property
+    def dagster_home(self) -> Path:
+        """Where Dagster keeps its own state for this home."""
+        return CHECKOUT / "dagster_home" if self.is_default_home else self.home / "dagster"
+
+
+def _refuse_unknown_names() -> None:
+    # A misspelt setting that is silently ignored costs a run of weeks.
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    for name in sorted(os.environ):
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise SettingsError(
+                f"{name} is set in the environment but there is no such setting.{hint}"
+                " `vlm-assets settings` lists them all."
+            )
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Read and validate the settings. Raises SettingsError, which names every setting that is wrong."""
+    _refuse_unknown_names()
+    try:
+        settings = Settings(**overrides)  # type: ignore[arg-type]  # pydantic validates what it is given
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{PREFIX}{'_'.join(map(str, item['loc'])).upper()}={item['input']!r}: {item['msg']}"
+            for item in error.errors()
+        )
+        raise SettingsError(f"{problems}. `vlm-assets settings` lists all settings.") from error
+    if settings.failed_share_warn > settings.failed_share_error:
+        raise SettingsError(
+            f"{PREFIX}FAILED_SHARE_WARN ({settings.failed_share_warn}) is above"
+            f" {PREFIX}FAILED_SHARE_ERROR ({settings.failed_share_error}); set it to at most that."
+        )
+    return settings
+
+
+@cache
+def current_settings() -> Settings:
+    """The settings of this process, read once."""
+    return load_settings()
