@@ -7,6 +7,7 @@ system calls and holds it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -79,6 +80,117 @@ def write_temporary(path: Path, data: bytes) -> Path:
             error.errno or errno.EIO, f"could not write {path}: {error.strerror or error}"
         ) from error
     return temporary
+
+
+class TemporaryFile:
+    """A file of any size on its way: written in pieces under a temporary name beside ``path``.
+
+    A binary sink (``write``, ``tell``, ``flush``, ``closed``) that pyarrow's writers take. ``seal`` makes
+    it durable and reads it back; only then may it be given its final name with ``publish_new`` or
+    ``publish_replacing``. Every failure is a DurableWriteError, after which the only way on is ``discard``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.target = path
+        self.path = temporary_beside(path)
+        self.size = 0
+        self._digest = hashlib.sha256()
+        try:
+            self._descriptor: int | None = os.open(
+                self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
+            )
+        except OSError as error:
+            raise self._failed(error) from error
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be written."""
+        return self._descriptor is None
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Write all of ``data``, however many writes the system makes of it. Returns its size in bytes."""
+        if self._descriptor is None:
+            raise DurableWriteError(errno.EBADF, f"{self.path} is closed")
+        whole = memoryview(data).cast("B")
+        rest = whole
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as error:
+            raise self._failed(error) from error
+        self._digest.update(whole)
+        self.size += len(whole)
+        return len(whole)
+
+    def tell(self) -> int:
+        """How many bytes were written so far."""
+        return self.size
+
+    def flush(self) -> None:
+        """Nothing to do: no byte is kept back here."""
+
+    def seal(self) -> str:
+        """fsync, close, read back and compare. Returns the SHA-256 of the bytes, in hex."""
+        if self._descriptor is None:
+            raise DurableWriteError(errno.EBADF, f"{self.path} is closed")
+        descriptor, self._descriptor = self._descriptor, None
+        try:
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            sha256 = self._digest.hexdigest()
+            verify_bytes(self.path, size=self.size, sha256=sha256)
+        except OSError as error:
+            raise self._failed(error) from error
+        return sha256
+
+    def discard(self) -> None:
+        """Close and remove the temporary file, if it is still there."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def _failed(self, error: OSError) -> DurableWriteError:
+        return DurableWriteError(
+            error.errno or errno.EIO, f"could not write {self.target}: {error.strerror or error}"
+        )
+
+
+def copy_temporary(source: Path, path: Path) -> tuple[Path, str]:
+    """Copy a file, byte for byte, to a temporary name beside ``path``, durable and read back.
+
+    A hard link would be no second copy: damage in place reaches both names. Returns the temporary name
+    and the SHA-256 of the copy. Raises DurableWriteError, with the temporary file removed.
+    """
+    copy = TemporaryFile(path)
+    try:
+        with source.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                copy.write(chunk)
+        return copy.path, copy.seal()
+    except BaseException:
+        copy.discard()
+        raise
+
+
+def set_aside(path: Path, directory: Path, *, keep: bool = False) -> Path:
+    """Move a damaged or unknown file into ``directory`` under a new unique name, durably; never delete it.
+
+    With ``keep`` its old name stays as well, for a ``publish_replacing`` that follows to take over, so that
+    readers always find a file there. The new name does not end in ``.parquet``. Returns the new name.
+    """
+    make_directory(directory)
+    aside = directory / f"{path.name}.{uuid.uuid4().hex[:12]}"
+    os.link(path, aside)
+    sync_directory(directory)
+    if not keep:
+        path.unlink()
+        sync_directory(path.parent)
+    return aside
 
 
 def verify_bytes(path: Path, *, size: int, sha256: str) -> None:
