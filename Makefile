@@ -1,0 +1,62 @@
+# make run       example properties, Dagster UI, a backfill of every partition   (ARGS='--exit --seed 7')
+# make test      lint, types and all tests                                       (make test-deps first)
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+ARGS ?=
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v "$$p" && break; done)
+BIN := .venv/bin
+# Both names of the same wish: newer pips take the second for the isolated build of this package.
+# Bytecode is compiled when it is first imported, which is a small part of what is installed.
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
+	$(BIN)/python -m pip -qq install --no-compile
+TESTS := $(wildcard tests/unit tests/faults tests/integration tests/browser)
+
+.PHONY: help run test test-deps example-model clean
+
+help:
+	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
+	@echo "make test           environment, lint, types and all tests"
+	@echo "make test-deps      what the tests need from apt (as root)"
+	@echo "make example-model  train the small example model anew"
+	@echo "make clean          remove the environment and caches; results in data/ stay"
+
+run: .venv/installed
+	@$(BIN)/vlm-assets demo $(ARGS)
+
+test: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest $(TESTS)
+
+# Chromium for the browser tests, strace for the fault tests, fonts for the screenshots.
+DEB_PACKAGES := chromium strace fonts-dejavu-core fonts-liberation
+test-deps:
+	@missing=$$(for p in $(DEB_PACKAGES); do \
+		dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+	if [ -z "$$missing" ]; then echo "test-deps: all there"; exit 0; fi; \
+	if [ "$$(id -u)" != 0 ]; then \
+		echo "test-deps: missing" $$missing "- as root: apt-get install" $$missing >&2; exit 1; fi; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing
+
+example-model: .venv/installed
+	$(BIN)/python -m vlm_assets.demo.training
+
+clean:
+	rm -rf .venv *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install python3.11, or make PYTHON=/path/to/it" >&2; exit 1; }
+	@echo "Installing into .venv (the first time this takes a minute or two) ..."
+	@$(PYTHON) -m venv .venv
+	@$(PIP) -c constraints.txt -e .
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	@echo "Installing the test tools into .venv ..."
+	@$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
