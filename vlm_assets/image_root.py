@@ -1,0 +1,129 @@
+"""The image root: the folder that a catalogue's images lie in, and may not leave.
+
+What lives here: turning a path as someone wrote it into an image URI (relative to the root, with forward
+slashes, nothing escaped), confinement, and an image's size on disk. What does not: decoding an image
+(`resources.vlm.images`). Look up: path traversal.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+class InvalidImagePathError(ValueError):
+    """A path that names no image: empty, with a NUL byte, not UTF-8, a folder, or not on a local disk."""
+
+
+class ImageOutsideRootError(InvalidImagePathError):
+    """A path that leaves the image root by ``..``, by being absolute, or through a symbolic link."""
+
+
+@dataclass(frozen=True)
+class ImageRoot:
+    """A folder of images. ``path`` is absolute and as given; ``real`` has its symbolic links resolved."""
+
+    path: str
+    real: str
+    _folders: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def at(cls, path: Path) -> ImageRoot:
+        """The root at ``path``, which need not exist (a home may be opened before its disk is mounted)."""
+        absolute = str(path.absolute())
+        return cls(path=absolute, real=os.path.realpath(absolute))
+
+    def uri(self, written: str) -> str:
+        """The image URI of a path as someone wrote it, relative to the root or absolute inside it.
+
+        Links are not looked at here, except where the text alone cannot say where the path leads (``..``).
+        Raises InvalidImagePathError, or ImageOutsideRootError where it leaves the root.
+        """
+        check_text(written)
+        if _SCHEME.match(written):
+            if written[:5].lower() == "s3://":
+                raise InvalidImagePathError("images on S3 are not supported yet")
+            raise InvalidImagePathError("an image is given as a path, not as a URL")
+        if written.startswith("/"):
+            for root in (self.path, self.real):
+                if written.startswith(_within(root)):
+                    written = written[len(_within(root)) :].lstrip("/")
+                    break
+            else:
+                written = self._resolved(written)
+        if ".." in written.split("/"):
+            written = self._resolved(f"{self.real}/{written}")
+        uri = posixpath.normpath(written)
+        if uri == ".":
+            raise InvalidImagePathError("the path names the image root itself, not an image")
+        return uri
+
+    def locate(self, uri: str) -> Path:
+        """Where an image lies, links resolved, there or not. Raises ImageOutsideRootError."""
+        check_text(uri)
+        return Path(_within(self.real) + self._resolved(f"{self.real}/{uri}"))
+
+    def size(self, uri: str) -> int | None:
+        """Bytes of an image, or None where none can be read there. One ``lstat`` in the plain case.
+
+        Raises ImageOutsideRootError where a link leads out, InvalidImagePathError where it is no file.
+        """
+        folder, _, name = uri.rpartition("/")
+        real_folder = self._folder(folder)
+        if real_folder is None:
+            raise ImageOutsideRootError(f"a link leads out of {self.path}")
+        try:
+            found = os.lstat(f"{real_folder}/{name}")
+            if stat.S_ISLNK(found.st_mode):
+                found = self.locate(uri).stat()
+        except OSError:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            raise InvalidImagePathError("it is a folder or a device, not a file")
+        return found.st_size
+
+    def _folder(self, folder: str) -> str | None:
+        """The real path of a folder under the root, None where it lies outside; remembered."""
+        if folder not in self._folders:
+            real = os.path.realpath(f"{self.real}/{folder}")
+            self._folders[folder] = real if f"{real}/".startswith(_within(self.real)) else None
+        return self._folders[folder]
+
+    def _resolved(self, absolute: str) -> str:
+        """A path's place under the root once its links are resolved. Raises ImageOutsideRootError."""
+        try:
+            real = os.path.realpath(absolute)
+        except OSError as error:
+            raise InvalidImagePathError(f"the path cannot be followed: {error.strerror}") from error
+        if not f"{real}/".startswith(_within(self.real)):
+            raise ImageOutsideRootError(f"it leads to {real}, outside {self.path}")
+        return real[len(_within(self.real)) :]
+
+
+def check_text(text: str) -> None:
+    """Refuse text that is no path: empty, with a NUL byte, or not UTF-8 (read with surrogateescape)."""
+    if not text:
+        raise InvalidImagePathError("the path is empty")
+    if "\0" in text:
+        raise InvalidImagePathError("the path holds a NUL byte")
+    if not is_utf8(text):
+        raise InvalidImagePathError("the path is not UTF-8")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether text can be written as UTF-8: bytes that could not be decoded leave lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _within(root: str) -> str:
+    return root.rstrip("/") + "/"
