@@ -1,0 +1,253 @@
+"""One image file to pixels, as a person would see it, and the records that carry a property's images.
+
+What lives here: reading a file without ever blocking, decoding (Pillow), orientation, colour, size, and the
+named reasons why an image cannot be shown. What does not: which images a property has (the catalogue), and
+the processes that decode ahead of the model (``decode_workers``). Neither NumPy nor torch is imported, so
+that a decode worker starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import math
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from PIL import Image
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+ImageErrorKind = Literal[
+    "missing",
+    "denied",
+    "not_a_file",
+    "empty",
+    "unreadable",
+    "too_large",
+    "io_error",
+    "out_of_memory",
+    "timed_out",
+    "kills_worker",
+]
+
+TRANSIENT_KINDS: Final[frozenset[ImageErrorKind]] = frozenset(
+    {"io_error", "out_of_memory", "timed_out", "kills_worker"}
+)
+"""Kinds that another try may cure; the others stay as they are until a person changes the file."""
+
+MAX_FILE_BYTES: Final = 512 << 20
+MAX_SOURCE_PIXELS: Final = 178_956_970
+"""Largest width times height that is decoded: the size at which Pillow itself refuses to open a file."""
+
+FORMATS: Final = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000", "MPO", "TGA", "ICO")
+"""What is read. Left out on purpose: formats that run a program (EPS starts Ghostscript) or are no pictures."""
+
+_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
+_DENIED = {errno.EACCES, errno.EPERM}
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class ImageError(Exception):
+    """An image that cannot be shown to the model: ``kind`` for counting, the message for a person."""
+
+    def __init__(self, kind: ImageErrorKind, message: str) -> None:
+        super().__init__(message)
+        self.kind: ImageErrorKind = kind
+
+
+@dataclass(frozen=True)
+class PropertyJob:
+    """The images of one property that are to be loaded."""
+
+    property_id: str
+    ordinal: int
+    image_paths: tuple[str, ...]
+    image_uris: tuple[str, ...] = ()
+    """What the catalogue calls the images, in the order of ``image_paths``; empty: the paths themselves."""
+
+    def uri(self, index: int) -> str:
+        """The name under which image ``index`` is reported."""
+        return self.image_uris[index] if self.image_uris else self.image_paths[index]
+
+
+@dataclass(frozen=True)
+class ImageFailure:
+    """One image of a property that could not be shown, and why, as a sentence."""
+
+    uri: str
+    kind: ImageErrorKind
+    error: str
+
+
+@dataclass
+class LoadedProperty:
+    """A property ready for the model."""
+
+    property_id: str
+    ordinal: int
+    images: list[npt.NDArray[np.uint8]]
+    """RGB, each of shape (height, width, 3), in the order of the catalogue."""
+    seen: int
+    """``len(images)``, kept when the pixels are dropped."""
+    failed: tuple[ImageFailure, ...]
+    seconds: float
+    """Seconds of reading and decoding, summed over the images, wherever they ran."""
+
+
+def load_image(path: Path, *, max_pixels: int) -> Image.Image:
+    """Read one image: RGB, upright, over white where it is transparent, at most ``max_pixels`` in area.
+
+    Never enlarges. Of an animated file the first frame is taken. A JPEG is decoded at a reduced scale where
+    that suffices, which saves most of the time that a photograph takes. What is cut short is refused, not
+    filled up with grey.
+
+    Raises:
+        ImageError: with the kind and a sentence that names the file; nothing else for any content.
+    """
+    data = _read_regular_file(path)
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return _pixels(image, path, max_pixels)
+    except ImageError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise ImageError("too_large", f"{path} has too many pixels to be decoded safely: {error}") from error
+    except MemoryError as error:
+        raise ImageError(
+            "out_of_memory", f"There was not enough memory to decode {path}; use fewer decode workers."
+        ) from error
+    except Image.UnidentifiedImageError as error:
+        raise ImageError(
+            "unreadable", f"{path} is not an image that can be read here ({_looks_like(data)})."
+        ) from error
+    except Exception as error:
+        # Pillow's decoders raise whatever a broken file makes them stumble over: OSError, SyntaxError,
+        # ValueError, struct.error, zlib.error, KeyError … To the person it is one thing.
+        reason = str(error) or type(error).__name__
+        raise ImageError(
+            "unreadable", f"{path} is damaged or cut short and cannot be decoded: {reason}."
+        ) from error
+
+
+def fitted_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
+    """The largest size of about the same shape with width times height at most ``max_pixels``."""
+    if width * height <= max_pixels:
+        return width, height
+    scale = math.sqrt(max_pixels / (width * height))
+    fitted_width = min(max(1, int(width * scale)), max_pixels)
+    return fitted_width, min(max(1, int(height * scale)), max_pixels // fitted_width)
+
+
+def _read_regular_file(path: Path) -> bytes:
+    try:
+        # Without O_NONBLOCK, opening a FIFO waits for a writer that never comes.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except ValueError as error:
+        raise ImageError("missing", f"{path!r} cannot be the name of a file: {error}.") from error
+    except OSError as error:
+        raise _open_error(path, error) from error
+    with open(descriptor, "rb", buffering=0) as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ImageError("not_a_file", f"{path} is {_kind_of_entry(status.st_mode)}, not an image file.")
+        if status.st_size > MAX_FILE_BYTES:
+            raise ImageError(
+                "too_large", f"{path} is {status.st_size:,} bytes; more than {MAX_FILE_BYTES:,} is not read."
+            )
+        try:
+            data = stream.read()
+        except OSError as error:
+            raise ImageError("io_error", f"{path} could not be read: {error.strerror}.") from error
+    if not data:
+        raise ImageError("empty", f"{path} has no bytes in it.")
+    return data
+
+
+def _open_error(path: Path, error: OSError) -> ImageError:
+    if error.errno in _MISSING:
+        return ImageError("missing", f"{path} is not there: {error.strerror}.")
+    if error.errno in _DENIED:
+        return ImageError("denied", f"{path} may not be read by this user: {error.strerror}.")
+    if error.errno == errno.ENXIO:
+        return ImageError("not_a_file", f"{path} is a socket or a device, not an image file.")
+    return ImageError("io_error", f"{path} could not be opened: {error.strerror}.")
+
+
+def _kind_of_entry(mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "a directory"
+    if stat.S_ISFIFO(mode):
+        return "a FIFO"
+    return "a device"
+
+
+def _looks_like(data: bytes) -> str:
+    if data[4:8] == b"ftyp":
+        return "it looks like HEIC or a video; convert it to JPEG"
+    if data.lstrip()[:1] in (b"<", b"{"):
+        return "it looks like text, perhaps a web page saved in place of the image; fetch it again"
+    return f"it begins with {data[:8].hex(' ')}"
+
+
+def _pixels(image: Image.Image, path: Path, max_pixels: int) -> Image.Image:
+    if image.width * image.height > MAX_SOURCE_PIXELS:
+        raise ImageError(
+            "too_large",
+            f"{path} is {image.width} x {image.height} pixels; more than {MAX_SOURCE_PIXELS:,} is not decoded.",
+        )
+    size = fitted_size(image.width, image.height, max_pixels)
+    image.draft("RGB", size)
+    image.load()
+    # After load(): Pillow's TIFF reader turns the image itself, and then says so.
+    upright = _UPRIGHT.get(_orientation(image))
+    # The size again: load() may have turned the image or, in an icon, chosen a frame.
+    rgb = _rgb(image)
+    size = fitted_size(*rgb.size, max_pixels)
+    if size != rgb.size:
+        rgb = rgb.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+    return rgb if upright is None else rgb.transpose(upright)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION_TAG, 1))
+    except Exception:
+        # Damaged EXIF is common and no reason to lose the picture: viewers ignore it too.
+        return 1
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """To RGB; transparency over white, and more than 8 bits a channel scaled down instead of clipped."""
+    if image.mode.startswith("I;16"):
+        image = image.point(lambda value: value * (1 / 256)).convert("L")
+    elif image.mode in ("I", "F"):
+        image = _stretched(image)
+    if image.has_transparency_data:
+        layered = image.convert("RGBA")
+        white = Image.new("RGBA", layered.size, "white")
+        return Image.alpha_composite(white, layered).convert("RGB")
+    return image.convert("RGB")
+
+
+def _stretched(image: Image.Image) -> Image.Image:
+    # 32-bit integers and floats name no range of their own: 0 to 255 where it fits, else darkest to lightest.
+    low, high = (float(value) for value in image.getextrema())  # type: ignore[arg-type]  # one channel: two numbers
+    if low >= 0 and 1 < high <= 255:
+        return image.convert("L")
+    scale = 255.0 / (high - low) if high > low else 0.0
+    return image.convert("F").point(lambda value: value * scale - low * scale).convert("L")
