@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ MAX_SOURCE_PIXELS: Final = 178_956_970
 """Largest width times height that is decoded: the size at which Pillow itself refuses to open a file."""
 
 FORMATS: Final = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000", "MPO", "TGA", "ICO")
-"""What is read. Left out on purpose: formats that run a program (EPS starts Ghostscript) or are no pictures."""
+"""What is read. Left out on purpose: what runs a program (EPS starts Ghostscript) and what is no picture."""
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
 _DENIED = {errno.EACCES, errno.EPERM}
@@ -131,7 +131,7 @@ def load_image(path: Path, *, max_pixels: int) -> Image.Image:
         raise ImageError(
             "out_of_memory", f"There was not enough memory to decode {path}; use fewer decode workers."
         ) from error
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise ImageError(
             "unreadable", f"{path} is not an image that can be read here ({_looks_like(data)})."
         ) from error
@@ -161,7 +161,7 @@ def _read_regular_file(path: Path) -> bytes:
         raise ImageError("missing", f"{path!r} cannot be the name of a file: {error}.") from error
     except OSError as error:
         raise _open_error(path, error) from error
-    with open(descriptor, "rb", buffering=0) as stream:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ImageError("not_a_file", f"{path} is {_kind_of_entry(status.st_mode)}, not an image file.")
@@ -169,10 +169,12 @@ def _read_regular_file(path: Path) -> bytes:
             raise ImageError(
                 "too_large", f"{path} is {status.st_size:,} bytes; more than {MAX_FILE_BYTES:,} is not read."
             )
-        try:
+        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as stream:
             data = stream.read()
-        except OSError as error:
-            raise ImageError("io_error", f"{path} could not be read: {error.strerror}.") from error
+    except OSError as error:
+        raise ImageError("io_error", f"{path} could not be read: {error.strerror}.") from error
+    finally:
+        os.close(descriptor)
     if not data:
         raise ImageError("empty", f"{path} has no bytes in it.")
     return data
@@ -208,7 +210,7 @@ def _pixels(image: Image.Image, path: Path, max_pixels: int) -> Image.Image:
     if image.width * image.height > MAX_SOURCE_PIXELS:
         raise ImageError(
             "too_large",
-            f"{path} is {image.width} x {image.height} pixels; more than {MAX_SOURCE_PIXELS:,} is not decoded.",
+            f"{path} is {image.width} x {image.height} pixels; over {MAX_SOURCE_PIXELS:,} is not decoded.",
         )
     size = fitted_size(image.width, image.height, max_pixels)
     image.draft("RGB", size)
