@@ -1,0 +1,97 @@
+"""The record of a partition: what its published file, its second copy and its previous versions must be.
+
+What lives here: the record's fields and its form on disk (JSON with a digest of its own). What does not:
+when it is written, and what is done where the files disagree with it (``resources.published``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from resources.published_errors import RecordDamagedError
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class PublishedRecord:
+    """One published version of a partition.
+
+    ``sequence`` counts publications of this partition from 1 and gives their order, whatever the clock
+    says. ``sha256`` is over the whole file, ``key_set_digest`` over its ids
+    (``resources.journal.key_set``). ``published_at`` is UTC, ISO 8601. ``metadata`` is what the asset
+    wanted remembered, as JSON values.
+    """
+
+    key: str
+    sequence: int
+    sha256: str
+    bytes: int
+    rows: int
+    key_set_digest: str
+    fingerprint: str
+    published_at: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PendingPublication:
+    """A publication under way: the version that is to be published and the versions to be kept before it."""
+
+    record: PublishedRecord
+    previous: tuple[PublishedRecord, ...]
+
+
+@dataclass(frozen=True)
+class PartitionManifest:
+    """All that ``.manifest/KEY.json`` says: the published version, those before it, and one under way."""
+
+    key: str
+    published: PublishedRecord | None = None
+    previous: tuple[PublishedRecord, ...] = ()
+    pending: PendingPublication | None = None
+
+    @property
+    def sequence(self) -> int:
+        """The sequence number of the published version, 0 where there is none."""
+        return self.published.sequence if self.published else 0
+
+    def to_bytes(self) -> bytes:
+        """The manifest as it stands on disk: readable JSON, with the SHA-256 of its content."""
+        content = {"format": _FORMAT, **asdict(self)}
+        return (json.dumps({**content, "digest": _digest(content)}, indent=2) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, key: str) -> PartitionManifest:
+        """Read a manifest. Raises RecordDamagedError where it is not, to the byte, what was written."""
+        try:
+            content = json.loads(data)
+            if content.pop("digest") != _digest(content):
+                raise ValueError("its digest does not fit its content")
+            if content["format"] != _FORMAT or content["key"] != key:
+                raise ValueError(f"it is of format {content['format']} and for partition {content['key']}")
+            pending = content["pending"]
+            manifest = cls(
+                key=key,
+                published=PublishedRecord(**content["published"]) if content["published"] else None,
+                previous=tuple(PublishedRecord(**one) for one in content["previous"]),
+                pending=PendingPublication(
+                    PublishedRecord(**pending["record"]),
+                    tuple(PublishedRecord(**one) for one in pending["previous"]),
+                )
+                if pending
+                else None,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise RecordDamagedError(f"the record of partition {key} cannot be read: {error}") from error
+        if manifest.to_bytes() != data:
+            raise RecordDamagedError(f"the record of partition {key} was changed after it was written")
+        return manifest
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
