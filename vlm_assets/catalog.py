@@ -16,7 +16,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,8 @@ class CatalogHeader:
     sequence: int
     image_root: str
     range_size: int
-    ranges: tuple[PropertyRange, ...]
-    digests: tuple[str, ...]
+    ranges: tuple[PropertyRange, ...] = field(repr=False)
+    digests: tuple[str, ...] = field(repr=False)
 
     def slices(self) -> Iterator[tuple[PropertyRange, str]]:
         """Each range with the digest of its rows, in order."""
@@ -145,6 +145,7 @@ class Catalog:
     """A catalogue as it stood when it was opened. Cheap to open and to hold: rows are read when asked for."""
 
     home: Path
+    path: Path
     header: CatalogHeader
 
     @classmethod
@@ -161,12 +162,23 @@ class Catalog:
             raise CatalogMissingError(
                 f"There is no catalogue in {home}. Make one: vlm-assets ingest SOURCE --home {home}"
             )
-        return cls(home=home.absolute(), header=_read_header(home))
+        try:
+            return cls(home=home.absolute(), path=path.absolute(), header=_header_at(path))
+        except _UNREADABLE as error:
+            raise _unreadable(home, str(error)) from error
 
-    @property
-    def path(self) -> Path:
-        """The catalogue's file."""
-        return catalog_path(self.home)
+    @classmethod
+    def open_backup(cls, home: Path, path: Path) -> Catalog:
+        """Open one of ``backup_paths(home)`` as a catalogue. Raises CatalogUnreadableError."""
+        try:
+            return cls(home=home.absolute(), path=path.absolute(), header=_header_at(path))
+        except _UNREADABLE as error:
+            raise CatalogUnreadableError(f"the backup {path} cannot be read: {error}") from error
+
+    def verify(self) -> None:
+        """Read all rows and compare them with their digests. Raises CatalogUnreadableError."""
+        for _ in self.slices():
+            pass
 
     @property
     def catalog_id(self) -> str:
@@ -243,16 +255,9 @@ class Catalog:
 
     def find(self, property_id: str) -> CatalogRow | None:
         """The row of one property, or None where there is none. Reads the column of ids."""
-        start = 0
-        with pq.ParquetFile(self.path) as file:
-            for batch in file.iter_batches(columns=["property_id"]):
-                position: int = pc.index(batch.column(0), property_id).as_py()
-                if position >= 0:
-                    break
-                start += batch.num_rows
-            else:
-                return None
-        ordinal = start + position
+        ordinal = self._ordinal_of(property_id)
+        if ordinal is None:
+            return None
         wanted = self.range_of(ordinal)
         row = self.slice(wanted).slice(ordinal - wanted.start, 1).to_pylist()[0]
         return CatalogRow(
@@ -262,6 +267,19 @@ class Catalog:
             image_uris=tuple(row["image_uris"]),
             image_bytes=tuple(row["image_bytes"]),
         )
+
+    def _ordinal_of(self, property_id: str) -> int | None:
+        start = 0
+        try:
+            with pq.ParquetFile(self.path, page_checksum_verification=True) as file:
+                for batch in file.iter_batches(columns=["property_id"]):
+                    position: int = pc.index(batch.column(0), property_id).as_py()
+                    if position >= 0:
+                        return start + position
+                    start += batch.num_rows
+        except _UNREADABLE as error:
+            raise _unreadable(self.home, f"its ids do not read: {error}") from error
+        return None
 
     def _position(self, wanted: PropertyRange) -> int:
         position = bisect_right(self.ranges, wanted) - 1
@@ -332,13 +350,6 @@ def _row_groups(footer: Any, wanted: PropertyRange) -> tuple[list[int], int]:
             groups.append(index)
         start = stop
     return groups, first
-
-
-def _read_header(home: Path) -> CatalogHeader:
-    try:
-        return _header_at(catalog_path(home))
-    except _UNREADABLE as error:
-        raise _unreadable(home, str(error)) from error
 
 
 def _header_at(path: Path) -> CatalogHeader:
