@@ -43,12 +43,19 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Create a directory and its missing parents, each made durable in the one above it."""
-    if directory.is_dir():
-        return
-    make_directory(directory.parent)
-    directory.mkdir(exist_ok=True)
-    sync_directory(directory.parent)
+    """Create a directory and its missing parents, each made durable in the one above it.
+
+    One that exists is made durable too: whoever created it may have died before doing so.
+    """
+    if not directory.is_dir():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+    try:
+        sync_directory(directory.parent)
+    except PermissionError:
+        # Not ours to open (a shared file system's root), so not ours to have created this one in.
+        if not os.access(directory, os.W_OK):
+            raise
 
 
 def temporary_beside(path: Path) -> Path:

@@ -1,0 +1,76 @@
+"""The high-water mark: how many rows were ever committed, kept apart from the data it speaks of.
+
+Two slots, written in turn: a damaged one leaves the other, one commit behind. It is never the truth about
+what is done (the segments are); it only makes progress that goes backwards impossible to miss.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from resources.journal import files
+from resources.journal.errors import FencedError, JournalMismatchError
+from resources.journal.sealed_json import BrokenSealError, seal, unseal
+
+
+@dataclass(frozen=True)
+class HighWaterMark:
+    """The last commit that was acknowledged. One file (two slots) for each key and generation."""
+
+    key: str
+    generation: str
+    rows: int
+    sequence: int
+    epoch: int
+    last_segment: str | None
+    retired: bool = False
+
+
+@dataclass(frozen=True)
+class MarkReading:
+    """What stands in the slots: the highest readable mark, and the slots that cannot be read."""
+
+    mark: HighWaterMark | None
+    damaged: tuple[Path, ...]
+
+
+def slots(path: Path) -> tuple[Path, Path]:
+    """The two files of a mark: ``path`` itself and one beside it."""
+    return path, path.with_name(f"{path.name}.other")
+
+
+def read_mark(path: Path, *, key: str, generation: str) -> MarkReading:
+    """Read both slots. Raises JournalMismatchError where a mark speaks of another key or generation."""
+    marks, damaged = [], []
+    for slot in slots(path):
+        try:
+            marks.append(HighWaterMark(**unseal(slot.read_bytes())))
+        except FileNotFoundError:
+            continue
+        except (BrokenSealError, OSError, TypeError):
+            damaged.append(slot)
+    for mark in marks:
+        if (mark.key, mark.generation) != (key, generation):
+            raise JournalMismatchError(
+                f"{path} is the high-water mark of {mark.key} (generation {mark.generation}), not of {key} "
+                f"(generation {generation}). Give each key and generation a file of its own."
+            )
+    return MarkReading(max(marks, key=lambda mark: mark.sequence, default=None), tuple(damaged))
+
+
+def write_mark(path: Path, mark: HighWaterMark) -> None:
+    """Write the mark into the slot of its sequence number, durably.
+
+    Raises FencedError where either slot is ahead: another writer has gone on. A damaged slot is
+    overwritten only by its turn; reading says which it is.
+    """
+    standing = read_mark(path, key=mark.key, generation=mark.generation).mark
+    if standing is not None and standing.sequence > mark.sequence:
+        raise FencedError(
+            f"{path} is at sequence {standing.sequence} where this writer is at {mark.sequence}: another "
+            "writer took over"
+        )
+    content = json.dumps(asdict(mark), separators=(",", ":")).encode()
+    files.write_replacing(slots(path)[mark.sequence % 2], seal(content))

@@ -1,0 +1,43 @@
+"""JSON that carries its own SHA-256: any changed, missing or added byte is noticed when it is read.
+
+The file is valid JSON, ``{"sha256":"<hex>","content":<the digested bytes>}`` and a newline. What the
+content means lives in manifests.py and high_water_mark.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+_HEAD = b'{"sha256":"'
+_MIDDLE = b'","content":'
+_TAIL = b"}\n"
+_START = len(_HEAD) + 64 + len(_MIDDLE)
+
+
+class BrokenSealError(ValueError):
+    """The bytes are not what was written."""
+
+
+def seal(content: bytes) -> bytes:
+    """Wrap JSON text (UTF-8 bytes) with its digest."""
+    return b"".join((_HEAD, hashlib.sha256(content).hexdigest().encode(), _MIDDLE, content, _TAIL))
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """The JSON object in sealed bytes. Raises BrokenSealError where a single bit differs."""
+    check_seal(data)
+    found = json.loads(data[_START : -len(_TAIL)])
+    if not isinstance(found, dict):
+        raise BrokenSealError("the content is not a JSON object")
+    return found
+
+
+def check_seal(data: bytes) -> None:
+    """Compare sealed bytes with their digest, without parsing them. Raises BrokenSealError."""
+    if not data:
+        raise BrokenSealError("the file is empty")
+    digest = hashlib.sha256(data[_START : -len(_TAIL)]).hexdigest().encode()
+    if data[:_START] != _HEAD + digest + _MIDDLE or data[-len(_TAIL) :] != _TAIL:
+        raise BrokenSealError("the digest does not fit the content")

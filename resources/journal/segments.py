@@ -1,0 +1,164 @@
+"""Segments: immutable parquet files of committed rows, named by their content.
+
+What lives here: encoding, reading back, verifying one segment. What does not: which segments count
+(manifests.py) and what happens to one that does not verify (recovery.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from resources.journal.errors import SegmentUnreadableError
+from resources.journal.identity import JournalIdentity
+from resources.journal.key_sets import key_set_digest
+
+SEGMENT_NAME = re.compile(r"segment-(?P<epoch>\d{6,})-(?P<number>\d{8,})-(?P<sha256>[0-9a-f]{32})\.parquet")
+_OWNER = b"vlm_assets.journal"
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """What a manifest says about a segment. Orders are the lowest and highest value of the order column."""
+
+    name: str
+    size: int
+    rows: int
+    sha256: str
+    key_set_digest: str
+    order_min: int
+    order_max: int
+
+    @cached_property
+    def json(self) -> str:
+        """The record as JSON, rendered once: a manifest may list thousands."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @property
+    def number(self) -> int:
+        """The place of the segment in the order of commits."""
+        return segment_number(self.name)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A verified segment: its record, the ids in it, and its order column (pyarrow int64 array)."""
+
+    record: SegmentRecord
+    ids: tuple[str, ...]
+    orders: Any
+
+
+def segment_name(*, epoch: int, number: int, sha256: str) -> str:
+    """The name says its content's digest, so a segment verifies even where no manifest can be read."""
+    return f"segment-{epoch:06d}-{number:08d}-{sha256[:32]}.parquet"
+
+
+def segment_number(name: str) -> int:
+    """The number in a segment's name; 0 where the name is none."""
+    match = SEGMENT_NAME.fullmatch(name)
+    return int(match["number"]) if match else 0
+
+
+def encode(table: Any, identity: JournalIdentity) -> bytes:
+    """Rows (pyarrow table) as parquet bytes: zstd, page checksums, the owner's identity in the footer."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table.replace_schema_metadata({_OWNER: identity.segment_metadata}),
+        sink,
+        compression="zstd",
+        write_page_checksum=True,
+    )
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def decode(data: bytes, where: Path, columns: list[str] | None = None) -> Any:
+    """Parquet bytes as a pyarrow table, page checksums verified. Raises SegmentUnreadableError."""
+    try:
+        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
+            return file.read(columns=columns, use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        raise SegmentUnreadableError(f"{where} cannot be decoded: {error}") from error
+
+
+def describe(name: str, data: bytes, sha256: str, table: Any, identity: JournalIdentity) -> Segment:
+    """The segment that these bytes and rows are."""
+    ids = tuple(table.column(identity.id_column).to_pylist())
+    orders = table.column(identity.order_column).combine_chunks()
+    span = pc.min_max(orders)
+    record = SegmentRecord(
+        name=name,
+        size=len(data),
+        rows=table.num_rows,
+        sha256=sha256,
+        key_set_digest=key_set_digest(ids),
+        order_min=span["min"].as_py(),
+        order_max=span["max"].as_py(),
+    )
+    return Segment(record=record, ids=ids, orders=orders)
+
+
+def verify_listed(path: Path, record: SegmentRecord, identity: JournalIdentity) -> Segment:
+    """Verify a segment that a manifest lists: its bytes are the ones that were read back at the commit.
+
+    Only the id and order columns are decoded: equal SHA-256 means equal to what was fully decoded then.
+    """
+    data = _read(path)
+    if len(data) != record.size or hashlib.sha256(data).hexdigest() != record.sha256:
+        raise SegmentUnreadableError(f"{path} is not what was committed: its SHA-256 or size differs")
+    columns = [identity.id_column, identity.order_column]
+    table = decode(data, path, columns)
+    ids = tuple(table.column(identity.id_column).to_pylist())
+    return Segment(record, ids, table.column(identity.order_column).combine_chunks())
+
+
+def verify_unlisted(path: Path, identity: JournalIdentity, *, name: str | None = None) -> Segment:
+    """Verify a segment that no manifest lists, or one just written: digest, full decode, owner, ids, schema.
+
+    ``name`` is the final name where ``path`` is still a temporary one. Raises SegmentUnreadableError.
+    """
+    data = _read(path)
+    sha256 = hashlib.sha256(data).hexdigest()
+    final = name or path.name
+    match = SEGMENT_NAME.fullmatch(final)
+    if match is None or match["sha256"] != sha256[:32]:
+        raise SegmentUnreadableError(f"{path}: its SHA-256 is not the one in its name")
+    table = decode(data, path)
+    if (table.schema.metadata or {}).get(_OWNER) != identity.segment_metadata:
+        raise SegmentUnreadableError(f"{path} belongs to another journal")
+    if not table.schema.remove_metadata().equals(identity.schema.remove_metadata()):
+        raise SegmentUnreadableError(f"{path} has another schema")
+    segment = describe(final, data, sha256, table, identity)
+    if not segment.ids or len(set(segment.ids)) != table.num_rows:
+        raise SegmentUnreadableError(f"{path} has no rows, or an id twice")
+    if not identity.expected_ids.issuperset(segment.ids):
+        raise SegmentUnreadableError(f"{path} has ids that this journal does not expect")
+    return segment
+
+
+def read_rows(path: Path, record: SegmentRecord) -> Any:
+    """All rows of a committed segment (pyarrow table), its digest and page checksums verified again."""
+    data = _read(path)
+    if hashlib.sha256(data).hexdigest() != record.sha256:
+        raise SegmentUnreadableError(
+            f"{path} has changed since this journal was opened. Open the journal again: recovery says what "
+            "can be restored"
+        )
+    return decode(data, path).replace_schema_metadata(None)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SegmentUnreadableError(f"{path} cannot be read: {error.strerror or error}") from error
