@@ -1,0 +1,79 @@
+"""Whether a GPU is sound enough to be trusted with work: a list of sentences why not, empty if it is.
+
+Reading the driver is nvml.py's; what happens to a refused device (it is passed over, and looked at again
+while the wait lasts) is leases.py's. Terms: ECC, clock event reasons, GPU recovery action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from resources.gpu.devices import Device
+from resources.gpu.nvml import GpuReading, Nvml
+
+_GIB = 1 << 30
+
+# Software reasons (power cap, thermal policy, application clocks) are a GPU in normal use.
+_HARDWARE_THROTTLES = {
+    0x40: "it is too hot and its hardware has slowed it down: look at its cooling",
+    0x80: "its power brake has slowed it down: look at the power supply",
+}
+_HARDWARE_SLOWDOWN = 0x08  # set together with each of the two above, and alone for other causes
+
+_RECOVERY_ACTIONS = {
+    1: "a reset (nvidia-smi --gpu-reset)",
+    2: "a reboot of this machine",
+    3: "its peer-to-peer traffic to be drained",
+    4: "to be drained and reset",
+    5: "its IMEX domain to be recovered",
+    6: "a reset of its bus",
+    7: "a reboot of the whole system",
+}
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """Judges devices by what NVML says at the moment. ``min_free_bytes``: refuse with less free memory."""
+
+    nvml: Nvml
+    min_free_bytes: int = 0
+
+    def __call__(self, device: Device) -> list[str]:
+        """Why ``device`` should not be used now, one sentence a reason; [] if nothing speaks against it."""
+        if device.kind == "cpu":
+            return []
+        for reading in self.nvml.readings():
+            if reading.uuid == device.id:
+                return self.judge(reading)
+        if device.given:
+            return []  # NVML never knew it: nothing is known against it
+        return [f"{device.id} is no longer listed by the driver: look at `nvidia-smi` and the kernel log."]
+
+    def judge(self, reading: GpuReading) -> list[str]:
+        """The verdict over one reading; what a GPU does not report is not held against it."""
+        who = reading.uuid
+        if reading.fault:
+            return [f"{who} ({reading.name}) cannot be used: {reading.fault}."]
+        reasons = []
+        if reading.uncorrected_ecc:
+            reasons.append(
+                f"{who} has had {reading.uncorrected_ecc} uncorrected memory errors (ECC) since its driver "
+                "was loaded: what it computes cannot be trusted until it is reset."
+            )
+        if reading.recovery_action:
+            action = _RECOVERY_ACTIONS.get(reading.recovery_action, f"action {reading.recovery_action}")
+            reasons.append(f"{who} needs {action}, says its driver.")
+        reasons += [f"{who} is throttled: {why}." for why in _throttles(reading.throttle_reasons or 0)]
+        if reading.free_bytes is not None and reading.free_bytes < self.min_free_bytes:
+            reasons.append(
+                f"{who} has {reading.free_bytes / _GIB:.1f} GiB of free memory and "
+                f"{self.min_free_bytes / _GIB:.1f} GiB are asked for: see who uses it with `nvidia-smi`."
+            )
+        return reasons
+
+
+def _throttles(mask: int) -> list[str]:
+    named = [why for bit, why in _HARDWARE_THROTTLES.items() if mask & bit]
+    if mask & _HARDWARE_SLOWDOWN and not named:
+        return ["its hardware has slowed it down: look at its cooling and its power supply"]
+    return named
