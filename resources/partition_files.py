@@ -123,9 +123,6 @@ class PartitionFiles:
         self, temporary: Path, record: PublishedRecord, manifest: PartitionManifest, notes: list[str]
     ) -> None:
         """Publish a durable temporary file as the version of ``record``, after that of ``manifest``."""
-        if manifest.published is None:
-            # A process killed between creating the directory and syncing its parent left its name undurable.
-            files.sync_directory(self.directory.parent)
         kept = self._verified_versions(manifest, notes)
         copy = self._copy(temporary, self.slot(0), record)
         pending = PendingPublication(record, tuple(kept[:2]))

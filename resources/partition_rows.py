@@ -25,7 +25,7 @@ class PartitionRows:
     """The rows of one file, to be read by column and in batches.
 
     ``record`` says what was published, and is None for a staged file. ``path`` serves DuckDB:
-    ``duckdb.from_parquet(str(rows.path))``.
+    ``duckdb.read_parquet(str(rows.path))``.
     """
 
     path: Path

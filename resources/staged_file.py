@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from resources.journal import files
-from resources.journal.key_set import key_set_digest
+from resources.journal.key_sets import key_set_digest
 from resources.partition_rows import BATCH_ROWS, PartitionRows
 from resources.published_errors import DigestMismatchError, WrongIdSetError, WrongSchemaError
 
