@@ -119,8 +119,9 @@ def load_image(path: Path, *, max_pixels: int) -> Image.Image:
     Raises:
         ImageError: with the kind and a sentence that names the file; nothing else for any content.
     """
-    data = _read_regular_file(path)
+    data = b""
     try:
+        data = _read_regular_file(path)
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return _pixels(image, path, max_pixels)
     except ImageError:

@@ -1,0 +1,249 @@
+"""A pool of decode workers: images in, pixels out, whatever happens to a worker.
+
+What lives here: who decodes what, replacing a worker that died or hangs, and finding the image that does
+it. What does not: one process and its pipes (``worker_process``), and putting the images of properties and
+batches together (``decode_workers``).
+
+One thread owns all processes and pipes. It starts them too, because Linux sends the parent-death signal when
+the *thread* that started a process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, Literal
+
+from resources.vlm.images import ImageError
+from resources.vlm.worker_process import DecodeTask, Pixels, WorkerProcess
+
+ATTEMPTS: Final = 3
+"""Workers that an image may take down before it is given up."""
+
+_QUEUED_PER_WORKER = (
+    2  # One being decoded and the next at hand, so that a worker never waits for this thread.
+)
+_FAILED_STARTS = 5
+_ENDING_SECONDS = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class DecodeWorkersError(RuntimeError):
+    """The decode workers cannot go on; the message says why and what to do."""
+
+
+class DecodePool:
+    """Keeps ``workers`` worker processes alive and busy with what is submitted, first in, first out."""
+
+    def __init__(self, *, workers: int, max_pixels: int, image_seconds: float) -> None:
+        self._wanted = workers
+        self._max_pixels = max_pixels
+        self._image_seconds = image_seconds
+        self.changed = threading.Condition()
+        """Notified at each outcome and when ``error`` is set; held while ``DecodeTask.done`` runs."""
+        self.error: Exception | None = None
+        self._pending: deque[DecodeTask] = deque()
+        self._workers: list[WorkerProcess] = []
+        self._ended: list[subprocess.Popen[bytes]] = []
+        self._failed_starts = 0
+        self._stopping = False
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
+        # A daemon: an interrupt that leaves close() early must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="decode-pool", daemon=True)
+        self._thread.start()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers that live now."""
+        with self.changed:
+            return tuple(worker.process.pid for worker in self._workers)
+
+    def submit(self, tasks: Iterable[DecodeTask]) -> None:
+        """Queue images; returns at once."""
+        with self.changed:
+            self._pending.extend(tasks)
+        self._wake()
+
+    def close(self) -> None:
+        """End all workers, at work or not, and return when they are gone."""
+        self._stopping = True
+        self._wake()
+        self._thread.join()
+
+    def _wake(self) -> None:
+        # A full pipe wakes the thread just as well, and a closed one says that it has ended.
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"\0")
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._start_missing()
+                self._dispatch()
+                for act in self._wait():
+                    act()
+                self._end_overdue()
+        except Exception as error:
+            with self.changed:
+                self.error = error
+                self.changed.notify_all()
+        finally:
+            self._end_all()
+
+    def _wait(self) -> list[Callable[[], None]]:
+        deadlines = [worker.since + self._image_seconds for worker in self._workers if worker.busy]
+        timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        events = self._selector.select(timeout)
+        if not events:
+            # After a SIGCONT the time is up though answers lie in the pipes: look once more before judging.
+            events = self._selector.select(0)
+        return [key.data for key, _ in events]
+
+    def _start_missing(self) -> None:
+        while len(self._workers) < self._wanted:
+            worker = WorkerProcess(self._max_pixels)
+            self._selector.register(worker.answers, selectors.EVENT_READ, partial(self._hear, worker))
+            self._selector.register(worker.complaints, selectors.EVENT_READ, partial(self._overhear, worker))
+            with self.changed:
+                self._workers.append(worker)
+
+    def _dispatch(self) -> None:
+        # The first round gives every idle worker an image before any of them gets one to keep at hand.
+        for depth in range(1, _QUEUED_PER_WORKER + 1):
+            for worker in self._workers:
+                while worker.ready and len(worker.queue) < depth and (task := self._next_task()):
+                    try:
+                        sent = worker.send(task)
+                    except ImageError as error:
+                        self._finish(task, error, 0.0)
+                        continue
+                    if not sent:
+                        self._put_back(task)
+                        break
+
+    def _next_task(self) -> DecodeTask | None:
+        with self.changed:
+            while self._pending:
+                task = self._pending.popleft()
+                if not task.abandoned.is_set():
+                    return task
+        return None
+
+    def _put_back(self, *tasks: DecodeTask) -> None:
+        with self.changed:
+            self._pending.extendleft(reversed(tasks))
+
+    def _finish(self, task: DecodeTask, outcome: Pixels | ImageError, seconds: float) -> None:
+        with self.changed:
+            if task.abandoned.is_set():
+                return
+            further = task.done(outcome, seconds)
+            if further is not None:
+                self._pending.appendleft(further)
+            self.changed.notify_all()
+
+    def _hear(self, worker: WorkerProcess) -> None:
+        if worker not in self._workers:
+            return
+        try:
+            for task, outcome, seconds in worker.receive():
+                self._finish(task, outcome, seconds)
+        except EOFError:
+            self._bury(worker, "kills_worker")
+        if worker.ready:
+            self._failed_starts = 0
+
+    def _overhear(self, worker: WorkerProcess) -> None:
+        if worker in self._workers and not worker.listen():
+            self._selector.unregister(worker.complaints)
+
+    def _end_overdue(self) -> None:
+        now = time.monotonic()
+        for worker in [one for one in self._workers if one.busy and now - one.since >= self._image_seconds]:
+            self._bury(worker, "timed_out")
+
+    def _bury(self, worker: WorkerProcess, kind: Literal["kills_worker", "timed_out"]) -> None:
+        """Take out a worker that died or hangs, and decide about what it was doing."""
+        with self.changed:
+            self._workers.remove(worker)
+        for stream in (worker.answers, worker.complaints):
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(stream)
+        if kind == "timed_out":
+            story = f"gave no answer for {self._image_seconds:g} s"
+            worker.process.kill()  # And not waited for: blocked storage can hold off even a SIGKILL.
+        else:
+            story = worker.cause_of_death()
+        worker.close()
+        self._ended = [process for process in [*self._ended, worker.process] if process.poll() is None]
+        if not worker.ready:
+            self._failed_to_start(story)
+        elif not worker.queue:
+            _log.warning(
+                "Decode worker %d %s while idle; another takes its place.", worker.process.pid, story
+            )
+        else:
+            culprit = worker.queue.popleft()
+            # What was only waiting its turn behind it is innocent.
+            self._put_back(*worker.queue)
+            self._blame(culprit, kind, worker.process.pid, story)
+
+    def _blame(
+        self, task: DecodeTask, kind: Literal["kills_worker", "timed_out"], pid: int, story: str
+    ) -> None:
+        task.attempts += 1
+        _log.warning(
+            "Decode worker %d %s at %s (attempt %d of %d); another takes its place.",
+            pid,
+            story,
+            task.path,
+            task.attempts,
+            ATTEMPTS,
+        )
+        if task.attempts < ATTEMPTS:
+            self._put_back(task)
+            return
+        sentence = f"{task.path} was given up after {ATTEMPTS} decode workers; the last one {story}."
+        self._finish(task, ImageError(kind, sentence), 0.0)
+
+    def _failed_to_start(self, story: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts >= _FAILED_STARTS:
+            raise DecodeWorkersError(
+                f"Decode workers do not start: {_FAILED_STARTS} in a row ended before they were ready. "
+                f"The last one {story}. Try `{sys.executable} -c 'import resources.vlm.decode_worker'`."
+            )
+
+    def _end_all(self) -> None:
+        with self.changed:
+            workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.process.kill()
+            worker.close()
+            self._ended.append(worker.process)
+        deadline = time.monotonic() + _ENDING_SECONDS
+        for process in self._ended:
+            # One that storage holds in the kernel ends when the storage answers; its death is certain.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)

@@ -1,0 +1,203 @@
+"""One decode worker as its parent sees it: the process, its three pipes and the images it has in hand.
+
+What lives here: starting the program of ``decode_worker``, sending it images, receiving pixels without ever
+waiting, and what is known of its death. What does not: which worker gets which image (``decode_pool``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from resources.vlm.decode_worker import FRAME, IMAGE, READY, encoded_task
+from resources.vlm.images import ImageError
+
+Pixels = npt.NDArray[np.uint8]
+"""RGB, of shape (height, width, 3)."""
+
+_SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
+_LAST_WORDS: Final = 2000
+_PIPE_BYTES: Final = 1 << 20
+_DYING_SECONDS: Final = 1.0
+
+
+@dataclass(eq=False)
+class DecodeTask:
+    """One image to decode."""
+
+    path: str
+    done: Callable[[Pixels | ImageError, float], DecodeTask | None]
+    """Called once, in the pool's thread, with the outcome and its seconds; may answer with another task."""
+    abandoned: threading.Event
+    """Set when nobody wants the outcome any more; ``done`` is not called after that."""
+    attempts: int = 0
+
+
+class WorkerProcess:
+    """A worker process. All its pipes are non-blocking on this side: a stopped worker holds up nobody."""
+
+    def __init__(self, max_pixels: int) -> None:
+        # Its own process group: a Ctrl-C in the terminal, or a SIGTERM to the run's group, is the parent's to
+        # handle. No descriptor but the pipes: it must not keep a lock of ours alive.
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "resources.vlm.decode_worker", str(os.getpid()), str(max_pixels)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            close_fds=True,
+            process_group=0,
+            env=os.environ | {"PYTHONPATH": _python_path()},
+        )
+        assert self.process.stdin and self.process.stdout and self.process.stderr
+        self._tasks = self.process.stdin.fileno()
+        self.answers = self.process.stdout.fileno()
+        self.complaints = self.process.stderr.fileno()
+        for descriptor in (self._tasks, self.answers, self.complaints):
+            os.set_blocking(descriptor, False)
+        _widen(self.answers)
+        self.queue: deque[DecodeTask] = deque()
+        """Images sent and not yet answered; the first is the one being decoded."""
+        self.ready = False
+        self.since = time.monotonic()
+        """When it was last heard of, or given something to do."""
+        self._last_words = b""
+        self._header = bytearray(FRAME.size)
+        self._body: Pixels | bytearray | None = None
+        self._space = memoryview(self._header)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is due: its first sign of life, or an image."""
+        return not self.ready or bool(self.queue)
+
+    def send(self, task: DecodeTask) -> bool:
+        """Hand over an image; False where the pipe takes none, because it is full or its reader is dead.
+
+        Raises:
+            ImageError: the path cannot be the name of a file.
+        """
+        message = encoded_task(task.path)
+        try:
+            os.write(self._tasks, message)
+        except (BlockingIOError, BrokenPipeError):
+            return False
+        if not self.queue:
+            self.since = time.monotonic()
+        self.queue.append(task)
+        return True
+
+    def receive(self) -> Iterator[tuple[DecodeTask, Pixels | ImageError, float]]:
+        """The answers that are complete by now.
+
+        Raises:
+            EOFError: it has died, and all that it had to say was said.
+        """
+        while True:
+            if self._space:
+                try:
+                    count = os.readv(self.answers, [self._space])
+                except BlockingIOError:
+                    return
+                if not count:
+                    raise EOFError
+                self.since = time.monotonic()
+                self._space = self._space[count:]
+            elif self._body is None:
+                self._begin_body()
+            else:
+                answer = self._answer(self._body)
+                self._expect_header()
+                if answer:
+                    yield answer
+
+    def listen(self) -> bool:
+        """Keep the end of what it writes to standard error; False when that has ended."""
+        try:
+            said = os.read(self.complaints, 1 << 16)
+        except BlockingIOError:
+            return True
+        self._last_words = (self._last_words + said)[-_LAST_WORDS:]
+        return bool(said)
+
+    def cause_of_death(self) -> str:
+        """How it ended, as the second half of a sentence. For a worker whose answers have ended."""
+        try:
+            code = self.process.wait(_DYING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return "closed its pipe and did not end"
+        while self._last_words_left():
+            pass
+        said = self._last_words.decode(errors="replace").strip()
+        last_line = f": {said.splitlines()[-1]}" if said else ""
+        if code >= 0:
+            return f"ended with exit code {code}{last_line}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        hint = " (where no person did that, the machine ran out of memory)" if code == -signal.SIGKILL else ""
+        return f"was killed by {name}{hint}{last_line}"
+
+    def close(self) -> None:
+        """Close the pipes; the process, if it lives, then ends when it next looks for work."""
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def _last_words_left(self) -> bool:
+        before = self._last_words
+        return self.listen() and self._last_words != before
+
+    def _expect_header(self) -> None:
+        self._space = memoryview(self._header)
+        self._body = None
+
+    def _begin_body(self) -> None:
+        kind, width, height, _, length = FRAME.unpack(self._header)
+        if kind == IMAGE:
+            # Straight into the array that the model will read: no second copy on this side.
+            self._body = np.empty((height, width, 3), np.uint8)
+            self._space = self._body.reshape(-1).data
+        else:
+            self._body = bytearray(length)
+            self._space = memoryview(self._body)
+
+    def _answer(self, body: Pixels | bytearray) -> tuple[DecodeTask, Pixels | ImageError, float] | None:
+        kind, _, _, seconds, _ = FRAME.unpack(self._header)
+        if kind == READY:
+            self.ready = True
+            return None
+        task = self.queue.popleft()
+        if isinstance(body, bytearray):
+            told = json.loads(body)
+            return task, ImageError(told["kind"], told["error"]), seconds
+        return task, body, seconds
+
+
+def _python_path() -> str:
+    # The worker must find these sources wherever the parent was started, without the parent's folder (-P).
+    return os.pathsep.join(filter(None, (str(_SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
+
+
+def _widen(pipe: int) -> None:
+    """Let an image pass in a few large pieces; where the system refuses, it passes in small ones."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
