@@ -106,9 +106,12 @@ def test_a_child_by_fork_does_not_think_it_holds_the_lease(leases: DeviceLeases)
     with leases.acquire(NEXT, wait_seconds=0, log=LOG) as lease:
         pid = os.fork()
         if pid == 0:
-            held = lease.held
-            lease.release()
-            os._exit(1 if held else 0)
+            failed = True
+            try:
+                failed = lease.held
+                lease.release()
+            finally:
+                os._exit(failed)  # never back into pytest
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         (held,) = leases.holders()
         assert held.record is not None

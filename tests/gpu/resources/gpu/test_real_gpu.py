@@ -50,7 +50,9 @@ def test_readings_agree_with_nvidia_smi() -> None:
 
 def test_a_data_centre_gpu_reports_what_a_verdict_needs() -> None:
     """ECC, recovery action and throttle reasons are read, not silently None, where the GPU has them."""
-    for reading in DriverNvml().readings():
+    readings = DriverNvml().readings()
+    assert readings
+    for reading in readings:
         assert reading.fault is None
         assert reading.throttle_reasons is not None
         if any(name in reading.name for name in ("A100", "H100", "H200", "B200")):
