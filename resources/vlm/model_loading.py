@@ -1,0 +1,201 @@
+"""Loading models: which model, exactly which files, and its parts through transformers' Auto classes.
+
+What lives here: the model's name and revision, the digest that stands in a row's provenance, and the errors
+of loading as sentences. What does not: generating (transformers_engine.py), embedding (embedder.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from resources.vlm.engine import ModelLoadError
+
+_DECIDING_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt", ".py"})
+"""Endings of the files of a model folder that decide what it answers: weights, settings, tokenizer, code."""
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model comes from: a local folder, or a hub id with a revision (commit, tag or branch)."""
+
+    name: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def folder(self) -> Path | None:
+        """The model's folder, where it is local."""
+        path = Path(self.name).expanduser()
+        return path if path.is_dir() else None
+
+
+def exact_revision(source: ModelSource) -> str:
+    """What exactly this source names now: ``sha256:…`` over a folder's files, or the hub's commit.
+
+    Needs no torch. A hub branch is asked for online and, where the hub cannot be reached, taken from the
+    local cache. Raises ModelLoadError where neither knows it.
+    """
+    if source.folder is not None:
+        return _folder_digest(source.folder)
+    return _hub_commit(source.name, source.revision)
+
+
+def _folder_digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    files = sorted(path for path in folder.iterdir() if path.suffix in _DECIDING_SUFFIXES and path.is_file())
+    for path in files:
+        status = path.stat()
+        digest.update(f"{path.name}\0{_file_digest(path, status.st_size, status.st_mtime_ns)}\n".encode())
+    return f"sha256:{digest.hexdigest()}"
+
+
+@cache
+def _file_digest(path: Path, size: int, modified_ns: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@cache
+def _hub_commit(name: str, revision: str | None) -> str:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    try:
+        commit = huggingface_hub.HfApi().model_info(name, revision=revision, timeout=20).sha
+        if commit:
+            return str(commit)
+        reason: Exception | str = "the hub names no commit"
+    except (RepositoryNotFoundError, ValueError) as error:
+        raise ModelLoadError(
+            f"model {name}: neither a folder here nor a model on the hub; give a folder's path or "
+            f"owner/name ({error})"
+        ) from error
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        reason = error
+    cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
+    if isinstance(cached, str):
+        return Path(cached).parent.name
+    raise ModelLoadError(
+        f"model {name}: the hub cannot be reached and no copy of revision {revision or 'main'} is cached "
+        f"here; download it once with `hf download {name}`, or give a local folder ({reason})"
+    )
+
+
+def load_processor(source: ModelSource) -> Any:
+    """The processor (tokenizer, image processor, chat template) of a vision-language model.
+
+    Images are resized by the PIL processor where the model has one, whether torchvision is installed or not:
+    the two round differently, and the same folder should answer alike on every machine.
+    """
+    with _loading(source, "processor") as arguments:
+        from transformers import AutoImageProcessor, AutoProcessor
+        from transformers.utils import is_torchvision_available
+
+        processor = AutoProcessor.from_pretrained(source.name, **arguments)
+        if is_torchvision_available() and hasattr(processor, "image_processor"):
+            processor.image_processor = AutoImageProcessor.from_pretrained(
+                source.name, backend="pil", **arguments
+            )
+    for part in ("tokenizer", "image_processor"):
+        if not hasattr(processor, part):
+            raise ModelLoadError(
+                f"model {source.name}: its processor has no {part}, so it cannot look at images"
+            )
+    if not getattr(processor, "chat_template", None):
+        raise ModelLoadError(
+            f"model {source.name}: it has no chat template, so nobody knows how to ask it; "
+            "use the instruction-tuned variant, or add a chat_template.jinja to its folder"
+        )
+    return processor
+
+
+def load_tokenizer(source: ModelSource) -> Any:
+    """The tokenizer of any model."""
+    with _loading(source, "tokenizer") as arguments:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(source.name, **arguments)
+
+
+def load_config(source: ModelSource) -> Any:
+    """The configuration of any model."""
+    with _loading(source, "configuration") as arguments:
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(source.name, **arguments)
+
+
+def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
+    """The weights, in evaluation mode on ``device``: float32 on a CPU, bfloat16 on a GPU.
+
+    Only safetensors. Raises ModelLoadError, also where the files lack weights that the architecture has:
+    transformers would fill them with noise.
+    """
+    import torch
+
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    with _loading(source, "weights") as arguments:
+        model, report = auto_class.from_pretrained(
+            source.name, use_safetensors=True, dtype=dtype, output_loading_info=True, **arguments
+        )
+        lacking = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
+        if lacking:
+            raise ModelLoadError(
+                f"model {source.name}: its files lack {len(lacking)} of the weights of "
+                f"{type(model).__name__}, first {', '.join(lacking[:3])}; they are incomplete or another's"
+            )
+        return model.eval().to(device)
+
+
+@contextmanager
+def _loading(source: ModelSource, part: str) -> Iterator[dict[str, Any]]:
+    """The arguments for ``from_pretrained``; what it raises becomes a ModelLoadError."""
+    import transformers
+
+    arguments: dict[str, Any] = {"trust_remote_code": source.trust_remote_code}
+    if source.folder is not None:
+        arguments["local_files_only"] = True
+    else:
+        arguments["revision"] = exact_revision(source)
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    bars = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield arguments
+    except (ModelLoadError, MemoryError):
+        raise
+    except Exception as error:  # transformers raises nearly anything here; the sentence is what helps
+        raise ModelLoadError(_sentence(source, part, error)) from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+        if bars:
+            transformers.logging.enable_progress_bar()
+
+
+def _sentence(source: ModelSource, part: str, error: Exception) -> str:
+    from transformers.utils import is_torchvision_available
+
+    said = " ".join(str(error).split())
+    start = f"model {source.name}: its {part} cannot be loaded"
+    if "torchvision" in said.lower() and not is_torchvision_available():
+        return f"{start} without torchvision; install it with `pip install 'vlm-assets[torchvision]'`"
+    if "trust_remote_code" in said:
+        return (
+            f"{start} without running Python code that comes with the model; read that code, and if you want "
+            "it, set VLM_ASSETS_TRUST_REMOTE_CODE=true"
+        )
+    if isinstance(error, OSError) and "safetensors" in said:
+        return f"{start}: it has no .safetensors file, and other formats can run code ({said[:300]})"
+    return f"{start}: {type(error).__name__}: {said[:500]}"
