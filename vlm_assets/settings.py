@@ -11,7 +11,7 @@ import difflib
 import os
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -49,11 +49,8 @@ class Settings(BaseSettings):
         str(EXAMPLE_MODEL), description="Vision-language model: a local folder or a hub id. Safetensors only."
     )
     model_revision: str | None = Field(None, description="Hub revision (commit, tag or branch) of the model.")
-    allow_remote_code: bool = Field(
+    trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the model. Only for models whose code you read."
-    )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Number format of the weights. auto: bfloat16 on a GPU, float32 on a CPU."
     )
     description_schema: str = Field(
         "vlm_assets.property_description:PropertyDescription",
@@ -82,7 +79,6 @@ class Settings(BaseSettings):
         None, description="Text-embedding model: a local folder or a hub id. Default: the model's own layers."
     )
     embedding_revision: str | None = Field(None, description="Hub revision of the embedding model.")
-    embedding_batch_size: PositiveInt = Field(64, description="Descriptions embedded together.")
 
     devices: str = Field(
         "auto",
@@ -105,7 +101,7 @@ class Settings(BaseSettings):
     @field_validator("home", "source", "image_root")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
-        return None if path is None else Path(os.path.abspath(path.expanduser()))
+        return None if path is None else path.expanduser().absolute()
 
     @field_validator("model", "embedding_model")
     @classmethod
@@ -116,9 +112,11 @@ class Settings(BaseSettings):
             return None
         folder = Path(model).expanduser()
         if folder.is_dir():
-            return os.path.abspath(folder)
+            return str(folder.absolute())
         if folder.is_absolute() or model.startswith((".", "~")):
-            raise ValueError(f"there is no folder {model}; give a model's folder, or its hub id as owner/name")
+            raise ValueError(
+                f"there is no folder {model}; give a model's folder, or its hub id as owner/name"
+            )
         return model
 
     @property

@@ -1,0 +1,48 @@
+"""Asset checks as Dagster knows them: the one place that touches its preview API for partitioned checks.
+
+What lives here: specs with partitions, and turning an outcome into a result. What does not: what is
+checked (``checks.py``) or in which order results are yielded (``materialization.py``).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import dagster as dg
+
+from vlm_assets.checks import CheckOutcome, Severity
+
+
+def check_specs(
+    asset: str, descriptions: Mapping[str, str], partitions: dg.PartitionsDefinition[str]
+) -> list[dg.AssetCheckSpec]:
+    """Blocking, inline checks of an asset, each with the asset's partitions and a sentence for people."""
+    with warnings.catch_warnings():
+        # Partitioned checks are a preview in Dagster 1.13; a change of that API touches this file only.
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        return [
+            dg.AssetCheckSpec(
+                name, asset=asset, description=description, blocking=True, partitions_def=partitions
+            )
+            for name, description in descriptions.items()
+        ]
+
+
+def check_result(asset: str, outcome: CheckOutcome) -> dg.AssetCheckResult:
+    """An outcome with expected, found and the first offending ids where the page shows them."""
+    metadata: dict[str, str | dg.MetadataValue] = {"expected": outcome.expected, "found": outcome.found}
+    if outcome.first_ids:
+        metadata["first ids"] = dg.MetadataValue.json(list(outcome.first_ids))
+    if outcome.next_step and not outcome.passed:
+        metadata["what to do"] = outcome.next_step
+    return dg.AssetCheckResult(
+        passed=outcome.passed,
+        asset_key=asset,
+        check_name=outcome.name,
+        severity=(
+            dg.AssetCheckSeverity.WARN if outcome.severity is Severity.WARN else dg.AssetCheckSeverity.ERROR
+        ),
+        description=outcome.sentence(),
+        metadata=metadata,
+    )

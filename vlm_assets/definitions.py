@@ -1,0 +1,88 @@
+"""Where everything meets: settings, catalogue, assets, checks and resources become one set of definitions.
+
+What lives here: ``build_defs`` and the ``defs`` that Dagster loads. What does not: any of the parts. Loaded
+by every process of a run, so nothing here imports torch or transformers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+import dagster as dg
+
+from resources.gpu.resource import GpuResource
+from resources.parquet_io import ParquetIOManager
+from resources.vlm.resource import TextEmbeddingModel, VisionLanguageModel
+from vlm_assets import catalog_asset, descriptions
+from vlm_assets.catalog import Catalog, CatalogMissingError
+from vlm_assets.catalog_asset import build_property_catalog
+from vlm_assets.descriptions import build_property_descriptions
+from vlm_assets.embeddings import build_property_embeddings
+from vlm_assets.property_ranges import PropertyRange, partitions_definition
+from vlm_assets.settings import Settings, current_settings
+
+_log = logging.getLogger(__name__)
+
+
+def build_defs(
+    settings: Settings, *, resource_overrides: Mapping[str, object] | None = None
+) -> dg.Definitions:
+    """All definitions for these settings. Raises CatalogUnreadableError; a missing catalogue has no ranges.
+
+    resource_overrides: resources by key, in place of the ones made from the settings.
+    """
+    partitions = partitions_definition(_ranges(settings))
+    return dg.Definitions(
+        assets=[
+            build_property_catalog(settings),
+            build_property_descriptions(settings, partitions, upstream=catalog_asset.ASSET),
+            build_property_embeddings(settings, partitions, descriptions=descriptions.ASSET),
+        ],
+        resources={**_resources(settings), **(resource_overrides or {})},
+    )
+
+
+def _ranges(settings: Settings) -> tuple[PropertyRange, ...]:
+    try:
+        return Catalog.open(settings.home).ranges
+    except CatalogMissingError as error:
+        # The catalogue's own asset must be there to be materialized, so this is no error yet.
+        _log.warning("%s", error)
+        return ()
+
+
+def _resources(settings: Settings) -> dict[str, object]:
+    return {
+        "parquet_io": ParquetIOManager(home=str(settings.home)),
+        "gpu": GpuResource(
+            leases_directory=str(settings.state_directory / "leases"),
+            devices=settings.devices,
+            wait_seconds=settings.device_wait_seconds,
+        ),
+        "vision_language_model": VisionLanguageModel(
+            model=settings.model,
+            revision=settings.model_revision,
+            trust_remote_code=settings.trust_remote_code,
+        ),
+        "text_embedding_model": TextEmbeddingModel(
+            model=settings.embedding_model or settings.model,
+            revision=settings.embedding_revision if settings.embedding_model else settings.model_revision,
+            trust_remote_code=settings.trust_remote_code,
+        ),
+    }
+
+
+def _say_where_dagster_keeps_its_state(settings: Settings) -> None:
+    if "DAGSTER_HOME" not in os.environ:
+        _log.warning(
+            "DAGSTER_HOME is not set, so Dagster forgets this run when it ends. The results are kept in %s."
+            " To keep the history too: export DAGSTER_HOME=%s",
+            settings.home,
+            settings.dagster_home,
+        )
+
+
+_say_where_dagster_keeps_its_state(current_settings())
+defs = build_defs(current_settings())

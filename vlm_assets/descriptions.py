@@ -1,0 +1,336 @@
+"""property_descriptions: one partition a property range, one row a property, described from its images.
+
+What lives here: the columns, what decides their meaning, and the work that fills them. What does not: the
+order of a materialization (``materialization.py``), the model (``resources/vlm``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from resources.gpu.devices import Device
+from resources.gpu.resource import GpuResource
+from resources.journal.journal import Journal
+from resources.parquet_io import AlreadyPublished
+from resources.staged_file import StagedFile
+from resources.vlm.batch_plan import Batch, PlannedProperty, plan_batches, remaining
+from resources.vlm.decode_workers import DecodeWorkers
+from resources.vlm.engine import Engine
+from resources.vlm.images import ImageFailure, LoadedProperty, PropertyJob
+from resources.vlm.ladder import Described, LadderSettings, describe_batch
+from resources.vlm.prompt import Prompt, build_prompt
+from resources.vlm.resource import VisionLanguageModel
+from resources.vlm.schema import DescriptionSchema, load_schema
+from vlm_assets.catalog import Catalog
+from vlm_assets.check_events import check_specs
+from vlm_assets.checks import DESCRIPTION_CHECKS, CheckOutcome, FailedShareLimits, check_descriptions
+from vlm_assets.contact_sheet import SheetRow, contact_sheet
+from vlm_assets.fingerprint import Fingerprint, digest_of
+from vlm_assets.image_root import InvalidImagePathError
+from vlm_assets.materialization import (
+    OK,
+    Metadata,
+    Partition,
+    RunOptions,
+    Steps,
+    materialize,
+    one_partition,
+)
+from vlm_assets.progress import Progress
+from vlm_assets.property_ranges import PropertyRange
+from vlm_assets.settings import Settings
+
+ASSET = "property_descriptions"
+
+SHEET_PROPERTIES = 4
+"""Described properties on a partition's contact sheet; a failed one is added where there is one."""
+
+_IMAGE_FAILURE = pa.struct([("uri", pa.string()), ("kind", pa.string()), ("error", pa.string())])
+
+
+def description_rows(description: pa.StructType) -> pa.Schema:
+    """The columns of a partition; ``description`` is the user's schema as a struct."""
+    return pa.schema(
+        [
+            ("property_id", pa.string()),
+            ("ordinal", pa.int64()),
+            ("status", pa.string()),
+            ("error_kind", pa.string()),
+            ("error", pa.string()),
+            ("description", description),
+            ("raw_text", pa.string()),
+            ("attempts", pa.int32()),
+            ("images_seen", pa.int32()),
+            ("images_failed", pa.list_(_IMAGE_FAILURE)),
+            ("prompt_tokens", pa.int32()),
+            ("output_tokens", pa.int32()),
+            ("finish_reason", pa.string()),
+            ("seconds", pa.float64()),
+            ("model", pa.string()),
+            ("model_revision", pa.string()),
+            ("fingerprint", pa.string()),
+            ("device", pa.string()),
+            ("described_at", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class DescriptionWork:
+    """What turns the properties of one range into rows. Plain Python: what Dagster lends is handed in."""
+
+    settings: Settings
+    catalog: Catalog
+    range: PropertyRange
+    properties: pa.Table
+    """The range's rows of the catalogue."""
+    schema: DescriptionSchema
+    prompt: Prompt
+    model: VisionLanguageModel
+    fingerprint: Fingerprint
+
+    @classmethod
+    def of(
+        cls, settings: Settings, catalog: Catalog, wanted: PropertyRange, model: VisionLanguageModel
+    ) -> DescriptionWork:
+        """The work of one range. Raises CatalogError, SchemaError, ModelLoadError."""
+        schema = load_schema(settings.description_schema)
+        prompt = build_prompt(schema, settings.prompt)
+        fingerprint = Fingerprint(
+            {
+                "catalogue_slice": catalog.slice_digest(wanted),
+                "model": settings.model,
+                "model_revision": model.exact_revision(),
+                "prompt": prompt.digest,
+                "schema": schema.digest,
+                "decoding": digest_of(
+                    {
+                        "max_images": settings.max_images,
+                        "max_new_tokens": settings.max_new_tokens,
+                        "max_pixels": settings.max_pixels,
+                    }
+                ),
+            }
+        )
+        properties = catalog.slice(wanted)
+        return cls(settings, catalog, wanted, properties, schema, prompt, model, fingerprint)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the range, in the order of the catalogue."""
+        return tuple(self.properties["property_id"].to_pylist())
+
+    def rows_schema(self) -> pa.Schema:
+        """The columns of this range's rows."""
+        return description_rows(self.schema.arrow_type)
+
+    def plan(self, done_ids: frozenset[str]) -> list[Batch]:
+        """The batches that are left to do, in the order of the plan."""
+        planned = [
+            PlannedProperty(property_id, ordinal, min(len(uris), self.settings.max_images))
+            for property_id, ordinal, uris in zip(
+                self.properties["property_id"].to_pylist(),
+                self.properties["ordinal"].to_pylist(),
+                self.properties["image_uris"].to_pylist(),
+                strict=True,
+            )
+        ]
+        plan = plan_batches(planned, seed=self.settings.seed, batch_size=self.settings.batch_size)
+        return remaining(plan, done_ids)
+
+    def uris(self, planned: PlannedProperty) -> list[str]:
+        """The images of a property that the model is shown: the first ones, in the catalogue's order."""
+        every: list[str] = self.properties["image_uris"][planned.ordinal - self.range.start].as_py()
+        return every[: self.settings.max_images]
+
+    def describe(self, journal: Journal, progress: Progress, device: Device) -> Metadata:
+        """Describe every property that the journal lacks, and hand it rows a planned batch at a time."""
+        batches = self.plan(journal.done_ids)
+        clock = time.monotonic
+        started = clock()
+        engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
+        load_seconds = clock() - started
+        model_seconds = 0.0
+        images = 0
+        try:
+            with self.decode_workers() as workers:
+                for loaded in self.load(workers, batches):
+                    before = clock()
+                    described = self.answer(engine, loaded)
+                    model_seconds += clock() - before
+                    images += sum(one.images_seen for one in described)
+                    journal.submit(self.rows(described, engine, device))
+                    progress.advance(len(described))
+                decode_wait = workers.wait_seconds
+        finally:
+            engine.close()
+        journal.flush()
+        seconds = progress.seconds
+        return {
+            "device": dg.MetadataValue.text(f"{device.id} ({device.name})"),
+            "properties/s": dg.MetadataValue.float(round(progress.computed / seconds, 3)),
+            "images/s": dg.MetadataValue.float(round(images / seconds, 3)),
+            "seconds in model": dg.MetadataValue.float(round(model_seconds, 3)),
+            "seconds waiting for decode": dg.MetadataValue.float(round(decode_wait, 3)),
+            "seconds waiting for commit": dg.MetadataValue.float(round(journal.commit_wait_seconds, 3)),
+            "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
+        }
+
+    def decode_workers(self) -> DecodeWorkers:
+        """The processes that read and decode images ahead of the model."""
+        settings = self.settings
+        return DecodeWorkers(
+            workers=settings.decode_workers,
+            prefetch_batches=settings.prefetch_batches,
+            max_pixels=settings.max_pixels,
+            max_images=settings.max_images,
+            image_seconds=settings.decode_seconds,
+        )
+
+    def load(self, workers: DecodeWorkers, batches: Sequence[Batch]) -> Iterator[list[LoadedProperty]]:
+        """The batches with their images, in order. An image that leads out of the root is never opened."""
+        refused: dict[str, list[ImageFailure]] = {}
+        for loaded in workers.feed([self._job(planned, refused) for planned in batch] for batch in batches):
+            yield [replace(one, failed=(*one.failed, *refused.pop(one.property_id, ()))) for one in loaded]
+
+    def _job(self, planned: PlannedProperty, refused: dict[str, list[ImageFailure]]) -> PropertyJob:
+        paths, uris = [], []
+        for uri in self.uris(planned):
+            try:
+                paths.append(str(self.catalog.image_path(uri)))
+                uris.append(uri)
+            except InvalidImagePathError as error:
+                # It was inside the root when it was catalogued: a link was changed since.
+                failure = ImageFailure(uri, "denied", f"{uri} is not opened: {error}.")
+                refused.setdefault(planned.property_id, []).append(failure)
+        return PropertyJob(planned.property_id, planned.ordinal, tuple(paths), tuple(uris))
+
+    def answer(self, engine: Engine, loaded: Sequence[LoadedProperty]) -> list[Described]:
+        """One terminal result a property. Raises EngineLostError where the engine must be given up."""
+        settings = LadderSettings(max_new_tokens=self.settings.max_new_tokens)
+        return describe_batch(engine, self.schema, loaded, settings)
+
+    def rows(self, described: Sequence[Described], engine: Engine, device: Device) -> pa.Table:
+        """Results as rows, with where each came from."""
+        provenance = {
+            "model": engine.model,
+            "model_revision": engine.revision,
+            "fingerprint": self.fingerprint.digest,
+            "device": device.id,
+            "described_at": datetime.now(UTC),
+        }
+        rows = [
+            {
+                "property_id": one.property_id,
+                "ordinal": one.ordinal,
+                "status": one.status,
+                "error_kind": one.error_kind,
+                "error": one.error,
+                "description": one.description,
+                "raw_text": one.raw_text,
+                "attempts": one.attempts,
+                "images_seen": one.images_seen,
+                "images_failed": [vars(failure) for failure in one.images_failed],
+                "prompt_tokens": one.prompt_tokens,
+                "output_tokens": one.output_tokens,
+                "finish_reason": one.finish_reason,
+                "seconds": one.seconds,
+                **provenance,
+            }
+            for one in described
+        ]
+        return pa.Table.from_pylist(rows, schema=self.rows_schema())
+
+    def check(self, file: Path) -> list[CheckOutcome]:
+        """The checks of this range on a file."""
+        settings = self.settings
+        limits = FailedShareLimits(
+            settings.failed_share_warn, settings.failed_share_error, settings.failed_rows_at_least
+        )
+        return check_descriptions(file, self.ids, self.rows_schema(), limits)
+
+    def for_people(self, file: Path) -> Metadata:
+        """Counts and a contact sheet of a finished file."""
+        rows = pq.read_table(file, columns=["property_id", "ordinal", "status", "error", "description"])
+        statuses: list[str] = rows["status"].to_pylist()
+        failed = len(statuses) - statuses.count(OK)
+        return {
+            "expected": dg.MetadataValue.int(len(self.ids)),
+            "ok": dg.MetadataValue.int(statuses.count(OK)),
+            "failed": dg.MetadataValue.int(failed),
+            "contact sheet": dg.MetadataValue.md(contact_sheet(self._sheet_rows(rows, statuses))),
+            "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
+        }
+
+    def _sheet_rows(self, rows: pa.Table, statuses: Sequence[str]) -> list[SheetRow]:
+        """The first properties, and the first that failed: what a person wants to look at."""
+        chosen = [index for index, status in enumerate(statuses) if status == OK][:SHEET_PROPERTIES]
+        chosen += [index for index, status in enumerate(statuses) if status != OK][:1]
+        sheet = []
+        for row in rows.take(pa.array(chosen, pa.int64())).to_pylist():
+            planned = PlannedProperty(row["property_id"], row["ordinal"], 0)
+            job = self._job(planned, {})
+            sheet.append(
+                SheetRow(
+                    row["property_id"], tuple(map(Path, job.image_paths)), row["description"], row["error"]
+                )
+            )
+        return sheet
+
+
+def build_property_descriptions(
+    settings: Settings, partitions: dg.PartitionsDefinition[str], *, upstream: str
+) -> dg.AssetsDefinition:
+    """The asset. ``upstream``: the catalogue's asset, which says what there is to describe."""
+
+    @dg.asset(
+        name=ASSET,
+        partitions_def=partitions,
+        deps=[upstream],
+        pool="gpu",
+        group_name="properties",
+        kinds={"parquet", "transformers"},
+        io_manager_key="parquet_io",
+        check_specs=check_specs(ASSET, DESCRIPTION_CHECKS, partitions),
+        description=(
+            "One structured description a property, by a vision-language model that looks at all of its"
+            " images together. One partition is one range of the catalogue and one parquet file. Materialize"
+            " resumes what was interrupted; a complete partition is verified and left alone."
+        ),
+    )
+    def property_descriptions(
+        context: dg.AssetExecutionContext,
+        config: RunOptions,
+        gpu: GpuResource,
+        vision_language_model: VisionLanguageModel,
+    ) -> Iterator[dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult]:
+        key = one_partition(context)
+        catalog = Catalog.open(settings.home)
+        work = DescriptionWork.of(settings, catalog, PropertyRange.from_key(key), vision_language_model)
+
+        def describe(journal: Journal, progress: Progress) -> Metadata:
+            lease = gpu.lease(run_id=context.run_id, partition=key, step=ASSET, log=context.log)
+            return work.describe(journal, progress, lease.device)
+
+        partition = Partition(
+            asset=ASSET,
+            key=key,
+            expected_ids=work.ids,
+            fingerprint=work.fingerprint,
+            directory=settings.descriptions_directory,
+            state_directory=settings.state_directory,
+            commit_seconds=settings.commit_seconds,
+            commit_rows=settings.commit_rows,
+        )
+        steps = Steps(work.rows_schema, describe, work.check, work.for_people)
+        yield from materialize(context, partition, config, steps)
+
+    return property_descriptions

@@ -1,0 +1,217 @@
+"""property_embeddings: one vector a property, of the text of its description, partitioned like those.
+
+What lives here: the columns, what decides their meaning, and the work that fills them. What does not: the
+order of a materialization (``materialization.py``), the model (``resources/vlm/embedder.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from resources.gpu.devices import Device
+from resources.gpu.resource import GpuResource
+from resources.journal.journal import Journal
+from resources.parquet_io import AlreadyPublished
+from resources.partition_rows import PartitionRows
+from resources.staged_file import StagedFile
+from resources.vlm.embedder import TextEmbedder, description_text
+from resources.vlm.resource import TextEmbeddingModel
+from vlm_assets.catalog import Catalog
+from vlm_assets.check_events import check_specs
+from vlm_assets.checks import EMBEDDING_CHECKS, CheckOutcome, check_embeddings
+from vlm_assets.fingerprint import Fingerprint
+from vlm_assets.materialization import (
+    OK,
+    Metadata,
+    Partition,
+    RunOptions,
+    Steps,
+    materialize,
+    one_partition,
+)
+from vlm_assets.progress import Progress
+from vlm_assets.property_ranges import PropertyRange
+from vlm_assets.settings import Settings
+
+ASSET = "property_embeddings"
+
+ROWS_TOGETHER = 256
+"""Descriptions embedded and handed to the journal at a time: well under a second of work."""
+
+
+def embedding_rows(width: int) -> pa.Schema:
+    """The columns of a partition; ``width`` is that of the embedding model."""
+    return pa.schema(
+        [
+            ("property_id", pa.string()),
+            ("ordinal", pa.int64()),
+            ("status", pa.string()),
+            ("embedding", pa.list_(pa.float32(), width)),
+            ("model", pa.string()),
+            ("model_revision", pa.string()),
+            ("fingerprint", pa.string()),
+            ("device", pa.string()),
+            ("embedded_at", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class EmbeddingWork:
+    """What turns the published descriptions of a range into rows; a failed one has a null vector."""
+
+    ids: tuple[str, ...]
+    descriptions: PartitionRows
+    model: TextEmbeddingModel
+    fingerprint: Fingerprint
+
+    @classmethod
+    def of(
+        cls,
+        catalog: Catalog,
+        wanted: PropertyRange,
+        descriptions: PartitionRows,
+        model: TextEmbeddingModel,
+    ) -> EmbeddingWork:
+        """The work of one range. Raises CatalogError, ModelLoadError."""
+        record = descriptions.record
+        if record is None:
+            raise ValueError(f"{descriptions.path} is not a published partition")
+        fingerprint = Fingerprint(
+            {
+                "descriptions": record.sha256,
+                "embedding_model": model.model,
+                "embedding_model_revision": model.exact_revision(),
+            }
+        )
+        ids = tuple(catalog.slice(wanted)["property_id"].to_pylist())
+        return cls(ids, descriptions, model, fingerprint)
+
+    def rows_schema(self) -> pa.Schema:
+        """The columns of this range's rows."""
+        return embedding_rows(self.model.width())
+
+    def embed(self, journal: Journal, progress: Progress, device: Device) -> Metadata:
+        """Embed every description that the journal lacks."""
+        clock = time.monotonic
+        started = clock()
+        embedder = self.model.load(device)
+        load_seconds = clock() - started
+        model_seconds = 0.0
+        missing = pa.array(sorted(journal.missing_ids), pa.string())
+        try:
+            for batch in self.descriptions.iter_batches(
+                ["property_id", "ordinal", "status", "description"], batch_rows=ROWS_TOGETHER
+            ):
+                wanted = batch.filter(pc.is_in(batch["property_id"], value_set=missing))
+                before = clock()
+                rows = self.rows(wanted, embedder, device)
+                model_seconds += clock() - before
+                journal.submit(rows)
+                progress.advance(rows.num_rows)
+        finally:
+            embedder.close()
+        journal.flush()
+        return {
+            "device": dg.MetadataValue.text(f"{device.id} ({device.name})"),
+            "properties/s": dg.MetadataValue.float(round(progress.rate, 3)),
+            "seconds in model": dg.MetadataValue.float(round(model_seconds, 3)),
+            "seconds waiting for commit": dg.MetadataValue.float(round(journal.commit_wait_seconds, 3)),
+            "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
+        }
+
+    def rows(self, described: pa.RecordBatch, embedder: TextEmbedder, device: Device) -> pa.Table:
+        """Descriptions as rows with their vectors, and where each came from."""
+        statuses: list[str] = described["status"].to_pylist()
+        ok = [index for index, status in enumerate(statuses) if status == OK]
+        texts = [description_text(described["description"][index].as_py()) for index in ok]
+        vectors: list[object] = [None] * len(statuses)
+        for index, vector in zip(ok, embedder.embed(texts) if texts else (), strict=True):
+            vectors[index] = vector
+        count = len(statuses)
+        schema = embedding_rows(embedder.width)
+        columns = [
+            described["property_id"],
+            described["ordinal"],
+            described["status"],
+            pa.array(vectors, schema.field("embedding").type),
+            pa.array([embedder.model] * count, pa.string()),
+            pa.array([embedder.revision] * count, pa.string()),
+            pa.array([self.fingerprint.digest] * count, pa.string()),
+            pa.array([device.id] * count, pa.string()),
+            pa.array([datetime.now(UTC)] * count, schema.field("embedded_at").type),
+        ]
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def check(self, file: Path) -> list[CheckOutcome]:
+        """The checks of this range on a file."""
+        return check_embeddings(file, self.ids, self.rows_schema(), self.descriptions.path)
+
+    def for_people(self, file: Path) -> Metadata:
+        """Counts of a finished file."""
+        statuses: list[str] = pq.read_table(file, columns=["status"])["status"].to_pylist()
+        return {
+            "expected": dg.MetadataValue.int(len(self.ids)),
+            "ok": dg.MetadataValue.int(statuses.count(OK)),
+            "failed": dg.MetadataValue.int(len(statuses) - statuses.count(OK)),
+            "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
+        }
+
+
+def build_property_embeddings(
+    settings: Settings, partitions: dg.PartitionsDefinition[str], *, descriptions: str
+) -> dg.AssetsDefinition:
+    """The asset. ``descriptions``: the asset whose text is embedded."""
+
+    @dg.asset(
+        name=ASSET,
+        partitions_def=partitions,
+        ins={"descriptions": dg.AssetIn(descriptions, input_manager_key="parquet_io")},
+        pool="gpu",
+        group_name="properties",
+        kinds={"parquet", "transformers"},
+        io_manager_key="parquet_io",
+        check_specs=check_specs(ASSET, EMBEDDING_CHECKS, partitions),
+        description=(
+            "One vector a property, made from the text of its description by a text-embedding model. A"
+            " property whose description failed has a row with a null vector."
+        ),
+    )
+    def property_embeddings(
+        context: dg.AssetExecutionContext,
+        config: RunOptions,
+        gpu: GpuResource,
+        text_embedding_model: TextEmbeddingModel,
+        descriptions: PartitionRows,
+    ) -> Iterator[dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult]:
+        key = one_partition(context)
+        catalog = Catalog.open(settings.home)
+        work = EmbeddingWork.of(catalog, PropertyRange.from_key(key), descriptions, text_embedding_model)
+
+        def embed(journal: Journal, progress: Progress) -> Metadata:
+            lease = gpu.lease(run_id=context.run_id, partition=key, step=ASSET, log=context.log)
+            return work.embed(journal, progress, lease.device)
+
+        partition = Partition(
+            asset=ASSET,
+            key=key,
+            expected_ids=work.ids,
+            fingerprint=work.fingerprint,
+            directory=settings.embeddings_directory,
+            state_directory=settings.state_directory,
+            commit_seconds=settings.commit_seconds,
+            commit_rows=settings.commit_rows,
+        )
+        steps = Steps(work.rows_schema, embed, work.check, work.for_people)
+        yield from materialize(context, partition, config, steps)
+
+    return property_embeddings
