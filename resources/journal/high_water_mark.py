@@ -6,6 +6,7 @@ what is done (the segments are); it only makes progress that goes backwards impo
 
 from __future__ import annotations
 
+import glob
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,3 +75,10 @@ def write_mark(path: Path, mark: HighWaterMark) -> None:
         )
     content = json.dumps(asdict(mark), separators=(",", ":")).encode()
     files.write_replacing(slots(path)[mark.sequence % 2], seal(content))
+
+
+def clear_temporaries(path: Path) -> None:
+    """Remove what killed writers of this mark left half written. Only for the journal's one writer."""
+    for slot in slots(path):
+        for left in path.parent.glob(f".{glob.escape(slot.name)}.*{files.TEMPORARY_SUFFIX}"):
+            left.unlink(missing_ok=True)

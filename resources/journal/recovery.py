@@ -17,7 +17,13 @@ from typing import Any
 
 from resources.journal import files, manifests
 from resources.journal.errors import JournalLossError, SegmentUnreadableError
-from resources.journal.high_water_mark import HighWaterMark, MarkReading, read_mark, write_mark
+from resources.journal.high_water_mark import (
+    HighWaterMark,
+    MarkReading,
+    clear_temporaries,
+    read_mark,
+    write_mark,
+)
 from resources.journal.identity import JournalIdentity
 from resources.journal.manifests import Manifest
 from resources.journal.sealed_json import BrokenSealError
@@ -29,7 +35,7 @@ from resources.journal.segments import (
     verify_unlisted,
 )
 
-_THREADS = 4
+_THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -186,9 +192,13 @@ def _verify(
         except SegmentUnreadableError as error:
             return error
 
-    names = sorted(present)
+    def several(names: list[str]) -> list[tuple[str, Segment | SegmentUnreadableError]]:
+        return [(name, one(name)) for name in names]
+
+    ordered = sorted(present)
+    shares = [ordered[start::_THREADS] for start in range(_THREADS)]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify-segments") as pool:
-        return dict(zip(names, pool.map(one, names), strict=True))
+        return dict(pair for share in pool.map(several, shares) for pair in share)
 
 
 def _against_mark(
@@ -245,6 +255,7 @@ def settle(
     """
     for temporary in found.temporaries:
         temporary.unlink(missing_ok=True)
+    clear_temporaries(high_water_mark)
     moved = [(str(_quarantine(path, quarantine)), why) for path, why in found.damaged.items()]
     for slot in found.mark.damaged:
         moved.append((str(_quarantine(slot, slot.parent)), "the high-water mark does not verify"))

@@ -1,0 +1,69 @@
+"""SIGKILL at every file operation of a commit and of a recovery: committed rows exact, none twice."""
+
+import itertools
+import random
+
+import pytest
+
+
+def test_a_kill_at_every_operation_loses_nothing_promised(writers):
+    """Fault 1: whatever operation a kill comes before, what was promised is restored and the rest done once."""
+    kills = 0
+    for at in itertools.count(1):
+        home = writers.new_home()
+        struck = writers.run(home, "kill", at)
+        assert struck.error is None, struck.message
+        writers.finish(home, set(struck.promised))
+        if struck.finished:
+            break
+        assert struck.killed
+        kills += 1
+    assert kills > 80, "the sweep met fewer file operations than three commits have"
+
+
+def test_a_write_torn_by_a_kill_is_never_taken_for_a_result(writers):
+    """Fault 1: half a write, then the kill; the half never counts."""
+    for at in itertools.count(1):
+        home = writers.new_home()
+        struck = writers.run(home, "torn", at, only="write")
+        writers.finish(home, set(struck.promised))
+        if struck.finished:
+            break
+
+
+@pytest.mark.parametrize("first", [9, 24, 31, 40, 47])
+def test_a_kill_during_recovery_converges(writers, first):
+    """Fault 6: a kill at each operation of the next open, and the one after it reaches the same rows."""
+    for at in itertools.count(1):
+        home = writers.new_home()
+        struck = writers.run(home, "kill", first)
+        assert struck.killed
+        damage_newest_manifest(home)
+        again = writers.run(home, "kill", at, batches=0)
+        assert again.error is None, again.message
+        writers.finish(home, set(struck.promised))
+        if again.finished:
+            break
+
+
+def test_many_kills_in_a_row_at_random_points_lose_nothing(writers, rounds, seed):
+    """Fault 2: kills at random operations, several in a row, restarts without end until the work is done."""
+    choose = random.Random(seed)
+    for number in range(12 * rounds):
+        home, promised = writers.new_home(), set()
+        while True:
+            struck = writers.run(home, choose.choice(["kill", "torn"]), choose.randint(1, 60), total=15)
+            assert struck.error is None, (seed, number, struck.message)
+            if struck.restored is not None:
+                assert promised <= set(struck.restored), (seed, number)
+            promised |= set(struck.promised)
+            if struck.finished:
+                break
+        writers.finish(home, promised, total=15)
+
+
+def damage_newest_manifest(home):
+    """Cut the newest manifest short, where there is more than one."""
+    standing = sorted((home / "journal").glob("manifest-*.json"))
+    if len(standing) > 1:
+        standing[-1].write_bytes(standing[-1].read_bytes()[:40])

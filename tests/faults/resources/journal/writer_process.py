@@ -1,0 +1,154 @@
+"""Writers that fail on purpose, each a forked process of its own; run as a script by conftest.py.
+
+The script reads one order a line (JSON) on stdin, forks a child that opens a journal, reads it, submits
+what is missing, and kills itself, stops, or meets an error at its Nth file operation. It answers with what
+the child had been promised, over a pipe that survives the kill.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+
+from resources.journal.errors import JournalError
+from resources.journal.journal import Journal
+
+SCHEMA = pa.schema([("ordinal", pa.int64()), ("property_id", pa.string()), ("text", pa.string())])
+OPERATIONS = ("open", "write", "fsync", "close", "link", "unlink", "rename", "replace", "mkdir", "rmdir")
+
+
+def rows(ordinals: list[int]) -> pa.Table:
+    return pa.table(
+        {
+            "ordinal": ordinals,
+            "property_id": [f"property-{n:05d}" for n in ordinals],
+            "text": [f"text of {n} " * 4 for n in ordinals],
+        },
+        schema=SCHEMA,
+    )
+
+
+class Failpoint:
+    """Wraps the os functions that change a disk; acts before the Nth call (from 1), or inside a write."""
+
+    def __init__(self, mode: str, at: int, only: str | None) -> None:
+        self.mode, self.at, self.only = mode, at, only
+        self.calls = itertools.count(1)
+        self.guard = threading.Lock()
+        for name in OPERATIONS:
+            setattr(os, name, self.wrap(name, getattr(os, name)))
+
+    def wrap(self, name, real):
+        def call(*arguments, **named):
+            if name == "open" and not arguments[1] & os.O_CREAT:
+                return real(*arguments, **named)
+            if self.only is not None and name != self.only:
+                return real(*arguments, **named)
+            with self.guard:
+                number = next(self.calls)
+            if self.mode == "short" and name == "write":
+                return real(arguments[0], bytes(arguments[1])[: max(1, len(arguments[1]) // 3)])
+            if number != self.at:
+                return real(*arguments, **named)
+            if self.mode == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.mode == "torn":
+                if name == "write":
+                    real(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.mode == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if self.mode.startswith("E"):
+                if name == "close":
+                    real(*arguments)
+                raise OSError(getattr(errno, self.mode), os.strerror(getattr(errno, self.mode)), "injected")
+            return real(*arguments, **named)
+
+        return call
+
+
+def work(order: dict, report) -> None:
+    """Open, report what was restored, commit the rest batch by batch, report each as it is promised."""
+    home = Path(order["home"])
+    failpoint = Failpoint(order.get("mode", "none"), order.get("at", 0), order.get("only"))
+    total, batch = order["total"], order["batch"]
+    journal = Journal.open(
+        home / "journal",
+        key="key",
+        generation="generation",
+        fingerprints={"catalogue": "c", "model": "m"},
+        schema=SCHEMA,
+        expected_ids=[f"property-{n:05d}" for n in range(total)],
+        high_water_mark=home / "state" / "mark.json",
+        accept_loss=order.get("accept_loss"),
+    )
+    with journal:
+        found = [row for part in journal.read_ordered(3) for row in part.to_pylist()]
+        report(restored=[row["ordinal"] for row in found], exact=found == rows_of(found))
+        todo = [n for n in range(total) if f"property-{n:05d}" in journal.missing_ids]
+        for start in range(0, len(todo), batch)[: order.get("batches")]:
+            mine = todo[start : start + batch]
+            journal.submit(rows(mine))
+            report(submitted=mine)
+            journal.flush()
+            report(promised=mine)
+    report(finished=True, operations=next(failpoint.calls) - 1)
+
+
+def rows_of(found: list[dict]) -> list[dict]:
+    return rows([row["ordinal"] for row in found]).to_pylist()
+
+
+def run(order: dict) -> dict:
+    """Fork, let the child work, and gather what it said before it ended or stopped."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        write = os.write  # the failpoint must not count our own reports
+        report = lambda **said: write(writing, (json.dumps(said) + "\n").encode())  # noqa: E731
+        code = 1
+        try:
+            work(order, report)
+            code = 0
+        except JournalError as error:
+            report(error=type(error).__name__, message=str(error))
+        except BaseException as error:
+            report(error=f"UNNAMED {type(error).__name__}", message=str(error))
+        finally:
+            os._exit(code)
+    os.close(writing)
+    return gather(child, reading)
+
+
+def gather(child: int, reading: int) -> dict:
+    _, status = os.waitpid(child, os.WUNTRACED)
+    answer = {"child": child, "stopped": os.WIFSTOPPED(status), "killed": os.WIFSIGNALED(status)}
+    if answer["stopped"]:
+        STOPPED[child] = reading
+        return answer
+    with os.fdopen(reading) as stream:
+        answer["said"] = [json.loads(line) for line in stream]
+    return answer
+
+
+STOPPED: dict[int, int] = {}
+
+
+def wake(child: int) -> dict:
+    os.kill(child, signal.SIGCONT)
+    return gather(child, STOPPED.pop(child))
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        order = json.loads(line)
+        print(json.dumps(wake(order["wake"]) if "wake" in order else run(order)), flush=True)
