@@ -12,15 +12,13 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from resources.gpu.resource import GpuResource
-from resources.parquet_io import ParquetIOManager
-from resources.vlm.resource import TextEmbeddingModel, VisionLanguageModel
 from vlm_assets import catalog_asset, descriptions
 from vlm_assets.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog_asset import build_property_catalog
 from vlm_assets.descriptions import build_property_descriptions
 from vlm_assets.embeddings import build_property_embeddings
 from vlm_assets.property_ranges import PropertyRange, partitions_definition
+from vlm_assets.resource_settings import build_resources
 from vlm_assets.settings import Settings, current_settings
 
 _log = logging.getLogger(__name__)
@@ -40,7 +38,7 @@ def build_defs(
             build_property_descriptions(settings, partitions, upstream=catalog_asset.ASSET),
             build_property_embeddings(settings, partitions, descriptions=descriptions.ASSET),
         ],
-        resources={**_resources(settings), **(resource_overrides or {})},
+        resources={**build_resources(settings), **(resource_overrides or {})},
     )
 
 
@@ -51,27 +49,6 @@ def _ranges(settings: Settings) -> tuple[PropertyRange, ...]:
         # The catalogue's own asset must be there to be materialized, so this is no error yet.
         _log.warning("%s", error)
         return ()
-
-
-def _resources(settings: Settings) -> dict[str, object]:
-    return {
-        "parquet_io": ParquetIOManager(home=str(settings.home)),
-        "gpu": GpuResource(
-            leases_directory=str(settings.state_directory / "leases"),
-            devices=settings.devices,
-            wait_seconds=settings.device_wait_seconds,
-        ),
-        "vision_language_model": VisionLanguageModel(
-            model=settings.model,
-            revision=settings.model_revision,
-            trust_remote_code=settings.trust_remote_code,
-        ),
-        "text_embedding_model": TextEmbeddingModel(
-            model=settings.embedding_model or settings.model,
-            revision=settings.embedding_revision if settings.embedding_model else settings.model_revision,
-            trust_remote_code=settings.trust_remote_code,
-        ),
-    }
 
 
 def _say_where_dagster_keeps_its_state(settings: Settings) -> None:

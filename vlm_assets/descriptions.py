@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 import dagster as dg
@@ -85,13 +86,12 @@ def description_rows(description: pa.StructType) -> pa.Schema:
 
 @dataclass(frozen=True)
 class DescriptionWork:
-    """What turns the properties of one range into rows. Plain Python: what Dagster lends is handed in."""
+    """What turns properties of the catalogue into rows. Plain Python: what Dagster lends is handed in."""
 
     settings: Settings
     catalog: Catalog
-    range: PropertyRange
     properties: pa.Table
-    """The range's rows of the catalogue."""
+    """Rows of the catalogue: those of the range."""
     schema: DescriptionSchema
     prompt: Prompt
     model: VisionLanguageModel
@@ -121,7 +121,7 @@ class DescriptionWork:
             }
         )
         properties = catalog.slice(wanted)
-        return cls(settings, catalog, wanted, properties, schema, prompt, model, fingerprint)
+        return cls(settings, catalog, properties, schema, prompt, model, fingerprint)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -146,22 +146,23 @@ class DescriptionWork:
         plan = plan_batches(planned, seed=self.settings.seed, batch_size=self.settings.batch_size)
         return remaining(plan, done_ids)
 
-    def uris(self, planned: PlannedProperty) -> list[str]:
-        """The images of a property that the model is shown: the first ones, in the catalogue's order."""
-        every: list[str] = self.properties["image_uris"][planned.ordinal - self.range.start].as_py()
-        return every[: self.settings.max_images]
+    @cached_property
+    def uris(self) -> dict[int, list[str]]:
+        """The images of each property by its ordinal, in the catalogue's order."""
+        columns = self.properties["ordinal"], self.properties["image_uris"]
+        return dict(zip(*(column.to_pylist() for column in columns), strict=True))
 
     def describe(self, journal: Journal, progress: Progress, device: Device) -> Metadata:
         """Describe every property that the journal lacks, and hand it rows a planned batch at a time."""
         batches = self.plan(journal.done_ids)
         clock = time.monotonic
-        started = clock()
-        engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
-        load_seconds = clock() - started
         model_seconds = 0.0
         images = 0
-        try:
-            with self.decode_workers() as workers:
+        with self.decode_workers() as workers:
+            started = clock()
+            engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
+            load_seconds = clock() - started
+            try:
                 for loaded in self.load(workers, batches):
                     before = clock()
                     described = self.answer(engine, loaded)
@@ -169,9 +170,9 @@ class DescriptionWork:
                     images += sum(one.images_seen for one in described)
                     journal.submit(self.rows(described, engine, device))
                     progress.advance(len(described))
-                decode_wait = workers.wait_seconds
-        finally:
-            engine.close()
+            finally:
+                engine.close()
+            decode_wait = workers.wait_seconds
         journal.flush()
         seconds = progress.seconds
         return {
@@ -203,7 +204,7 @@ class DescriptionWork:
 
     def _job(self, planned: PlannedProperty, refused: dict[str, list[ImageFailure]]) -> PropertyJob:
         paths, uris = [], []
-        for uri in self.uris(planned):
+        for uri in self.uris[planned.ordinal]:
             try:
                 paths.append(str(self.catalog.image_path(uri)))
                 uris.append(uri)

@@ -110,7 +110,7 @@ class Steps:
 
 def one_partition(context: dg.AssetExecutionContext) -> str:
     """The key of this run's one partition. Raises ManyPartitionsError for a run over a range of them."""
-    keys = context.partition_keys
+    keys: Sequence[str] = context.partition_keys
     if len(keys) != 1:
         raise ManyPartitionsError(
             f"This run was launched for {len(keys)} partitions at once. A partition is a run of its own here,"

@@ -13,7 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -86,6 +94,9 @@ class Settings(BaseSettings):
     )
     device_wait_seconds: PositiveFloat = Field(
         600.0, description="Seconds that a run waits for a free device before it ends by name."
+    )
+    device_min_free_gib: NonNegativeFloat = Field(
+        0.0, description="A GPU with less free memory, in GiB, is left to others."
     )
     commit_seconds: PositiveFloat = Field(30.0, description="Longest time a finished row stays uncommitted.")
     commit_rows: PositiveInt = Field(2000, description="Finished rows that are committed at once, at most.")

@@ -1,0 +1,183 @@
+"""The command line: ``vlm-assets`` and its commands.
+
+What lives here: arguments, output and exit codes. What does not: anything that a command does. Heavy imports
+stay inside the commands, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vlm_assets.settings import PREFIX, load_settings
+
+if TYPE_CHECKING:
+    from vlm_assets.settings import Settings
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Property descriptions and embeddings as Dagster partitions that are never lost.",
+)
+
+Home = Annotated[Path | None, typer.Option(help=f"Folder of all output; default {PREFIX}HOME, else data/.")]
+Properties = Annotated[int, typer.Option(min=1, help="Example properties to render.")]
+RangeSize = Annotated[int | None, typer.Option(min=1, help="Properties a partition.")]
+Seed = Annotated[int, typer.Option(help="Seed of the example properties.")]
+
+EXAMPLE_RANGE_SIZE = 20
+
+
+_OURS = frozenset({"vlm_assets", "resources", "sensors"})
+
+
+def main() -> None:
+    """Run a command. Our own errors are sentences that say what to do: no traceback, exit code 2."""
+    try:
+        app()
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _OURS:
+            raise
+        typer.secho(str(error), fg="red", err=True)
+        sys.exit(2)
+
+
+def _settings(home: Path | None = None) -> Settings:
+    """The settings, for this home where one is given; what is started from here sees the same home."""
+    if home is not None:
+        os.environ[f"{PREFIX}HOME"] = str(home.absolute())
+    return load_settings()
+
+
+@app.command()
+def settings() -> None:
+    """List every setting, its value and what it means."""
+    from rich.console import Console
+    from rich.table import Table
+
+    current = _settings()
+    table = Table("Setting", "Value", "Meaning")
+    for name, field in type(current).model_fields.items():
+        value = getattr(current, name)
+        table.add_row(PREFIX + name.upper(), "" if value is None else str(value), field.description)
+    Console().print(table)
+
+
+@app.command()
+def ingest(
+    source: Annotated[Path, typer.Argument(help="Folder tree ID/*.jpg, or a CSV, JSONL or parquet listing.")],
+    home: Home = None,
+    range_size: RangeSize = None,
+    image_root: Annotated[
+        Path | None, typer.Option(help="Folder that image paths are relative to and may not leave.")
+    ] = None,
+    update: Annotated[bool, typer.Option(help="Take changed images of known properties too.")] = False,
+) -> None:
+    """Take properties into the catalogue. What is in it already never moves."""
+    from vlm_assets.ingest import ingest as take_in
+
+    current = _settings(home)
+    report = take_in(
+        source,
+        current.home,
+        range_size=range_size,
+        image_root=image_root or current.image_root,
+        update=update,
+    )
+    for sentence in report.sentences():
+        typer.echo(sentence)
+    if report.new_ranges:
+        typer.echo("A running Dagster sees new ranges after Deployment > Reload.")
+
+
+@app.command()
+def status(
+    home: Home = None, as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False
+) -> None:
+    """Say what is done, running, interrupted, refused or not started, from what is on disk."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from vlm_assets.catalog import Catalog
+    from vlm_assets.resource_settings import build_gpu
+    from vlm_assets.status import MEANING, State, read_status
+
+    current = _settings(home)
+    found = read_status(current, Catalog.open(current.home), build_gpu(current))
+    if as_json:
+        typer.echo(found.to_json())
+        return
+    console = Console()
+    console.print(f"{found.properties} properties in {found.home}")
+    table = Table("Asset", *(state.value for state in State))
+    for asset in dict.fromkeys(one.asset for one in found.partitions):
+        counts = found.counts(asset)
+        table.add_row(asset, *(str(counts[state]) for state in State))
+    console.print(table)
+    for one in found.partitions:
+        if one.state not in (State.DONE, State.NOT_STARTED):
+            console.print(
+                f"{one.asset} {one.key}: {one.state.value} at {one.percent:.0f}%"
+                f" ({one.rows} of {one.expected}): {MEANING[one.state]}"
+            )
+    failed = ", ".join(f"{count} {kind}" for kind, count in found.failed_by_kind.items())
+    console.print(f"Published descriptions: {found.ok} ok" + (f"; failed: {failed}" if failed else ""))
+
+
+@app.command("try")
+def try_(
+    home: Home = None,
+    limit: Annotated[int, typer.Option(min=1, help="Properties to describe.")] = 20,
+) -> None:
+    """Describe a few properties without a partition: the answers, the rate, and what all would take."""
+    from vlm_assets.catalog import Catalog
+    from vlm_assets.resource_settings import build_gpu, build_vision_language_model
+    from vlm_assets.trial import run_trial
+
+    current = _settings(home)
+    catalog = Catalog.open(current.home)
+    trial = run_trial(current, catalog, build_gpu(current), build_vision_language_model(current), limit=limit)
+    for one in trial.described:
+        typer.secho(one.property_id, bold=True)
+        if one.description is None:
+            typer.echo(f"  failed ({one.error_kind}): {one.error}")
+        else:
+            for name, value in one.description.items():
+                typer.echo(f"  {name}: {value}")
+        for failure in one.images_failed:
+            typer.echo(f"  image left out ({failure.kind}): {failure.error}")
+    typer.echo(
+        f"\n{len(trial.described)} properties in {trial.seconds:.1f} s on {trial.device}:"
+        f" {trial.properties_per_second:.2f} properties/s, {trial.images_per_second:.1f} images/s"
+        f" (the model loaded in {trial.load_seconds:.1f} s)"
+    )
+    typer.echo(
+        f"All {trial.catalogue_rows} would take {_duration(trial.days)} on {trial.devices}"
+        f" device{'s' if trial.devices > 1 else ''} like it, and {trial.disk_bytes / 1e6:,.1f} MB of disk"
+        " for the descriptions and their second copies."
+    )
+
+
+@app.command()
+def show(
+    property_id: Annotated[str, typer.Argument(help="The property's id, as in the catalogue.")],
+    home: Home = None,
+) -> None:
+    """Show one property: its images, what was said of it, errors and attempts, and where that lies."""
+    from vlm_assets.catalog import Catalog
+    from vlm_assets.property_view import view_property
+
+    current = _settings(home)
+    for line in view_property(current, Catalog.open(current.home), property_id):
+        typer.echo(line)
+
+
+def _duration(days: float) -> str:
+    if days >= 1:
+        return f"{days:.1f} days"
+    return f"{days * 24:.1f} hours" if days * 24 >= 1 else f"{days * 24 * 60:.1f} minutes"

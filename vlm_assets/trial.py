@@ -1,0 +1,111 @@
+"""A look before weeks of spending: a few properties described, the rate, and what all of them would take.
+
+What lives here: sampling the catalogue, describing the sample with the engine of a real run, and the
+arithmetic. What does not: partitions; nothing is written.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from resources.gpu.resource import GpuResource
+from resources.vlm.ladder import Described
+from resources.vlm.resource import VisionLanguageModel
+from vlm_assets.catalog import Catalog
+from vlm_assets.descriptions import DescriptionWork
+from vlm_assets.settings import Settings
+
+COPIES = 2
+"""Copies of a published file at rest: itself and its verified second copy."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a sample took. seconds: after the model was loaded. bytes: of the sample's rows as parquet."""
+
+    described: tuple[Described, ...]
+    catalogue_rows: int
+    device: str
+    devices: int
+    load_seconds: float
+    seconds: float
+    bytes: int
+
+    @property
+    def properties_per_second(self) -> float:
+        """On one device."""
+        return len(self.described) / self.seconds
+
+    @property
+    def images_per_second(self) -> float:
+        """On one device."""
+        return sum(one.images_seen for one in self.described) / self.seconds
+
+    @property
+    def days(self) -> float:
+        """For the whole catalogue on all devices found."""
+        return self.catalogue_rows / self.properties_per_second / self.devices / 86_400
+
+    @property
+    def disk_bytes(self) -> float:
+        """For the descriptions of the whole catalogue, second copies included."""
+        return COPIES * self.bytes / len(self.described) * self.catalogue_rows
+
+
+def sample(catalog: Catalog, limit: int) -> pa.Table:
+    """Up to ``limit`` rows of the catalogue, evenly spread over it, so that the rate holds for all of it."""
+    count = min(limit, catalog.rows)
+    ordinals = [index * catalog.rows // count for index in range(count)]
+    return pa.concat_tables(_rows(catalog, ordinals))
+
+
+def _rows(catalog: Catalog, ordinals: Sequence[int]) -> Iterator[pa.Table]:
+    by_range: dict[object, list[int]] = {}
+    for ordinal in ordinals:
+        by_range.setdefault(catalog.range_of(ordinal), []).append(ordinal)
+    for wanted in catalog.ranges:
+        if wanted in by_range:
+            rows = pa.array([ordinal - wanted.start for ordinal in by_range[wanted]])
+            yield catalog.slice(wanted).take(rows)
+
+
+def run_trial(
+    settings: Settings, catalog: Catalog, gpu: GpuResource, model: VisionLanguageModel, *, limit: int
+) -> Trial:
+    """Describe a sample on a leased device. Raises CatalogError, DeviceError, ModelLoadError, SchemaError."""
+    work = DescriptionWork.of(settings, catalog, catalog.ranges[0], model)
+    work = replace(work, properties=sample(catalog, limit))
+    devices = len(gpu.find())  # Before the lease: pinning hides the others from this process.
+    lease = gpu.lease(run_id="trial", partition="sample", step="try", log=_log)
+    described: list[Described] = []
+    tables: list[pa.Table] = []
+    with work.decode_workers() as workers:
+        started = time.monotonic()
+        engine = work.model.load(lease.device, schema=work.schema, prompt=work.prompt)
+        loaded = time.monotonic()
+        for batch in work.load(workers, work.plan(frozenset())):
+            answers = work.answer(engine, batch)
+            described += answers
+            tables.append(work.rows(answers, engine, lease.device))
+        ended = time.monotonic()
+        engine.close()
+    stream = io.BytesIO()
+    pq.write_table(pa.concat_tables(tables), stream, compression="zstd")
+    return Trial(
+        described=tuple(sorted(described, key=lambda one: one.ordinal)),
+        catalogue_rows=catalog.rows,
+        device=f"{lease.device.id} ({lease.device.name})",
+        devices=devices,
+        load_seconds=loaded - started,
+        seconds=ended - loaded,
+        bytes=stream.tell(),
+    )
