@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,8 @@ _HEADER_KEY = b"vlm_assets.catalog"
 _HEADER_DIGEST_KEY = b"vlm_assets.catalog.sha256"
 
 
-# What reading a file that is not a sound catalogue can raise; a KeyError or TypeError comes from its header.
-_UNREADABLE = (OSError, pa.ArrowException, ValueError, KeyError, TypeError)
+# What reading a file that is no sound catalogue raises; LookupError and TypeError come from its header.
+_UNREADABLE = (OSError, pa.ArrowException, ValueError, LookupError, TypeError)
 
 
 class CatalogError(Exception):
@@ -243,7 +244,7 @@ class Catalog:
             with pq.ParquetFile(self.path, page_checksum_verification=True) as file:
                 if CatalogHeader.from_footer(file.metadata) != self.header:
                     raise CatalogChangedError(f"{self.path} was updated while it was in use. Start again.")
-                held, held_start, groups = SCHEMA.empty_table(), 0, iter(range(file.num_row_groups))
+                held, held_start, groups = SCHEMA.empty_table(), 0, count()
                 for wanted, digest in self.header.slices():
                     while held_start + held.num_rows < wanted.stop:
                         held = pa.concat_tables([held, file.read_row_group(next(groups))])

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from resources.journal.files import make_directory, sha256_of, write_replacing
@@ -98,12 +99,13 @@ def ingest(
             _check_root(known, root, update)
             listed = gather(listing, root, pool=pool, problems=problems)
             problems.refuse()
-            _check_worth_taking(listed, source, root, known is not None and update)
+            _check_not_empty(listed, source)
 
             merge = _Merge(listed, update)
             header = _header(known, home, root, range_size)
             moved = known is not None and header.image_root != known.header.image_root
             data = merge.next_catalog(known, header)
+            _check_images_there(merge, root)
             written = bool(merge.new_ranges or merge.stale or moved)
             if written:
                 _publish(home, data)
@@ -119,6 +121,7 @@ class _Merge:
     listed: ListedImages
     update: bool
     unchanged: int = 0
+    readable_before: bool = False
     changed: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     stale: list[PropertyRange] = field(default_factory=list)
@@ -153,6 +156,7 @@ class _Merge:
     def _with_changes(self, one: PropertyRange, table: Any, codes: Codes) -> Any:
         """A known range's rows as they are to be from now on; what is new about them is noted."""
         here = np.flatnonzero(codes >= 0)
+        self.readable_before |= bool(pc.any(pc.is_valid(pc.list_flatten(table["image_bytes"]))).as_py())
         names = table["property_id"].to_pylist()
         self.gone += [names[row] for row in np.flatnonzero(codes < 0)]
         before = table.take(pa.array(here)).combine_chunks()
@@ -287,16 +291,19 @@ def _header(known: Catalog | None, home: Path, root: ImageRoot, range_size: int 
     )
 
 
-def _check_worth_taking(listed: ListedImages, source: Path, root: ImageRoot, replacing: bool) -> None:
-    images = len(listed.sizes)
-    if source.is_dir() and not images:
+def _check_not_empty(listed: ListedImages, source: Path) -> None:
+    if source.is_dir() and not len(listed.sizes):
         raise EmptyListingError(
             f"{source} holds no property: needed are folders with images in them, ID/*.jpg."
         )
     if not listed.codes:
         raise EmptyListingError(f"{source} lists no property.")
-    if replacing and images and len(listed.missing()) == images:
-        # An unmounted disk looks like this, and would make every range stale.
+
+
+def _check_images_there(merge: _Merge, root: ImageRoot) -> None:
+    """An unmounted disk looks like images that are all gone; taking that would make every range stale."""
+    images = len(merge.listed.sizes)
+    if merge.update and merge.readable_before and images and len(merge.listed.missing()) == images:
         raise ListingError(
             f"Not one of the {images} images can be read under {root.path}, so nothing was updated. Is the "
             "disk there, and is this the image root?"

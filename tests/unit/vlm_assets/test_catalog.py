@@ -28,7 +28,7 @@ def list_properties(folder: Path, count: int, name: str = "listing.jsonl") -> Pa
     """Write a listing of ``count`` properties of two images that do not exist."""
     folder.mkdir(exist_ok=True)
     source = folder / name
-    lines = [{"property_id": f"id {i}", "images": [f"{i}/a.jpg", f"{i}/b.jpg"]} for i in range(count)]
+    lines = [{"property_id": f"id {i}", "images": [f"{i}a.jpg", f"{i}b.jpg"]} for i in range(count)]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return source
 
@@ -82,7 +82,7 @@ def test_slices_are_the_rows_of_their_range(large_home: Path) -> None:
         table = catalog.slice(one)
         assert table["ordinal"].to_pylist() == list(range(one.start, one.stop))
         assert table["property_id"].to_pylist() == [f"id {i}" for i in range(one.start, one.stop)]
-        assert table["image_uris"].to_pylist()[0] == [f"{one.start}/a.jpg", f"{one.start}/b.jpg"]
+        assert table["image_uris"].to_pylist()[0] == [f"{one.start}a.jpg", f"{one.start}b.jpg"]
         assert rows_digest(table) == catalog.slice_digest(one)
 
 
@@ -114,7 +114,7 @@ def test_properties_are_found_by_id(large_home: Path) -> None:
     row = catalog.find("id 9876")
     assert row is not None
     assert (row.ordinal, row.property_id, row.range) == (9876, "id 9876", PropertyRange(9875, 9880))
-    assert row.image_uris == ("9876/a.jpg", "9876/b.jpg")
+    assert row.image_uris == ("9876a.jpg", "9876b.jpg")
     assert row.image_bytes == (None, None)
     assert catalog.find("id 10000") is None
 
@@ -131,7 +131,7 @@ def test_unknown_ranges_and_ordinals_are_refused(large_home: Path) -> None:
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
-    """Whatever byte of the catalogue is damaged, either all rows are right or reading stops: never wrong rows."""
+    """Whatever byte is damaged, either all rows are right or reading stops: never wrong rows."""
     ingest(list_properties(tmp_path, 12), tmp_path / "home", range_size=5)
     catalog = Catalog.open(tmp_path / "home")
     rows = [table for _, table in catalog.slices()]
@@ -195,7 +195,7 @@ def test_rows_updated_underneath_are_not_mixed(tmp_path: Path) -> None:
     source = list_properties(tmp_path, 6)
     ingest(source, home, range_size=2)
     before = Catalog.open(home)
-    source.write_text(source.read_text().replace("5/b.jpg", "5/c.jpg"))
+    source.write_text(source.read_text().replace("5b.jpg", "5c.jpg"))
     ingest(source, home, update=True)
     assert before.slice(before.ranges[0]).num_rows == 2
     with pytest.raises(CatalogChangedError, match=before.ranges[2].key):
