@@ -57,6 +57,7 @@ class DecodePool:
         self._ended: list[subprocess.Popen[bytes]] = []
         self._failed_starts = 0
         self._stopping = False
+        self._ended_all = False
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -85,9 +86,11 @@ class DecodePool:
         self._thread.join()
 
     def _wake(self) -> None:
-        # A full pipe wakes the thread just as well, and a closed one says that it has ended.
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"\0")
+        with self.changed:
+            # Once the thread has closed the pipe, its number may belong to any file: write nothing there.
+            if not self._ended_all:
+                with contextlib.suppress(BlockingIOError):  # A full pipe wakes the thread just as well.
+                    os.write(self._wake_write, b"\0")
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -244,6 +247,8 @@ class DecodePool:
             # One that storage holds in the kernel ends when the storage answers; its death is certain.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-        self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        with self.changed:
+            self._ended_all = True
+            self._selector.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
