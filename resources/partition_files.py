@@ -113,10 +113,10 @@ class PartitionFiles:
         Also says what was done. Raises RecordDamagedError where neither copy of the record can be read.
         """
         repairs: list[str] = []
-        self._remove_abandoned()
         manifest = self._load(repairs)
         if manifest.pending:
             manifest = self._finish_or_take_back(manifest, manifest.pending, repairs)
+        self._remove_abandoned()
         return manifest, repairs
 
     def put_in_place(
@@ -126,8 +126,10 @@ class PartitionFiles:
         kept = self._verified_versions(manifest, notes)
         copy = self._copy(temporary, self.slot(0), record)
         pending = PendingPublication(record, tuple(kept[:2]))
-        exchange = replace(manifest, pending=pending)
-        files.write_replacing(self.record_path, exchange.to_bytes())
+        # The record before its copy, and after it when all is done: a settled one is never ahead of its copy.
+        exchange = replace(manifest, pending=pending).to_bytes()
+        files.write_replacing(self.record_path, exchange)
+        files.write_replacing(self.record_copy, exchange)
         self.keep_aside_unless(manifest.published, notes)
         files.publish_replacing(temporary, self.published)
         self._complete(pending, copy, notes)
@@ -198,9 +200,11 @@ class PartitionFiles:
             files.publish_replacing(copy, self.slot(0))
         # Renames seen here may be those of a killed process, not yet durable.
         files.sync_directory(self.slot(0).parent)
-        done = PartitionManifest(self.key, pending.record, tuple(reversed(kept))).to_bytes()
-        files.write_replacing(self.record_copy, done)
-        files.write_replacing(self.record_path, done)
+        self._write_settled(PartitionManifest(self.key, pending.record, tuple(reversed(kept))))
+
+    def _write_settled(self, manifest: PartitionManifest) -> None:
+        files.write_replacing(self.record_copy, manifest.to_bytes())
+        files.write_replacing(self.record_path, manifest.to_bytes())
 
     def _rotate(self, number: int, version: PublishedRecord, notes: list[str]) -> bool:
         """Bring a version to its backup slot from a newer one. The slots are filled oldest first."""
@@ -217,16 +221,18 @@ class PartitionFiles:
     ) -> PartitionManifest:
         record = pending.record
         if not self.holds(self.published, record):
-            if not self.holds(self.slot(0), record):
+            whole = self._another(record, manifest.published)
+            if whole is None:
                 back = replace(manifest, pending=None)
-                files.write_replacing(self.record_path, back.to_bytes())
+                self._write_settled(back)
                 repairs.append(
                     f"A publication of partition {self.key} had been interrupted before its file was in "
-                    "place: "
-                    "it was taken back, and the version before it stands."
+                    "place: it was taken back, and the version before it stands."
                 )
                 return back
-            self.restore_published(record, repairs)
+            copy = self._copy(whole, self.published, record)
+            self.keep_aside_unless(manifest.published, repairs)
+            files.publish_replacing(copy, self.published)
         files.sync_directory(self.directory)
         self._complete(pending, None, repairs)
         repairs.append(
@@ -234,6 +240,16 @@ class PartitionFiles:
             "its backups and its record were completed."
         )
         return self._load(repairs)
+
+    def _another(self, record: PublishedRecord, before: PublishedRecord | None) -> Path | None:
+        """Another whole file of the version under way, where going back to the one before is not possible."""
+        if self.holds(self.slot(0), record):
+            return self.slot(0)
+        stands = self.holds(self.published, before) if before else not self.published.exists()
+        if stands:
+            return None
+        unfinished = self.slot(0).parent.glob(f".{self.slot(0).name}.*{files.TEMPORARY_SUFFIX}")
+        return next((path for path in unfinished if self.holds(path, record)), None)
 
     def _remove_abandoned(self) -> None:
         for parent in (self.directory, self.slot(0).parent, self.record_path.parent):
@@ -272,8 +288,8 @@ class PartitionFiles:
         manifest = self._first_readable()
         if manifest is None:
             return PartitionManifest(self.key)
-        # The copy is written before the record says that all is done, so it is never behind a finished one.
-        wanted = [self.record_path] if manifest.pending or not manifest.published else self.record_paths
+        # While a publication is under way the copy may be behind, or ahead; settling it writes both.
+        wanted = [self.record_path] if manifest.pending else self.record_paths
         for path in wanted:
             if self._read(path) != manifest:
                 if path.exists():
