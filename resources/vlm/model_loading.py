@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -185,17 +186,30 @@ def _loading(source: ModelSource, part: str) -> Iterator[dict[str, Any]]:
 
 
 def _sentence(source: ModelSource, part: str, error: Exception) -> str:
-    from transformers.utils import is_torchvision_available
-
     said = " ".join(str(error).split())
     start = f"model {source.name}: its {part} cannot be loaded"
-    if "torchvision" in said.lower() and not is_torchvision_available():
-        return f"{start} without torchvision; install it with `pip install 'vlm-assets[torchvision]'`"
+    if "torchvision" in " ".join(_chain(error)).lower():
+        return f"{start}{_torchvision_sentence(said)}"
     if "trust_remote_code" in said:
         return (
             f"{start} without running Python code that comes with the model; read that code, and if you want "
             "it, set VLM_ASSETS_TRUST_REMOTE_CODE=true"
         )
-    if isinstance(error, OSError) and "safetensors" in said:
-        return f"{start}: it has no .safetensors file, and other formats can run code ({said[:300]})"
     return f"{start}: {type(error).__name__}: {said[:500]}"
+
+
+def _torchvision_sentence(said: str) -> str:
+    try:
+        there = version("torchvision")
+    except PackageNotFoundError:
+        return " without torchvision; install it with `pip install 'vlm-assets[torchvision]'`"
+    return (
+        f"; torchvision {there} may not fit torch {version('torch')}: reinstall it with "
+        f"`pip install -c constraints.txt 'vlm-assets[torchvision]'` ({said[:300]})"
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[str]:
+    while error is not None:
+        yield str(error)
+        error = error.__cause__ or error.__context__

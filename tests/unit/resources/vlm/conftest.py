@@ -99,3 +99,17 @@ def load_property():
         return LoadedProperty(property_id, len(property_id), pixels, images, tuple(failed), 0.0)
 
     return load
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """The tiny model's tokenizer."""
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Tests of a tiny model gain nothing from threads that they would take from others."""
+    import torch
+
+    torch.set_num_threads(1)
