@@ -359,7 +359,7 @@ def _header_at(path: Path) -> CatalogHeader:
 
 def _unreadable(home: Path, reason: str) -> CatalogUnreadableError:
     """Say what is wrong and what there is to go back to: each backup by what its own footer says."""
-    found = []
+    found, readable = [], []
     for backup in backup_paths(home):
         if not backup.exists():
             continue
@@ -369,11 +369,12 @@ def _unreadable(home: Path, reason: str) -> CatalogUnreadableError:
             found.append(f"{backup} (does not read either)")
             continue
         rows = header.ranges[-1].stop if header.ranges else 0
+        readable.append(backup)
         found.append(f"{backup} (ingest {header.sequence}, {rows} properties)")
     path = catalog_path(home)
     advice = (
-        f"Look at what they hold, then put one back: cp {backup_paths(home)[0]} {path}"
-        if found
+        f"Put one back: cp {readable[0]} {path}"
+        if readable
         else "Bring it back from a copy of your own: a new ingest would number the properties anew."
     )
     return CatalogUnreadableError(

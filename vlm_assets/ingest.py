@@ -241,12 +241,17 @@ def _only_ingest(home: Path, source: Path) -> Iterator[None]:
 
 
 def _publish(home: Path, data: bytes) -> None:
-    """Put a new catalogue in place. At every moment the one that stands has an intact second copy."""
+    """Put a new catalogue in place. At every moment the one that it replaces has an intact second copy."""
     path = catalog_path(home)
     second_copy, previous = backup_paths(home)
-    if path.exists():
-        write_replacing(previous, path.read_bytes())
-        Catalog.open_backup(home, previous).verify()
+    if not path.exists():
+        # The copy comes last here: a copy without a catalogue means one that was lost, and stops everything.
+        write_replacing(path, data)
+        Catalog.open(home).verify()
+        write_replacing(second_copy, data)
+        return
+    write_replacing(previous, path.read_bytes())
+    Catalog.open_backup(home, previous).verify()
     write_replacing(second_copy, data)
     Catalog.open_backup(home, second_copy).verify()
     write_replacing(path, data)

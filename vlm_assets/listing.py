@@ -129,7 +129,8 @@ def open_listing(source: Path, *, image_root: Path, pool: Executor, problems: Pr
     if source.is_dir():
         notes: Counter[str] = Counter()
         prefix = "" if source.absolute() == image_root.absolute() else f"{source.absolute()}/"
-        return Listing(_read_folders(source, prefix, pool, problems, notes), True, notes)
+        records = _read_folders(source, prefix, pool, problems, notes)
+        return Listing(_readable(source, records), True, notes)
     if not source.is_file():
         raise ListingUnreadableError(f"There is no folder or listing at {source}.")
     try:
@@ -137,7 +138,7 @@ def open_listing(source: Path, *, image_root: Path, pool: Executor, problems: Pr
             case ".csv":
                 return _open_csv(source, problems)
             case ".jsonl" | ".ndjson":
-                return Listing(_read_jsonl(source, problems), True)
+                return Listing(_readable(source, _read_jsonl(source, problems)), True)
             case ".parquet":
                 return _open_parquet(source, problems)
     except (OSError, pa.ArrowException) as error:
@@ -145,6 +146,14 @@ def open_listing(source: Path, *, image_root: Path, pool: Executor, problems: Pr
     raise UnsupportedSourceError(
         f"{source} is not a listing that can be read: give a folder, or a .csv, .jsonl or .parquet file."
     )
+
+
+def _readable(source: Path, records: Iterator[Listed]) -> Iterator[Listed]:
+    """The records, where the source can be read to its end. Raises ListingUnreadableError."""
+    try:
+        yield from records
+    except (OSError, pa.ArrowException) as error:
+        raise ListingUnreadableError(f"{source} cannot be read: {error}") from error
 
 
 def _read_folders(
@@ -207,9 +216,8 @@ def _open_csv(source: Path, problems: Problems) -> Listing:
     if header is None:
         raise EmptyListingError(f"{source} is empty: it has not even a header.")
     id_at, images_at, row_is_property = _columns(source, header[1])
-    return Listing(
-        _read_csv(rows, problems, len(header[1]), id_at, images_at, row_is_property), row_is_property
-    )
+    records = _read_csv(rows, problems, len(header[1]), id_at, images_at, row_is_property)
+    return Listing(_readable(source, records), row_is_property)
 
 
 def _csv_rows(source: Path, problems: Problems) -> Iterator[tuple[int, list[str]]]:
@@ -303,26 +311,22 @@ def _open_parquet(source: Path, problems: Problems) -> Listing:
             "needed are text (or whole numbers) and list<string>, or one image a row as text."
         )
     names = [schema.names[id_at], schema.names[images_at]]
-    return Listing(_read_parquet(file, source, names, problems, row_is_property), row_is_property)
+    records = _read_parquet(file, names, problems, row_is_property)
+    return Listing(_readable(source, records), row_is_property)
 
 
-def _read_parquet(
-    file: Any, source: Path, names: list[str], problems: Problems, row_is_property: bool
-) -> Iterator[Listed]:
+def _read_parquet(file: Any, names: list[str], problems: Problems, row_is_property: bool) -> Iterator[Listed]:
     row = 0
-    try:
-        with file:
-            for batch in file.iter_batches(batch_size=8192, columns=names):
-                ids, images = (_bytes_for_text(batch.column(name)).to_pylist() for name in names)
-                for one_id, some in zip(ids, images, strict=True):
-                    row += 1
-                    listed = some if row_is_property else [some]
-                    if one_id is None or listed is None or None in listed:
-                        problems.add(row, "a null where an id or an image belongs", str(one_id))
-                        continue
-                    yield Listed(_id_from_parquet(one_id), [_decoded(image) for image in listed], row)
-    except (OSError, pa.ArrowException) as error:
-        raise ListingUnreadableError(f"{source} cannot be read at row {row + 1}: {error}") from error
+    with file:
+        for batch in file.iter_batches(batch_size=8192, columns=names):
+            ids, images = (_bytes_for_text(batch.column(name)).to_pylist() for name in names)
+            for one_id, some in zip(ids, images, strict=True):
+                row += 1
+                listed = some if row_is_property else [some]
+                if one_id is None or listed is None or None in listed:
+                    problems.add(row, "a null where an id or an image belongs", str(one_id))
+                    continue
+                yield Listed(_id_from_parquet(one_id), [_decoded(image) for image in listed], row)
 
 
 def _bytes_for_text(column: Any) -> Any:

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from vlm_assets.catalog import Catalog, backup_paths
-from vlm_assets.ingest import ImageRootChangedError, IngestBusyError, ingest
+from vlm_assets.catalog import Catalog, CatalogHeader, CatalogUnreadableError, backup_paths
+from vlm_assets.ingest import ImageRootChangedError, IngestBusyError, _CatalogWriter, ingest
 from vlm_assets.listing import (
     EmptyListingError,
     ListingError,
@@ -72,7 +72,7 @@ def test_a_folder_tree_becomes_a_catalogue(tree: Path, tmp_path: Path) -> None:
     assert (report.new, report.rows, report.images_listed, report.images_missing) == (5, 5, 10, 0)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(NASTY_IDS, min_size=1, max_size=8, unique=True), st.integers(1, 4))
 def test_every_id_survives_every_format(tmp_path: Path, ids: list[str], size: int) -> None:
     """Whatever text an id is, it comes out of CSV, JSONL and parquet as it went in, and finds its row."""
@@ -333,6 +333,27 @@ def test_a_lost_second_copy_is_made_again(tree: Path, tmp_path: Path) -> None:
     assert copy.read_bytes() == Catalog.open(home).path.read_bytes()
 
 
+def test_a_catalogue_that_does_not_read_back_is_not_published(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written is decoded and compared before it takes the old catalogue's place."""
+    home = tmp_path / "home"
+    ingest(tree, home)
+    before = Catalog.open(home).path.read_bytes()
+    finish = _CatalogWriter.finish
+
+    def finish_damaged(writer: _CatalogWriter, header: CatalogHeader) -> bytes:
+        data = bytearray(finish(writer, header))
+        data[4:200] = bytes(196)
+        return bytes(data)
+
+    monkeypatch.setattr(_CatalogWriter, "finish", finish_damaged)
+    (tree / "x" / "1.jpg").write_bytes(b"other")
+    with pytest.raises(CatalogUnreadableError):
+        ingest(tree, home, update=True)
+    assert Catalog.open(home).path.read_bytes() == before
+
+
 def test_a_range_size_below_one_is_refused(tree: Path, tmp_path: Path) -> None:
     """A range size of 0 ends in a sentence before anything is read."""
     with pytest.raises(ValueError, match="1 or more"):
@@ -396,5 +417,5 @@ def test_ordinals_are_given_once(tmp_path_factory: pytest.TempPathFactory) -> No
             self.home = self.folder / "home"
 
     run_state_machine_as_test(
-        InFolder, settings=settings(max_examples=20, stateful_step_count=6, deadline=None)
+        InFolder, settings=settings(max_examples=12, stateful_step_count=6, deadline=None)
     )

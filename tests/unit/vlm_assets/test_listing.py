@@ -216,6 +216,11 @@ def test_parquet_that_cannot_be_taken_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"property_id": [1.5], "images": [["1"]]}), source)
     with pytest.raises(ListingUnreadableError, match="property_id is double"):
         opened(source)
+    pq.write_table(pa.table({"property_id": [str(at) for at in range(9999)], "image": ["a"] * 9999}), source)
+    data = source.read_bytes()
+    source.write_bytes(data[:200] + bytes(len(data) // 2) + data[200 + len(data) // 2 :])
+    with pytest.raises(ListingUnreadableError, match="cannot be read"):
+        list(opened(source)[0].records)
     source.write_bytes(b"PAR1 but not really")
     with pytest.raises(ListingUnreadableError, match="cannot be read"):
         opened(source)

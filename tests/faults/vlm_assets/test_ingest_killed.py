@@ -1,0 +1,136 @@
+"""An ingest killed at any of its file operations leaves a catalogue, the old or the new one, and goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlm_assets.catalog import Catalog, CatalogMissingError, CatalogUnreadableError, backup_paths
+from vlm_assets.ingest import ingest
+
+
+def write_listing(source: Path, count: int, image: str) -> None:
+    """A listing of ``count`` properties of one image each."""
+    lines = [json.dumps({"property_id": f"id {at}", "images": [f"{at}{image}"]}) for at in range(count)]
+    source.write_text("\n".join(lines))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with five properties in three ranges, whose listing has grown and changed since."""
+    (tmp_path / "images").mkdir()
+    write_listing(tmp_path / "images" / "list.jsonl", 5, "a.jpg")
+    ingest(tmp_path / "images" / "list.jsonl", tmp_path / "home", range_size=2)
+    write_listing(tmp_path / "images" / "list.jsonl", 8, "b.jpg")
+    return tmp_path / "home"
+
+
+def killed_homes(source: Path, home: Path, results: Path) -> dict[Path, str]:
+    """The homes that ingests killed at every operation left behind, each with that operation."""
+    results.mkdir()
+    script = Path(__file__).with_name("ingest_killed_at.py")
+    run = subprocess.run(
+        [sys.executable, str(script), str(source), str(home), str(results)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    lines = [line.split() for line in run.stdout.splitlines()]
+    assert lines[-1][1] == "completed"
+    return {results / number: operation for number, operation in lines}
+
+
+def intact_backups(home: Path) -> list[Catalog]:
+    """The backups that read wholly."""
+    found = []
+    for path in backup_paths(home):
+        try:
+            backup = Catalog.open_backup(home, path)
+            backup.verify()
+        except CatalogUnreadableError:
+            continue
+        found.append(backup)
+    return found
+
+
+def test_an_update_killed_anywhere_leaves_the_old_or_the_new_catalogue(home: Path, tmp_path: Path) -> None:
+    """The old catalogue reads wholly before the rename, the new one after it, and each has a second copy.
+
+    A re-run ends where an ingest that was never killed ends.
+    """
+    source = tmp_path / "images" / "list.jsonl"
+    old = Catalog.open(home)
+    homes = killed_homes(source, home, tmp_path / "results")
+    new = Catalog.open(list(homes)[-1])
+    assert new.rows == 8
+    assert {"write", "fsync", "open", "replace"} <= set(homes.values())
+    headers = []
+    for killed in homes:
+        catalog = Catalog.open(killed)
+        catalog.verify()
+        headers.append(catalog.header)
+        assert any(backup.header == catalog.header for backup in intact_backups(killed))
+        ingest(source, killed, update=True)
+        assert Catalog.open(killed).header == new.header
+        assert intact_backups(killed)[0].header == new.header
+        assert not list((killed / "property_catalog").glob("*.tmp")) + list(
+            (killed / "property_catalog").glob(".*.tmp")
+        )
+    switch = headers.index(new.header)
+    assert headers == [old.header] * switch + [new.header] * (len(headers) - switch)
+    assert 0 < switch < len(headers)
+
+
+def test_a_first_ingest_killed_anywhere_leaves_no_catalogue_or_a_whole_one(
+    home: Path, tmp_path: Path
+) -> None:
+    """A home never holds half a catalogue, and the next ingest goes through without a person's help."""
+    source = tmp_path / "images" / "list.jsonl"
+    (tmp_path / "fresh").mkdir()
+    seen = set()
+    for killed in killed_homes(source, tmp_path / "fresh", tmp_path / "results"):
+        try:
+            catalog = Catalog.open(killed)
+        except CatalogMissingError:
+            seen.add("missing")
+            ingest(source, killed)
+            catalog = Catalog.open(killed)
+        catalog.verify()
+        assert catalog.rows == 8
+        seen.add("whole")
+    assert seen == {"missing", "whole"}
+
+
+@pytest.mark.parametrize("operation", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_disk_that_refuses_leaves_the_old_catalogue(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, number: int
+) -> None:
+    """No room, or an input/output error, at any step: an error is raised and the old catalogue stands."""
+    before = Catalog.open(home)
+    calls = 0
+    original = getattr(os, operation)
+
+    def refuse(*arguments: object, **options: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, operation, refuse)
+        with pytest.raises(OSError, match="No space left"):
+            ingest(tmp_path / "images" / "list.jsonl", home, update=True)
+    after = Catalog.open(home)
+    after.verify()
+    assert after.header == before.header
+    assert ingest(tmp_path / "images" / "list.jsonl", home, update=True).rows == 8
