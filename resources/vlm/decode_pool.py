@@ -29,10 +29,9 @@ from resources.vlm.worker_process import DecodeTask, Pixels, WorkerProcess
 ATTEMPTS: Final = 3
 """Workers that an image may take down before it is given up."""
 
-_QUEUED_PER_WORKER = (
-    2  # One being decoded and the next at hand, so that a worker never waits for this thread.
-)
+_QUEUED_PER_WORKER = 2  # One being decoded and the next at hand: no worker waits for this thread.
 _FAILED_STARTS = 5
+_START_SECONDS = 120.0  # Tens of milliseconds as a rule; a machine that swaps, or sources on NFS, take long.
 _ENDING_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
@@ -112,13 +111,16 @@ class DecodePool:
             self._end_all()
 
     def _wait(self) -> list[Callable[[], None]]:
-        deadlines = [worker.since + self._image_seconds for worker in self._workers if worker.busy]
+        deadlines = [self._deadline(worker) for worker in self._workers if worker.busy]
         timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
         events = self._selector.select(timeout)
         if not events:
             # After a SIGCONT the time is up though answers lie in the pipes: look once more before judging.
             events = self._selector.select(0)
         return [key.data for key, _ in events]
+
+    def _deadline(self, worker: WorkerProcess) -> float:
+        return worker.since + (self._image_seconds if worker.ready else _START_SECONDS)
 
     def _start_missing(self) -> None:
         while len(self._workers) < self._wanted:
@@ -180,7 +182,7 @@ class DecodePool:
 
     def _end_overdue(self) -> None:
         now = time.monotonic()
-        for worker in [one for one in self._workers if one.busy and now - one.since >= self._image_seconds]:
+        for worker in [one for one in self._workers if one.busy and now >= self._deadline(one)]:
             self._bury(worker, "timed_out")
 
     def _bury(self, worker: WorkerProcess, kind: Literal["kills_worker", "timed_out"]) -> None:
@@ -191,7 +193,7 @@ class DecodePool:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(stream)
         if kind == "timed_out":
-            story = f"gave no answer for {self._image_seconds:g} s"
+            story = f"gave no answer for {self._image_seconds if worker.ready else _START_SECONDS:g} s"
             worker.process.kill()  # And not waited for: blocked storage can hold off even a SIGKILL.
         else:
             story = worker.cause_of_death()

@@ -154,11 +154,11 @@ def test_a_property_of_nothing_but_killers_is_a_failed_row(folder):
 
 def test_an_image_that_hangs_each_time_is_given_up(folder):
     """Guards: fault 18: blocked storage ends after the limit, as timed_out, and holds up nothing else."""
-    with running(2, image_seconds=0.5) as decode:
+    with running(2, image_seconds=1.0) as decode:
         [[one, other]] = decode.feed([[job(folder, "p", "0.jpg", "hangs.jpg"), job(folder, "q", "1.jpg")]])
     assert one.seen == 1
     assert [(failure.uri, failure.kind) for failure in one.failed] == [("hangs.jpg", "timed_out")]
-    assert "0.5 s" in one.failed[0].error
+    assert "no answer for 1 s" in one.failed[0].error
     assert (other.seen, other.failed) == (1, ())
 
 
