@@ -3,7 +3,7 @@
 What lives here: Dagster's side only. What does not: the ingest (``ingest.py``) and the file (``catalog.py``).
 """
 
-from __future__ import annotations
+# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
 import dagster as dg
 

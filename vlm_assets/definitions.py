@@ -38,6 +38,8 @@ def build_defs(
             build_property_descriptions(settings, partitions, upstream=catalog_asset.ASSET),
             build_property_embeddings(settings, partitions, descriptions=descriptions.ASSET),
         ],
+        # One process a run: the device is leased by the process, and both assets of a partition share it.
+        executor=dg.in_process_executor,
         resources={**build_resources(settings), **(resource_overrides or {})},
     )
 

@@ -4,7 +4,7 @@ What lives here: the columns, what decides their meaning, and the work that fill
 order of a materialization (``materialization.py``), the model (``resources/vlm``).
 """
 
-from __future__ import annotations
+# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import dagster as dg
 import pyarrow as pa
@@ -100,7 +101,7 @@ class DescriptionWork:
     @classmethod
     def of(
         cls, settings: Settings, catalog: Catalog, wanted: PropertyRange, model: VisionLanguageModel
-    ) -> DescriptionWork:
+    ) -> Self:
         """The work of one range. Raises CatalogError, SchemaError, ModelLoadError."""
         schema = load_schema(settings.description_schema)
         prompt = build_prompt(schema, settings.prompt)
@@ -162,6 +163,7 @@ class DescriptionWork:
             started = clock()
             engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
             load_seconds = clock() - started
+            progress.start()
             try:
                 for loaded in self.load(workers, batches):
                     before = clock()

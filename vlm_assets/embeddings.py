@@ -4,13 +4,14 @@ What lives here: the columns, what decides their meaning, and the work that fill
 order of a materialization (``materialization.py``), the model (``resources/vlm/embedder.py``).
 """
 
-from __future__ import annotations
+# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 import dagster as dg
 import pyarrow as pa
@@ -81,7 +82,7 @@ class EmbeddingWork:
         wanted: PropertyRange,
         descriptions: PartitionRows,
         model: TextEmbeddingModel,
-    ) -> EmbeddingWork:
+    ) -> Self:
         """The work of one range. Raises CatalogError, ModelLoadError."""
         record = descriptions.record
         if record is None:
@@ -106,6 +107,7 @@ class EmbeddingWork:
         started = clock()
         embedder = self.model.load(device)
         load_seconds = clock() - started
+        progress.start()
         model_seconds = 0.0
         missing = pa.array(sorted(journal.missing_ids), pa.string())
         try:

@@ -31,9 +31,12 @@ class Progress:
         self._expected = expected
         self._restored = restored
         self._clock = clock
-        self._started = clock()
-        self._last_report = clock()
+        self._started = self._last_report = clock()
         self.computed = 0
+
+    def start(self) -> None:
+        """The model is loaded and the first property is next: the rate counts from here."""
+        self._started = self._clock()
 
     def advance(self, rows: int) -> None:
         """Count rows that were computed in this run; tells the page at most every INTERVAL_SECONDS."""
