@@ -237,7 +237,7 @@ def _matches_descriptions(connection: duckdb.DuckDBPyConnection, descriptions: P
     connection.from_parquet(str(descriptions)).create_view("described")
     differing, first = _ids(
         connection,
-        "SELECT coalesce(s.property_id, d.property_id) FROM staged s FULL JOIN described d"
+        "SELECT DISTINCT coalesce(s.property_id, d.property_id) FROM staged s FULL JOIN described d"
         " ON s.property_id = d.property_id AND s.ordinal = d.ordinal AND s.status = d.status"
         " WHERE s.property_id IS NULL OR d.property_id IS NULL"
         " OR (s.status = 'ok') <> (s.embedding IS NOT NULL)",

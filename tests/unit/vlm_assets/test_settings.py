@@ -1,0 +1,62 @@
+"""Settings are validated when they are read, and a wrong one is named with what would do."""
+
+import pytest
+
+from vlm_assets.settings import CHECKOUT, SettingsError, load_settings
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch, tmp_path):
+    import os
+
+    for name in os.environ:
+        if name.startswith("VLM_ASSETS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_misspelt_setting_is_refused_with_the_right_name(monkeypatch):
+    """A setting that is silently ignored costs weeks."""
+    monkeypatch.setenv("VLM_ASSETS_MODLE", "x")
+    with pytest.raises(SettingsError, match=r"VLM_ASSETS_MODLE .* Did you mean VLM_ASSETS_MODEL\?"):
+        load_settings()
+
+
+def test_every_wrong_value_is_named(monkeypatch):
+    """All wrong settings are told at once, each with its value."""
+    monkeypatch.setenv("VLM_ASSETS_BATCH_SIZE", "0")
+    monkeypatch.setenv("VLM_ASSETS_COMMIT_SECONDS", "soon")
+    with pytest.raises(SettingsError, match=r"BATCH_SIZE='0'.*COMMIT_SECONDS='soon'"):
+        load_settings()
+
+
+def test_a_warning_limit_above_the_error_limit_is_refused(monkeypatch):
+    """Limits that contradict each other are refused, not reinterpreted."""
+    monkeypatch.setenv("VLM_ASSETS_FAILED_SHARE_WARN", "0.5")
+    with pytest.raises(SettingsError, match="FAILED_SHARE_WARN"):
+        load_settings()
+
+
+def test_relative_folders_become_absolute(monkeypatch, tmp_path):
+    """A run's working directory is not the shell's, so folders are resolved where they are read."""
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    monkeypatch.setenv("VLM_ASSETS_HOME", "here")
+    monkeypatch.setenv("VLM_ASSETS_MODEL", "models/mine")
+    settings = load_settings()
+    assert settings.home == tmp_path / "here"
+    assert settings.model == str(tmp_path / "models" / "mine")
+
+
+def test_a_hub_id_stays_as_it_is(monkeypatch):
+    """What is no folder here is a hub id, unless it is written like a path."""
+    monkeypatch.setenv("VLM_ASSETS_MODEL", "owner/name")
+    assert load_settings().model == "owner/name"
+    monkeypatch.setenv("VLM_ASSETS_MODEL", "./owner/name")
+    with pytest.raises(SettingsError, match="there is no folder"):
+        load_settings()
+
+
+def test_dagster_state_of_the_default_home_is_in_the_checkout(tmp_path):
+    """The default home's Dagster state is dagster_home/; any other home carries its own."""
+    assert load_settings().dagster_home == CHECKOUT / "dagster_home"
+    assert load_settings(home=tmp_path / "h").dagster_home == tmp_path / "h" / "dagster"
