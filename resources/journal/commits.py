@@ -72,7 +72,7 @@ class Committer:
                 raise SegmentUnreadableError(f"{temporary} reads back other than it was written")
             self._lock.check()
             manifests.refuse_if_overtaken(self._directory, self._manifest.sequence)
-            manifests.link_unless_fenced(temporary, path)
+            files.publish_new(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         self._next_number += 1

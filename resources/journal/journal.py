@@ -107,6 +107,7 @@ class Journal:
             raise storage_error(error, doing="opening the journal", where=directory) from error
         try:
             for attempt in range(_TAKEOVER_ATTEMPTS):
+                lock.check()
                 found = survey(directory, identity, high_water_mark)
                 if accept_loss is None:
                     refuse_loss(found, directory, quarantine, identity)
@@ -126,8 +127,9 @@ class Journal:
                         raise
             committer = Committer(directory, identity, manifest, lock, high_water_mark)
         except OSError as error:
+            named = lock.named_error(error, doing="recovering the journal")
             lock.release()
-            raise storage_error(error, doing="recovering the journal", where=directory) from error
+            raise named from error
         except BaseException:
             lock.release()
             raise
@@ -200,7 +202,7 @@ class Journal:
             self._lock.release(remove=True)
             _remove_empty(self._directory)
         except OSError as error:
-            raise storage_error(error, doing="retiring the journal", where=self._directory) from error
+            raise self._lock.named_error(error, doing="retiring the journal") from error
         finally:
             self._lock.release()
 
@@ -255,7 +257,7 @@ class Journal:
         try:
             segment = self._committer.commit(tables)
         except OSError as error:
-            raise storage_error(error, doing="a commit", where=self._directory) from error
+            raise self._lock.named_error(error, doing="a commit") from error
         with self._guard:
             self._segments.append(segment)
             self._done.update(segment.ids)

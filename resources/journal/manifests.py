@@ -132,22 +132,13 @@ def publish(directory: Path, manifest: Manifest) -> str:
     temporary = files.write_temporary(path, data)
     try:
         refuse_if_overtaken(directory, manifest.sequence - 1)
-        link_unless_fenced(temporary, path)
+        files.publish_new(temporary, path)
+    except FileExistsError as error:
+        raise FencedError(f"{path} was written by another writer: this one was taken over") from error
     finally:
         temporary.unlink(missing_ok=True)
     refuse_if_overtaken(directory, manifest.sequence)
     return hashlib.sha256(data).hexdigest()
-
-
-def link_unless_fenced(temporary: Path, path: Path) -> None:
-    """Give a temporary file its final name. Raises FencedError where another writer is at work here.
-
-    It shows in two ways: the final name is taken, or the temporary file was cleared by a recovery.
-    """
-    try:
-        files.publish_new(temporary, path)
-    except (FileExistsError, FileNotFoundError) as error:
-        raise FencedError(f"{path}: another writer took this journal over ({error.strerror})") from error
 
 
 def refuse_if_overtaken(directory: Path, sequence: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import uuid
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -256,9 +255,9 @@ def settle(
     for temporary in found.temporaries:
         temporary.unlink(missing_ok=True)
     clear_temporaries(high_water_mark)
-    moved = [(str(_quarantine(path, quarantine)), why) for path, why in found.damaged.items()]
+    moved = [(str(files.set_aside(path, quarantine)), why) for path, why in found.damaged.items()]
     for slot in found.mark.damaged:
-        moved.append((str(_quarantine(slot, slot.parent)), "the high-water mark does not verify"))
+        moved.append((str(files.set_aside(slot, slot.parent)), "the high-water mark does not verify"))
     lost = accept_loss if found.losses else None
     mark = found.mark.mark
     epoch = 1 + max(found.head.epoch if found.head else 0, mark.epoch if mark else 0)
@@ -306,17 +305,6 @@ def mark_of(manifest: Manifest) -> HighWaterMark:
         last_segment=manifest.segments[-1].name if manifest.segments else None,
         retired=manifest.retired,
     )
-
-
-def _quarantine(path: Path, into: Path) -> Path:
-    """Move a file aside under a name of its own, durably; on the same device, never deleted."""
-    files.make_directory(into)
-    target = into / f"{path.name}.{uuid.uuid4().hex[:8]}.quarantined"
-    path.rename(target)
-    files.sync_directory(into)
-    if path.parent != into:
-        files.sync_directory(path.parent)
-    return target
 
 
 def _now() -> str:

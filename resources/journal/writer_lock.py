@@ -6,12 +6,14 @@ fence the older writer off; see manifests.publish.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
+import uuid
 from pathlib import Path
 
-from resources.journal.errors import FencedError, JournalLockedError
+from resources.journal.errors import FencedError, JournalError, JournalLockedError, storage_error
 
 LOCK_NAME = "writer.lock"
 
@@ -23,6 +25,8 @@ class WriterLock:
         """Take the lock now. Raises JournalLockedError (naming the holder) or OSError."""
         self._path = directory / LOCK_NAME
         self._descriptor = -1
+        # The last part tells two locks of one process apart.
+        self._name = f"process {os.getpid()} on {socket.gethostname()} ({uuid.uuid4().hex[:8]})\n".encode()
         while self._descriptor < 0:
             self._descriptor = self._try()
 
@@ -45,7 +49,7 @@ class WriterLock:
             os.close(descriptor)
             return -1
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        os.pwrite(descriptor, self._name, 0)
         return descriptor
 
     def _is_at_path(self, descriptor: int) -> bool:
@@ -57,12 +61,30 @@ class WriterLock:
         return (standing.st_dev, standing.st_ino) == (held.st_dev, held.st_ino)
 
     def check(self) -> None:
-        """Raise FencedError where the file we hold is no longer the one that others would lock."""
-        if self._descriptor < 0 or not self._is_at_path(self._descriptor):
-            raise FencedError(
-                f"{self._path} was removed or replaced while this process held it: another writer may have "
-                "taken over. Stop this process and start again."
-            )
+        """Raise FencedError where another writer has, or could have, this journal by now.
+
+        It shows in two ways: the file we hold is no longer the one that others would lock, or another
+        writer's name stands in it (a file system where the lock does not hold).
+        """
+        held = self._descriptor >= 0 and self._is_at_path(self._descriptor)
+        if held and os.pread(self._descriptor, len(self._name), 0) == self._name:
+            return
+        raise FencedError(
+            f"{self._path} was removed or taken while this process held it: another writer may have taken "
+            "over. What this process had not committed is left to that one. Stop this process."
+        )
+
+    def named_error(self, error: OSError, *, doing: str) -> JournalError:
+        """The named exception for an error met while writing: a takeover clears this writer's files."""
+        try:
+            if self._descriptor >= 0:
+                self.check()
+        except FencedError as fenced:
+            return fenced
+        except OSError:
+            # The storage fails this look too; the first error says more.
+            return storage_error(error, doing=doing, where=self._path.parent)
+        return storage_error(error, doing=doing, where=self._path.parent)
 
     def release(self, *, remove: bool = False) -> None:
         """Give the lock back; ``remove`` takes the file away first (a retired journal)."""
@@ -70,5 +92,7 @@ class WriterLock:
             return
         if remove:
             self._path.unlink(missing_ok=True)
-        os.close(self._descriptor)
-        self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        with contextlib.suppress(OSError):
+            # Whatever close says, the descriptor is gone, and the lock with it.
+            os.close(descriptor)

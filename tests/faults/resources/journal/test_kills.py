@@ -7,7 +7,7 @@ import pytest
 
 
 def test_a_kill_at_every_operation_loses_nothing_promised(writers):
-    """Fault 1: whatever operation a kill comes before, what was promised is restored and the rest done once."""
+    """Fault 1: whatever operation a kill comes before, what was promised is restored, the rest done once."""
     kills = 0
     for at in itertools.count(1):
         home = writers.new_home()

@@ -47,6 +47,8 @@ class Failpoint:
             setattr(os, name, self.wrap(name, getattr(os, name)))
 
     def wrap(self, name, real):
+        """The function to put in the place of ``os.name``."""
+
         def call(*arguments, **named):
             if name == "open" and not arguments[1] & os.O_CREAT:
                 return real(*arguments, **named)
@@ -100,6 +102,8 @@ def work(order: dict, report) -> None:
             report(submitted=mine)
             journal.flush()
             report(promised=mine)
+        found = [row for part in journal.read_ordered() for row in part.to_pylist()]
+        report(final=[row["ordinal"] for row in found], exact=found == rows_of(found))
     report(finished=True, operations=next(failpoint.calls) - 1)
 
 
