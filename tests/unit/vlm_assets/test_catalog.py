@@ -150,6 +150,20 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     assert noticed > 50
 
 
+def test_sound_parquet_with_other_rows_is_noticed(tmp_path: Path) -> None:
+    """Rows that someone rewrote under the same header are not taken for what was ingested."""
+    ingest(list_properties(tmp_path, 3), tmp_path / "home")
+    catalog = Catalog.open(tmp_path / "home")
+    table = pq.read_table(catalog.path)
+    ids = table["property_id"].to_pylist()
+    swapped = table.set_column(1, table.schema.field(1), pa.array([ids[1], ids[0], ids[2]]))
+    with pq.ParquetWriter(catalog.path, swapped.schema) as writer:
+        writer.write_table(swapped)
+        writer.add_key_value_metadata(catalog.header.metadata())
+    with pytest.raises(CatalogUnreadableError, match="not what was ingested"):
+        Catalog.open(tmp_path / "home").slice(catalog.ranges[0])
+
+
 def test_a_home_without_catalogue_says_what_to_do(tmp_path: Path) -> None:
     """The first thing a person sees names the command that is missing."""
     with pytest.raises(CatalogMissingError, match="vlm-assets ingest SOURCE"):

@@ -317,7 +317,8 @@ def test_one_ingest_at_a_time(tree: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     ingest(tree, home)
     with (home / "property_catalog" / ".ingest.lock").open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Shared, which only an exclusive lock does not go along with.
+        fcntl.flock(lock, fcntl.LOCK_SH)
         with pytest.raises(IngestBusyError, match=r"process \d+, source .*tree"):
             ingest(tree, home)
     assert not ingest(tree, home).written
