@@ -16,6 +16,7 @@ import typer
 from vlm_assets.settings import PREFIX, load_settings
 
 if TYPE_CHECKING:
+    from vlm_assets.ingest_report import IngestReport
     from vlm_assets.settings import Settings
 
 app = typer.Typer(
@@ -30,7 +31,9 @@ Properties = Annotated[int, typer.Option(min=1, help="Example properties to rend
 RangeSize = Annotated[int | None, typer.Option(min=1, help="Properties a partition.")]
 Seed = Annotated[int, typer.Option(help="Seed of the example properties.")]
 
+EXAMPLE_PROPERTIES = 240
 EXAMPLE_RANGE_SIZE = 20
+EXAMPLE_SEED = 7
 
 
 _OURS = frozenset({"vlm_assets", "resources", "sensors"})
@@ -89,10 +92,78 @@ def ingest(
         image_root=image_root or current.image_root,
         update=update,
     )
-    for sentence in report.sentences():
-        typer.echo(sentence)
+    _say(report)
     if report.new_ranges:
         typer.echo("A running Dagster sees new ranges after Deployment > Reload.")
+
+
+@app.command()
+def example(
+    home: Home = None,
+    properties: Properties = EXAMPLE_PROPERTIES,
+    range_size: RangeSize = None,
+    seed: Seed = EXAMPLE_SEED,
+) -> None:
+    """Render and catalogue the example properties; runs nothing."""
+    _take_in_example(_settings(home), properties, range_size, seed)
+
+
+@app.command()
+def demo(
+    home: Home = None,
+    properties: Properties = EXAMPLE_PROPERTIES,
+    range_size: RangeSize = None,
+    seed: Seed = EXAMPLE_SEED,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the pages, on loopback.")] = 3000,
+    exit_when_done: Annotated[
+        bool, typer.Option("--exit", help="Stop when all is done; 0 only if all partitions are sound.")
+    ] = False,
+) -> None:
+    """Dagster UI and a backfill of all that is missing: of your VLM_ASSETS_SOURCE, else of the example."""
+    from vlm_assets.demo.supervisor import run_demo
+    from vlm_assets.ingest import ingest as take_in
+    from vlm_assets.resource_settings import build_gpu
+
+    current = _settings(home)
+    if current.source is None:
+        _take_in_example(current, properties, range_size, seed)
+    else:
+        report = take_in(
+            current.source,
+            current.home,
+            range_size=range_size or current.range_size,
+            image_root=current.image_root,
+        )
+        _say(report)
+    code = run_demo(
+        home=current.home,
+        dagster_home=current.dagster_home,
+        slots=len(build_gpu(current).find()),
+        port=port,
+        exit_when_done=exit_when_done,
+        accuracy=lambda: _accuracy(current) if current.source is None else None,
+    )
+    raise typer.Exit(code)
+
+
+def _take_in_example(current: Settings, properties: int, range_size: int | None, seed: int) -> None:
+    from vlm_assets.demo.example import write_example
+    from vlm_assets.ingest import ingest as take_in
+
+    typer.echo(f"Example: {properties} properties with seed {seed} in {current.home / 'example'} ...")
+    listing = write_example(current.home, properties=properties, seed=seed)
+    _say(take_in(listing, current.home, range_size=range_size or EXAMPLE_RANGE_SIZE))
+
+
+def _accuracy(current: Settings) -> str:
+    from vlm_assets.demo.accuracy import accuracy
+
+    return accuracy(current.home).report()
+
+
+def _say(report: IngestReport) -> None:
+    for sentence in report.sentences():
+        typer.echo(sentence)
 
 
 @app.command()
