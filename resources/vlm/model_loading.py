@@ -37,6 +37,11 @@ class ModelSource:
         path = Path(self.name).expanduser()
         return path if path.is_dir() else None
 
+    @property
+    def location(self) -> str:
+        """What ``from_pretrained`` takes."""
+        return str(self.folder or self.name)
+
 
 def exact_revision(source: ModelSource) -> str:
     """What exactly this source names now: ``sha256:…`` over a folder's files, or the hub's commit.
@@ -103,10 +108,10 @@ def load_processor(source: ModelSource) -> Any:
         from transformers import AutoImageProcessor, AutoProcessor
         from transformers.utils import is_torchvision_available
 
-        processor = AutoProcessor.from_pretrained(source.name, **arguments)
+        processor = AutoProcessor.from_pretrained(source.location, **arguments)
         if is_torchvision_available() and hasattr(processor, "image_processor"):
             processor.image_processor = AutoImageProcessor.from_pretrained(
-                source.name, backend="pil", **arguments
+                source.location, backend="pil", **arguments
             )
     for part in ("tokenizer", "image_processor"):
         if not hasattr(processor, part):
@@ -126,7 +131,7 @@ def load_tokenizer(source: ModelSource) -> Any:
     with _loading(source, "tokenizer") as arguments:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(source.name, **arguments)
+        return AutoTokenizer.from_pretrained(source.location, **arguments)
 
 
 def load_config(source: ModelSource) -> Any:
@@ -134,7 +139,7 @@ def load_config(source: ModelSource) -> Any:
     with _loading(source, "configuration") as arguments:
         from transformers import AutoConfig
 
-        return AutoConfig.from_pretrained(source.name, **arguments)
+        return AutoConfig.from_pretrained(source.location, **arguments)
 
 
 def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
@@ -148,7 +153,7 @@ def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     with _loading(source, "weights") as arguments:
         model, report = auto_class.from_pretrained(
-            source.name, use_safetensors=True, dtype=dtype, output_loading_info=True, **arguments
+            source.location, use_safetensors=True, dtype=dtype, output_loading_info=True, **arguments
         )
         lacking = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
         if lacking:

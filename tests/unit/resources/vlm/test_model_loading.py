@@ -132,6 +132,16 @@ def test_model_that_needs_torchvision(tmp_path, tokenizer):
         load_processor(ModelSource(str(tmp_path)))
 
 
+def test_torchvision_of_another_torch(monkeypatch):
+    """A torchvision that does not fit torch breaks every model; the error names the pair."""
+    monkeypatch.setattr(model_loading, "version", {"torchvision": "0.29.2", "torch": "2.13.0"}.get)
+    with (
+        pytest.raises(ModelLoadError, match=r"torchvision 0\.29\.2 may not fit torch 2\.13\.0"),
+        model_loading._loading(ModelSource("."), "processor"),
+    ):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+
 class _Hub:
     """The hub as it answers: a commit, or an error."""
 
