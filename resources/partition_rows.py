@@ -70,4 +70,5 @@ class PartitionRows:
         return None if chosen is None else list(chosen)
 
     def _open(self) -> Any:
-        return pq.ParquetFile(self.path, page_checksum_verification=True)
+        # Buffering ahead would keep every row group that was read until the file is closed.
+        return pq.ParquetFile(self.path, page_checksum_verification=True, pre_buffer=False)
