@@ -1,0 +1,112 @@
+"""``vlm-assets demo``: Dagster for a catalogued home, a backfill of all that is missing, a summary.
+
+What lives here: the order of a start and of an end. What does not: the example's properties and their
+catalogue, which are there before this begins; the processes (``process_group.py``, ``dagster_server.py``);
+which partitions are asked for (``backfill.py``); what is shown (``terminal.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from vlm_assets.catalog import Catalog
+from vlm_assets.dagster_home import prepare_dagster_home
+from vlm_assets.dagster_server import GRACE_SECONDS, DagsterServer, dagster_server, free_port
+from vlm_assets.demo.backfill import ASSETS, Backfilling
+from vlm_assets.demo.terminal import ProgressLine, Summary, row_counts, where_to_click
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C or SIGTERM before all was done."""
+
+_FOREVER = 3600.0
+
+
+def run_demo(
+    *,
+    home: Path,
+    dagster_home: Path,
+    slots: int,
+    port: int = 3000,
+    exit_when_done: bool = False,
+    accuracy: Callable[[], str | None] = lambda: None,
+    grace_seconds: float = GRACE_SECONDS,
+    console: Console | None = None,
+) -> int:
+    """Run Dagster on a catalogued home until Ctrl-C, or until all is done; gives the exit code.
+
+    The code is 0 if every partition is complete and no check failed with ERROR. slots: runs that hold a
+    device at once. accuracy: a sentence about the finished output, or None. Raises CatalogError,
+    DagsterHomeError, NoFreePortError, ProcessEndedError and DagsterApiError, whose messages are for people.
+    """
+    console = console or Console(soft_wrap=True)
+    catalog = Catalog.open(home)
+    keys = [one.key for one in catalog.ranges]
+    prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=slots)
+    found = free_port(port)
+    if found != port:
+        console.print(f"Port {port} is taken; this Dagster listens on {found}.")
+    summary: Summary | None = None
+    with (
+        _interruptible(),
+        dagster_server(home, dagster_home, port=found, grace_seconds=grace_seconds) as server,
+    ):
+        try:
+            console.print(f"Starting Dagster on {server.address} (its logs: {server.logs}) ...")
+            server.start_pages()
+            summary = _backfill(server, Backfilling(server.api, home, keys), accuracy, console)
+            summary.print(console)
+            if not exit_when_done:
+                where_to_click(console, server.address)
+                while True:
+                    server.group.watch(_FOREVER)
+        except KeyboardInterrupt:
+            console.print(
+                f"\nEnding Dagster. Runs commit what they have finished, {grace_seconds:.0f} s at most"
+                " (Ctrl-C again: at once). The next start goes on from there."
+            )
+            if summary is None:
+                return INTERRUPTED
+    return 0 if summary.ok else 1
+
+
+def _backfill(
+    server: DagsterServer, work: Backfilling, accuracy: Callable[[], str | None], console: Console
+) -> Summary:
+    before = work.snapshot()
+    console.print(work.begin())
+    server.start_daemon()
+    if work.followed:
+        # Often enough to watch, seldom enough that a large catalogue's keys are no load.
+        interval = max(2.0, len(work.keys) / 2000)
+        with ProgressLine(console, work.keys, done_before=before.done) as line:
+            now = work.snapshot()
+            line.show(now)
+            while not work.ended(now):
+                server.group.watch(interval)
+                now = work.snapshot()
+                line.show(now)
+    return Summary(
+        partitions=len(work.keys),
+        complete=len(work.complete_keys()),
+        failed_keys=sorted(work.snapshot().failed),
+        rows=row_counts(work.home),
+        failing=[check for asset in ASSETS for check in server.api.failing_checks(asset)],
+        accuracy=accuracy(),
+    )
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and a closed terminal end this process as Ctrl-C does."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

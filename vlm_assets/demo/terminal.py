@@ -1,0 +1,126 @@
+"""What the terminal shows while partitions are made and when they are.
+
+What lives here: the progress line, the summary, where to click next. What does not: anything that decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import duckdb
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from vlm_assets.dagster_api import FailingCheck
+from vlm_assets.demo.backfill import ASSETS, Snapshot
+from vlm_assets.property_ranges import PropertyRange
+
+_SHOWN = 5
+
+
+class ProgressLine:
+    """Partitions done, running and failed, properties described, rate: a bar, or lines without a terminal."""
+
+    def __init__(self, console: Console, keys: Sequence[str], *, done_before: Collection[str]) -> None:
+        self._console = console
+        self._sizes = {key: len(PropertyRange.from_key(key)) for key in keys}
+        self._before = self._properties(done_before)
+        self._started = time.monotonic()
+        self._said = ""
+        self._bar = Progress(
+            BarColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=len(keys), state="")
+
+    def __enter__(self) -> ProgressLine:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, now: Snapshot) -> None:
+        """Show how the partitions stand; without a terminal, a line for each change."""
+        properties = self._properties(now.done)
+        rate = (properties - self._before) / (time.monotonic() - self._started)
+        counts = (
+            f"{len(now.done)}/{len(self._sizes)} partitions done, {now.runs} running,"
+            f" {len(now.failed)} failed"
+        )
+        state = f"{counts}, {properties:,} properties described, {rate:.1f}/s"
+        self._bar.update(self._task, completed=len(now.done), state=state)
+        if not self._console.is_terminal and counts != self._said:
+            self._console.print(state, highlight=False)
+        self._said = counts
+
+    def _properties(self, keys: Collection[str]) -> int:
+        return sum(self._sizes.get(key, 0) for key in keys)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a start ended. rows: status to count, over the published descriptions."""
+
+    partitions: int
+    complete: int
+    failed_keys: Sequence[str]
+    rows: dict[str, int]
+    failing: Sequence[FailingCheck]
+    accuracy: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every partition is complete and no check failed with ERROR."""
+        return self.complete == self.partitions and all(check.severity != "ERROR" for check in self.failing)
+
+    def print(self, console: Console) -> None:
+        """The summary for people."""
+        colour = "green" if self.ok else "red"
+        console.print(f"[{colour}]{self.complete} of {self.partitions} partitions are complete.[/]")
+        rows = ", ".join(f"{count:,} {status}" for status, count in sorted(self.rows.items(), reverse=True))
+        console.print(f"Properties: {rows or 'none yet'}.")
+        if self.accuracy:
+            console.print(escape(self.accuracy))
+        for key in self.failed_keys[:_SHOWN]:
+            console.print(f"[red]Failed:[/] partition {key}")
+        if len(self.failed_keys) > _SHOWN:
+            console.print(f"… and {len(self.failed_keys) - _SHOWN} more failed partitions")
+        for check in self.failing[:_SHOWN]:
+            console.print(
+                f"[{'red' if check.severity == 'ERROR' else 'yellow'}]{check.severity}:[/] check {check.name}"
+                f" of {check.asset}, partition {check.partition}: {escape(check.description)}"
+            )
+        if len(self.failing) > _SHOWN:
+            console.print(f"… and {len(self.failing) - _SHOWN} more checks that did not pass")
+
+
+def where_to_click(console: Console, address: str) -> None:
+    """The pages to look at, and how to end."""
+    console.print(f"\nLook at it:  [bold]{address}/assets/{ASSETS[0]}[/]")
+    console.print("  a green partition: its rows, its rate, and a contact sheet with what the model said")
+    console.print("  Overview, Metadata, Plots: how rates and rows go over the partitions")
+    console.print("  Checks: what had to hold before a partition was published")
+    console.print("Ctrl-C ends Dagster; what is done stays done.")
+
+
+def row_counts(home: Path) -> dict[str, int]:
+    """Rows of the published descriptions by status; empty where nothing is published."""
+    files = str(home / ASSETS[0] / "*.parquet")
+    if not any((home / ASSETS[0]).glob("*.parquet")):
+        return {}
+    with duckdb.connect() as connection:
+        counted = connection.execute(
+            "SELECT status, count(*) FROM read_parquet($1, union_by_name = true) GROUP BY status", [files]
+        ).fetchall()
+    return {str(status): int(count) for status, count in counted}

@@ -1,0 +1,180 @@
+"""Processes that never outlive the one that started them: one process group, ended as a whole.
+
+What lives here: starting children in a group of their own, hearing of their end, and ending all of them,
+grandchildren too: terminate, a grace, kill. What does not: what the processes do. A watchdog in the group
+holds the reading end of a pipe; when the starter is gone, however it went, the pipe closes and the watchdog
+ends the group. Linux only (``/proc``, pidfd). Term: process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+_LOOK_SECONDS = 0.1
+
+
+class ProcessEndedError(RuntimeError):
+    """A process of the group ended although it was needed; the message names it, its code and its log."""
+
+
+@dataclass(frozen=True)
+class _Child:
+    name: str
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    log: Path
+
+
+class ProcessGroup:
+    """Named child processes in one process group (context manager; its end is theirs).
+
+    grace_seconds: between SIGTERM and SIGKILL, so that a run commits what it has finished.
+    keep_open: a file descriptor that the watchdog keeps open until the last process of the group is gone:
+    a lock on it covers the whole group even when this process is killed.
+    """
+
+    def __init__(self, *, grace_seconds: float, keep_open: int | None = None) -> None:
+        self._grace_seconds = grace_seconds
+        self._keep_open = keep_open
+        self._children: list[_Child] = []
+
+    def __enter__(self) -> ProcessGroup:
+        # Where SIGINT is ignored (a background job of a script), children would inherit that, and Dagster
+        # gives SIGTERM the same handling as SIGINT: they could not be ended.
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(self._grace_seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+            pass_fds=() if self._keep_open is None else (self._keep_open,),
+        )
+        assert self._watchdog.stdout is not None
+        # It is deaf to SIGTERM from here on; a group whose watchdog died first could outlive us.
+        self._watchdog.stdout.readline()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def id(self) -> int:
+        """The process group's id."""
+        return self._watchdog.pid
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        environment: Mapping[str, str],
+        directory: Path,
+        log: Path,
+    ) -> None:
+        """Start a process of the group in ``directory``; its output goes to ``log``."""
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                cwd=directory,
+                process_group=self.id,
+            )
+        self._children.append(_Child(name, process, os.pidfd_open(process.pid), log))
+
+    def watch(self, seconds: float) -> None:
+        """Let up to ``seconds`` pass. Raises ProcessEndedError as soon as a process of the group ends."""
+        ended, _, _ = select.select([child.pidfd for child in self._children], [], [], seconds)
+        for child in self._children:
+            if child.pidfd in ended:
+                code = child.process.wait()
+                raise ProcessEndedError(
+                    f"{child.name} ended by itself (exit code {code}). Its last words:\n"
+                    f"{last_lines(child.log)}\nAll of them: {child.log}"
+                )
+
+    def stop(self) -> None:
+        """End every process of the group and wait until it is empty. A Ctrl-C meanwhile kills at once."""
+        try:
+            _end_group(self.id, self._grace_seconds, self._reap)
+        except KeyboardInterrupt:
+            _end_group(self.id, 0.0, self._reap)
+        finally:
+            for child in self._children:
+                child.process.wait()
+                os.close(child.pidfd)
+            self._children.clear()
+            for end in (self._watchdog.stdin, self._watchdog.stdout):
+                if end is not None:
+                    end.close()
+            self._watchdog.wait()
+
+    def _reap(self) -> None:
+        for child in self._children:
+            child.process.poll()
+
+
+def last_lines(file: Path, count: int = 15) -> str:
+    """The last lines of a log, for an error's message."""
+    with contextlib.suppress(FileNotFoundError):
+        return "\n".join(file.read_text(errors="replace").splitlines()[-count:])
+    return "(no log)"
+
+
+def members(group: int) -> list[int]:
+    """Pids of the living processes of a group, zombies left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            # A process may end between the listing and the reading.
+            with contextlib.suppress(OSError):
+                state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+                if int(its_group) == group and state != "Z":
+                    found.append(int(entry.name))
+    return found
+
+
+def _end_group(group: int, grace_seconds: float, reap: Callable[[], None] = lambda: None) -> None:
+    """SIGTERM, wait for all but the group's leader (the watchdog) to go, SIGKILL to what is left."""
+    deadline = time.monotonic() + grace_seconds
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGTERM)
+    while any(pid != group for pid in members(group)) and time.monotonic() < deadline:
+        reap()
+        _let_pass(_LOOK_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _let_pass(seconds: float) -> None:
+    # The processes waited for are not all our children, so there is no event of their end to wait for.
+    select.select([], [], [], seconds)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The watchdog: wait until the starter's end of the pipe closes, then end this process's group."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdout.write("watching\n")
+    sys.stdout.flush()
+    sys.stdin.buffer.read()
+    _end_group(os.getpgrp(), float(arguments[0]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
