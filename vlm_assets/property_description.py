@@ -28,7 +28,7 @@ class PropertyDescription(BaseModel):
     building_type: BuildingType = Field(description="Kind of building, judged from its outside.")
     facade_material: FacadeMaterial = Field(description="What most of the outer wall is made of.")
     roof: Roof = Field(
-        description="Shape of the main roof: flat, gable (one ridge, triangular end) or hip (slopes on all sides)."
+        description="Shape of the main roof: flat, gable (triangular end) or hip (slopes on all sides)."
     )
     floors: int = Field(ge=1, le=5, description="Number of storeys, the ground floor included.")
     garage: Garage = Field(description="Garage beside the building: none, one door or two.")
@@ -40,5 +40,6 @@ class PropertyDescription(BaseModel):
     has_fireplace: bool = Field(description="Whether the living room has a fireplace.")
     bathroom: Bathroom = Field(description="What the bathroom is fitted with: bath, shower or both.")
     summary: str = Field(
-        max_length=300, description="One or two sentences that a buyer would read first, without superlatives."
+        max_length=300,
+        description="One or two sentences that a buyer would read first, without superlatives.",
     )

@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from vlm_assets.demo.canvas import Canvas, Color, darker, lighter, mix
+from vlm_assets.demo.canvas import GROUND, Canvas, Color, darker, lighter, mix
+from vlm_assets.demo.facades import draw_storey, draw_window
 from vlm_assets.demo.plants import bush, tree
 from vlm_assets.property_description import PropertyDescription
 
@@ -25,9 +26,6 @@ _SKIES: Final[tuple[tuple[Color, Color], ...]] = (
     ((88, 144, 206), (250, 222, 196)),
 )
 _DUSK: Final[tuple[Color, Color]] = ((70, 88, 140), (246, 190, 150))
-
-GROUND = 192.0
-"""Height, in photo units from the top, of the line where a building stands."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,10 @@ class Exterior:
             wall=wall,
             roof=rng.choice(_ROOFS),
             door=rng.choice(_DOORS),
-            neighbours=(mix(rng.choice(walls), (190, 190, 190), 0.45), mix(rng.choice(walls), (190, 190, 190), 0.45)),
+            neighbours=(
+                mix(rng.choice(walls), (190, 190, 190), 0.45),
+                mix(rng.choice(walls), (190, 190, 190), 0.45),
+            ),
             width=_WIDTHS[truth.building_type] * rng.uniform(0.95, 1.06),
             sky=rng.choice(_SKIES),
         )
@@ -85,7 +86,9 @@ def draw_sky(canvas: Canvas, sky: tuple[Color, Color], rng: random.Random, *, du
     for _ in range(rng.randint(2, 4)):
         x, y, size = rng.uniform(0, 320), rng.uniform(14, 80), rng.uniform(16, 34)
         for dx, dy, part in ((-0.8, 0.1, 0.6), (0, -0.1, 0.9), (0.7, 0.14, 0.9)):
-            canvas.glow(x + dx * size, y + dy * size, size * part * 1.5, size * part * 0.6, (255, 255, 255), 0.6)
+            canvas.glow(
+                x + dx * size, y + dy * size, size * part * 1.5, size * part * 0.6, (255, 255, 255), 0.6
+            )
     far = mix((104, 134, 122), bottom, 0.45)
     x = -20.0
     while x < 330:
@@ -94,7 +97,9 @@ def draw_sky(canvas: Canvas, sky: tuple[Color, Color], rng: random.Random, *, du
         x += size * 1.1
 
 
-def draw_street(canvas: Canvas, truth: PropertyDescription, look: Exterior, rng: random.Random, *, dusk: bool) -> None:
+def draw_street(
+    canvas: Canvas, truth: PropertyDescription, look: Exterior, rng: random.Random, *, dusk: bool
+) -> None:
     """The building from the street; at dusk its windows are lit."""
     draw_sky(canvas, look.sky, rng, dusk=dusk)
     terraced = truth.building_type == "terraced_house"
@@ -102,7 +107,13 @@ def draw_street(canvas: Canvas, truth: PropertyDescription, look: Exterior, rng:
     left = (320 - look.width - garage) / 2 + rng.uniform(-10, 10)
     if not terraced:
         for _ in range(3):
-            tree(canvas, rng.choice((rng.uniform(0, 40), rng.uniform(280, 320))), GROUND, rng.uniform(60, 110), rng)
+            tree(
+                canvas,
+                rng.choice((rng.uniform(0, 40), rng.uniform(280, 320))),
+                GROUND,
+                rng.uniform(60, 110),
+                rng,
+            )
     canvas.gradient(0, GROUND - 1, 320, 50, (138, 164, 98), (104, 136, 74))
     if terraced:
         for side, color in enumerate(look.neighbours):
@@ -128,7 +139,14 @@ def draw_rear(canvas: Canvas, truth: PropertyDescription, look: Exterior, rng: r
 
 
 def draw_building(
-    canvas: Canvas, truth: PropertyDescription, look: Exterior, left: float, rng: random.Random, *, dusk: bool, terraced: bool
+    canvas: Canvas,
+    truth: PropertyDescription,
+    look: Exterior,
+    left: float,
+    rng: random.Random,
+    *,
+    dusk: bool,
+    terraced: bool,
 ) -> None:
     """Walls, windows, door and roof, standing on the ground line from ``left``."""
     width, storey = look.width, _STOREYS[truth.building_type]
@@ -141,18 +159,40 @@ def draw_building(
         canvas.poly([(left, GROUND), (left, top), (far, top + 7), (far, GROUND - 6)], side)
         for floor in range(truth.floors):
             y = top + storey * floor + storey * 0.34
-            canvas.poly([(left - 6, y + 2), (left - 14, y + 4), (left - 14, y + 15), (left - 6, y + 15)], (96, 118, 134))
+            canvas.poly(
+                [(left - 6, y + 2), (left - 14, y + 4), (left - 14, y + 15), (left - 6, y + 15)],
+                (96, 118, 134),
+            )
     _wall(canvas, truth.facade_material, look.wall, left, top, width, height, rng)
     _roof(canvas, truth, look, left, top, width, side=not terraced)
     for floor in range(truth.floors):
-        _storey(canvas, truth.building_type, look, left, top + storey * floor, width, storey, floor == truth.floors - 1, dusk, rng)
+        draw_storey(
+            canvas,
+            truth.building_type,
+            look.roof,
+            look.door,
+            left,
+            top + storey * floor,
+            width,
+            storey,
+            floor == truth.floors - 1,
+            dusk,
+            rng,
+        )
     if truth.building_type == "cottage" and truth.roof != "flat":
         canvas.rect(left + width * 0.74, top - 42, 11, 30, darker(look.wall, 0.2))
         canvas.rect(left + width * 0.74 - 2, top - 44, 15, 4, darker(look.wall, 0.4))
 
 
 def _wall(
-    canvas: Canvas, material: str, color: Color, x: float, y: float, width: float, height: float, rng: random.Random
+    canvas: Canvas,
+    material: str,
+    color: Color,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    rng: random.Random,
 ) -> None:
     canvas.gradient(x, y, width, height, lighter(color, 0.06), darker(color, 0.1))
     dark, light = darker(color, 0.3), lighter(color, 0.35)
@@ -185,14 +225,24 @@ def _wall(
 
 
 def _roof(
-    canvas: Canvas, truth: PropertyDescription, look: Exterior, left: float, top: float, width: float, *, side: bool
+    canvas: Canvas,
+    truth: PropertyDescription,
+    look: Exterior,
+    left: float,
+    top: float,
+    width: float,
+    *,
+    side: bool,
 ) -> None:
     right, color = left + width, look.roof
     if truth.roof == "flat":
         canvas.rect(left - 5, top - 7, width + 10, 8, darker(color, 0.1))
         canvas.rect(left - 5, top - 7, width + 10, 2, lighter(color, 0.4))
         if side:
-            canvas.poly([(left - 5, top - 7), (left - 24, top), (left - 24, top + 7), (left - 5, top + 1)], darker(color, 0.4))
+            canvas.poly(
+                [(left - 5, top - 7), (left - 24, top), (left - 24, top + 7), (left - 5, top + 1)],
+                darker(color, 0.4),
+            )
         panels = [(left + width * 0.2 + step * 26, top - 7) for step in range(3)]
         if truth.has_solar_panels:
             for x, y in panels:
@@ -202,7 +252,10 @@ def _roof(
     inset = width * 0.5 if truth.roof == "gable" else width * 0.2
     apex_left, apex_right, ridge = left + inset, right - inset, top - rise
     if side:
-        canvas.poly([(left - 7, top + 3), (apex_left, ridge), (apex_left - 14, ridge + 5), (left - 26, top + 9)], darker(color, 0.42))
+        canvas.poly(
+            [(left - 7, top + 3), (apex_left, ridge), (apex_left - 14, ridge + 5), (left - 26, top + 9)],
+            darker(color, 0.42),
+        )
     shape = [(left - 7, top + 3), (apex_left, ridge), (apex_right, ridge), (right + 7, top + 3)]
     canvas.poly(shape, color)
     for row in range(1, 8):
@@ -220,110 +273,25 @@ def _roof(
 def _panel(canvas: Canvas, x: float, base: float, width: float, height: float) -> None:
     slope = [(x, base), (x + 2.5, base - height), (x + width + 2.5, base - height), (x + width, base)]
     canvas.poly(slope, (26, 48, 122))
-    canvas.poly([(x + 4, base - height), (x + width * 0.6, base - height), (x + 5, base - 3)], (96, 140, 220), 0.6)
-    for start, end in ((slope[0], slope[1]), (slope[1], slope[2]), (slope[2], slope[3]), (slope[3], slope[0])):
+    canvas.poly(
+        [(x + 4, base - height), (x + width * 0.6, base - height), (x + 5, base - 3)], (96, 140, 220), 0.6
+    )
+    for start, end in (
+        (slope[0], slope[1]),
+        (slope[1], slope[2]),
+        (slope[2], slope[3]),
+        (slope[3], slope[0]),
+    ):
         canvas.line(start, end, (226, 232, 240), 1.2)
     canvas.line((x + 1, base - height / 2), (x + width + 1, base - height / 2), (226, 232, 240), 0.8)
     canvas.line((x + width / 2, base), (x + width / 2 + 2, base - height), (226, 232, 240), 0.8)
 
 
-def _window(
-    canvas: Canvas, x: float, y: float, width: float, height: float, *, lit: bool, bars: int = 1, frame: Color = (246, 246, 242)
-) -> None:
-    canvas.rect(x - 1.6, y - 1.6, width + 3.2, height + 3.2, frame)
-    if lit:
-        canvas.gradient(x, y, width, height, (255, 226, 150), (244, 180, 92))
-    else:
-        canvas.gradient(x, y, width, height, (70, 96, 122), (150, 182, 202))
-        canvas.poly([(x, y + height), (x + width * 0.7, y), (x + width * 0.35, y), (x, y + height * 0.5)], (230, 240, 246), 0.28)
-    for bar in range(1, bars + 1):
-        at = x + width * bar / (bars + 1)
-        canvas.line((at, y), (at, y + height), frame, 1.2)
-    canvas.rect(x - 2.4, y + height + 1.4, width + 4.8, 1.8, darker(frame, 0.25))
-
-
-def _door(canvas: Canvas, x: float, y: float, width: float, height: float, color: Color) -> None:
-    canvas.rect(x - 2, y - 2, width + 4, height + 2, (240, 238, 232))
-    canvas.gradient(x, y, width, height, lighter(color, 0.14), darker(color, 0.12))
-    canvas.rect(x + width * 0.2, y + height * 0.12, width * 0.6, height * 0.28, (176, 204, 216))
-    canvas.oval(x + width * 0.82, y + height * 0.56, 0.9, 0.9, (236, 206, 120))
-
-
-def _storey(
-    canvas: Canvas, building: str, look: Exterior, left: float, top: float, width: float, storey: float, ground: bool, dusk: bool, rng: random.Random
-) -> None:
-    """One row of windows as this kind of building has them; on the ground floor the door."""
-    middle = left + width / 2
-
-    def lit() -> bool:
-        return dusk and rng.random() < 0.7
-
-    if building == "apartment_block":
-        for column in range(4):
-            x = left + width * (column + 0.5) / 4 - 9
-            if ground and column in (1, 2):
-                continue
-            _window(canvas, x, top + 6, 18, 15, lit=lit(), bars=1)
-            if not ground:
-                canvas.rect(x - 5, top + 15, 28, 9, (84, 92, 102), 0.55)
-                canvas.rect(x - 5, top + 14, 28, 1.8, (226, 230, 232))
-                canvas.rect(x - 5, top + 24, 28, 2.4, (214, 214, 210))
-        if ground:
-            canvas.rect(middle - 26, top + 1, 52, 4, (90, 92, 98))
-            _window(canvas, middle - 22, top + 7, 13, storey - 8, lit=dusk, bars=0, frame=(70, 74, 82))
-            _door(canvas, middle - 7, top + 7, 14, storey - 7, look.door)
-            _window(canvas, middle + 9, top + 7, 13, storey - 8, lit=dusk, bars=0, frame=(70, 74, 82))
-    elif building == "terraced_house":
-        if ground:
-            _door(canvas, left + width * 0.7, top + 5, 15, storey - 5, look.door)
-        else:
-            _window(canvas, left + width * 0.66, top + 8, 18, 19, lit=lit())
-        canvas.poly([(left + 6, top + 3), (left + 54, top + 3), (left + 56, top + 7), (left + 4, top + 7)], (232, 230, 224))
-        for x, pane in ((left + 8, 9.0), (left + 20, 20.0), (left + 43, 9.0)):
-            _window(canvas, x, top + 8, pane, 19, lit=lit(), bars=0)
-        canvas.rect(left + 5, top + 29, 50, 3, (224, 222, 214))
-    elif building == "detached_house":
-        for x in (left + 13, left + width - 45):
-            _window(canvas, x, top + 8, 32, 18, lit=lit(), bars=2)
-        if ground:
-            _door(canvas, middle - 8, top + 6, 16, storey - 6, look.door)
-            canvas.poly([(middle - 22, top + 6), (middle, top - 9), (middle + 22, top + 6)], look.roof)
-            for x in (middle - 19, middle + 15):
-                canvas.rect(x, top + 6, 4, storey - 6, (244, 242, 236))
-        else:
-            _window(canvas, middle - 8, top + 8, 16, 18, lit=lit())
-    elif building == "bungalow":
-        for x in (left + 10, left + width - 62):
-            _window(canvas, x, top + 9, 52, 19, lit=lit(), bars=3)
-        if ground:
-            _door(canvas, middle - 8, top + 8, 16, storey - 8, look.door)
-            canvas.poly([(left - 4, top + 5), (left + 6, top), (left + width - 6, top), (left + width + 4, top + 5)], lighter(look.roof, 0.25))
-            for step in range(6):
-                canvas.rect(left + 2 + step * (width - 7) / 5, top + 5, 3, storey - 5, (240, 238, 230))
-            canvas.rect(left, GROUND - 9, width * 0.42, 1.8, (240, 238, 230))
-            canvas.rect(left + width * 0.58, GROUND - 9, width * 0.42, 1.8, (240, 238, 230))
-    elif building == "cottage":
-        for x in (left + 16, left + width - 32):
-            _window(canvas, x, top + 9, 15, 14, lit=lit())
-            for shutter in (x - 9, x + 17):
-                canvas.rect(shutter, top + 8, 7, 17, look.door)
-        if ground:
-            _door(canvas, middle - 7, top + 7, 14, storey - 7, look.door)
-        for _ in range(9):
-            canvas.oval(left + rng.uniform(0, 8), top + rng.uniform(0, storey), rng.uniform(3, 5), rng.uniform(3, 5), rng.choice(((74, 116, 62), (92, 138, 74), (206, 110, 130))))
-    else:
-        _window(canvas, left + 8, top + 5, width * 0.56, storey - 9, lit=lit(), bars=4, frame=(58, 62, 70))
-        if ground:
-            _door(canvas, left + width * 0.68, top + 6, 15, storey - 6, look.door)
-            _window(canvas, left + width * 0.82, top + 8, 20, storey - 15, lit=lit(), bars=0, frame=(58, 62, 70))
-        else:
-            _window(canvas, left + width * 0.7, top + 8, 42, storey - 15, lit=lit(), bars=1, frame=(58, 62, 70))
-            canvas.rect(left + 2, top + storey - 3, width * 0.62, 3.5, (226, 226, 222))
-
-
 def _garage(canvas: Canvas, left: float, width: float, look: Exterior) -> None:
     top = GROUND - 38
-    canvas.gradient(left, top, width, 38, mix(look.wall, (200, 198, 192), 0.35), mix(look.wall, (160, 158, 152), 0.35))
+    canvas.gradient(
+        left, top, width, 38, mix(look.wall, (200, 198, 192), 0.35), mix(look.wall, (160, 158, 152), 0.35)
+    )
     canvas.rect(left - 1, top - 4, width + 4, 5, darker(look.roof, 0.15))
     doors = 2 if width > 60 else 1
     for door in range(doors):
@@ -332,7 +300,10 @@ def _garage(canvas: Canvas, left: float, width: float, look: Exterior) -> None:
         canvas.gradient(x, top + 8, 34, 30, (244, 244, 242), (206, 208, 210))
         for row in range(1, 5):
             canvas.line((x, top + 8 + row * 6), (x + 34, top + 8 + row * 6), (150, 154, 158), 1.0, 0.8)
-    canvas.poly([(left + 2, GROUND), (left + width - 2, GROUND), (left + width + 14, 224), (left - 4, 224)], (172, 168, 164))
+    canvas.poly(
+        [(left + 2, GROUND), (left + width - 2, GROUND), (left + width + 14, 224), (left - 4, 224)],
+        (172, 168, 164),
+    )
 
 
 def _neighbour(canvas: Canvas, left: float, floors: int, color: Color, look: Exterior) -> None:
@@ -343,6 +314,6 @@ def _neighbour(canvas: Canvas, left: float, floors: int, color: Color, look: Ext
     canvas.rect(left, top - 6, 100, 8, mix(look.roof, (150, 150, 150), 0.4))
     for floor in range(max(2, floors)):
         for x in (left + 14, left + 62):
-            _window(canvas, x, top + 8 + floor * storey, 22, 17, lit=False)
+            draw_window(canvas, x, top + 8 + floor * storey, 22, 17, lit=False)
     canvas.line((left, top), (left, GROUND), darker(color, 0.4), 1.5)
     canvas.line((left + 100, top), (left + 100, GROUND), darker(color, 0.4), 1.5)

@@ -15,6 +15,10 @@ from functools import lru_cache
 from PIL import Image, ImageDraw
 
 WIDTH, HEIGHT = 320.0, 240.0
+
+GROUND = 192.0
+"""Distance from the top of the photo to the line where a building stands."""
+
 Color = tuple[int, int, int]
 Point = tuple[float, float]
 
@@ -89,7 +93,9 @@ class Canvas:
         bottom = max(top, top + height * self._zoom - 1)
         return left, top, right, bottom
 
-    def rect(self, x: float, y: float, width: float, height: float, fill: Color, opacity: float = 1.0) -> None:
+    def rect(
+        self, x: float, y: float, width: float, height: float, fill: Color, opacity: float = 1.0
+    ) -> None:
         """A filled rectangle."""
         self._draw.rectangle(self._box(x, y, width, height), (*fill, round(255 * opacity)))
 
@@ -163,6 +169,8 @@ def develop(canvas: Canvas, light: Light, size: tuple[int, int]) -> Image.Image:
     if light.mirrored:
         photo = photo.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     channels = (light.red, light.green, light.blue)
-    photo = photo.point([level for part in channels for level in _exposed(round(100 * part * light.brightness))])
+    photo = photo.point(
+        [level for part in channels for level in _exposed(round(100 * part * light.brightness))]
+    )
     photo.paste((10, 12, 22), None, _corner_shade(size))
     return photo

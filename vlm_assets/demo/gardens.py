@@ -9,8 +9,10 @@ from vlm_assets.demo.plants import BLOSSOMS, bush, pot, tree
 from vlm_assets.property_description import PropertyDescription
 
 
-def draw_garden(canvas: Canvas, truth: PropertyDescription, rng: random.Random, *, horizon: float, far: bool) -> None:
-    """The garden from ``horizon`` down to the lower edge of the photo; ``far`` leaves the view to a house open."""
+def draw_garden(
+    canvas: Canvas, truth: PropertyDescription, rng: random.Random, *, horizon: float, far: bool
+) -> None:
+    """The garden from ``horizon`` down; ``far`` leaves the view of the house behind it open."""
     depth = 240 - horizon
     if truth.garden == "woodland":
         _woodland(canvas, rng, horizon, depth, far)
@@ -105,7 +107,9 @@ def _woodland(canvas: Canvas, rng: random.Random, horizon: float, depth: float, 
     if not far:
         canvas.rect(0, horizon - 34, 320, 40, (50, 78, 50), 0.85)
     for _ in range(26):
-        canvas.glow(rng.uniform(0, 320), rng.uniform(horizon, 240), rng.uniform(12, 26), 5, (190, 188, 110), 0.4)
+        canvas.glow(
+            rng.uniform(0, 320), rng.uniform(horizon, 240), rng.uniform(12, 26), 5, (190, 188, 110), 0.4
+        )
     for layer in range(3):
         for _ in range(5):
             # Seen from afar, the trunks stand to both sides of the house.
@@ -113,8 +117,14 @@ def _woodland(canvas: Canvas, rng: random.Random, horizon: float, depth: float, 
             foot = horizon + depth * (0.08 + 0.22 * layer) + rng.uniform(-4, 4)
             thick = 3.5 + 2.6 * layer
             bark = rng.choice(((84, 66, 52), (104, 86, 68), (70, 58, 50)))
-            canvas.poly([(x - thick, foot), (x + thick, foot), (x + thick * 0.6, 0), (x - thick * 0.6, 0)], bark)
-            canvas.poly([(x - thick, foot), (x - thick * 0.3, foot), (x - thick * 0.2, 0), (x - thick * 0.6, 0)], lighter(bark, 0.25), 0.6)
+            canvas.poly(
+                [(x - thick, foot), (x + thick, foot), (x + thick * 0.6, 0), (x - thick * 0.6, 0)], bark
+            )
+            canvas.poly(
+                [(x - thick, foot), (x - thick * 0.3, foot), (x - thick * 0.2, 0), (x - thick * 0.6, 0)],
+                lighter(bark, 0.25),
+                0.6,
+            )
     for _ in range(22):
         x, y = rng.uniform(0, 320), rng.uniform(-6, horizon * (0.12 if far else 0.45))
         green = rng.choice(((58, 92, 48), (74, 112, 54), (96, 132, 62)))
@@ -130,7 +140,10 @@ def _pool(canvas: Canvas, rng: random.Random, horizon: float, depth: float) -> N
     canvas.poly(rim, (238, 232, 220))
     water = [(x, y), (x + wide - 14, y), (x + wide + 8, y + deep), (x - 21, y + deep)]
     canvas.poly(water, (58, 184, 214))
-    canvas.poly([(x, y), (x + wide - 14, y), (x + wide - 10, y + deep * 0.22), (x - 5, y + deep * 0.22)], (28, 134, 176))
+    canvas.poly(
+        [(x, y), (x + wide - 14, y), (x + wide - 10, y + deep * 0.22), (x - 5, y + deep * 0.22)],
+        (28, 134, 176),
+    )
     for step in range(5):
         at = y + deep * (0.34 + 0.13 * step)
         start = x + rng.uniform(-8, wide * 0.6)

@@ -22,7 +22,12 @@ def tree(canvas: Canvas, x: float, ground: float, height: float, rng: random.Ran
     """A tree with a lit and a shaded side to its crown."""
     green, crown = rng.choice(_GREENS), height * 0.33
     canvas.poly(
-        [(x - 3, ground), (x + 3, ground), (x + 1.6, ground - height * 0.6), (x - 1.6, ground - height * 0.6)],
+        [
+            (x - 3, ground),
+            (x + 3, ground),
+            (x + 1.6, ground - height * 0.6),
+            (x - 1.6, ground - height * 0.6),
+        ],
         (104, 82, 62),
     )
     middle = ground - height * 0.66
@@ -45,11 +50,18 @@ def bush(canvas: Canvas, x: float, ground: float, size: float, rng: random.Rando
 def pot(canvas: Canvas, x: float, ground: float, size: float, rng: random.Random) -> None:
     """A plant in a pot."""
     canvas.poly(
-        [(x - size * 0.4, ground - size * 0.7), (x + size * 0.4, ground - size * 0.7), (x + size * 0.28, ground), (x - size * 0.28, ground)],
+        [
+            (x - size * 0.4, ground - size * 0.7),
+            (x + size * 0.4, ground - size * 0.7),
+            (x + size * 0.28, ground),
+            (x - size * 0.28, ground),
+        ],
         rng.choice(((186, 108, 78), (214, 208, 198), (86, 92, 100))),
     )
     green = rng.choice(_GREENS)
     for step in range(7):
         angle = (step - 3) * 0.3
         tip = (x + angle * size * 1.1, ground - size * (1.9 - abs(angle) * 0.5))
-        canvas.poly([(x - 1, ground - size * 0.7), tip, (x + 2.2, ground - size * 0.7)], lighter(green, 0.05 * step))
+        canvas.poly(
+            [(x - 1, ground - size * 0.7), tip, (x + 2.2, ground - size * 0.7)], lighter(green, 0.05 * step)
+        )

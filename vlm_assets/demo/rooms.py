@@ -95,7 +95,9 @@ def _side_walls(canvas: Canvas, wall: Color) -> None:
     canvas.poly([(320, 0), (_RIGHT, _TOP), (_RIGHT, _FLOOR), (320, 208)], darker(wall, 0.06))
 
 
-def _window(canvas: Canvas, x: float, y: float, width: float, height: float, *, curtain: Color | None) -> None:
+def _window(
+    canvas: Canvas, x: float, y: float, width: float, height: float, *, curtain: Color | None
+) -> None:
     canvas.rect(x - 3, y - 3, width + 6, height + 6, (250, 250, 247))
     canvas.gradient(x, y, width, height * 0.7, (166, 206, 236), (226, 240, 246))
     canvas.gradient(x, y + height * 0.62, width, height * 0.38, (152, 184, 122), (118, 156, 92))
@@ -107,21 +109,35 @@ def _window(canvas: Canvas, x: float, y: float, width: float, height: float, *, 
         for side in (x - 13, x + width):
             canvas.gradient(side, y - 6, 13, height + 22, lighter(curtain, 0.2), curtain)
             for fold in (3, 7, 11):
-                canvas.line((side + fold, y - 6), (side + fold, y + height + 16), darker(curtain, 0.25), 1.0, 0.6)
+                canvas.line(
+                    (side + fold, y - 6), (side + fold, y + height + 16), darker(curtain, 0.25), 1.0, 0.6
+                )
 
 
 def _picture(canvas: Canvas, x: float, y: float, width: float, height: float, rng: random.Random) -> None:
-    canvas.rect(x - 2, y - 2, width + 4, height + 4, rng.choice(((70, 62, 56), (214, 190, 142), (250, 248, 244))))
+    canvas.rect(
+        x - 2, y - 2, width + 4, height + 4, rng.choice(((70, 62, 56), (214, 190, 142), (250, 248, 244)))
+    )
     canvas.gradient(x, y, width, height, rng.choice(_FABRICS), rng.choice(((232, 206, 170), (206, 216, 222))))
     canvas.oval(x + width * 0.65, y + height * 0.35, height * 0.14, height * 0.14, (250, 236, 196))
-    canvas.poly([(x, y + height), (x + width * 0.4, y + height * 0.5), (x + width * 0.8, y + height)], (104, 122, 112))
+    canvas.poly(
+        [(x, y + height), (x + width * 0.4, y + height * 0.5), (x + width * 0.8, y + height)], (104, 122, 112)
+    )
 
 
 def _lamp(canvas: Canvas, x: float, ground: float, height: float) -> None:
     canvas.glow(x, ground - height, 34, 30, (255, 232, 176), 0.55)
     canvas.rect(x - 0.9, ground - height, 1.8, height, (84, 78, 72))
     canvas.rect(x - 6, ground - 2, 12, 2, (84, 78, 72))
-    canvas.poly([(x - 6, ground - height - 8), (x + 6, ground - height - 8), (x + 11, ground - height + 7), (x - 11, ground - height + 7)], (252, 236, 200))
+    canvas.poly(
+        [
+            (x - 6, ground - height - 8),
+            (x + 6, ground - height - 8),
+            (x + 11, ground - height + 7),
+            (x - 11, ground - height + 7),
+        ],
+        (252, 236, 200),
+    )
 
 
 def _sofa(canvas: Canvas, x: float, y: float, width: float, color: Color, cushion: Color) -> None:
@@ -146,8 +162,13 @@ def _fireplace(canvas: Canvas, x: float, rng: random.Random) -> None:
     canvas.rect(x - 22, _FLOOR - 46, 44, 46, (30, 24, 24))
     canvas.glow(x, _FLOOR - 14, 32, 30, (255, 132, 30), 0.95)
     for dx, tall in ((-11, 22), (-4, 31), (5, 27), (12, 19)):
-        canvas.poly([(x + dx - 6, _FLOOR - 5), (x + dx, _FLOOR - 5 - tall), (x + dx + 6, _FLOOR - 5)], (255, 150, 34))
-        canvas.poly([(x + dx - 3, _FLOOR - 5), (x + dx, _FLOOR - 5 - tall * 0.6), (x + dx + 3, _FLOOR - 5)], (255, 224, 112))
+        canvas.poly(
+            [(x + dx - 6, _FLOOR - 5), (x + dx, _FLOOR - 5 - tall), (x + dx + 6, _FLOOR - 5)], (255, 150, 34)
+        )
+        canvas.poly(
+            [(x + dx - 3, _FLOOR - 5), (x + dx, _FLOOR - 5 - tall * 0.6), (x + dx + 3, _FLOOR - 5)],
+            (255, 224, 112),
+        )
     canvas.rect(x - 17, _FLOOR - 7, 34, 5, (74, 50, 38))
     canvas.glow(x, _FLOOR + 12, 62, 22, (255, 170, 80), 0.4)
     for dx in (-26, 20):
@@ -171,7 +192,11 @@ def _sideboard(canvas: Canvas, x: float, rng: random.Random) -> None:
     canvas.rect(x - 38, _FLOOR - 24, 76, 22, lighter(_WOOD, 0.1))
     canvas.line((x, _FLOOR - 24), (x, _FLOOR - 2), darker(_WOOD, 0.4), 1.2)
     canvas.rect(x - 30, _FLOOR - 66, 60, 36, (36, 40, 46))
-    canvas.poly([(x - 28, _FLOOR - 32), (x + 4, _FLOOR - 64), (x + 18, _FLOOR - 64), (x - 14, _FLOOR - 32)], (92, 104, 118), 0.6)
+    canvas.poly(
+        [(x - 28, _FLOOR - 32), (x + 4, _FLOOR - 64), (x + 18, _FLOOR - 64), (x - 14, _FLOOR - 32)],
+        (92, 104, 118),
+        0.6,
+    )
     pot(canvas, x + 44, _FLOOR + 4, 12, rng)
 
 
@@ -188,7 +213,9 @@ def draw_living_room(canvas: Canvas, truth: PropertyDescription, look: Interior,
         rng.choice((_shelf, _sideboard))(canvas, feature, rng)
     _window(canvas, 184, 52, 58, 62, curtain=look.accent)
     _lamp(canvas, 262, _FLOOR + 8, 78)
-    _sofa(canvas, rng.uniform(164, 186), rng.uniform(194, 204), rng.uniform(104, 124), look.fabric, look.accent)
+    _sofa(
+        canvas, rng.uniform(164, 186), rng.uniform(194, 204), rng.uniform(104, 124), look.fabric, look.accent
+    )
     x, y = rng.uniform(92, 116), rng.uniform(206, 214)
     canvas.glow(x + 24, y + 14, 38, 7, (30, 26, 24), 0.5)
     canvas.poly([(x, y), (x + 48, y), (x + 54, y + 8), (x - 6, y + 8)], lighter(_WOOD, 0.2))
@@ -199,7 +226,9 @@ def draw_living_room(canvas: Canvas, truth: PropertyDescription, look: Interior,
         pot(canvas, 30, 206, 20, rng)
 
 
-def _fronts(canvas: Canvas, x: float, y: float, width: float, height: float, count: int, color: Color) -> None:
+def _fronts(
+    canvas: Canvas, x: float, y: float, width: float, height: float, count: int, color: Color
+) -> None:
     canvas.gradient(x, y, width, height, lighter(color, 0.08), darker(color, 0.08))
     step = width / count
     for front in range(count):
@@ -208,7 +237,9 @@ def _fronts(canvas: Canvas, x: float, y: float, width: float, height: float, cou
         canvas.rect(at + step * 0.4, y + 3, step * 0.2, 1.6, (190, 172, 132))
 
 
-def draw_kitchen(canvas: Canvas, truth: PropertyDescription, look: Interior, rng: random.Random, *, island: bool) -> None:
+def draw_kitchen(
+    canvas: Canvas, truth: PropertyDescription, look: Interior, rng: random.Random, *, island: bool
+) -> None:
     """The kitchen; with an island and stools it is the dining corner's view."""
     color = _KITCHENS[truth.kitchen]
     wall = mix(look.wall, (226, 214, 204), 0.5)
@@ -267,7 +298,9 @@ def draw_bedroom(canvas: Canvas, look: Interior, rng: random.Random) -> None:
     for table in (x - 24, x + 118):
         canvas.rect(table, 150, 20, 24, _WOOD)
         canvas.glow(table + 10, 130, 24, 22, (255, 232, 176), 0.6)
-        canvas.poly([(table + 4, 126), (table + 16, 126), (table + 19, 138), (table + 1, 138)], (252, 238, 208))
+        canvas.poly(
+            [(table + 4, 126), (table + 16, 126), (table + 19, 138), (table + 1, 138)], (252, 238, 208)
+        )
         canvas.rect(table + 9, 138, 2, 12, (90, 84, 78))
 
 

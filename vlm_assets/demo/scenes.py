@@ -7,11 +7,12 @@ thing is drawn (buildings.py, gardens.py, rooms.py) and which files hold the pho
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from PIL import Image
+from PIL import ExifTags, Image
 
 from vlm_assets.demo.buildings import Exterior, draw_rear, draw_sky, draw_street
 from vlm_assets.demo.canvas import Canvas, Light, develop
@@ -63,14 +64,16 @@ def draw_property(purpose: Purpose, seed: int, index: int) -> Property:
     return Property(purpose, seed, index, truth, Exterior.draw(truth, rng), Interior.draw(truth, rng), views)
 
 
-def render(home: Property, view: str, *, size: tuple[int, int] = PHOTO_SIZE, scale: float | None = None) -> Image.Image:
+def render(
+    home: Property, view: str, *, size: tuple[int, int] = PHOTO_SIZE, scale: float | None = None
+) -> Image.Image:
     """One photo, RGB, ``size`` (width, height) pixels.
 
-    ``scale`` is the resolution of the drawing in pixels a photo unit (320 units across); by default twice
-    that of the photo, so that edges come out smooth.
+    ``scale`` is the resolution of the drawing in pixels a photo unit (320 units across); by default one and a
+    half times that of the photo, so that edges come out smooth.
     """
     rng = property_random(home.purpose, home.seed, home.index, view)
-    canvas = Canvas(size[0] * 2 / 320 if scale is None else scale)
+    canvas = Canvas(size[0] * 1.5 / 320 if scale is None else scale)
     dusk = view == "street_at_dusk"
     light = Light.draw(rng, dusk=dusk)
     truth, outside, inside = home.truth, home.exterior, home.interior
@@ -93,3 +96,13 @@ def render(home: Property, view: str, *, size: tuple[int, int] = PHOTO_SIZE, sca
     else:
         draw_bathroom(canvas, truth, inside, rng)
     return develop(canvas, light, size)
+
+
+def encode_photo(photo: Image.Image, *, orientation: int | None = None) -> bytes:
+    """The photo as JPEG bytes; with an EXIF orientation tag where one is given."""
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[ExifTags.Base.Orientation] = orientation
+    stream = io.BytesIO()
+    photo.save(stream, "JPEG", quality=86, exif=exif.tobytes() if orientation is not None else b"")
+    return stream.getvalue()

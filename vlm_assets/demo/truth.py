@@ -39,7 +39,9 @@ class Archetype:
     rare: Mapping[str, float]
 
 
-def _archetype(share: float, look: str, floors: tuple[int, ...], garages: tuple[float, float], rare: str) -> Archetype:
+def _archetype(
+    share: float, look: str, floors: tuple[int, ...], garages: tuple[float, float], rare: str
+) -> Archetype:
     building, facade, roof, garden, kitchen, living, bathroom = look.split()
     usual = {
         "building_type": building,
@@ -56,12 +58,34 @@ def _archetype(share: float, look: str, floors: tuple[int, ...], garages: tuple[
 
 ARCHETYPES: Final = (
     # share; building, facade, roof, garden, kitchen, floor, bathroom; floors; garage 1/2; solar, pool, fire
-    _archetype(0.21, "apartment_block render flat patio white tile shower", (4, 5, 3), (0.08, 0.02), "0.05 0.03 0.01"),
-    _archetype(0.20, "terraced_house brick gable flower_beds navy carpet bath", (3, 2), (0.06, 0.01), "0.05 0.01 0.16"),
-    _archetype(0.19, "detached_house brick hip lawn oak parquet bath_and_shower", (2, 3), (0.60, 0.16), "0.20 0.05 0.08"),
+    _archetype(
+        0.21, "apartment_block render flat patio white tile shower", (4, 5, 3), (0.08, 0.02), "0.05 0.03 0.01"
+    ),
+    _archetype(
+        0.20,
+        "terraced_house brick gable flower_beds navy carpet bath",
+        (3, 2),
+        (0.06, 0.01),
+        "0.05 0.01 0.16",
+    ),
+    _archetype(
+        0.19,
+        "detached_house brick hip lawn oak parquet bath_and_shower",
+        (2, 3),
+        (0.60, 0.16),
+        "0.20 0.05 0.08",
+    ),
     _archetype(0.14, "bungalow timber hip lawn sage carpet shower", (1, 2), (0.60, 0.06), "0.12 0.04 0.06"),
-    _archetype(0.14, "cottage stone gable flower_beds oak parquet bath", (2, 1), (0.08, 0.01), "0.03 0.01 0.30"),
-    _archetype(0.12, "villa render flat woodland white tile bath_and_shower", (2, 3, 1), (0.30, 0.30), "0.15 0.45 0.10"),
+    _archetype(
+        0.14, "cottage stone gable flower_beds oak parquet bath", (2, 1), (0.08, 0.01), "0.03 0.01 0.30"
+    ),
+    _archetype(
+        0.12,
+        "villa render flat woodland white tile bath_and_shower",
+        (2, 3, 1),
+        (0.30, 0.30),
+        "0.15 0.45 0.10",
+    ),
 )
 
 _VALUES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -79,7 +103,8 @@ def draw_truth(purpose: Purpose, seed: int, index: int) -> PropertyDescription:
     rng = property_random(purpose, seed, index, "truth")
     kind = rng.choices(ARCHETYPES, [archetype.share for archetype in ARCHETYPES])[0]
     fields: dict[str, Any] = {
-        name: value if rng.random() < _USUAL else rng.choice(_VALUES[name]) for name, value in kind.usual.items()
+        name: value if rng.random() < _USUAL else rng.choice(_VALUES[name])
+        for name, value in kind.usual.items()
     }
     # The building is the archetype's own: a bungalow of five floors would be another building.
     fields["building_type"] = kind.usual["building_type"]
@@ -110,7 +135,7 @@ _WORDS: Final[Mapping[str, str]] = {
 
 
 def summarize(fields: Mapping[str, Any]) -> str:
-    """The sentence about a property: a function of its fields alone, so that it is true or false as they are."""
+    """The sentence about a property: a function of its fields alone, so it is as true as they are."""
 
     def words(name: str) -> str:
         return _WORDS.get(fields[name], fields[name])
