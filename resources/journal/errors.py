@@ -108,6 +108,7 @@ _STORAGE_ERRORS: dict[int, tuple[type[JournalStorageError], str]] = {
     errno.EPERM: (DirectoryNotWritableError, "not allowed: give this user write access and hard links"),
     errno.EROFS: (DirectoryNotWritableError, "mounted read-only: remount it for writing"),
     errno.ENOTDIR: (DirectoryNotWritableError, "a file stands where a directory is needed: move it away"),
+    errno.EEXIST: (DirectoryNotWritableError, "a file stands where a directory is needed: move it away"),
     errno.EXDEV: (CrossDeviceError, "a rename or link would cross devices: keep both on one file system"),
     errno.EOPNOTSUPP: (CrossDeviceError, "this file system has no hard links: use a local one"),
 }

@@ -1,0 +1,187 @@
+"""resources/journal/journal.py: submit, flush, read in order, retire, close."""
+
+import itertools
+import random
+
+import pyarrow as pa
+import pytest
+
+from resources.journal import files
+from resources.journal.errors import (
+    DiskFullError,
+    DuplicateIdsError,
+    FencedError,
+    JournalClosedError,
+    JournalIncompleteError,
+    JournalLockedError,
+    JournalLossError,
+    RowsRefusedError,
+    SegmentUnreadableError,
+    UnexpectedIdsError,
+)
+from resources.journal.journal import clear_retired
+
+
+def test_rows_come_back_as_they_were_submitted_in_catalogue_order(home):
+    """Any order of submission, nulls, structs and lists: the same values, by ordinal."""
+    order = list(range(12))
+    random.Random(3).shuffle(order)
+    home.commit(order[:5], order[5:9], order[9:])
+    assert home.restored() == list(range(12))
+
+
+def test_rows_waiting_at_close_are_committed(home):
+    """Leaving the with-block is a flush."""
+    with home.open() as journal:
+        journal.submit(home.rows(0, 1))
+    assert home.restored() == [0, 1]
+
+
+def test_rows_waiting_when_the_caller_fails_are_committed(home):
+    """A stop signal raised in the caller drains what was finished before it."""
+    with pytest.raises(KeyboardInterrupt), home.open() as journal:
+        journal.submit(home.rows(0, 1))
+        raise KeyboardInterrupt
+    assert home.restored() == [0, 1]
+
+
+def test_duplicates_are_refused_and_named(home):
+    """An id twice in a table, waiting, or committed: refused, nothing of the table taken."""
+    with home.open() as journal:
+        with pytest.raises(DuplicateIdsError, match="p1"):
+            journal.submit(home.rows(1, 2, 1))
+        journal.submit(home.rows(1))
+        with pytest.raises(DuplicateIdsError, match="p1"):
+            journal.submit(home.rows(1, 2))
+        journal.flush()
+        with pytest.raises(DuplicateIdsError, match="p1"):
+            journal.submit(home.rows(1))
+        journal.submit(home.rows(2))
+    assert home.restored() == [1, 2]
+
+
+def test_ids_of_another_range_are_refused_and_named(home):
+    """Rows that do not belong here never enter, and the message says which."""
+    with home.open() as journal, pytest.raises(UnexpectedIdsError, match="p77"):
+        journal.submit(home.rows(1, 77))
+
+
+def test_rows_of_another_form_are_refused(home):
+    """Another schema, or no place in the order: refused before the disk is touched."""
+    with home.open() as journal:
+        with pytest.raises(RowsRefusedError, match="columns"):
+            journal.submit(home.rows(1).drop_columns(["description"]))
+        null = home.rows(1).set_column(0, "ordinal", pa.array([None], pa.int64()))
+        with pytest.raises(RowsRefusedError, match="nulls"):
+            journal.submit(null)
+        assert journal.committed_rows == 0
+
+
+def test_a_full_disk_is_named_and_raised_by_every_later_call(home, monkeypatch):
+    """Fault 7: nothing is acknowledged; flush, submit and close all say so; the next start goes on."""
+    journal = home.open()
+    journal.submit(home.rows(0, 1))
+    journal.flush()
+    with monkeypatch.context() as broken:
+        broken.setattr(files.os, "fsync", _no_space)
+        journal.submit(home.rows(2))
+        with pytest.raises(DiskFullError, match="free some space"):
+            journal.flush()
+    with pytest.raises(DiskFullError):
+        journal.submit(home.rows(3))
+    assert journal.done_ids == {"p0", "p1"}
+    with pytest.raises(DiskFullError):
+        journal.close()
+    assert home.restored() == [0, 1]
+
+
+def _no_space(descriptor):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_failed_read_back_is_not_acknowledged(home, monkeypatch):
+    """What the disk returns differs from what was written: the commit fails, no segment is published."""
+    journal = home.open()
+    monkeypatch.setattr(files, "verify_bytes", _flips_a_bit)
+    journal.submit(home.rows(0))
+    with pytest.raises(SegmentUnreadableError):
+        journal.flush()
+    with pytest.raises(SegmentUnreadableError):
+        journal.close()
+    assert home.segments() == []
+
+
+def _flips_a_bit(path, *, size, sha256):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_one_writer_at_a_time(home):
+    """Fault 14: the second is refused by name while the first lives, and let in after it closed."""
+    with home.open(), pytest.raises(JournalLockedError, match="process"):
+        home.open()
+    home.open().close()
+
+
+def test_a_writer_whose_lock_was_taken_in_place_commits_nothing(home):
+    """Where the lock does not hold, the other writer's name in the lock file is noticed before a commit."""
+    journal = home.open()
+    (home.directory / "writer.lock").write_text("process 1 on elsewhere\n")
+    journal.submit(home.rows(0))
+    with pytest.raises(FencedError):
+        journal.flush()
+    with pytest.raises(FencedError):
+        journal.close()
+    assert home.restored() == []
+
+
+def test_retire_removes_the_journal_and_the_mark_remembers(home):
+    """After publication the folder is gone; beginning the same generation again is refused, not silent."""
+    home.commit((0, 1, 2, 3, 4, 5))
+    journal = home.open()
+    with pytest.raises(JournalIncompleteError, match="6 of 12"):
+        journal.retire()
+    journal.submit(home.rows(*range(6, 12)))
+    journal.retire()
+    assert not home.directory.exists()
+    with pytest.raises(JournalClosedError):
+        journal.submit(home.rows(0))
+    with pytest.raises(JournalLossError, match="12 rows were published"):
+        home.open()
+    with home.open(accept_loss="published file and backup are gone") as again:
+        assert len(again.missing_ids) == 12
+
+
+@pytest.mark.parametrize("removed", range(6))
+def test_a_retirement_cut_short_is_finished_later(home, monkeypatch, removed):
+    """Fault 1: killed between any two removals, clear_retired finishes; a journal at work is left alone."""
+    home.commit((0, 1, 2), (3, 4, 5), (6, 7, 8))
+    assert clear_retired(home.directory) is False
+    journal = home.open()
+    journal.submit(home.rows(9, 10, 11))
+    journal.flush()
+    real, calls = files.Path.unlink, itertools.count()
+
+    def dies(path, missing_ok=False):
+        if path.suffix in (".parquet", ".json") and next(calls) >= removed:
+            raise SystemExit
+        real(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as killed, pytest.raises(SystemExit):
+        killed.setattr(files.Path, "unlink", dies)
+        journal.retire()
+    assert clear_retired(home.directory) is True
+    assert not home.directory.exists()
+    assert clear_retired(home.directory) is False
+
+
+def test_a_segment_that_changes_under_an_open_journal_is_noticed_on_reading(committed):
+    """Fault 10: the digest is checked again when rows are read for publication."""
+    with committed.open() as journal:
+        path = committed.segments()[0]
+        data = bytearray(path.read_bytes())
+        data[100] ^= 4
+        path.write_bytes(data)
+        with pytest.raises(SegmentUnreadableError, match="has changed"):
+            list(journal.read_ordered())
