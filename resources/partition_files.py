@@ -61,6 +61,8 @@ class PartitionFiles:
     @contextlib.contextmanager
     def locked(self, wait_seconds: float) -> Iterator[None]:
         """Hold the partition's lock, which a dead process frees. Raises PartitionBusyError after the wait."""
+        # This also makes durable the rename of a process that was killed before it could: what is decided
+        # from now on stands on the published file that we see.
         for path in (self.published, self.record_path, self.slot(0)):
             files.make_directory(path.parent)
         lock = self.record_path.with_name(f".{self.key}.lock")
@@ -198,11 +200,10 @@ class PartitionFiles:
         if not self.holds(self.slot(0), pending.record):
             copy = copy or self._copy(self.published, self.slot(0), pending.record)
             files.publish_replacing(copy, self.slot(0))
-        # Renames seen here may be those of a killed process, not yet durable.
-        files.sync_directory(self.slot(0).parent)
         self._write_settled(PartitionManifest(self.key, pending.record, tuple(reversed(kept))))
 
     def _write_settled(self, manifest: PartitionManifest) -> None:
+        # The copy stands beside the backups: writing it makes their renames durable too.
         files.write_replacing(self.record_copy, manifest.to_bytes())
         files.write_replacing(self.record_path, manifest.to_bytes())
 
@@ -233,7 +234,6 @@ class PartitionFiles:
             copy = self._copy(whole, self.published, record)
             self.keep_aside_unless(manifest.published, repairs)
             files.publish_replacing(copy, self.published)
-        files.sync_directory(self.directory)
         self._complete(pending, None, repairs)
         repairs.append(
             f"A publication of partition {self.key} had been interrupted after its file was in place: "

@@ -210,6 +210,19 @@ def test_one_publisher_at_a_time(partitions: PublishedPartitions) -> None:
     assert partitions.publish(staged).changed
 
 
+def test_verifying_during_a_publication(partitions: PublishedPartitions) -> None:
+    """While another process publishes, what readers see is judged, and nothing is touched."""
+    publish(partitions, "a")
+    publish(partitions, "b")
+    partition = PartitionFiles(partitions.directory, KEY)
+    with partition.locked(0):
+        partition.slot(1).unlink()
+        assert partitions.verify(KEY).ok
+        flip(partitions.path(KEY))
+        assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.DIGEST_DIFFERS]
+    assert len(partitions.verify(KEY).findings) == 2
+
+
 def test_row_groups_are_bounded_and_pages_have_checksums(partitions: PublishedPartitions) -> None:
     """One row group of 1,024 rows is in memory at a time, and a flipped bit in a page is noticed."""
     ids = [f"{i:05d}" for i in range(2500)]
