@@ -35,6 +35,11 @@ def fault(event, arguments):
         if name == "kills-once.jpg" and not os.path.exists(once):
             os.close(os.open(once, os.O_CREAT))
             os.kill(os.getpid(), signal.SIGKILL)
+        if name == "waits.jpg":
+            arrived = os.open(os.path.join(os.path.dirname(str(arguments[0])), "arrived"), os.O_WRONLY)
+            os.write(arrived, b"%d\\n" % os.getpid())
+            os.close(arrived)
+            signal.pause()
         if name in FAULTS:
             os.kill(os.getpid(), FAULTS[name])
 
@@ -47,7 +52,7 @@ def folder(tmp_path, monkeypatch):
     """Small images, some of which take their decode worker down when they are opened."""
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(FAULTY_IMAGES)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hook"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hook"), prepend=os.pathsep)
     names = [f"{n}.jpg" for n in range(12)]
     for number, name in enumerate(
         [*names, "kills.jpg", "crashes.jpg", "hangs.jpg", "kills-once.jpg", "large.jpg"]
@@ -196,8 +201,8 @@ os.set_inheritable(lock, True)
 fcntl.flock(lock, fcntl.LOCK_EX)
 from resources.vlm.decode_workers import DecodeWorkers
 from resources.vlm.images import PropertyJob
-jobs = [[PropertyJob(f"p-{n}-{m}", n, (sys.argv[1],) * 9) for m in range(4)] for n in range(1000)]
-with DecodeWorkers(workers=2, prefetch_batches=50, max_pixels=10**6, max_images=9) as decode:
+jobs = [[PropertyJob("p", 0, (sys.argv[1],) * 9)], [PropertyJob("q", 1, (sys.argv[4],))]]
+with DecodeWorkers(workers=2, prefetch_batches=1, max_pixels=10**6, max_images=9) as decode:
     feed = decode.feed(jobs)
     next(feed)
     print(*decode.pids, flush=True)
@@ -207,10 +212,18 @@ with DecodeWorkers(workers=2, prefetch_batches=50, max_pixels=10**6, max_images=
 
 @pytest.fixture
 def parent(folder, tmp_path):
-    """A process with two decode workers at work, an inheritable lock, and a __main__ that counts."""
+    """A process with an inheritable lock, a __main__ that counts, and two workers, one blocked in storage."""
+    os.mkfifo(tmp_path / "arrived")
     (tmp_path / "parent.py").write_text(PARENT)
     process = subprocess.Popen(
-        [sys.executable, tmp_path / "parent.py", folder / "large.jpg", tmp_path / "runs", tmp_path / "lock"],
+        [
+            sys.executable,
+            tmp_path / "parent.py",
+            folder / "large.jpg",
+            tmp_path / "runs",
+            tmp_path / "lock",
+            folder / "waits.jpg",
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -226,8 +239,8 @@ def test_workers_die_with_a_killed_parent(parent, tmp_path):
     shared = set(Path("/dev/shm").iterdir())
     lock = os.open(tmp_path / "lock", os.O_RDWR)
     with death_watch(parent.pids) as gone:
-        # A worker that is stopped does not even get to see that its pipes are closed.
-        os.kill(parent.pids[0], signal.SIGSTOP)
+        # A worker that waits for its storage does not get to see that its pipes are closed.
+        assert int((tmp_path / "arrived").read_text()) in parent.pids
         parent.kill()
         parent.wait()
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
