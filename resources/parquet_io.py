@@ -61,15 +61,13 @@ class ParquetIOManager(ConfigurableIOManager):
                 context.log.warning(note)
         else:
             raise WrongPartitionError(
-                f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}: it must "
-                "return what "
-                "PublishedPartitions.stage() gives, or AlreadyPublished"
+                f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}: it must return "
+                "what PublishedPartitions.stage() gives, or AlreadyPublished"
             )
         path = partitions.path(key)
         context.log.info(
             f"{'Published' if changed else 'Unchanged'}: {path}, version {record.sequence}, {record.rows} "
-            "rows, "
-            f"digest {record.sha256[:12]}."
+            f"rows, digest {record.sha256[:12]}."
         )
         context.add_output_metadata(
             {
@@ -101,7 +99,6 @@ class ParquetIOManager(ConfigurableIOManager):
         if len(keys) != 1:
             raise WrongPartitionError(
                 f"asset {asset_key.to_user_string()} is published one partition a run, and this run has "
-                f"{len(keys)}: "
-                "launch a backfill with one run a partition (leave the backfill policy unset)"
+                f"{len(keys)}: launch a backfill with one run a partition (leave the backfill policy unset)"
             )
         return keys[0]

@@ -61,8 +61,6 @@ class PartitionFiles:
     @contextlib.contextmanager
     def locked(self, wait_seconds: float) -> Iterator[None]:
         """Hold the partition's lock, which a dead process frees. Raises PartitionBusyError after the wait."""
-        # This also makes durable the rename of a process that was killed before it could: what is decided
-        # from now on stands on the published file that we see.
         for path in (self.published, self.record_path, self.slot(0)):
             files.make_directory(path.parent)
         lock = self.record_path.with_name(f".{self.key}.lock")
@@ -77,10 +75,8 @@ class PartitionFiles:
                     if time.monotonic() >= deadline:
                         raise PartitionBusyError(
                             f"partition {self.key} in {self.directory} is being published or restored by "
-                            "another "
-                            f"process, which did not finish within {wait_seconds:.0f} s. Nothing was "
-                            "changed: "
-                            "wait for that run, or end it, and try again."
+                            f"another process, which did not finish within {wait_seconds:.0f} s. Nothing was "
+                            "changed: wait for that run, or end it, and try again."
                         ) from None
                     time.sleep(_LOCK_PAUSE_SECONDS)
             yield
@@ -167,8 +163,8 @@ class PartitionFiles:
             copy.unlink()
             raise DigestMismatchError(
                 f"{source} changed while it was copied: its digest is {sha256[:12]} where "
-                f"{record.sha256[:12]} was "
-                "expected. Nothing was replaced; look at the disk's health and try again."
+                f"{record.sha256[:12]} was expected. Nothing was replaced; look at the disk's health and try "
+                "again."
             )
         return copy
 
@@ -234,10 +230,12 @@ class PartitionFiles:
             copy = self._copy(whole, self.published, record)
             self.keep_aside_unless(manifest.published, repairs)
             files.publish_replacing(copy, self.published)
+        # The rename that we see may be that of a process killed before it could make it durable.
+        files.sync_directory(self.directory)
         self._complete(pending, None, repairs)
         repairs.append(
-            f"A publication of partition {self.key} had been interrupted after its file was in place: "
-            "its backups and its record were completed."
+            f"A publication of partition {self.key} had been interrupted after its file was in place: its "
+            "backups and its record were completed."
         )
         return self._load(repairs)
 
@@ -277,10 +275,8 @@ class PartitionFiles:
             if isinstance(one, RecordDamagedError):
                 raise RecordDamagedError(
                     f"{one}. Neither {self.record_path} nor its copy {self.record_copy} is whole. The "
-                    "partition's "
-                    f"file is left as it is; set_aside({self.key!r}) moves all its files to "
-                    f"{self.quarantine} "
-                    "and lets it be materialized anew."
+                    f"partition's file is left as it is; set_aside({self.key!r}) moves all its files to "
+                    f"{self.quarantine} and lets it be materialized anew."
                 )
         return None
 

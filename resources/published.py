@@ -102,7 +102,7 @@ class PublishedPartitions:
         partition = PartitionFiles(self.directory, key)
         remembered = json.loads(json.dumps(dict(metadata or {})))
         with partition.locked(self._lock_seconds):
-            manifest, _ = partition.settle()
+            manifest, repairs = partition.settle()
             sink = files.TemporaryFile(partition.published)
             mark = InUseMark(sink.path)
         try:
@@ -127,6 +127,7 @@ class PublishedPartitions:
             metadata=remembered,
             sequence=manifest.sequence,
             id_column=self.id_column,
+            notes=tuple(repairs),
             in_use=mark,
         )
 
@@ -146,7 +147,8 @@ class PublishedPartitions:
         staged.refuse_unfit()
         partition = PartitionFiles(self.directory, staged.key)
         with partition.locked(self._lock_seconds):
-            manifest, notes = partition.settle()
+            manifest, repairs = partition.settle()
+            notes = [*staged.notes, *repairs]
             current = manifest.published
             if current and current.sha256 == staged.sha256:
                 # The same version: nothing is rotated, but what is damaged of it is put right.
@@ -160,11 +162,10 @@ class PublishedPartitions:
                 return Publication(current, partition.published, changed=False, notes=tuple(notes))
             if manifest.sequence != staged.sequence:
                 raise PublishedByAnotherError(
-                    f"partition {staged.key} is not published: version {manifest.sequence} was published "
-                    "by another "
-                    f"process after this file was staged over version {staged.sequence}. The published "
-                    "file stays. "
-                    "Materialize the partition again: a complete one is verified and left alone."
+                    f"partition {staged.key} is not published: version {manifest.sequence} was published by "
+                    f"another process after this file was staged over version {staged.sequence}. The "
+                    "published file stays. Materialize the partition again: a complete one is verified and "
+                    "left alone."
                 )
             record = PublishedRecord(
                 key=staged.key,
@@ -222,12 +223,9 @@ class PublishedPartitions:
             if not file_whole and not copy_whole:
                 raise CannotRestoreError(
                     f"neither {partition.published} nor its second copy {partition.slot(0)} is what the "
-                    "record says "
-                    f"(digest {record.sha256[:12]}, {record.bytes} bytes). Nothing was changed. Earlier "
-                    "versions: "
-                    f"{self._earlier(partition, manifest) or 'none'}. Recompute the partition, or copy one "
-                    "of these "
-                    "by hand."
+                    f"record says (digest {record.sha256[:12]}, {record.bytes} bytes). Nothing was changed. "
+                    f"Earlier versions: {self._earlier(partition, manifest) or 'none'}. Recompute the "
+                    "partition, or copy one of these by hand."
                 )
             if not file_whole:
                 partition.restore_published(record, notes)

@@ -58,8 +58,7 @@ class Verification:
     def sentence(self) -> str:
         """Everything found, for people."""
         state = " ".join(one.sentence for one in self.findings) or (
-            f"Partition {self.key} is what its record says: "
-            f"{self.record.rows if self.record else 0} rows, "
+            f"Partition {self.key} is what its record says: {self.record.rows if self.record else 0} rows, "
             f"digest {self.record.sha256[:12] if self.record else ''}."
         )
         return " ".join((state, *self.repairs))
@@ -80,8 +79,7 @@ def compare(
         if partition.published.exists():
             sentence = (
                 f"{partition.published} has no record: it was not published here. Move it away, or "
-                "materialize the "
-                "partition, which keeps it in .quarantine."
+                "materialize the partition, which keeps it in .quarantine."
             )
             findings.append(Finding(FindingKind.FOREIGN_FILE, sentence))
         else:

@@ -65,6 +65,7 @@ class StagedFile:
 
     It lives until it is published or discarded; what a killed process leaves behind is removed by the next
     stage of the same partition. ``sequence`` is that of the version it would replace (0: none).
+    ``notes`` are sentences about what an earlier interruption had left and how it was settled.
     """
 
     key: str
@@ -80,6 +81,7 @@ class StagedFile:
     metadata: Mapping[str, Any]
     sequence: int
     id_column: str
+    notes: tuple[str, ...]
     in_use: InUseMark = field(repr=False)
 
     def read(self) -> PartitionRows:
@@ -91,9 +93,8 @@ class StagedFile:
         if not self.ids.fits:
             raise WrongIdSetError(
                 f"partition {self.key} is not published, because its ids are not the expected ones: "
-                f"{self.ids.sentence()}. The published file in {self.directory} stays as it was. "
-                "Materialize the partition again; if it repeats, compare the catalogue's slice with the "
-                "journal."
+                f"{self.ids.sentence()}. The published file in {self.directory} stays as it was. Materialize "
+                "the partition again; if it repeats, compare the catalogue's slice with the journal."
             )
         try:
             found = files.sha256_of(self.path)

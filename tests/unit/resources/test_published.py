@@ -155,7 +155,7 @@ def test_staged_file_changed_after_read_back_is_refused(partitions: PublishedPar
     publish(partitions, "a")
     with stage(partitions, "b") as staged:
         flip(staged.path)
-        with pytest.raises(DigestMismatchError):
+        with pytest.raises(DigestMismatchError, match="changed after it was read back"):
             partitions.publish(staged)
     assert text_of(partitions.path(KEY)) == "a"
     assert slots(partitions) == ["a", None, None]
