@@ -26,6 +26,8 @@ class HighWaterMark:
     sequence: int
     epoch: int
     last_segment: str | None
+    given_up: tuple[str, ...] = ()
+    """Names of segments whose loss a person accepted, so that the decision outlives one manifest."""
     retired: bool = False
 
 

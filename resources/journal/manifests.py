@@ -37,6 +37,8 @@ class Manifest:
     previous_sha256: str | None
     events: tuple[Mapping[str, Any], ...] = ()
     """What recoveries adopted, quarantined and gave up, oldest first."""
+    given_up: tuple[str, ...] = ()
+    """Names of segments whose loss a person accepted: an older manifest that lists them is not held to it."""
     retired: bool = False
     """True once the rows are published and read back: the segments may go."""
     file_sha256: str = ""
@@ -57,6 +59,7 @@ class Manifest:
             "rows": self.rows,
             "identity": dict(self.identity),
             "previous": {"sequence": self.previous_sequence, "sha256": self.previous_sha256},
+            "given_up": list(self.given_up),
             "events": [dict(event) for event in self.events],
         }
         opened = json.dumps(head, separators=(",", ":"))[:-1]
@@ -100,6 +103,7 @@ def read_manifest(directory: Path, sequence: int) -> Manifest:
         previous_sequence=found["previous"]["sequence"],
         previous_sha256=found["previous"]["sha256"],
         events=tuple(found["events"]),
+        given_up=tuple(found["given_up"]),
         retired=found["retired"],
         file_sha256=hashlib.sha256(data).hexdigest(),
     )

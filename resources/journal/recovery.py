@@ -53,6 +53,9 @@ class Survey:
     """The highest sequence number seen anywhere, readable or not."""
     losses: tuple[str, ...]
     """Why committed rows cannot be restored; empty where all can."""
+    lost_segments: tuple[str, ...]
+    given_up: tuple[str, ...]
+    """Segments whose loss a person accepted before."""
     promised_rows: int
 
     @property
@@ -113,9 +116,12 @@ def survey(directory: Path, identity: JournalIdentity, high_water_mark: Path) ->
         identity.check(head.identity, str(manifests.manifest_path(directory, head.sequence)))
     mark = read_mark(high_water_mark, key=identity.key, generation=identity.generation)
 
-    records = {record.name: record for record in head.segments} if head else {}
-    losses: list[str] = []
     present = {name for name in names if SEGMENT_NAME.fullmatch(name)}
+    given_up = sorted({*(head.given_up if head else ()), *(mark.mark.given_up if mark.mark else ())})
+    records = {record.name: record for record in head.segments} if head else {}
+    missing = [name for name in records if name not in present and name not in given_up]
+    losses: list[str] = []
+    lost: list[str] = []
     checked = _verify(directory, present, records, identity)
     kept: list[Segment] = []
     adopted: list[str] = []
@@ -125,7 +131,8 @@ def survey(directory: Path, identity: JournalIdentity, high_water_mark: Path) ->
         listed = name in records
         if isinstance(found, SegmentUnreadableError):
             damaged[directory / name] = str(found)
-            if listed:
+            if listed and name not in given_up:
+                lost.append(name)
                 losses.append(f"segment {name} ({records[name].rows} rows) does not verify: {found}")
         elif not seen.isdisjoint(found.ids):
             damaged[directory / name] = "holds ids that are committed already"
@@ -134,9 +141,7 @@ def survey(directory: Path, identity: JournalIdentity, high_water_mark: Path) ->
             kept.append(found)
             if not listed:
                 adopted.append(name)
-    losses += [
-        f"segment {name} ({records[name].rows} rows) is not there" for name in records if name not in present
-    ]
+    losses += [f"segment {name} ({records[name].rows} rows) is not there" for name in missing]
     rows = sum(segment.record.rows for segment in kept)
     unreadable = [n for n in numbers if manifests.manifest_path(directory, n) in damaged]
     losses += _against_mark(head, mark, kept, rows, unreadable)
@@ -150,6 +155,8 @@ def survey(directory: Path, identity: JournalIdentity, high_water_mark: Path) ->
         mark=mark,
         newest_sequence=max([0, *numbers, *([mark.mark.sequence] if mark.mark else [])]),
         losses=tuple(losses),
+        lost_segments=(*lost, *missing),
+        given_up=tuple(given_up),
         promised_rows=promised,
     )
 
@@ -272,6 +279,7 @@ def settle(
         segments=tuple(segment.record for segment in found.segments),
         previous_sequence=found.head.sequence if found.head else None,
         previous_sha256=found.head.file_sha256 if found.head else None,
+        given_up=(*found.given_up, *(found.lost_segments if lost is not None else ())),
         events=(*(found.head.events if found.head else ()), *([event] if len(event) > 2 else [])),
     )
     sha256 = manifests.publish(directory, manifest)
@@ -303,6 +311,7 @@ def mark_of(manifest: Manifest) -> HighWaterMark:
         sequence=manifest.sequence,
         epoch=manifest.epoch,
         last_segment=manifest.segments[-1].name if manifest.segments else None,
+        given_up=manifest.given_up,
         retired=manifest.retired,
     )
 
