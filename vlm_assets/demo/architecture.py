@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from resources.vlm.embedder import description_text
 from vlm_assets.demo.truth import draw_truth
 from vlm_assets.property_description import PropertyDescription
 
@@ -47,17 +48,8 @@ CHAT_TEMPLATE: Final = (
 
 
 def answer_text(description: PropertyDescription) -> str:
-    """The answer to learn: compact JSON, fields in schema order, as guided decoding allows it."""
-    return json.dumps(description.model_dump(), separators=(",", ":"), ensure_ascii=False)
-
-
-def lines_text(description: PropertyDescription) -> str:
-    """The same content as lines of ``field: value``, the other form in which it may be embedded."""
-    return "\n".join(f"{name}: {_plain(value)}" for name, value in description.model_dump().items())
-
-
-def _plain(value: object) -> str:
-    return json.dumps(value) if isinstance(value, bool) else str(value)
+    """The answer to learn: compact JSON, fields in schema order, as it is decoded and embedded."""
+    return description_text(description.model_dump())
 
 
 def build_tokenizer(*, properties: int = 3000) -> Any:
@@ -67,7 +59,7 @@ def build_tokenizer(*, properties: int = 3000) -> Any:
 
     tokenizer = Tokenizer(models.BPE())
     # A field's name with its punctuation is one piece, a value another: no token spans two fields.
-    pieces = Regex(r'[{,]?"[a-z_]+":"?|\n?[a-z_]+: |[a-z_0-9]+"?| ?[A-Za-z]+| ?[0-9]|[^A-Za-z0-9 ]+| ')
+    pieces = Regex(r'[{,]?"[a-z_]+":"?|[a-z_0-9]+"?| ?[A-Za-z]+| ?[0-9]|[^A-Za-z0-9 ]+| ')
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(pieces, behavior="isolated"),
@@ -95,9 +87,7 @@ def build_tokenizer(*, properties: int = 3000) -> Any:
 
 def _texts(properties: int) -> Iterable[str]:
     for index in range(properties):
-        truth = draw_truth("training", 0, index)
-        yield answer_text(truth)
-        yield lines_text(truth)
+        yield answer_text(draw_truth("training", 0, index))
 
 
 def build_processor(tokenizer: Any) -> Any:

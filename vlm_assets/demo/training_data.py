@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from vlm_assets.demo.architecture import IMAGE_SIDE, kept_views
 from vlm_assets.demo.scenes import VISIBLE, draw_property, render
-from vlm_assets.demo.truth import FIELDS
+from vlm_assets.demo.truth import FIELDS, RARE, draw_truth
 from vlm_assets.property_description import PropertyDescription
 
 Images = npt.NDArray[np.uint8]
@@ -52,13 +52,26 @@ class Example:
 def render_chunk(seed: int, start: int, stop: int) -> list[Example]:
     """Properties ``start`` to ``stop`` of the training stream, all their views, small."""
     chunk = []
-    for index in range(start, stop):
-        home = draw_property("training", seed, index)
+    for slot in range(start, stop):
+        home = draw_property("training", seed, _richest(seed, slot))
         photos = [
             np.asarray(render(home, view, size=(IMAGE_SIDE, IMAGE_SIDE), scale=_SCALE)) for view in home.views
         ]
         chunk.append(Example(np.stack(photos), home.views, home.truth))
     return chunk
+
+
+def _richest(seed: int, slot: int) -> int:
+    """Of the three properties that could stand in a slot, the first with the most rare values.
+
+    What is rare is met twice as often this way as it occurs, so that it is learned as well as the rest.
+    """
+
+    def rare(index: int) -> int:
+        truth = draw_truth("training", seed, index)
+        return sum(getattr(truth, name) == value for name, value in RARE.items())
+
+    return max(range(3 * slot, 3 * slot + 3), key=rare)
 
 
 def batches(seed: int, *, steps: int, batch_size: int, fresh: int, workers: int) -> Iterator[list[Example]]:

@@ -19,6 +19,15 @@ FREE_TEXT: Final = ("summary",)
 
 FIELDS: Final = tuple(name for name in PropertyDescription.model_fields if name not in FREE_TEXT)
 
+RARE: Final[Mapping[str, Any]] = {
+    "has_solar_panels": True,
+    "has_pool": True,
+    "has_fireplace": True,
+    "garage": "double",
+    "floors": 5,
+}
+"""Values that few properties have; each must be found where it is."""
+
 Purpose = Literal["example", "training"]
 """Which stream of properties: an example property, whatever its seed, is never one that was trained on."""
 
@@ -33,7 +42,7 @@ class Archetype:
     share: float
     usual: Mapping[str, str]
     floors: tuple[int, ...]
-    """Possible numbers of floors; the first is the usual one."""
+    """Numbers of floors, each as often as it occurs among five or so."""
     garages: tuple[float, float]
     """Shares of properties with one garage door and with two."""
     rare: Mapping[str, float]
@@ -59,30 +68,36 @@ def _archetype(
 ARCHETYPES: Final = (
     # share; building, facade, roof, garden, kitchen, floor, bathroom; floors; garage 1/2; solar, pool, fire
     _archetype(
-        0.21, "apartment_block render flat patio white tile shower", (4, 5, 3), (0.08, 0.02), "0.05 0.03 0.01"
+        0.21,
+        "apartment_block render flat patio white tile shower",
+        (4, 4, 4, 5, 3),
+        (0.08, 0.02),
+        "0.05 0.03 0.01",
     ),
     _archetype(
         0.20,
         "terraced_house brick gable flower_beds navy carpet bath",
-        (3, 2),
+        (3, 3, 3, 2),
         (0.06, 0.01),
         "0.05 0.01 0.16",
     ),
     _archetype(
         0.19,
         "detached_house brick hip lawn oak parquet bath_and_shower",
-        (2, 3),
+        (2, 2, 2, 2, 3),
         (0.60, 0.16),
         "0.20 0.05 0.08",
     ),
-    _archetype(0.14, "bungalow timber hip lawn sage carpet shower", (1, 2), (0.60, 0.06), "0.12 0.04 0.06"),
     _archetype(
-        0.14, "cottage stone gable flower_beds oak parquet bath", (2, 1), (0.08, 0.01), "0.03 0.01 0.30"
+        0.14, "bungalow timber hip lawn sage carpet shower", (1, 1, 1, 1, 2), (0.60, 0.06), "0.12 0.04 0.06"
+    ),
+    _archetype(
+        0.14, "cottage stone gable flower_beds oak parquet bath", (2, 2, 2, 1), (0.08, 0.01), "0.03 0.01 0.30"
     ),
     _archetype(
         0.12,
         "villa render flat woodland white tile bath_and_shower",
-        (2, 3, 1),
+        (2, 2, 2, 3, 1),
         (0.30, 0.30),
         "0.15 0.45 0.10",
     ),
@@ -108,7 +123,7 @@ def draw_truth(purpose: Purpose, seed: int, index: int) -> PropertyDescription:
     }
     # The building is the archetype's own: a bungalow of five floors would be another building.
     fields["building_type"] = kind.usual["building_type"]
-    fields["floors"] = kind.floors[0] if rng.random() < _USUAL else rng.choice(kind.floors)
+    fields["floors"] = rng.choice(kind.floors)
     single, double = kind.garages
     fields["garage"] = rng.choices(("single", "double", "none"), (single, double, 1 - single - double))[0]
     for name, share in kind.rare.items():
