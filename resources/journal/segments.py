@@ -24,6 +24,9 @@ from resources.journal.key_sets import key_set_digest
 
 SEGMENT_NAME = re.compile(r"segment-(?P<epoch>\d{6,})-(?P<number>\d{8,})-(?P<sha256>[0-9a-f]{32})\.parquet")
 _OWNER = b"vlm_assets.journal"
+_KEYS = b"vlm_assets.keys"
+_KEYS_START = b"vlm_assets.keys/1 "
+_KEYS_END = b"\n"
 
 
 @dataclass(frozen=True)
@@ -70,23 +73,43 @@ def segment_number(name: str) -> int:
 
 
 def encode(table: Any, identity: JournalIdentity) -> bytes:
-    """Rows (pyarrow table) as parquet bytes: zstd, page checksums, the owner's identity in the footer."""
+    """Rows (pyarrow table) as parquet bytes: zstd, page checksums, the owner's identity in the footer.
+
+    The footer also repeats the ids and orders as one line of JSON, so that a re-open, which has the SHA-256
+    of the whole file to go by, need not decode thousands of small files to learn them.
+    """
+    owned = table.replace_schema_metadata({_OWNER: identity.segment_metadata})
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        table.replace_schema_metadata({_OWNER: identity.segment_metadata}),
-        sink,
-        compression="zstd",
-        write_page_checksum=True,
-    )
+    with pq.ParquetWriter(sink, owned.schema, compression="zstd", write_page_checksum=True) as writer:
+        writer.write_table(owned)
+        writer.add_key_value_metadata({_KEYS: _keys_line(*_keys_of(owned, identity))})
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
 
-def decode(data: bytes, where: Path, columns: list[str] | None = None) -> Any:
+def _keys_of(table: Any, identity: JournalIdentity) -> tuple[list[str], list[int]]:
+    return table.column(identity.id_column).to_pylist(), table.column(identity.order_column).to_pylist()
+
+
+def _keys_line(ids: list[str], orders: list[int]) -> bytes:
+    return _KEYS_START + json.dumps([ids, orders], separators=(",", ":")).encode() + _KEYS_END
+
+
+def _keys_in(data: bytes) -> tuple[list[str], list[int]]:
+    """The ids and orders that a segment's footer repeats. Raises SegmentUnreadableError without them."""
+    try:
+        start = data.rindex(_KEYS_START) + len(_KEYS_START)
+        ids, orders = json.loads(data[start : data.index(_KEYS_END, start)])
+    except ValueError as error:
+        raise SegmentUnreadableError(f"the footer does not repeat the segment's ids: {error}") from error
+    return ids, orders
+
+
+def decode(data: bytes, where: Path) -> Any:
     """Parquet bytes as a pyarrow table, page checksums verified. Raises SegmentUnreadableError."""
     try:
         with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
-            return file.read(columns=columns, use_threads=False)
+            return file.read(use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise SegmentUnreadableError(f"{where} cannot be decoded: {error}") from error
 
@@ -111,15 +134,16 @@ def describe(name: str, data: bytes, sha256: str, table: Any, identity: JournalI
 def verify_listed(path: Path, record: SegmentRecord, identity: JournalIdentity) -> Segment:
     """Verify a segment that a manifest lists: its bytes are the ones that were read back at the commit.
 
-    Only the id and order columns are decoded: equal SHA-256 means equal to what was fully decoded then.
+    Equal SHA-256 means equal to what was fully decoded then, so the ids come from the footer's line; the
+    manifest's key-set digest says that they are the right ones.
     """
     data = _read(path)
     if len(data) != record.size or hashlib.sha256(data).hexdigest() != record.sha256:
         raise SegmentUnreadableError(f"{path} is not what was committed: its SHA-256 or size differs")
-    columns = [identity.id_column, identity.order_column]
-    table = decode(data, path, columns)
-    ids = tuple(table.column(identity.id_column).to_pylist())
-    return Segment(record, ids, table.column(identity.order_column).combine_chunks())
+    ids, orders = _keys_in(data)
+    if len(orders) != record.rows or key_set_digest(ids) != record.key_set_digest:
+        raise SegmentUnreadableError(f"{path} does not hold the ids that its manifest says")
+    return Segment(record, tuple(ids), pa.array(orders, pa.int64()))
 
 
 def verify_unlisted(path: Path, identity: JournalIdentity, *, name: str | None = None) -> Segment:
@@ -138,6 +162,8 @@ def verify_unlisted(path: Path, identity: JournalIdentity, *, name: str | None =
         raise SegmentUnreadableError(f"{path} belongs to another journal")
     if not table.schema.remove_metadata().equals(identity.schema.remove_metadata()):
         raise SegmentUnreadableError(f"{path} has another schema")
+    if _keys_in(data) != _keys_of(table, identity):
+        raise SegmentUnreadableError(f"{path}: its footer names other ids than its rows")
     segment = describe(final, data, sha256, table, identity)
     if not segment.ids or len(set(segment.ids)) != table.num_rows:
         raise SegmentUnreadableError(f"{path} has no rows, or an id twice")
