@@ -84,7 +84,7 @@ def _covering(canvas: Canvas, kind: str, color: Color, rng: random.Random) -> No
             canvas.line((0, y), (320, y), darker(color, 0.36), 2.0, 0.9)
         canvas.glow(160, 206, 120, 26, (255, 255, 255), 0.5)
     else:
-        for _ in range(60 if canvas.fine else 10):
+        for _ in range(10):
             x, y = rng.uniform(0, 320), rng.uniform(_FLOOR + 4, 240)
             canvas.glow(x, y, 16, 4, lighter(color, 0.3), 0.3)
     # Only the part below the walls is floor: the side walls cover what lines drew across them.

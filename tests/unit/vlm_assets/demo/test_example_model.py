@@ -79,12 +79,12 @@ def test_training_encodes_the_prompt_as_the_processor_does(loaded: tuple[Any, An
 
 
 def test_unseen_fields_are_left_out_of_the_loss(loaded: tuple[Any, Any]) -> None:
-    """Only the tokens of those values: the others, and the end, are learned."""
+    """Only what holds those values (an opening quote is one token with the name): the rest is learned."""
     tokenizer = loaded[1].tokenizer
     truth = draw_truth("example", SEED, 0)
     ids, knowable = answer_ids(tokenizer, truth, ["garden", "floors"])
     left_out = [tokenizer.decode([token]) for token, known_ in zip(ids, knowable, strict=True) if not known_]
-    assert left_out == [str(truth.floors), f'{truth.garden}"']
+    assert left_out == [str(truth.floors), ',"garden":"', f'{truth.garden}"']
     assert tokenizer.decode(ids[:-1]) == answer_text(truth)
     assert ids[-1] == tokenizer.eos_token_id
 
