@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from resources.partition_rows import PartitionRows
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -205,20 +207,20 @@ def _vectors_sound(staged: Path) -> CheckOutcome:
     vectors = 0
     alike = True
     first_vector: np.ndarray | None = None
-    with pq.ParquetFile(staged) as file:
-        width = file.schema_arrow.field("embedding").type.list_size
-        for batch in file.iter_batches(columns=["property_id", "embedding", "status"]):
-            described = batch.filter(pc.equal(batch["status"], "ok"))
-            present = described.filter(described["embedding"].is_valid())
-            absent = described.filter(described["embedding"].is_null())
-            unsound += absent["property_id"].to_pylist()
-            matrix = present["embedding"].flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
-            good = np.isfinite(matrix).all(axis=1) & (np.abs(matrix).sum(axis=1) > 0)
-            unsound += present["property_id"].filter(pa.array(~good)).to_pylist()
-            vectors += len(matrix)
-            if len(matrix):
-                first_vector = matrix[0] if first_vector is None else first_vector
-                alike = alike and bool((matrix == first_vector).all())
+    rows = PartitionRows(staged)
+    width = rows.schema.field("embedding").type.list_size
+    for batch in rows.iter_batches(["property_id", "embedding", "status"]):
+        described = batch.filter(pc.equal(batch["status"], "ok"))
+        present = described.filter(described["embedding"].is_valid())
+        absent = described.filter(described["embedding"].is_null())
+        unsound += absent["property_id"].to_pylist()
+        matrix = present["embedding"].flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+        good = np.isfinite(matrix).all(axis=1) & (np.abs(matrix).sum(axis=1) > 0)
+        unsound += present["property_id"].filter(pa.array(~good)).to_pylist()
+        vectors += len(matrix)
+        if len(matrix):
+            first_vector = matrix[0] if first_vector is None else first_vector
+            alike = alike and bool((matrix == first_vector).all())
     all_alike = alike and vectors > 1
     return CheckOutcome(
         "vectors_sound",

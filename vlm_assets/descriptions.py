@@ -320,7 +320,7 @@ def build_property_descriptions(
         work = DescriptionWork.of(settings, catalog, PropertyRange.from_key(key), vision_language_model)
 
         def describe(journal: Journal, progress: Progress) -> Metadata:
-            lease = gpu.lease(run_id=context.run_id, partition=key, step=ASSET, log=context.log)
+            lease = gpu.lease(run_id=context.run.run_id, partition=key, step=ASSET, log=context.log)
             return work.describe(journal, progress, lease.device)
 
         partition = Partition(

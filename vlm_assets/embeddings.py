@@ -200,7 +200,7 @@ def build_property_embeddings(
         work = EmbeddingWork.of(catalog, PropertyRange.from_key(key), descriptions, text_embedding_model)
 
         def embed(journal: Journal, progress: Progress) -> Metadata:
-            lease = gpu.lease(run_id=context.run_id, partition=key, step=ASSET, log=context.log)
+            lease = gpu.lease(run_id=context.run.run_id, partition=key, step=ASSET, log=context.log)
             return work.embed(journal, progress, lease.device)
 
         partition = Partition(

@@ -176,7 +176,7 @@ def _generation(
 ) -> str:
     if options.recompute or options.retry_failed:
         run: dg.DagsterRun = context.run
-        return partition.fingerprint.generation(run.root_run_id or run.run_id)
+        return partition.fingerprint.generation(run.get_root_run_id() or run.run_id)
     generation = partition.fingerprint.generation()
     if record is not None and record.fingerprint != partition.fingerprint.digest:
         # Back to settings whose output was published once and replaced since: that generation is closed, so
