@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from vlm_assets.catalog import Catalog
+from vlm_assets.catalog_asset import record_catalog
 from vlm_assets.dagster_home import prepare_dagster_home
 from vlm_assets.dagster_server import GRACE_SECONDS, DagsterServer, dagster_server, free_port
 from vlm_assets.demo.backfill import ASSETS, Backfilling
@@ -47,6 +48,7 @@ def run_demo(
     catalog = Catalog.open(home)
     keys = [one.key for one in catalog.ranges]
     prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=slots)
+    record_catalog(dagster_home, catalog)
     found = free_port(port)
     if found != port:
         console.print(f"Port {port} is taken; this Dagster listens on {found}.")
