@@ -116,46 +116,29 @@ def survey(directory: Path, identity: JournalIdentity, high_water_mark: Path) ->
         identity.check(head.identity, str(manifests.manifest_path(directory, head.sequence)))
     mark = read_mark(high_water_mark, key=identity.key, generation=identity.generation)
 
-    present = {name for name in names if SEGMENT_NAME.fullmatch(name)}
     given_up = sorted({*(head.given_up if head else ()), *(mark.mark.given_up if mark.mark else ())})
     records = {record.name: record for record in head.segments} if head else {}
-    missing = [name for name in records if name not in present and name not in given_up]
-    losses: list[str] = []
-    lost: list[str] = []
-    checked = _verify(directory, present, records, identity)
-    kept: list[Segment] = []
-    adopted: list[str] = []
-    seen: set[str] = set()
-    for name in sorted(present, key=lambda name: (name not in records, name)):
-        found = checked[name]
-        listed = name in records
-        if isinstance(found, SegmentUnreadableError):
-            damaged[directory / name] = str(found)
-            if listed and name not in given_up:
-                lost.append(name)
-                losses.append(f"segment {name} ({records[name].rows} rows) does not verify: {found}")
-        elif not seen.isdisjoint(found.ids):
-            damaged[directory / name] = "holds ids that are committed already"
-        else:
-            seen.update(found.ids)
-            kept.append(found)
-            if not listed:
-                adopted.append(name)
-    losses += [f"segment {name} ({records[name].rows} rows) is not there" for name in missing]
-    rows = sum(segment.record.rows for segment in kept)
+    present = {name for name in names if SEGMENT_NAME.fullmatch(name)}
+    kept, broken = _choose(_verify(directory, present, records, identity), records)
+    damaged |= {directory / name: why for name, why in broken.items()}
+
+    gone = {name: "is not there" for name in records if name not in present}
+    unverified = {name: f"does not verify: {why}" for name, why in broken.items() if name in records}
+    lost = {name: why for name, why in (unverified | gone).items() if name not in given_up}
+    losses = [f"segment {name} ({records[name].rows} rows) {why}" for name, why in lost.items()]
     unreadable = [n for n in numbers if manifests.manifest_path(directory, n) in damaged]
-    losses += _against_mark(head, mark, kept, rows, unreadable)
+    losses += _against_mark(head, mark, kept, unreadable)
     promised = max(mark.mark.rows if mark.mark else 0, head.rows if head else 0)
     return Survey(
         head=head,
         segments=tuple(kept),
-        adopted=tuple(adopted),
+        adopted=tuple(s.record.name for s in kept if s.record.name not in records),
         damaged=damaged,
         temporaries=tuple(directory / name for name in names if name.endswith(files.TEMPORARY_SUFFIX)),
         mark=mark,
         newest_sequence=max([0, *numbers, *([mark.mark.sequence] if mark.mark else [])]),
         losses=tuple(losses),
-        lost_segments=(*lost, *missing),
+        lost_segments=tuple(lost),
         given_up=tuple(given_up),
         promised_rows=promised,
     )
@@ -207,11 +190,31 @@ def _verify(
         return dict(pair for share in pool.map(several, shares) for pair in share)
 
 
+def _choose(
+    checked: Mapping[str, Segment | SegmentUnreadableError], records: Mapping[str, SegmentRecord]
+) -> tuple[list[Segment], dict[str, str]]:
+    """The segments that count, listed ones before those to adopt, and why the others do not."""
+    kept: list[Segment] = []
+    broken: dict[str, str] = {}
+    seen: set[str] = set()
+    for name in sorted(checked, key=lambda name: (name not in records, name)):
+        found = checked[name]
+        if isinstance(found, SegmentUnreadableError):
+            broken[name] = str(found)
+        elif not seen.isdisjoint(found.ids):
+            broken[name] = "holds ids that are committed already"
+        else:
+            seen.update(found.ids)
+            kept.append(found)
+    return kept, broken
+
+
 def _against_mark(
-    head: Manifest | None, mark: MarkReading, kept: list[Segment], rows: int, unreadable: list[int]
+    head: Manifest | None, mark: MarkReading, kept: list[Segment], unreadable: list[int]
 ) -> list[str]:
     """Why the restorable state is behind what the high-water mark promises; empty where it is not."""
     high = mark.mark
+    rows = sum(segment.record.rows for segment in kept)
     if high is None:
         known = head is not None and all(number < head.sequence for number in unreadable)
         if known or (head is None and not unreadable and not kept and not mark.damaged):

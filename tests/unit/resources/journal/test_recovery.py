@@ -56,18 +56,31 @@ def test_nothing_readable_but_segments_is_refused(committed):
         committed.open()
 
 
-def test_a_last_segment_lost_with_its_manifest_is_refused_though_the_rows_add_up(committed):
-    """An adopted stranger must not make up for a lost segment: the mark knows the last one by its name."""
+def test_a_last_segment_lost_with_its_manifest_is_refused_though_the_rows_add_up(committed, tmp_path):
+    """Adopted rows must not make up for lost ones: the mark knows the last segment by its name."""
     with committed.open() as journal:
         journal.submit(committed.rows(9))
     *_, last = committed.segments()
     spare = last.read_bytes()
     committed.manifests()[-1].unlink()
     last.unlink()
-    with pytest.raises(JournalLossError):
+    twin = type(committed)(tmp_path / "twin")
+    twin.commit((10, 11))
+    shutil.copy(twin.segments()[0], committed.directory)
+    with pytest.raises(JournalLossError, match=f"11 rows can be restored, 10 were .*{last.name}"):
         committed.open()
     last.write_bytes(spare)
-    assert committed.restored() == list(range(10))
+    assert committed.restored() == list(range(12))
+
+
+def test_a_manifest_under_another_number_is_damage(committed):
+    """A manifest copied to a later number must not take the journal back to its state."""
+    oldest, *_, newest = committed.manifests()
+    forged = newest.with_name("manifest-000000000099.json")
+    shutil.copy(oldest, forged)
+    found = committed.survey()
+    assert forged in found.damaged
+    assert found.head.rows == 9
 
 
 def test_a_listed_segment_that_is_gone_is_refused_and_back_when_put_back(committed):
