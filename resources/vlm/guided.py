@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from resources.vlm.schema import SchemaError
-
 if TYPE_CHECKING:
     import torch
 
@@ -49,6 +47,8 @@ class Grammar:
                 json.dumps(json_schema), any_whitespace=False, separators=_SEPARATORS, strict_mode=True
             )
         except RuntimeError as error:
+            from resources.vlm.schema import SchemaError
+
             raise SchemaError(f"the description schema cannot guide decoding: {error}") from error
         special = {*tokenizer.all_special_ids}
         special.update(at for at, token in tokenizer.added_tokens_decoder.items() if token.special)

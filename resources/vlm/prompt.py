@@ -11,9 +11,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from resources.vlm.schema import DescriptionSchema
+if TYPE_CHECKING:
+    from resources.vlm.schema import DescriptionSchema
 
 
 class EmptyPromptError(ValueError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from resources.vlm.engine import (
     Answer,
@@ -21,14 +21,21 @@ from resources.vlm.engine import (
 )
 from resources.vlm.guided import Grammar, SampledBatch
 from resources.vlm.model_loading import ModelSource, exact_revision, load_model, load_processor
-from resources.vlm.prompt import Prompt
-from resources.vlm.schema import DescriptionSchema
 
 if TYPE_CHECKING:
     from resources.vlm.images import LoadedProperty
+    from resources.vlm.prompt import Prompt
+    from resources.vlm.schema import DescriptionSchema
 
 _LOST = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "NCCL error", "device-side assert")
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory")
+
+
+class AnswerGrammar(Protocol):
+    """What holds answers to their form: a logits processor for each batch."""
+
+    def for_batch(self, size: int) -> Any:
+        """The logits processor of one call of ``generate`` with ``size`` sequences."""
 
 
 class TransformersEngine:
@@ -49,17 +56,55 @@ class TransformersEngine:
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
     ) -> None:
-        from transformers import AutoModelForImageTextToText, GenerationConfig
+        from transformers import AutoModelForImageTextToText
 
+        processor = load_processor(source)
+        model = load_model(source, AutoModelForImageTextToText, device=device)
+        grammar = Grammar(
+            schema.json_schema,
+            processor.tokenizer,
+            logits_width=model.get_output_embeddings().weight.shape[0],
+            stop_token_ids=_stop_token_ids(model, processor.tokenizer),
+        )
         self.model = source.name
         self.revision = exact_revision(source)
+        self._take(model, processor, grammar, prompt, device)
+
+    @classmethod
+    def around(
+        cls,
+        model: Any,
+        processor: Any,
+        *,
+        grammar: AnswerGrammar,
+        prompt: Prompt,
+        device: Literal["cpu", "cuda"],
+    ) -> Self:
+        """An engine around a model that is on its device already, such as one with random weights."""
+        engine = cls.__new__(cls)
+        engine.model = type(model).__name__
+        engine.revision = "in memory"
+        engine._take(model, processor, grammar, prompt, device)
+        return engine
+
+    def _take(
+        self,
+        model: Any,
+        processor: Any,
+        grammar: AnswerGrammar,
+        prompt: Prompt,
+        device: Literal["cpu", "cuda"],
+    ) -> None:
+        from transformers import GenerationConfig
+
         self.largest_batch: int | None = None
         self._prompt = prompt
         self._device = device
-        self._processor = load_processor(source)
-        self._tokenizer = self._processor.tokenizer
-        self._model = load_model(source, AutoModelForImageTextToText, device=device)
-        self._stop_token_ids = _stop_token_ids(self._model, self._tokenizer)
+        self._processor = processor
+        self._tokenizer = processor.tokenizer
+        self._model = model
+        self._grammar = grammar
+        self._stop_token_ids = _stop_token_ids(model, self._tokenizer)
         # A clean one: penalties and sampling that a model ships with would break JSON and repeatability.
         self._model.generation_config = GenerationConfig(
             eos_token_id=list(self._stop_token_ids),
@@ -70,12 +115,6 @@ class TransformersEngine:
         )
         text_config = self._model.config.get_text_config()
         self._context: int | None = getattr(text_config, "max_position_embeddings", None)
-        self._grammar = Grammar(
-            schema.json_schema,
-            self._tokenizer,
-            logits_width=self._model.get_output_embeddings().weight.shape[0],
-            stop_token_ids=self._stop_token_ids,
-        )
 
     def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer]:
         """One answer a property, in order. See Engine; raises RequestTooLargeError for a single property."""
