@@ -1,0 +1,49 @@
+"""Imports point one way, so that engines run without Dagster and a module is found where it belongs."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+MODULES = sorted(
+    path for package in ("vlm_assets", "sensors", "resources") for path in (CHECKOUT / package).rglob("*.py")
+)
+# The thin Dagster classes: the only ones below resources/ that may import it.
+THIN = {"resources/gpu/resource.py", "resources/vlm/resource.py", "resources/parquet_io.py"}
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file imports, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+def tops(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imported(path)}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(CHECKOUT)))
+def test_imports_point_from_assets_to_sensors_to_resources(path):
+    """vlm_assets imports sensors and resources, sensors import resources, resources import neither."""
+    name = str(path.relative_to(CHECKOUT))
+    package = name.partition("/")[0]
+    forbidden = {"vlm_assets": set(), "sensors": {"vlm_assets"}, "resources": {"vlm_assets", "sensors"}}
+    assert not tops(path) & forbidden[package]
+    if package == "resources" and name not in THIN:
+        assert "dagster" not in tops(path), "only the thin classes know Dagster"
+    if name.startswith("resources/journal/"):
+        ours = {module for module in imported(path) if module.partition(".")[0] == "resources"}
+        assert all(module.startswith("resources.journal") for module in ours)
+        assert not tops(path) & {"dagster", "torch", "transformers", "numpy", "duckdb"}
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.name == "__init__.py"], ids=str)
+def test_packages_import_nothing(path):
+    """Importing one module never drags its neighbours in."""
+    assert not imported(path)

@@ -1,0 +1,111 @@
+"""The definitions load fast, quietly, and say what Dagster needs to know."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from vlm_assets.definitions import build_defs
+from vlm_assets.ingest import ingest
+from vlm_assets.settings import load_settings
+
+LOADING = """
+import json, sys
+from vlm_assets.definitions import defs
+asset = defs.get_repository_def().assets_defs_by_key
+keys = {key.to_user_string(): one.partitions_def.get_partition_keys() if one.partitions_def else None
+        for key, one in asset.items()}
+heavy = sorted({"torch", "transformers", "xgrammar", "ray"} & set(sys.modules))
+print(json.dumps({"keys": keys, "heavy": heavy}))
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A catalogue of five properties whose images do not exist, in ranges of two."""
+    listing = tmp_path / "listing.jsonl"
+    listing.write_text(
+        "".join(json.dumps({"property_id": f"p{n}", "images": [f"{n}.jpg"]}) + "\n" for n in range(5))
+    )
+    ingest(listing, tmp_path / "home", range_size=2)
+    return tmp_path / "home"
+
+
+def load(home, *options, **environment):
+    return subprocess.run(
+        [sys.executable, *options, "-c", LOADING],
+        env={**os.environ, "VLM_ASSETS_HOME": str(home), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_loading_is_quiet_and_light(home, tmp_path):
+    """No warning reaches the person, and no process pays for torch before it needs a model."""
+    done = load(home, DAGSTER_HOME=str(tmp_path / "dagster"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["heavy"] == []
+
+
+def test_both_assets_have_the_ranges_of_the_catalogue(home):
+    """Descriptions and embeddings are partitioned alike, by the ranges that stand in the catalogue."""
+    keys = json.loads(load(home).stdout)["keys"]
+    ranges = ["000000000-000000001", "000000002-000000003", "000000004-000000004"]
+    assert keys["property_descriptions"] == keys["property_embeddings"] == ranges
+    assert keys["property_catalog"] is None
+
+
+def test_without_dagster_home_the_person_is_told_what_to_export(home):
+    """A throwaway instance forgets its history: the definitions say what keeps it."""
+    environment = {name: value for name, value in os.environ.items() if name != "DAGSTER_HOME"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING],
+        env={**environment, "VLM_ASSETS_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert f"export DAGSTER_HOME={home}/dagster" in done.stderr
+
+
+def test_without_a_catalogue_the_definitions_load_and_say_what_to_do(tmp_path):
+    """A fresh home shows the catalogue's asset, which can be materialized, and no partitions."""
+    done = load(tmp_path / "fresh")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["keys"]["property_descriptions"] == []
+    assert "vlm-assets ingest" in done.stderr
+
+
+def test_a_range_run_is_refused_clearly(home):
+    """A partition is a run of its own: one run over several is refused with the way to do it."""
+    import dagster as dg
+
+    settings = load_settings(home=home, devices="cpu:1")
+    defs = build_defs(settings)
+    job = defs.resolve_implicit_global_asset_job_def()
+    done = job.execute_in_process(
+        asset_selection=[dg.AssetKey("property_descriptions")],
+        tags={
+            "dagster/asset_partition_range_start": "000000000-000000001",
+            "dagster/asset_partition_range_end": "000000002-000000003",
+        },
+        raise_on_error=False,
+    )
+    assert not done.success
+    (failure,) = [event for event in done.all_events if event.is_step_failure]
+    assert "launched for 2 partitions at once" in failure.step_failure_data.error.to_string()
+
+
+def test_every_check_has_the_partitions_of_its_asset_and_a_sentence(home):
+    """The page of a check says what it holds, and shows it by partition."""
+    settings = load_settings(home=home)
+    specs = [spec for asset in build_defs(settings).assets for spec in asset.check_specs]
+    assert len(specs) == 11
+    for spec in specs:
+        assert spec.blocking
+        assert spec.description
+        assert spec.partitions_def is not None
