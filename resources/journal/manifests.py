@@ -93,20 +93,23 @@ def read_manifest(directory: Path, sequence: int) -> Manifest:
             f"{path} has format {found.get('format')!r} and this version reads {FORMAT}: a newer version "
             "wrote it. Install that version, or finish the partition with it. Nothing was changed."
         )
-    if found["sequence"] != sequence:
-        raise BrokenSealError(f"the manifest inside says sequence {found['sequence']}")
-    return Manifest(
-        sequence=sequence,
-        epoch=found["epoch"],
-        identity=found["identity"],
-        segments=tuple(SegmentRecord(**record) for record in found["segments"]),
-        previous_sequence=found["previous"]["sequence"],
-        previous_sha256=found["previous"]["sha256"],
-        events=tuple(found["events"]),
-        given_up=tuple(found["given_up"]),
-        retired=found["retired"],
-        file_sha256=hashlib.sha256(data).hexdigest(),
-    )
+    if found.get("sequence") != sequence:
+        raise BrokenSealError(f"the manifest inside says sequence {found.get('sequence')}")
+    try:
+        return Manifest(
+            sequence=sequence,
+            epoch=found["epoch"],
+            identity=found["identity"],
+            segments=tuple(SegmentRecord(**record) for record in found["segments"]),
+            previous_sequence=found["previous"]["sequence"],
+            previous_sha256=found["previous"]["sha256"],
+            events=tuple(found["events"]),
+            given_up=tuple(found["given_up"]),
+            retired=found["retired"],
+            file_sha256=hashlib.sha256(data).hexdigest(),
+        )
+    except (KeyError, TypeError) as error:
+        raise BrokenSealError(f"the manifest lacks a part: {error}") from error
 
 
 def newest_manifest(directory: Path) -> Manifest | None:

@@ -153,7 +153,7 @@ def _read_manifests(directory: Path, numbers: Iterable[int]) -> tuple[Manifest |
         path = manifests.manifest_path(directory, number)
         try:
             found = manifests.read_manifest(directory, number)
-        except (BrokenSealError, OSError, KeyError, TypeError) as error:
+        except (BrokenSealError, OSError) as error:
             damaged[path] = f"the manifest does not verify: {error}"
             continue
         if (

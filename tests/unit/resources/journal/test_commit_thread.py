@@ -1,6 +1,7 @@
 """resources/journal/commit_thread.py: when a group is due, who waits, where errors come up."""
 
 import threading
+import time
 
 import pyarrow as pa
 import pytest
@@ -85,9 +86,7 @@ def test_the_oldest_row_never_waits_longer_than_commit_seconds(disk):
 
 def test_time_alone_makes_a_commit_due(disk):
     """Nothing more submitted, nobody flushing: the deadline itself commits."""
-    commits = CommitThread(
-        disk.commit, commit_seconds=0.01, commit_rows=10, clock=__import__("time").monotonic
-    )
+    commits = CommitThread(disk.commit, commit_seconds=0.01, commit_rows=10, clock=time.monotonic)
     commits.submit(rows(1))
     assert commits.wait_until(lambda: disk.groups == [[1]], 10)
     commits.stop()
