@@ -6,7 +6,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from resources.journal import files
+from resources.journal import commits, files
 from resources.journal.errors import (
     DiskFullError,
     DuplicateIdsError,
@@ -20,6 +20,7 @@ from resources.journal.errors import (
     UnexpectedIdsError,
 )
 from resources.journal.journal import clear_retired
+from resources.journal.segments import encode
 
 
 def test_rows_come_back_as_they_were_submitted_in_catalogue_order(home):
@@ -115,6 +116,18 @@ def _flips_a_bit(path, *, size, sha256):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
+
+
+def test_a_row_lost_on_the_way_into_the_file_is_noticed(home, monkeypatch):
+    """The segment verifies by itself but holds fewer rows than were submitted: not acknowledged."""
+    monkeypatch.setattr(commits, "encode", lambda table, identity: encode(table.slice(1), identity))
+    journal = home.open()
+    journal.submit(home.rows(0, 1, 2))
+    with pytest.raises(SegmentUnreadableError, match="other than it was written"):
+        journal.flush()
+    with pytest.raises(SegmentUnreadableError):
+        journal.close()
+    assert home.segments() == []
 
 
 def test_one_writer_at_a_time(home):

@@ -35,6 +35,7 @@ def test_a_truncated_newest_manifest_opens_the_state_before_it(committed, size):
     with committed.open() as journal:
         assert journal.done_ids == {f"p{n}" for n in range(9)}
         assert journal.recovery.manifest_rows == 6
+        assert journal.recovery.sequence == 5, "a number that was taken is never used again"
         assert len(journal.recovery.adopted) == 1
         assert [why for _, why in journal.recovery.quarantined if "manifest" in why]
     assert len(committed.quarantined()) == 1
@@ -82,6 +83,16 @@ def test_a_manifest_under_another_number_is_damage(committed):
     found = committed.survey()
     assert forged in found.damaged
     assert found.head.rows == 9
+
+
+def test_a_manifest_that_its_successor_did_not_follow_is_damage(committed):
+    """Each manifest carries the digest of the one before it: another one in its place is put aside."""
+    before = committed.manifests()[-2]
+    content = unseal(before.read_bytes())
+    before.write_bytes(seal(json.dumps({**content, "epoch": 7}).encode()))
+    found = committed.survey()
+    assert "followed" in found.damaged[before]
+    assert not found.losses
 
 
 def test_a_listed_segment_that_is_gone_is_refused_and_back_when_put_back(committed):

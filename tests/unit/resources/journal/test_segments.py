@@ -1,0 +1,49 @@
+"""resources/journal/segments.py: what verifies is exactly what was written, and ours."""
+
+import hashlib
+import random
+
+import pyarrow as pa
+import pytest
+
+from resources.journal.errors import SegmentUnreadableError
+from resources.journal.segments import decode, encode, segment_name, verify_unlisted
+
+
+def test_page_checksums_are_written_and_verified(home):
+    """A flipped bit in a page is an error by itself, before any digest: never a silently wrong value."""
+    table = home.rows(*range(12))
+    data = encode(table, home.identity())
+    choose, noticed = random.Random(5), 0
+    for _ in range(200):
+        damaged = bytearray(data)
+        damaged[choose.randrange(4, 700)] ^= 1 << choose.randrange(8)
+        try:
+            found = decode(bytes(damaged), home.directory)
+        except SegmentUnreadableError:
+            noticed += 1
+        else:
+            assert found.to_pylist() == table.to_pylist()
+    assert noticed > 100
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda home: home.rows(3, 4, 3), "an id twice"),
+        (lambda home: home.rows(), "no rows"),
+        (lambda home: home.rows(3, 77), "does not expect"),
+        (lambda home: home.rows(3).append_column("more", pa.array([1])), "another schema"),
+    ],
+)
+def test_a_well_formed_file_that_cannot_be_ours_is_not_adopted(home, spoil, named):
+    """Digest and owner fit, yet ids or schema do not: said by name, and never counted."""
+    home.directory.mkdir(parents=True)
+    data = encode(spoil(home), home.identity())
+    path = home.directory / segment_name(epoch=1, number=1, sha256=hashlib.sha256(data).hexdigest())
+    path.write_bytes(data)
+    with pytest.raises(SegmentUnreadableError, match=named):
+        verify_unlisted(path, home.identity())
+    with home.open() as journal:
+        assert journal.committed_rows == 0
+    assert home.quarantined()
