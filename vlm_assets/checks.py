@@ -103,12 +103,13 @@ def check_embeddings(
     """Run every check of EMBEDDING_CHECKS on a staged file and the descriptions it was made from."""
     with duckdb.connect() as connection:
         _open(connection, staged, expected_ids)
+        connection.from_parquet(str(descriptions)).create_view("described")
         shape = _row_schema(staged, schema)
         return [
             *_conservation(connection, len(expected_ids)),
             shape,
-            _vectors_sound(staged) if shape.passed else _not_run("vectors_sound", "row_schema"),
-            _matches_descriptions(connection, descriptions),
+            _vectors_sound(connection, staged) if shape.passed else _not_run("vectors_sound", "row_schema"),
+            _matches_descriptions(connection),
         ]
 
 
@@ -202,7 +203,7 @@ def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimi
     )
 
 
-def _vectors_sound(staged: Path) -> CheckOutcome:
+def _vectors_sound(connection: duckdb.DuckDBPyConnection, staged: Path) -> CheckOutcome:
     unsound: list[str] = []
     vectors = 0
     alike = True
@@ -221,12 +222,18 @@ def _vectors_sound(staged: Path) -> CheckOutcome:
         if len(matrix):
             first_vector = matrix[0] if first_vector is None else first_vector
             alike = alike and bool((matrix == first_vector).all())
-    all_alike = alike and vectors > 1
+    # Descriptions that are alike have vectors that are alike, and that is right.
+    differing = connection.sql(
+        "SELECT count(DISTINCT description) FROM described WHERE status = 'ok'"
+    ).fetchall()[0][0]
+    all_alike = alike and vectors > 1 and differing > 1
     return CheckOutcome(
         "vectors_sound",
         passed=not unsound and not all_alike,
         expected=f"{vectors} finite vectors of width {width}, not zero, not all alike",
-        found="all alike" if all_alike else f"{len(unsound)} missing, zero or not finite",
+        found=f"all alike, for {differing} different descriptions"
+        if all_alike
+        else f"{len(unsound)} missing, zero or not finite",
         first_ids=tuple(unsound[:FIRST]),
         next_step=(
             "The embedding model or its number format is at fault: try VLM_ASSETS_DTYPE=float32 and"
@@ -235,8 +242,7 @@ def _vectors_sound(staged: Path) -> CheckOutcome:
     )
 
 
-def _matches_descriptions(connection: duckdb.DuckDBPyConnection, descriptions: Path) -> CheckOutcome:
-    connection.from_parquet(str(descriptions)).create_view("described")
+def _matches_descriptions(connection: duckdb.DuckDBPyConnection) -> CheckOutcome:
     differing, first = _ids(
         connection,
         "SELECT DISTINCT coalesce(s.property_id, d.property_id) FROM staged s FULL JOIN described d"
