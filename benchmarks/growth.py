@@ -1,0 +1,94 @@
+"""Memory and time of one run as its partition grows: python benchmarks/growth.py [--sizes 500 5000]
+
+Each size is a process of its own that materializes one partition of that many properties, all checks and
+the journal on, with the example model. The images are the same few for every property, so that rendering
+costs nothing. Memory is the peak resident set of the run's own process, imports and model included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RUN = "--run"
+
+
+def main() -> None:
+    """Measure every size and print one line for each, then the growth."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[500, 5000])
+    parser.add_argument("--images", type=int, default=2, help="images a property")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = [_measure(Path(folder), size, arguments.images) for size in arguments.sizes]
+    first, last = found[0], found[-1]
+    print(
+        f"{last['properties'] / first['properties']:.0f} times the properties:"
+        f" {last['peak_mib'] / first['peak_mib']:.3f} times the memory"
+    )
+
+
+def _measure(folder: Path, size: int, images: int) -> dict[str, float]:
+    from vlm_assets.demo.example import write_example
+    from vlm_assets.ingest import ingest
+
+    listing = write_example(folder, properties=8, seed=1)
+    shown = json.loads(listing.read_text().splitlines()[0])["images"][:images]
+    many = folder / "example" / f"{size}.jsonl"
+    many.write_text(
+        "".join(json.dumps({"property_id": f"p{n}", "images": shown}) + "\n" for n in range(size))
+    )
+    home = folder / f"home-{size}"
+    ingest(many, home, range_size=size)
+    done = subprocess.run(
+        [sys.executable, __file__, RUN, str(home)], check=True, stdout=subprocess.PIPE, text=True
+    )
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(
+        f"{size:6d} properties: {measured['seconds']:.1f} s, {measured['cpu_seconds']:.1f} s of CPU,"
+        f" peak {measured['peak_mib']:.0f} MiB",
+        flush=True,
+    )
+    return {"properties": size, **measured}
+
+
+def _run(home: Path) -> None:
+    import dagster as dg
+
+    from vlm_assets.catalog import Catalog
+    from vlm_assets.definitions import build_defs
+    from vlm_assets.settings import load_settings
+
+    settings = load_settings(home=home, devices="cpu:1", commit_seconds=5)
+    defs = build_defs(settings)
+    started = time.monotonic()
+    for name in ("property_descriptions", "property_embeddings"):
+        dg.materialize(
+            defs.assets,
+            selection=[name],
+            partition_key=Catalog.open(home).ranges[0].key,
+            resources=defs.resources,
+        )
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    print(
+        json.dumps(
+            {
+                "seconds": time.monotonic() - started,
+                "cpu_seconds": usage.ru_utime + usage.ru_stime,
+                "peak_mib": usage.ru_maxrss / 1024,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    if RUN in sys.argv:
+        _run(Path(sys.argv[-1]))
+    else:
+        main()
