@@ -1,0 +1,62 @@
+"""No process of a group outlives its starter, however the starter ends."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+STARTER = Path(__file__).with_name("group_starter.py")
+
+
+def _start(kind: str, folder: Path, grace: float) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    command = [sys.executable, STARTER, kind, folder, str(grace)]
+    starter = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    said = json.loads(starter.stdout.readline())
+    return starter, [psutil.Process(pid) for pid in said["members"]]
+
+
+def _ended(process: psutil.Process) -> bool:
+    """A zombie has ended: when init reaps it is not the group's matter."""
+    try:
+        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _gone(processes: list[psutil.Process], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not all(map(_ended, processes)) and time.monotonic() < deadline:
+        psutil.wait_procs(processes, timeout=0.1)
+    return all(map(_ended, processes))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_starter_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    """A starter that is killed takes child, grandchild and watchdog with it."""
+    starter, processes = _start("polite", tmp_path, 10.0)
+    assert len(processes) == 3
+    starter.send_signal(number)
+    starter.wait(10)
+    assert _gone(processes, 9.0)
+
+
+def test_deaf_process_is_killed_after_the_grace(tmp_path: Path) -> None:
+    """A process that does not hear SIGTERM is killed once the grace is over, the starter being dead."""
+    starter, processes = _start("deaf", tmp_path, 1.0)
+    starter.kill()
+    starter.wait(10)
+    assert _gone(processes, 9.0)
+
+
+def test_interrupted_starter_ends_the_group_itself(tmp_path: Path) -> None:
+    """After Ctrl-C the starter returns only when the whole group is gone."""
+    starter, processes = _start("polite", tmp_path, 10.0)
+    starter.send_signal(signal.SIGINT)
+    starter.wait(15)
+    assert all(map(_ended, processes))
