@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from resources.journal import commits, files
+from resources.journal import journal as journal_module
 from resources.journal.errors import (
     DiskFullError,
     DuplicateIdsError,
@@ -198,3 +199,27 @@ def test_a_segment_that_changes_under_an_open_journal_is_noticed_on_reading(comm
         path.write_bytes(data)
         with pytest.raises(SegmentUnreadableError, match="has changed"):
             list(journal.read_ordered())
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_an_open_overtaken_while_it_recovers_reads_again_only_while_it_holds_the_lock(
+    home, monkeypatch, taken
+):
+    """Fault 14: beaten to its manifest number it reads again; where its lock is gone, it stops."""
+    real, attempts = journal_module.settle, []
+
+    def beaten_once(found, **named):
+        attempts.append(found)
+        if len(attempts) == 1:
+            if taken:
+                (home.directory / "writer.lock").unlink()
+            raise FencedError("the number is taken")
+        return real(found, **named)
+
+    monkeypatch.setattr(journal_module, "settle", beaten_once)
+    if taken:
+        with pytest.raises(FencedError, match="removed or taken"):
+            home.open()
+    else:
+        home.open().close()
+    assert len(attempts) == (1 if taken else 2)
