@@ -162,7 +162,7 @@ def materialize(
             if any(outcome.stops_publication for outcome in outcomes):
                 yield from results
                 raise _refused(partition, outcomes, stays=record is not None)
-            yield dg.Output(staged, metadata=how | steps.describe(staged.path))
+            yield dg.Output(staged, metadata=steps.describe(staged.path) | how)
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
     yield from results
@@ -224,7 +224,7 @@ def _verify(
         yield from results
         raise _refused(partition, outcomes, stays=True)
     metadata: Metadata = {"verified": dg.MetadataValue.text(f"{said} No device was needed.")}
-    yield dg.Output(AlreadyPublished(record), metadata=metadata | steps.describe(file))
+    yield dg.Output(AlreadyPublished(record), metadata=steps.describe(file) | metadata)
     yield from results
 
 
