@@ -1,0 +1,104 @@
+"""The in-process engine and the embedder on a real GPU. Not collected by `make test`; run with
+`pytest tests/gpu` on a machine that has one (without one these tests fail, they are never skipped).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from resources.vlm.embedder import TextEmbedder, description_text
+from resources.vlm.images import LoadedProperty
+from resources.vlm.ladder import LadderSettings, describe_batch
+from resources.vlm.model_loading import ModelSource
+from resources.vlm.prompt import build_prompt
+from resources.vlm.schema import load_schema
+from resources.vlm.transformers_engine import TransformersEngine
+from vlm_assets.demo.scenes import draw_property, render
+from vlm_assets.demo.truth import FIELDS, draw_truth
+from vlm_assets.settings import EXAMPLE_MODEL
+
+SEED = 11
+COUNT = 24
+SETTINGS = LadderSettings(max_new_tokens=256)
+
+
+@pytest.fixture(scope="module")
+def schema():
+    return load_schema("vlm_assets.property_description:PropertyDescription")
+
+
+@pytest.fixture(scope="module")
+def properties() -> list[LoadedProperty]:
+    """Rendered properties with their images as the decode workers hand them over."""
+    found = []
+    for index in range(COUNT):
+        home = draw_property("example", SEED, index)
+        images = [np.asarray(render(home, view).convert("RGB")) for view in home.views]
+        found.append(LoadedProperty(f"p{index}", index, images, len(images), (), 0.0))
+    return found
+
+
+@pytest.fixture
+def engine(schema):
+    source = ModelSource(str(EXAMPLE_MODEL))
+    with_gpu = TransformersEngine(source, schema=schema, prompt=build_prompt(schema), device="cuda")
+    yield with_gpu
+    with_gpu.close()
+
+
+def test_answers_are_valid_and_right_in_bfloat16(engine, schema, properties):
+    """On a GPU the model runs in bfloat16, every answer fits the schema, and nearly all fields are right."""
+    described = describe_batch(engine, schema, properties, SETTINGS)
+    assert [one.status for one in described] == ["ok"] * COUNT
+    right = [
+        one.description[name] == getattr(draw_truth("example", SEED, one.ordinal), name)
+        for one in described
+        for name in FIELDS
+    ]
+    assert np.mean(right) >= 0.95
+
+
+def test_a_batch_that_does_not_fit_is_split_and_the_size_remembered(engine, schema, properties):
+    """Real out-of-memory on the device halves the batch; every property is still described."""
+    import torch
+
+    engine.describe(properties[:1], attempt=_first())
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    engine.describe(properties[:4], attempt=_first())
+    four = torch.cuda.max_memory_reserved()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(four * 1.1 / total)
+    try:
+        many = [
+            LoadedProperty(f"q{n}", n, one.images, one.seen, (), 0.0) for n, one in enumerate(properties * 8)
+        ]
+        described = describe_batch(engine, schema, many, SETTINGS)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert engine.largest_batch is not None
+    assert engine.largest_batch < len(many)
+    assert [one.status for one in described] == ["ok"] * len(many)
+
+
+def test_embeddings_on_a_gpu_agree_with_those_of_a_cpu():
+    """bfloat16 on a GPU gives nearly the directions that float32 on a CPU gives."""
+    texts = [
+        description_text(draw_truth("example", SEED, index).model_dump(mode="json")) for index in range(64)
+    ]
+    source = ModelSource(str(EXAMPLE_MODEL))
+    vectors = {}
+    for device in ("cpu", "cuda"):
+        embedder = TextEmbedder(source, device=device)
+        vectors[device] = embedder.embed(texts)
+        embedder.close()
+    assert np.allclose(np.linalg.norm(vectors["cuda"], axis=1), 1.0, atol=1e-3)
+    assert (vectors["cuda"] * vectors["cpu"]).sum(axis=1).min() > 0.99
+
+
+def _first():
+    from resources.vlm.engine import Attempt
+
+    return Attempt(number=1, max_new_tokens=256)
