@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -16,8 +18,8 @@ from resources.vlm.schema import load_schema
 from resources.vlm.transformers_engine import TransformersEngine
 from vlm_assets.demo.scenes import draw_property, render
 from vlm_assets.demo.truth import FIELDS, draw_truth
-from vlm_assets.settings import EXAMPLE_MODEL
 
+EXAMPLE_MODEL = Path(__file__).parents[4] / "vlm_assets" / "demo" / "model"
 SEED = 11
 COUNT = 24
 SETTINGS = LadderSettings(max_new_tokens=256)
