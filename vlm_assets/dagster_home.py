@@ -23,6 +23,9 @@ _CATALOG_ID = "catalog_id"
 _LOCK = "running.lock"
 _LOOK_SECONDS = 0.2
 
+CATALOG = "property_catalog"
+"""The asset that an ingest makes."""
+
 POOL = "gpu"
 """The concurrency pool of every run that needs a device."""
 
@@ -48,7 +51,7 @@ def prepare_dagster_home(dagster_home: Path, *, catalog_id: str, slots: int) -> 
     if not (dagster_home / "dagster.yaml").exists():
         shutil.copyfile(_TEMPLATE, dagster_home / "dagster.yaml")
     claim_for_catalog(dagster_home, catalog_id)
-    initialise_storage(dagster_home, slots=slots)
+    _initialise_storage(dagster_home, slots=slots, catalog_id=catalog_id)
 
 
 def claim_for_catalog(dagster_home: Path, catalog_id: str) -> None:
@@ -69,8 +72,8 @@ def claim_for_catalog(dagster_home: Path, catalog_id: str) -> None:
         )
 
 
-def initialise_storage(dagster_home: Path, *, slots: int) -> None:
-    """Create the database before several processes come first at once, and set the pool's limit."""
+def _initialise_storage(dagster_home: Path, *, slots: int, catalog_id: str) -> None:
+    """Create the database before several processes come first at once, and say what stands already."""
     import dagster as dg
 
     with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
@@ -78,6 +81,13 @@ def initialise_storage(dagster_home: Path, *, slots: int) -> None:
         instance.all_instigator_state()
         # Before the first launch: a limit that comes later, or a default one, lets the first runs through.
         instance.event_log_storage.set_concurrency_slots(POOL, slots)
+        # An ingest on the command line is no run of Dagster's, and its page asks "Are you sure?" before
+        # anything is materialized from an asset that it has never seen.
+        catalog = dg.AssetKey(CATALOG)
+        if instance.get_latest_materialization_event(catalog) is None:
+            instance.report_runless_asset_event(
+                dg.AssetMaterialization(catalog, metadata={"catalogue": catalog_id})
+            )
 
 
 @contextlib.contextmanager
