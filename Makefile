@@ -13,13 +13,14 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_D
 	$(BIN)/python -m pip -qq install --no-compile
 TESTS := $(wildcard tests/unit tests/faults tests/integration tests/browser)
 
-.PHONY: help run test test-deps example-model clean
+.PHONY: help run test test-deps example-model bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
 	@echo "make test           environment, lint, types and all tests"
 	@echo "make test-deps      what the tests need from apt (as root)"
 	@echo "make example-model  train the small example model anew"
+	@echo "make bench-gpu      what a GPU describes in a second, random weights; ARGS='--minutes 5'"
 	@echo "make clean          remove the environment and caches; results in data/ stay"
 
 run: .venv/installed
@@ -44,6 +45,10 @@ test-deps:
 
 example-model: .venv/installed
 	$(BIN)/python -m vlm_assets.demo.training
+
+# Any Python with torch, transformers, pyarrow, numpy and pillow does: no environment is made for it.
+bench-gpu:
+	@PYTHONPATH=. $(or $(wildcard $(BIN)/python),python3) -m benchmarks.gpu $(ARGS)
 
 clean:
 	rm -rf .venv *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

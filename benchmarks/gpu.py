@@ -1,0 +1,299 @@
+"""What the engine in this process describes on a GPU in a second, and what it waits for: ``make bench-gpu``.
+
+What lives here: the grid of cases, what is measured of each, and the command. What does not: the loops
+(gpu_loops.py), the models (gpu_models.py), the clocks (gpu_meter.py), the lines (gpu_report.py). Weights are
+random and images rendered: nothing is downloaded, and torch, transformers, pyarrow, numpy and pillow do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from benchmarks.gpu_loops import (
+    PROMPT,
+    Bench,
+    Case,
+    Work,
+    decode_rate,
+    decode_workers,
+    describe_window,
+    plain_window,
+    render_jpegs,
+)
+from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceilings, profile_kernels
+from benchmarks.gpu_models import SHAPES, AnswerLengths, build_processor, vision_layers
+from benchmarks.gpu_probe import time_decode_steps
+from benchmarks.gpu_report import print_case, print_table
+from resources.vlm.engine import Attempt
+from resources.vlm.transformers_engine import TransformersEngine
+
+IMAGES_OF_THE_RUN: Final = 12_800_000
+DEVICES_OF_THE_RUN: Final = 10
+PROFILED_STEPS: Final = 24
+
+CASES: Final = (
+    Case("smolvlm-2.2b", 384, plain=True, profile=True),
+    Case("smolvlm-2.2b", 384, batch=96),
+    Case("smolvlm-2.2b", 768, batch=16, profile=True),
+    Case("smolvlm-2.2b", 384, output_tokens=384),
+    Case("idefics3-8b", 364, plain=True, profile=True),
+    Case("idefics3-8b", 364, batch=96),
+    Case("gemma3-4b", 896, batch=16, plain=True, profile=True),
+    Case("idefics3-8b", 728, batch=8),
+    Case("smolvlm-2.2b", 384, images=3, batch=96),
+)
+TINY_CASES: Final = (
+    Case("tiny-idefics3", 56, 3, 8, 2, plain=True, profile=True),
+    Case("tiny-idefics3", 112, 3, 8, 2),
+    Case("tiny-gemma3", 56, 3, 8, 2, plain=True, profile=True),
+)
+
+
+def say(text: str = "") -> None:
+    """A line for who waits."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def run_case(bench: Bench, case: Case) -> dict[str, Any]:
+    """All that is measured of one case, as it stands in the results file."""
+    shape = SHAPES[case.model]
+    result: dict[str, Any] = {"case": asdict(case), "model_seconds": bench.load(case.model)}
+    result["parameters"] = sum(one.numel() for one in bench.model.parameters())
+    processor = build_processor(shape, bench.tokenizer, side=case.side)
+    image_token = bench.tokenizer.convert_tokens_to_ids("<image>")
+    guided, unguided = (
+        AnswerLengths(case.output_tokens, bench.tokenizer, vocabulary=shape.vocabulary, masked=masked)
+        for masked in (True, False)
+    )
+    engine = TransformersEngine.around(
+        bench.model, processor, grammar=guided, prompt=PROMPT, device=bench.device
+    )
+    clock = StageClock(
+        bench.model,
+        vision_layers(bench.model),
+        processor,
+        tile_tokens=shape.tile_tokens,
+        image_token=image_token,
+        cuda=bench.cuda,
+    )
+    result["decode_workers_images_per_second"] = decode_rate(bench, case)
+    bench.free()
+    with DeviceSamples(cuda=bench.cuda) as samples, clock:
+
+        def restart() -> None:
+            clock.restart()
+            samples.restart()
+
+        work = describe_window(bench, case, engine, guided, restart)
+        stages = clock.stages()
+        result["engine"] = _rates(work, bench) | _stages(work, stages) | samples.means()
+        result["engine"] |= _limits(bench, case, work, stages)
+        result["engine"]["largest_batch"] = engine.largest_batch
+        result["nvml_problem"] = samples.problem
+        if case.plain and time.monotonic() < bench.deadline - 4 * bench.seconds:
+            bench.free()
+            restart()
+            plain = plain_window(bench, case, processor, unguided)
+            result["plain"] = _rates(plain, bench) | _stages(plain, clock.stages()) | samples.means()
+    if case.profile:
+        padded, rows, steps = stages.prompts[0]
+        if shape.window is None:
+            context = padded + steps // 2
+            result["decode_step_ms"] = time_decode_steps(
+                bench.model, rows=rows, context=context, cuda=bench.cuda
+            )
+        if bench.cuda:
+            result["kernels"] = _kernels(bench, case, engine)
+    return result
+
+
+def _rates(work: Work, bench: Bench) -> dict[str, Any]:
+    images = work.images / work.seconds
+    return {
+        "seconds": work.seconds,
+        "batches": work.batches,
+        "images_per_second": images,
+        "properties_per_second": work.properties / work.seconds,
+        "tokens_per_second": sum(answer.output_tokens for answer in work.answers) / work.seconds,
+        "days_of_the_run": IMAGES_OF_THE_RUN / DEVICES_OF_THE_RUN / images / 86_400,
+        "peak_gib": bench.peak_gib(),
+    }
+
+
+def _stages(work: Work, stages: Stages) -> dict[str, Any]:
+    """Seconds a batch by stage; together they are the whole."""
+    inside = stages.vision + stages.prefill + stages.decode
+    seconds = {
+        "decode_images": work.wait,
+        "processor": stages.processor,
+        "upload_and_text": work.describe - stages.processor - stages.generate,
+        "vision": stages.vision,
+        "prefill": stages.prefill,
+        "decode": stages.decode,
+        "generate_beside": stages.generate - inside,
+        "loop": work.seconds - work.wait - work.describe,
+    }
+    steps = max(1, stages.steps)
+    return {
+        "batch_seconds": work.seconds / work.batches,
+        "stage_seconds": {name: spent / work.batches for name, spent in seconds.items()},
+        "tiles": stages.tiles / work.batches,
+        "decode_steps": stages.steps / work.batches,
+        "step_ms": 1e3 * stages.decode / steps,
+        "step_forward_ms": 1e3 * stages.step_forward / steps,
+        "step_host_ms": 1e3 * stages.step_host / steps,
+        "prompts_padded_rows_steps": stages.prompts[:4],
+    }
+
+
+def _limits(bench: Bench, case: Case, work: Work, stages: Stages) -> dict[str, Any]:
+    """Shares of what the device could do, as measured in this run. Padding is no useful work."""
+    shape, ceilings = SHAPES[case.model], bench.ceilings
+    vision = shape.vision_flops(stages.tiles)
+    prefill = sum(shape.prefill_flops(answer.prompt_tokens) for answer in work.answers)
+    decode = sum(
+        shape.decode_flops(answer.prompt_tokens + answer.output_tokens // 2) * answer.output_tokens
+        for answer in work.answers
+    )
+    width = 2 if bench.cuda else 4
+    read = sum(
+        steps * shape.step_bytes([padded + steps // 2] * rows, width)
+        for padded, rows, steps in stages.prompts
+    )
+
+    def share(amount: float, seconds: float, ceiling: float) -> float | None:
+        return amount / seconds / ceiling if seconds > 0 else None
+
+    return {
+        "prompt_tokens": sum(answer.prompt_tokens for answer in work.answers) / len(work.answers),
+        "teraflop_per_property": (vision + prefill + decode) / work.properties / 1e12,
+        "arithmetic_share": share(vision + prefill + decode, work.seconds, ceilings.flops),
+        "vision_arithmetic_share": share(vision, stages.vision, ceilings.flops),
+        "prefill_arithmetic_share": share(prefill, stages.prefill, ceilings.flops),
+        "decode_bandwidth_share": share(read, stages.decode, ceilings.bytes_read),
+        "step_floor_ms": 1e3 * read / ceilings.bytes_read / max(1, stages.steps),
+    }
+
+
+def _kernels(bench: Bench, case: Case, engine: TransformersEngine) -> dict[str, Any]:
+    """The kernels of one batch of few tokens: once its prompt alone, once with the steps that follow."""
+    attempts = {"prompt": 1, f"prompt and {PROFILED_STEPS} steps": PROFILED_STEPS + 1}
+    with decode_workers(bench, case) as workers:
+        batch = next(workers.feed(bench.batches(case)))
+    profiles = {}
+    for name, tokens in attempts.items():
+        attempt = Attempt(number=1, max_new_tokens=tokens)
+        profiles[name] = asdict(profile_kernels(partial(engine.describe, batch, attempt=attempt)))
+    return profiles
+
+
+def main() -> None:
+    """Run the grid, print, and write the results after each case."""
+    options = _options()
+    import torch
+    import transformers
+
+    device: Literal["cpu", "cuda"] = options.device
+    if device == "cuda" and not torch.cuda.is_available():
+        sys.exit("bench-gpu: no CUDA device is visible; on a CPU: --device cpu --tiny")
+    deadline = time.monotonic() + 60 * options.minutes
+    cores = len(os.sched_getaffinity(0))
+    transformers.logging.set_verbosity_error()
+    results: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "cpu",
+        "cores": cores,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+    say("bench-gpu: " + ", ".join(f"{name} {value}" for name, value in results.items()))
+    size = (640, 480) if options.tiny else (4000, 3000)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        jpegs = render_jpegs(Path(folder), 4 if options.tiny else 24, size, cores)
+        spent, megabytes = (
+            time.monotonic() - began,
+            np.mean([Path(one).stat().st_size for one in jpegs]) / 1e6,
+        )
+        say(f"{len(jpegs)} JPEGs of {size[0]}x{size[1]}, {megabytes:.1f} MB each, in {spent:.1f} s")
+        ceilings = measure_ceilings(device)
+        say(
+            f"ceilings: {ceilings.flops / 1e12:.1f} TFLOP/s, {ceilings.bytes_read / 1e9:.0f} GB/s in memory, "
+            f"{ceilings.upload / 1e9:.1f} GB/s up, {ceilings.upload_pinned / 1e9:.1f} pinned"
+        )
+        results |= {"ceilings": asdict(ceilings), "jpeg": {"size": size, "megabytes": float(megabytes)}}
+        workers = options.workers or max(1, cores - 1)
+        bench = Bench(device, workers, options.seconds, deadline, jpegs, ceilings)
+        results |= {"workers": workers, "cases": []}
+        for case in _cases(options):
+            say(f"\n== {case}   ({deadline - time.monotonic():.0f} s left)")
+            if time.monotonic() > deadline - 2 * options.seconds:
+                say("   left out: the time is up")
+                results["cases"].append({"case": asdict(case), "error": "left out: the time is up"})
+                continue
+            try:
+                result = run_case(bench, case)
+                print_case(result, ceilings, say)
+            except Exception as error:  # one model that fails must not cost the figures of the others
+                say(f"   FAILED: {type(error).__name__}: {str(error)[:500]}")
+                say("   " + "   ".join(traceback.format_exc().splitlines(keepends=True)[-12:]))
+                result = {"case": asdict(case), "error": f"{type(error).__name__}: {error}"}
+            results["cases"].append(result)
+            options.output.parent.mkdir(parents=True, exist_ok=True)
+            options.output.write_text(json.dumps(results, indent=1) + "\n")
+    print_table(results, say)
+    say(f"results: {options.output}")
+
+
+def _cases(options: argparse.Namespace) -> list[Case]:
+    """The standard grid, or the product of what the options name."""
+    standard = TINY_CASES if options.tiny else CASES
+    named = {name: getattr(options, name) for name in ("model", "side", "images", "output_tokens", "batch")}
+    if not any(named.values()):
+        return list(standard)
+    first = replace(standard[0], plain=options.plain, profile=options.profile)
+    axes = [[(name, value) for value in values] for name, values in named.items() if values]
+    return [replace(first, **dict(point)) for point in itertools.product(*axes)]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench-gpu", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--tiny", action="store_true", help="tiny models and images, to try the benchmark itself"
+    )
+    parser.add_argument("--minutes", type=float, default=8.5, help="leave out what does not fit into these")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of measuring a case")
+    parser.add_argument("--workers", type=int, default=0, help="decode workers; 0: one less than cores")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/gpu.json"))
+    grid = parser.add_argument_group("grid", "any of these replaces the standard cases by their product")
+    grid.add_argument("--model", nargs="+", choices=sorted(SHAPES))
+    for name, text in (
+        ("--side", "longest edge of an image in pixels"),
+        ("--images", "images of a property"),
+        ("--output-tokens", "mean of an answer"),
+        ("--batch", "properties in a batch"),
+    ):
+        grid.add_argument(name, nargs="+", type=int, help=text)
+    grid.add_argument("--plain", action="store_true", help="compare with plain transformers generation")
+    grid.add_argument("--profile", action="store_true", help="list the kernels of one batch")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""The two loops that bench-gpu compares, and what feeds them: images, batches of properties, one model.
+
+What lives here: this project's loop (decode workers ahead, the engine behind) and plain transformers
+generation, each over a window of time. What does not: the grid and the report (gpu.py, gpu_report.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.gpu_meter import Ceilings
+from benchmarks.gpu_models import SHAPES, AnswerLengths, build_model, build_tokenizer
+from resources.vlm.decode_workers import DecodeWorkers
+from resources.vlm.engine import Answer, Attempt
+from resources.vlm.images import PropertyJob
+from resources.vlm.prompt import Prompt
+from resources.vlm.transformers_engine import TransformersEngine
+
+PREFETCH_BATCHES: Final = 2
+PROMPT: Final = Prompt(
+    "These are all images of one property. Look at them together and describe the property. Answer with one "
+    "JSON object and nothing else: kind, storeys, roof, facade, condition, garden, rooms, and a summary of "
+    "two sentences that mentions what a buyer would want to know."
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the grid.
+
+    side: longest edge of an image in pixels as the model's processor is given it (4:3). images: most of a
+    property; every other one has one less. output_tokens: mean of an answer. plain: compare with plain
+    transformers generation. profile: list the kernels of one batch.
+    """
+
+    model: str
+    side: int
+    images: int = 10
+    output_tokens: int = 128
+    batch: int = 32
+    plain: bool = False
+    profile: bool = False
+
+    def __str__(self) -> str:
+        images = f"{self.images - 1}-{self.images}" if self.images > 1 else "1"
+        return (
+            f"{self.model}, {self.side} px, {images} images, {self.output_tokens} tokens, batch {self.batch}"
+        )
+
+
+@dataclass
+class Bench:
+    """What all cases share. seconds: of measuring a case; deadline: on ``time.monotonic``'s clock."""
+
+    device: Literal["cpu", "cuda"]
+    workers: int
+    seconds: float
+    deadline: float
+    jpegs: list[str]
+    ceilings: Ceilings
+    model_name: str = ""
+    model: Any = None
+    tokenizer: Any = None
+
+    @property
+    def cuda(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device == "cuda"
+
+    def load(self, name: str) -> float:
+        """Have this model on the device, in the place of the one before; the seconds that it took."""
+        began = time.monotonic()
+        if name != self.model_name:
+            self.model, self.model_name = None, ""
+            self.free()
+            self.tokenizer = build_tokenizer(SHAPES[name].context)
+            self.model = build_model(SHAPES[name], self.tokenizer, device=self.device)
+            self.model_name = name
+        return time.monotonic() - began
+
+    def free(self) -> None:
+        """Give back what nobody holds any more, and begin to count the memory's peak anew."""
+        gc.collect()
+        if self.cuda:
+            import torch
+
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def peak_gib(self) -> float | None:
+        """Most memory that was reserved on the device since ``free``."""
+        if not self.cuda:
+            return None
+        import torch
+
+        return float(torch.cuda.max_memory_reserved()) / 2**30
+
+    def batches(self, case: Case) -> Iterator[list[PropertyJob]]:
+        """Endless batches of properties; the rendered images are used again and again."""
+        images = itertools.cycle(self.jpegs)
+        for number in itertools.count():
+            first = number * case.batch
+            yield [
+                PropertyJob(f"p{at}", at, tuple(itertools.islice(images, max(1, case.images - at % 2))))
+                for at in range(first, first + case.batch)
+            ]
+
+
+def render_jpegs(folder: Path, count: int, size: tuple[int, int], threads: int) -> list[str]:
+    """Photographs of noise in octaves on a gradient, with grain: they compress about as a room does."""
+
+    def render(number: int) -> str:
+        random = np.random.default_rng(number)
+        width, height = size
+        picture = np.linspace(60, 190, height, dtype=np.float32)[:, None, None] * np.ones(
+            (1, width, 3), np.float32
+        )
+        for cells, strength in ((4, 50), (16, 25), (64, 12), (256, 8)):
+            coarse = random.normal(128, strength, (cells * 3 // 4, cells, 3)).clip(0, 255).astype(np.uint8)
+            picture += np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)) - 128.0
+        grain = random.normal(0, 4, (height // 4, width // 4, 1)).astype(np.float32)
+        picture += np.tile(grain, (4, 4, 1))[:height, :width]
+        path = folder / f"{number}.jpg"
+        Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(path, quality=88)
+        return str(path)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(render, range(count)))
+
+
+def decode_rate(bench: Bench, case: Case) -> float:
+    """Images a second that the decode workers alone deliver."""
+    with decode_workers(bench, case) as workers:
+        feed = workers.feed(bench.batches(case))
+        for _ in range(PREFETCH_BATCHES + 1):
+            next(feed)
+        began, images = time.monotonic(), 0
+        while (spent := time.monotonic() - began) < bench.seconds / 5 or not images:
+            images += sum(loaded.seen for loaded in next(feed))
+        return images / spent
+
+
+def decode_workers(bench: Bench, case: Case) -> DecodeWorkers:
+    """The decode workers as a run with this case's settings would have them."""
+    return DecodeWorkers(
+        workers=bench.workers,
+        prefetch_batches=PREFETCH_BATCHES,
+        max_pixels=case.side * case.side * 3 // 4,
+        max_images=case.images,
+    )
+
+
+@dataclass
+class Work:
+    """What a window of batches did: seconds, batches, images, and the answers of all its properties."""
+
+    seconds: float
+    batches: int
+    properties: int
+    images: int
+    answers: list[Answer]
+    wait: float
+    describe: float
+
+
+def describe_window(
+    bench: Bench, case: Case, engine: TransformersEngine, lengths: AnswerLengths, restart: Callable[[], None]
+) -> Work:
+    """This project's loop: decode workers ahead, the engine behind. The first batch is not counted."""
+    attempt = Attempt(number=1, max_new_tokens=lengths.longest)
+    with decode_workers(bench, case) as workers:
+        feed = workers.feed(bench.batches(case))
+        engine.describe(next(feed), attempt=attempt)
+        lengths.restart()
+        restart()
+        work = Work(0.0, 0, 0, 0, [], 0.0, 0.0)
+        waited, began = workers.wait_seconds, time.monotonic()
+        while _goes_on(bench, work, began, least=3):
+            batch = next(feed)
+            called = time.monotonic()
+            work.answers += engine.describe(batch, attempt=attempt)
+            work.describe += time.monotonic() - called
+            work.batches += 1
+            work.properties += len(batch)
+            work.images += sum(loaded.seen for loaded in batch)
+        work.seconds = time.monotonic() - began
+        work.wait = workers.wait_seconds - waited
+    return work
+
+
+def plain_window(bench: Bench, case: Case, processor: Any, lengths: AnswerLengths) -> Work:
+    """Plain transformers generation: open, process and generate, one after the other in one thread."""
+    import torch
+    from transformers import LogitsProcessorList
+
+    work = Work(0.0, 0, 0, 0, [], 0.0, 0.0)
+    batches = bench.batches(case)
+    began = time.monotonic()
+    while _goes_on(bench, work, began, least=1):
+        batch = next(batches)
+        called = time.monotonic()
+        conversations = []
+        for job in batch:
+            content: list[dict[str, Any]] = [
+                {"type": "image", "image": Image.open(path).convert("RGB")} for path in job.image_paths
+            ]
+            content.append({"type": "text", "text": PROMPT.text})
+            conversations.append([{"role": "user", "content": content}])
+        opened = time.monotonic()
+        inputs = processor.apply_chat_template(
+            conversations,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            processor_kwargs={"padding": True, "padding_side": "left"},
+        )
+        with torch.inference_mode():
+            sequences = bench.model.generate(
+                **inputs.to(bench.device, bench.model.dtype),
+                max_new_tokens=lengths.longest,
+                logits_processor=LogitsProcessorList([lengths.for_batch(len(batch))]),
+                do_sample=False,
+            )
+        processor.batch_decode(sequences[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        work.wait += opened - called
+        work.describe += time.monotonic() - opened
+        work.batches += 1
+        work.properties += len(batch)
+        work.images += sum(len(job.image_paths) for job in batch)
+    work.seconds = time.monotonic() - began
+    return work
+
+
+def _goes_on(bench: Bench, work: Work, began: float, *, least: int) -> bool:
+    now = time.monotonic()
+    if work.batches == 0:
+        return True
+    if now + (now - began) / work.batches > bench.deadline:
+        return False
+    return now - began < bench.seconds or (work.batches < least and now - began < 2 * bench.seconds)

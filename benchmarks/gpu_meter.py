@@ -1,0 +1,307 @@
+"""Where a device's time goes: stages of describing, busy share, and the limits that it is held against.
+
+What lives here: clocks hooked onto a model and its processor, samples from NVML, measured arithmetic and
+bandwidth ceilings, the kernels of one batch. What does not: what is run (gpu.py), and how much work it is by
+calculation (gpu_models.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+SAMPLE_SECONDS = 0.1
+
+
+@dataclass
+class Stages:
+    """Seconds of some batches by stage, and what was worked on.
+
+    vision, prefill (without vision) and decode are the device's clock from begin to end of the stage, gaps
+    included; processor and generate are this thread's. step_forward: of decode, inside the forward calls;
+    step_host: this thread's seconds in them, which come near where the device waits for launches. prompts:
+    for each call of ``generate``, its padded prompt length, its rows and the decode steps that it took.
+    """
+
+    processor: float = 0.0
+    generate: float = 0.0
+    vision: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    step_forward: float = 0.0
+    step_host: float = 0.0
+    steps: int = 0
+    tiles: int = 0
+    prompts: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+@dataclass
+class _Forward:
+    tokens: int
+    rows: int
+    began: Any
+    host_began: float
+    inside_another: bool = False
+    ended: Any = None
+    host_seconds: float = 0.0
+
+
+class StageClock:
+    """Clocks a model and its processor, whoever calls them, while this context manager is open.
+
+    It needs ``processor.apply_chat_template``, ``model.generate`` and the model's forward to be called; what
+    an engine passes by stands at 0.
+    """
+
+    def __init__(
+        self, model: Any, vision: Any, processor: Any, *, tile_tokens: int, image_token: int, cuda: bool
+    ) -> None:
+        self._model = model
+        self._vision = vision
+        self._processor = processor
+        self._tile_tokens = tile_tokens
+        self._image_token = image_token
+        self._cuda = cuda
+        self._exit = contextlib.ExitStack()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was clocked."""
+        self._stages = Stages()
+        self._forwards: list[_Forward] = []
+        self._visions: list[_Forward] = []
+
+    def __enter__(self) -> Self:
+        self._exit.callback(self._clock_call(self._processor, "apply_chat_template", "processor"))
+        self._exit.callback(self._clock_call(self._model, "generate", "generate"))
+        for module, forwards in ((self._model, self._forwards_now), (self._vision, self._visions_now)):
+            before = module.register_forward_pre_hook(self._begin(forwards), with_kwargs=True)
+            after = module.register_forward_hook(self._end(forwards))
+            self._exit.callback(before.remove)
+            self._exit.callback(after.remove)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._exit.close()
+
+    def stages(self) -> Stages:
+        """What was clocked since the last ``restart``; waits for the device."""
+        if self._cuda:
+            import torch
+
+            torch.cuda.synchronize()
+        stages = replace(self._stages, prompts=[])
+        stages.vision += sum(self._elapsed(one.began, one.ended) for one in self._visions)
+        for call in _by_call(self._forwards):
+            first, *rest = call
+            stages.prefill += self._elapsed(first.began, first.ended)
+            stages.prompts.append((first.tokens, first.rows, len(rest)))
+            stages.steps += len(rest)
+            if rest:
+                stages.decode += self._elapsed(first.ended, rest[-1].ended)
+                stages.step_forward += sum(self._elapsed(one.began, one.ended) for one in rest)
+                stages.step_host += sum(one.host_seconds for one in rest)
+        # Some versions of transformers look at the images before the forward of the prompt, others in it.
+        inside = [one for one in self._visions if one.inside_another]
+        stages.prefill -= sum(self._elapsed(one.began, one.ended) for one in inside)
+        return stages
+
+    def _clock_call(self, owner: Any, name: str, stage: str) -> Callable[[], None]:
+        """Replace one method of one object by a clocked one; returns what puts it back."""
+        called = getattr(owner, name)
+
+        def clocked(*arguments: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                result = called(*arguments, **named)
+            finally:
+                spent = getattr(self._stages, stage) + time.perf_counter() - began
+                setattr(self._stages, stage, spent)
+            if stage == "processor":
+                images = int((result["input_ids"] == self._image_token).sum())
+                self._stages.tiles += images // self._tile_tokens
+            return result
+
+        setattr(owner, name, clocked)
+        return lambda: delattr(owner, name)
+
+    def _forwards_now(self) -> list[_Forward]:
+        return self._forwards
+
+    def _visions_now(self) -> list[_Forward]:
+        return self._visions
+
+    def _begin(self, forwards: Callable[[], list[_Forward]]) -> Any:
+        def begin(module: Any, arguments: Any, named: dict[str, Any]) -> None:
+            shown = next(
+                (one for name in ("input_ids", "inputs_embeds") if (one := named.get(name)) is not None), None
+            )
+            rows, tokens = shown.shape[:2] if shown is not None else (0, 0)
+            inside = bool(self._forwards) and self._forwards[-1].ended is None
+            forwards().append(_Forward(tokens, rows, self._now(), time.perf_counter(), inside))
+
+        return begin
+
+    def _end(self, forwards: Callable[[], list[_Forward]]) -> Any:
+        def end(module: Any, arguments: Any, result: Any) -> None:
+            forward = forwards()[-1]
+            forward.host_seconds = time.perf_counter() - forward.host_began
+            forward.ended = self._now()
+
+        return end
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _elapsed(self, began: Any, ended: Any) -> float:
+        if began is None or ended is None:
+            return 0.0
+        return float(began.elapsed_time(ended)) / 1000 if self._cuda else float(ended - began)
+
+
+def _by_call(forwards: list[_Forward]) -> Iterator[list[_Forward]]:
+    """The forward calls of each call of ``generate``: a prompt, then single tokens."""
+    call: list[_Forward] = []
+    for forward in forwards:
+        if forward.tokens != 1 and call:
+            yield call
+            call = []
+        call.append(forward)
+    if call:
+        yield call
+
+
+class DeviceSamples:
+    """Samples NVML in a thread while open: busy is the share of time in which any kernel ran."""
+
+    def __init__(self, *, cuda: bool) -> None:
+        self._wanted = cuda
+        self._samples: list[tuple[float, float, float]] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.problem: str | None = None if cuda else "no GPU"
+
+    def __enter__(self) -> Self:
+        if self._wanted:
+            self._thread = threading.Thread(target=self._sample, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def restart(self) -> None:
+        """Forget the samples."""
+        self._samples = []
+
+    def means(self) -> dict[str, float | None]:
+        """Means over the samples: busy share (0 to 1), watts, clock in MHz. None where NVML gave none."""
+        names = ("busy", "watts", "clock_mhz")
+        if not self._samples:
+            return dict.fromkeys(names)
+        columns = zip(*self._samples, strict=True)
+        return {name: sum(column) / len(column) for name, column in zip(names, columns, strict=True)}
+
+    def _sample(self) -> None:
+        try:
+            import pynvml
+            import torch
+
+            pynvml.nvmlInit()
+            uuid = str(torch.cuda.get_device_properties(0).uuid)
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+            while not self._stop.wait(SAMPLE_SECONDS):
+                busy = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                watts = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
+                clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+                self._samples.append((busy, watts, float(clock)))
+        except Exception as error:  # without samples the rest of the benchmark still tells something
+            self.problem = f"{type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this device did in the same run: matrix products (bfloat16 on a GPU), copies in its memory, copies
+    from pageable and from pinned memory of the host. Operations or bytes a second."""
+
+    flops: float
+    bytes_read: float
+    upload: float
+    upload_pinned: float
+
+
+def measure_ceilings(device: str) -> Ceilings:
+    """Best of several rounds each; a copy counts what is read and what is written."""
+    import torch
+
+    cuda = device == "cuda"
+    side, megabytes = (8192, 4096) if cuda else (512, 64)
+    dtype = torch.bfloat16 if cuda else torch.float32
+    left = torch.randn(side, side, device=device, dtype=dtype)
+    right = torch.randn(side, side, device=device, dtype=dtype)
+    flops = 2 * side**3 / _best(lambda: left @ right, cuda=cuda)
+    source = torch.zeros(megabytes << 20, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copied = 2 * source.numel() / _best(lambda: target.copy_(source), cuda=cuda)
+    host = torch.zeros(megabytes << 18, dtype=torch.uint8)
+    pinned = host.pin_memory() if cuda else host
+    part = target[: host.numel()]
+    upload = host.numel() / _best(lambda: part.copy_(host), cuda=cuda)
+    upload_pinned = host.numel() / _best(lambda: part.copy_(pinned, non_blocking=True), cuda=cuda)
+    return Ceilings(flops, copied, upload, upload_pinned)
+
+
+def _best(work: Callable[[], Any], *, cuda: bool, rounds: int = 5, repeats: int = 4) -> float:
+    import torch
+
+    best = float("inf")
+    for _ in range(rounds):
+        if cuda:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        if cuda:
+            torch.cuda.synchronize()
+        best = min(best, (time.perf_counter() - began) / repeats)
+    return best
+
+
+@dataclass(frozen=True)
+class KernelProfile:
+    """Seconds of a call, of the kernels in it, how many kernels, and the longest by name with their share."""
+
+    wall: float
+    kernels: float
+    launches: int
+    longest: list[tuple[str, float, int]]
+
+
+def profile_kernels(work: Callable[[], Any], *, longest: int = 10) -> KernelProfile:
+    """Run ``work`` once under torch's profiler, which slows launches a little."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        began = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        wall = time.perf_counter() - began
+    events = [one for one in profiler.key_averages() if one.self_device_time_total > 0]
+    total = sum(one.self_device_time_total for one in events)
+    events.sort(key=lambda one: -one.self_device_time_total)
+    top = [(one.key[:90], one.self_device_time_total / total, int(one.count)) for one in events[:longest]]
+    return KernelProfile(wall, total / 1e6, sum(int(one.count) for one in events), top)
