@@ -1,0 +1,112 @@
+"""One Dagster with a small example for all browser tests, and a browser to look at it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from vlm_assets.catalog import Catalog
+from vlm_assets.dagster_home import prepare_dagster_home
+from vlm_assets.dagster_server import DagsterServer, dagster_server, free_port
+from vlm_assets.demo.example import write_example
+from vlm_assets.ingest import ingest
+
+RANGE_SIZE = 6
+FIRST_RANGES = 3
+CHROMIUM = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-default-apps",
+    "--no-first-run",
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-screenshots", action="store_true", help="Write the screenshots of docs/images anew."
+    )
+
+
+@dataclass
+class Desk:
+    """A home, its running Dagster, and the listing of more properties than are catalogued yet."""
+
+    home: Path
+    server: DagsterServer
+    listing: Path
+
+    @property
+    def keys(self) -> list[str]:
+        return [one.key for one in Catalog.open(self.home).ranges]
+
+    def wait_until(self, reached: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
+        """Wait for what Dagster says of itself; a process that ends meanwhile is an error at once."""
+        deadline = time.monotonic() + seconds
+        while not reached():
+            assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
+            self.server.group.watch(0.5)
+
+
+@pytest.fixture(scope="session")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """Dagster over three ranges of six properties; the listing holds one range more."""
+    home = tmp_path_factory.mktemp("home")
+    listing = write_example(home, properties=RANGE_SIZE * (FIRST_RANGES + 1), seed=7)
+    first = listing.with_name("first.jsonl")
+    lines = listing.read_text().splitlines(keepends=True)
+    first.write_text("".join(lines[: RANGE_SIZE * FIRST_RANGES]))
+    ingest(first, home, range_size=RANGE_SIZE)
+    dagster_home = home / "dagster"
+    prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
+    with dagster_server(home, dagster_home, port=free_port(3300), grace_seconds=10.0) as server:
+        server.start_pages()
+        server.start_daemon()
+        yield Desk(home, server, listing)
+
+
+@pytest.fixture(scope="session")
+def browser(program: Callable[[str], Path]) -> Iterator[Browser]:
+    """Debian's Chromium."""
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program("chromium"), args=CHROMIUM)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Browser, desk: Desk, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A page of Dagster's; if the test fails, a picture of it is kept in .pytest_cache/screenshots."""
+    failed_before = request.session.testsfailed
+    opened = browser.new_page(base_url=desk.server.address, viewport={"width": 1440, "height": 900})
+    opened.set_default_timeout(60_000)
+    yield opened
+    if request.session.testsfailed > failed_before:
+        folder = request.config.rootpath / ".pytest_cache" / "screenshots"
+        folder.mkdir(parents=True, exist_ok=True)
+        opened.screenshot(path=folder / f"{re.sub(r'[^a-z0-9_]+', '-', request.node.name)}.png")
+    opened.close()
+
+
+@pytest.fixture
+def picture(page: Page, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], None]:
+    """Takes a screenshot, which replaces the one in docs/images only if asked to."""
+
+    def take(name: str) -> None:
+        taken = tmp_path / f"{name}.png"
+        page.screenshot(path=taken)
+        if request.config.getoption("--update-screenshots"):
+            folder = request.config.rootpath / "docs" / "images"
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(taken, folder / taken.name)
+
+    return take

@@ -1,0 +1,94 @@
+"""What a person does and sees in Dagster's pages, in a real browser, with real runs behind them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from playwright.sync_api import Page, expect
+
+from vlm_assets.catalog import Catalog
+from vlm_assets.ingest import ingest
+
+DESCRIPTIONS = "property_descriptions"
+CHECKS = ("failed_share", "ids_conserved", "row_count", "row_schema", "unique_ids")
+RANGE_SIZE = 6
+
+# Runs are processes with a model each, and the daemon looks for backfills every 30 s.
+pytestmark = pytest.mark.timeout(600)
+
+
+def _launch_backfill(page: Page, partitions: str) -> None:
+    page.goto(f"/assets/{DESCRIPTIONS}")
+    page.get_by_role("button", name="Materialize…").first.click()
+    page.get_by_role("button", name=partitions, exact=True).click()
+    page.get_by_role("button", name="Launch backfill", exact=True).click()
+    expect(page.get_by_text("Launch runs to materialize")).to_have_count(0)
+
+
+def test_all_partitions_are_backfilled_and_green(desk, page: Page, picture: Callable[[str], None]) -> None:
+    """Materialize, All, Launch backfill: every partition turns green, with its numbers and pictures."""
+    api = desk.server.api
+    _launch_backfill(page, "All")
+    desk.wait_until(lambda: api.partition_keys(DESCRIPTIONS).materialized == set(desk.keys), "all green")
+
+    page.goto(f"/assets/{DESCRIPTIONS}?view=partitions&partition={desk.keys[1]}")
+    expect(page.get_by_text(f"Materialized ({len(desk.keys)})", exact=True)).to_be_visible()
+    expect(page.get_by_text("Failed (0)", exact=True)).to_be_visible()
+    expect(page.get_by_role("row", name=re.compile(r"^expected\s*6"))).to_be_visible()
+    expect(page.get_by_role("row", name=re.compile(r"^device\s*cpu-0"))).to_be_visible()
+    picture("partition")
+    page.get_by_role("row", name=re.compile(r"^contact sheet")).get_by_text("[Show Markdown]").click()
+    sheet = page.get_by_role("dialog").locator("img").first
+    expect(sheet).to_be_visible()
+    assert sheet.evaluate("image => image.naturalWidth") > 50
+    picture("contact-sheet")
+
+    page.goto(f"/assets/{DESCRIPTIONS}?view=checks")
+    expect(page.get_by_text("Succeeded", exact=True)).to_have_count(len(CHECKS))
+    for name in CHECKS:
+        expect(page.get_by_text(name, exact=True).first).to_be_visible()
+    picture("checks")
+    page.goto(f"/assets/{DESCRIPTIONS}")
+    expect(page.get_by_text("Latest materialization", exact=True)).to_be_visible()
+    expect(page.get_by_text(desk.keys[-1], exact=True).first).to_be_visible()
+    picture("asset")
+    # A failed row is a finding, not a failed partition: WARN at most.
+    assert [one for one in api.failing_checks(DESCRIPTIONS) if one.severity == "ERROR"] == []
+
+
+def test_partition_without_images_is_red_and_says_what_to_do(
+    desk, page: Page, picture: Callable[[str], None]
+) -> None:
+    """Images that vanish after the ingest: the new partition is red, nothing is published, others stay."""
+    api = desk.server.api
+    before = set(desk.keys)
+    ingest(desk.listing, desk.home, range_size=RANGE_SIZE)
+    (key,) = set(desk.keys) - before
+    catalog = Catalog.open(desk.home)
+    (added,) = [one for one in catalog.ranges if one.key == key]
+    for uris in catalog.slice(added)["image_uris"].to_pylist():
+        for uri in uris:
+            catalog.image_path(uri).unlink(missing_ok=True)
+    api.reload_definitions()
+
+    _launch_backfill(page, "Missing")
+    desk.wait_until(lambda: key in api.partition_keys(DESCRIPTIONS).failed, f"{key} red")
+
+    page.goto(f"/assets/{DESCRIPTIONS}?view=partitions&partition={key}")
+    expect(page.get_by_text("Failed (1)", exact=True)).to_be_visible()
+    picture("failed-partition")
+    page.goto(f"/assets/{DESCRIPTIONS}?view=checks&checkDetail=failed_share")
+    expect(page.get_by_text("Failed", exact=True).first).to_be_visible()
+    expect(page.get_by_text(f"found {RANGE_SIZE} of {RANGE_SIZE} failed")).to_be_visible()
+    expect(page.get_by_text(key).first).to_be_visible()
+    picture("failed-check")
+    (failing,) = [one for one in api.failing_checks(DESCRIPTIONS) if one.severity == "ERROR"]
+    assert (failing.name, failing.partition) == ("failed_share", key)
+    published = Path(desk.home, DESCRIPTIONS)
+    assert not (published / f"{key}.parquet").exists()
+    assert {file.stem for file in published.glob("*.parquet")} == before
+    assert all(pq.read_metadata(file).num_rows == RANGE_SIZE for file in published.glob("*.parquet"))
