@@ -37,7 +37,7 @@ from benchmarks.gpu_loops import (
 from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceilings, profile_kernels
 from benchmarks.gpu_models import SHAPES, AnswerLengths, build_processor, vision_layers
 from benchmarks.gpu_probe import time_decode_steps
-from benchmarks.gpu_report import print_case, print_table
+from benchmarks.gpu_report import print_case, print_steps, print_table
 from resources.vlm.engine import Attempt
 from resources.vlm.transformers_engine import TransformersEngine
 
@@ -108,17 +108,16 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
         if case.plain and time.monotonic() < bench.deadline - 4 * bench.seconds:
             bench.free()
             restart()
-            plain = plain_window(bench, case, processor, unguided)
-            result["plain"] = _rates(plain, bench) | _stages(plain, clock.stages()) | samples.means()
-    if case.profile:
-        padded, rows, steps = stages.prompts[0]
-        if shape.window is None:
-            context = padded + steps // 2
-            result["decode_step_ms"] = time_decode_steps(
-                bench.model, rows=rows, context=context, cuda=bench.cuda
-            )
-        if bench.cuda:
+            try:
+                plain = plain_window(bench, case, processor, unguided)
+                result["plain"] = _rates(plain, bench) | _stages(plain, clock.stages()) | samples.means()
+            except Exception as error:  # what the engine did stands all the same
+                result["plain_failed"] = f"{type(error).__name__}: {str(error)[:300]}"
+    if case.profile and bench.cuda:
+        try:
             result["kernels"] = _kernels(bench, case, engine)
+        except Exception as error:  # a machine without CUPTI, say
+            result["kernels_failed"] = f"{type(error).__name__}: {str(error)[:300]}"
     return result
 
 
@@ -202,6 +201,21 @@ def _kernels(bench: Bench, case: Case, engine: TransformersEngine) -> dict[str, 
     return profiles
 
 
+def _probe(bench: Bench, results: list[dict[str, Any]]) -> None:
+    """Decode steps by how they are launched. Last of all: a recording that fails can spoil the device."""
+    for result in results:
+        case = Case(**result["case"])
+        if "engine" not in result or not case.profile or SHAPES[case.model].window is not None:
+            continue
+        if time.monotonic() > bench.deadline:
+            return
+        padded, rows, steps = result["engine"]["prompts_padded_rows_steps"][0]
+        bench.load(case.model)
+        found = time_decode_steps(bench.model, rows=rows, context=padded + steps // 2, cuda=bench.cuda)
+        result["decode_step_ms"] = found
+        print_steps(case, found, say)
+
+
 def main() -> None:
     """Run the grid, print, and write the results after each case."""
     options = _options()
@@ -256,6 +270,8 @@ def main() -> None:
             results["cases"].append(result)
             options.output.parent.mkdir(parents=True, exist_ok=True)
             options.output.write_text(json.dumps(results, indent=1) + "\n")
+        _probe(bench, results["cases"])
+    options.output.write_text(json.dumps(results, indent=1) + "\n")
     print_table(results, say)
     say(f"results: {options.output}")
 

@@ -122,16 +122,17 @@ def render_jpegs(folder: Path, count: int, size: tuple[int, int], threads: int) 
     def render(number: int) -> str:
         random = np.random.default_rng(number)
         width, height = size
-        picture = np.linspace(60, 190, height, dtype=np.float32)[:, None, None] * np.ones(
-            (1, width, 3), np.float32
-        )
+        small = (width // 4, height // 4)
+        coarse = np.repeat(np.linspace(60, 190, small[1], dtype=np.float32), small[0])
+        picture = np.stack([coarse.reshape(small[1], small[0])] * 3, axis=-1)
         for cells, strength in ((4, 50), (16, 25), (64, 12), (256, 8)):
-            coarse = random.normal(128, strength, (cells * 3 // 4, cells, 3)).clip(0, 255).astype(np.uint8)
-            picture += np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)) - 128.0
-        grain = random.normal(0, 4, (height // 4, width // 4, 1)).astype(np.float32)
-        picture += np.tile(grain, (4, 4, 1))[:height, :width]
+            noise = random.normal(128, strength, (cells * 3 // 4, cells, 3)).clip(0, 255).astype(np.uint8)
+            picture += np.asarray(Image.fromarray(noise).resize(small, Image.Resampling.BICUBIC)) - 128.0
+        smooth = Image.fromarray(picture.clip(0, 255).astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
+        grain = random.normal(0, 5, (small[1], small[0], 1)).astype(np.int16)
+        grained = np.asarray(smooth) + np.tile(grain, (4, 4, 1))
         path = folder / f"{number}.jpg"
-        Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(path, quality=88)
+        Image.fromarray(grained.clip(0, 255).astype(np.uint8)).save(path, quality=88)
         return str(path)
 
     with ThreadPoolExecutor(threads) as pool:

@@ -33,9 +33,9 @@ def print_case(result: Mapping[str, Any], ceilings: Ceilings, say: Say) -> None:
     if "plain" in result:
         _print_loop("plain", result["plain"], say)
         say(f"     engine against plain: {_ratio(result):.2f} times")
-    for name, milliseconds in result.get("decode_step_ms", {}).items():
-        shown = f"{milliseconds:.2f} ms" if isinstance(milliseconds, float) else milliseconds
-        say(f"   decode step, {name}: {shown}")
+    for part in ("plain", "kernels"):
+        if f"{part}_failed" in result:
+            say(f"   {part} FAILED: {result[f'{part}_failed']}")
     for name, profile in result.get("kernels", {}).items():
         say(
             f"   kernels of a batch, {name}: {profile['kernels']:.2f} s of {profile['wall']:.2f} s, "
@@ -43,6 +43,13 @@ def print_case(result: Mapping[str, Any], ceilings: Ceilings, say: Say) -> None:
         )
         for kernel, share, count in profile["longest"]:
             say(f"     {share:6.1%} {count:7d}  {kernel}")
+
+
+def print_steps(case: object, found: Mapping[str, float | str], say: Say) -> None:
+    """What a decode step costs by how it is launched."""
+    say(f"\n== {case}: a decode step outside the engine")
+    for name, milliseconds in found.items():
+        say(f"   {name}: {milliseconds if isinstance(milliseconds, str) else f'{milliseconds:.2f} ms'}")
 
 
 def print_table(results: Mapping[str, Any], say: Say) -> None:

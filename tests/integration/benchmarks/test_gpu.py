@@ -1,0 +1,41 @@
+"""The GPU benchmark with its tiny models on a CPU: it goes on working as the engine changes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    output = tmp_path_factory.mktemp("bench") / "gpu.json"
+    options = ["--device", "cpu", "--tiny", "--seconds", "0.1", "--workers", "1", "--output", str(output)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *options], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(output.read_text())
+
+
+def test_every_case_is_measured(results):
+    """No family of models falls out of the benchmark unnoticed, and where a batch's time goes adds up."""
+    assert len(results["cases"]) == 3
+    for case in results["cases"]:
+        assert "error" not in case and "plain_failed" not in case
+        engine = case["engine"]
+        assert engine["images_per_second"] > 0 and engine["decode_steps"] > 0 and engine["tiles"] >= 5
+        assert sum(engine["stage_seconds"].values()) == pytest.approx(engine["batch_seconds"], rel=0.02)
+
+
+def test_the_same_work_is_compared(results):
+    """The engine and plain generation see the same tiles and write answers of the same lengths."""
+    compared = [case for case in results["cases"] if "plain" in case]
+    assert len(compared) == 2
+    for case in compared:
+        engine, plain = case["engine"], case["plain"]
+        assert engine["prompts_padded_rows_steps"][0] == plain["prompts_padded_rows_steps"][0]
+        assert 0.5 < engine["tiles"] / plain["tiles"] < 2
