@@ -21,18 +21,18 @@ RANGE_SIZE = 6
 pytestmark = pytest.mark.timeout(600)
 
 
-def _launch_backfill(page: Page, partitions: str) -> None:
+def _launch(page: Page, *, partitions: str, button: str) -> None:
     page.goto(f"/assets/{DESCRIPTIONS}")
     page.get_by_role("button", name="Materialize…").first.click()
     page.get_by_role("button", name=partitions, exact=True).click()
-    page.get_by_role("button", name="Launch backfill", exact=True).click()
+    page.get_by_role("button", name=button, exact=True).click()
     expect(page.get_by_text("Launch runs to materialize")).to_have_count(0)
 
 
 def test_all_partitions_are_backfilled_and_green(desk, page: Page, picture: Callable[[str], None]) -> None:
     """Materialize, All, Launch backfill: every partition turns green, with its numbers and pictures."""
     api = desk.server.api
-    _launch_backfill(page, "All")
+    _launch(page, partitions="All", button="Launch backfill")
     desk.wait_until(lambda: api.partition_keys(DESCRIPTIONS).materialized == set(desk.keys), "all green")
 
     page.goto(f"/assets/{DESCRIPTIONS}?view=partitions&partition={desk.keys[1]}")
@@ -75,7 +75,7 @@ def test_partition_without_images_is_red_and_says_what_to_do(
             catalog.image_path(uri).unlink(missing_ok=True)
     api.reload_definitions()
 
-    _launch_backfill(page, "Missing")
+    _launch(page, partitions="Missing", button="Launch 1 run")
     desk.wait_until(lambda: key in api.partition_keys(DESCRIPTIONS).failed, f"{key} red")
 
     page.goto(f"/assets/{DESCRIPTIONS}?view=partitions&partition={key}")
