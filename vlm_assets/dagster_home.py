@@ -23,9 +23,6 @@ _CATALOG_ID = "catalog_id"
 _LOCK = "running.lock"
 _LOOK_SECONDS = 0.2
 
-CATALOG = "property_catalog"
-"""The asset that an ingest makes."""
-
 POOL = "gpu"
 """The concurrency pool of every run that needs a device."""
 
@@ -51,7 +48,7 @@ def prepare_dagster_home(dagster_home: Path, *, catalog_id: str, slots: int) -> 
     if not (dagster_home / "dagster.yaml").exists():
         shutil.copyfile(_TEMPLATE, dagster_home / "dagster.yaml")
     claim_for_catalog(dagster_home, catalog_id)
-    _initialise_storage(dagster_home, slots=slots, catalog_id=catalog_id)
+    _initialise_storage(dagster_home, slots=slots)
 
 
 def claim_for_catalog(dagster_home: Path, catalog_id: str) -> None:
@@ -72,8 +69,8 @@ def claim_for_catalog(dagster_home: Path, catalog_id: str) -> None:
         )
 
 
-def _initialise_storage(dagster_home: Path, *, slots: int, catalog_id: str) -> None:
-    """Create the database before several processes come first at once, and say what stands already."""
+def _initialise_storage(dagster_home: Path, *, slots: int) -> None:
+    """Create the database before several processes come first at once, and set the pool's limit."""
     import dagster as dg
 
     with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
@@ -81,13 +78,6 @@ def _initialise_storage(dagster_home: Path, *, slots: int, catalog_id: str) -> N
         instance.all_instigator_state()
         # Before the first launch: a limit that comes later, or a default one, lets the first runs through.
         instance.event_log_storage.set_concurrency_slots(POOL, slots)
-        # An ingest on the command line is no run of Dagster's, and its page asks "Are you sure?" before
-        # anything is materialized from an asset that it has never seen.
-        catalog = dg.AssetKey(CATALOG)
-        if instance.get_latest_materialization_event(catalog) is None:
-            instance.report_runless_asset_event(
-                dg.AssetMaterialization(catalog, metadata={"catalogue": catalog_id})
-            )
 
 
 @contextlib.contextmanager

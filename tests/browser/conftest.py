@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from vlm_assets.catalog import Catalog
+from vlm_assets.catalog_asset import record_catalog
 from vlm_assets.dagster_home import prepare_dagster_home
 from vlm_assets.dagster_server import DagsterServer, dagster_server, free_port
 from vlm_assets.demo.example import write_example
@@ -67,7 +68,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     first.write_text("".join(lines[: RANGE_SIZE * FIRST_RANGES]))
     ingest(first, home, range_size=RANGE_SIZE)
     dagster_home = home / "dagster"
-    prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
+    catalog = Catalog.open(home)
+    prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=1)
+    record_catalog(dagster_home, catalog)
     with dagster_server(home, dagster_home, port=free_port(3300), grace_seconds=10.0) as server:
         server.start_pages()
         server.start_daemon()
