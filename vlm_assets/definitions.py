@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import dagster as dg
 
 from vlm_assets import catalog_asset, descriptions
-from vlm_assets.catalog import Catalog, CatalogMissingError
+from vlm_assets.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog_asset import build_property_catalog
+from vlm_assets.dagster_home import claim_for_catalog
 from vlm_assets.descriptions import build_property_descriptions
 from vlm_assets.embeddings import build_property_embeddings
 from vlm_assets.property_ranges import PropertyRange, partitions_definition
@@ -53,15 +55,22 @@ def _ranges(settings: Settings) -> tuple[PropertyRange, ...]:
         return ()
 
 
-def _say_where_dagster_keeps_its_state(settings: Settings) -> None:
-    if "DAGSTER_HOME" not in os.environ:
+def _look_at_dagster_home(settings: Settings) -> None:
+    """Refuse Dagster's state of another catalogue, and say where the state is kept where it is not.
+
+    Raises OtherCatalogError.
+    """
+    dagster_home = os.environ.get("DAGSTER_HOME")
+    if not dagster_home:
         _log.warning(
             "DAGSTER_HOME is not set, so Dagster forgets this run when it ends. The results are kept in %s."
             " To keep the history too: export DAGSTER_HOME=%s",
             settings.home,
             settings.dagster_home,
         )
+    elif Path(dagster_home).is_dir() and catalog_path(settings.home).exists():
+        claim_for_catalog(Path(dagster_home), Catalog.open(settings.home).catalog_id)
 
 
-_say_where_dagster_keeps_its_state(current_settings())
+_look_at_dagster_home(current_settings())
 defs = build_defs(current_settings())

@@ -72,6 +72,15 @@ def test_without_dagster_home_the_person_is_told_what_to_export(home):
     assert f"export DAGSTER_HOME={home}/dagster" in done.stderr
 
 
+def test_dagster_state_of_another_catalogue_is_refused(home, tmp_path):
+    """Keys are alike in all data sets: green partitions of other images are never shown."""
+    (tmp_path / "dagster").mkdir()
+    (tmp_path / "dagster" / "catalog_id").write_text("another\n")
+    done = load(home, DAGSTER_HOME=str(tmp_path / "dagster"))
+    assert done.returncode != 0
+    assert "belongs to catalogue another" in done.stderr
+
+
 def test_without_a_catalogue_the_definitions_load_and_say_what_to_do(tmp_path):
     """A fresh home shows the catalogue's asset, which can be materialized, and no partitions."""
     done = load(tmp_path / "fresh")
