@@ -1,0 +1,75 @@
+"""``make faults``: the fault campaign. ``python -m faults --help`` lists what can be asked of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from faults.ledger import PromiseBrokenError
+from faults.parts import PARTS, part_named
+from faults.results import Results
+from faults.runner import places, run, run_case
+from faults.storage import examine
+
+SEED = 20240229
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def main(arguments: list[str]) -> int:
+    """0: every promise held (or the storage can be trusted). 1: one was broken (or it cannot)."""
+    asked = _parser().parse_args(arguments)
+    if asked.home_dir is not None:
+        verdict = examine(asked.home_dir, seconds=60.0 * asked.minutes if asked.minutes else 20.0)
+        print(verdict.sentences())
+        return 0 if verdict.trusted else 1
+    print(f"seed {asked.seed} (--seed {asked.seed} runs the same cases again)")
+    if asked.replay is not None:
+        return _replay(asked.replay, asked.seed, asked.directory)
+    chosen = tuple(map(part_named, asked.only)) if asked.only else PARTS
+    results = Results.load(asked.results, asked.seed)
+    try:
+        run(
+            results,
+            chosen,
+            directory=asked.directory,
+            seconds=60.0 * asked.minutes if asked.minutes else None,
+            scale=asked.scale,
+        )
+    except KeyboardInterrupt:
+        print("Stopped. The same command goes on from here.")
+    results.save()
+    print(results.table())
+    print(f"As JSON: {os.path.relpath(asked.results)}")
+    return 1 if results.failures else 0
+
+
+def _replay(wanted: str, seed: int, directory: Path | None) -> int:
+    name, _, number = wanted.rpartition(":")
+    part = part_named(name)
+    with places(directory) as where:
+        try:
+            print(f"held: {dict(run_case(part, int(number), seed, where.of(part)))}")
+        except PromiseBrokenError as broken:
+            print(f"BROKEN: {broken}")
+            return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
+    add = parser.add_argument
+    add("--home-dir", type=Path, help="say whether this directory's storage can be trusted, and nothing else")
+    add("--minutes", type=float, help="stop after so many; the next call goes on (default: run to the end)")
+    add("--seed", type=int, default=int(os.environ.get("FAULTS_SEED", SEED)), help="seed of all cases")
+    add("--only", nargs="+", metavar="PART", help=f"of {', '.join(part.name for part in PARTS)}")
+    add("--scale", type=float, default=1.0, help="share of each part's target to run")
+    add("--directory", type=Path, help="where to run (default: memory; power cuts mount images there)")
+    add("--replay", metavar="PART:CASE", help="run one case again")
+    add("--results", type=Path, default=CHECKOUT / "data" / "faults" / "results.json", help="results file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,140 @@
+"""One flipped bit, anywhere: found every time, and never read as another value. Fault table rows 10, 11, 13.
+
+One home stands for all cases of a run: a journal of three segments, and a partition published twice. A case
+flips one bit of one file, looks, and puts the byte right again.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults import partition_life
+from faults.ledger import PromiseBrokenError
+from faults.partition_life import BATCH, KEY, VERSIONS, open_journal, rows
+from resources.journal.high_water_mark import slots
+from resources.journal.identity import JournalIdentity
+from resources.journal.recovery import Survey, survey
+from resources.partition_files import PartitionFiles
+from resources.published import PublishedPartitions
+
+SEGMENTS = 3
+_WORK_UNDER_WAY = VERSIONS + 1
+
+
+@dataclass(frozen=True)
+class _Home:
+    """A home with every kind of file in it, none of them damaged."""
+
+    root: Path
+
+    @property
+    def journal(self) -> Path:
+        return partition_life.journal_directory(self.root, _WORK_UNDER_WAY)
+
+    @property
+    def partition(self) -> PartitionFiles:
+        return PartitionFiles(partition_life.directory(self.root), KEY)
+
+    @property
+    def published(self) -> PublishedPartitions:
+        return PublishedPartitions(partition_life.directory(self.root), lock_seconds=0)
+
+    def survey(self) -> Survey:
+        given = partition_life.journal_settings(self.root, _WORK_UNDER_WAY)
+        identity = JournalIdentity(
+            given["key"],
+            given["generation"],
+            given["fingerprints"],
+            given["schema"],
+            "property_id",
+            "ordinal",
+            given["expected_ids"],
+        )
+        return survey(self.journal, identity, given["high_water_mark"])
+
+
+def anywhere(chance: random.Random, place: Path, number: int) -> Counter[str]:
+    """Flip one bit of a file of each kind in turn, and require that it is found and does no harm."""
+    home = _home(place)
+    kind = list(_KINDS)[number % len(_KINDS)]
+    paths, footer_only, unharmed = _KINDS[kind]
+    path = chance.choice(sorted(paths(home)))
+    whole = path.read_bytes()
+    start = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8 if footer_only else 0
+    at, bit = chance.randrange(start, len(whole)), chance.randrange(8)
+    damaged = bytearray(whole)
+    damaged[at] ^= 1 << bit
+    path.write_bytes(damaged)
+    try:
+        if not unharmed(home, path):
+            raise PromiseBrokenError(f"bit {bit} of byte {at} of {path} was flipped and nothing noticed it")
+    finally:
+        path.write_bytes(whole)
+    return Counter({"flips": 1, f"flips in {kind}": 1})
+
+
+def _segment(home: _Home, path: Path) -> bool:
+    """Damaged, its rows are not used, and the start is refused."""
+    found = home.survey()
+    return path in found.damaged and bool(found.losses) and found.rows == (SEGMENTS - 1) * BATCH
+
+
+def _manifest(home: _Home, path: Path) -> bool:
+    """Damaged or not the one that was followed; every row is restored all the same."""
+    found = home.survey()
+    return path in found.damaged and not found.losses and found.rows == SEGMENTS * BATCH
+
+
+def _mark(home: _Home, path: Path) -> bool:
+    """Damaged; the other slot serves."""
+    found = home.survey()
+    return found.mark.damaged == (path,) and not found.losses and found.rows == SEGMENTS * BATCH
+
+
+def _published(home: _Home, path: Path) -> bool:
+    """One finding, by name; the bytes of the other copy stay as they were."""
+    return len(home.published.verify(KEY).findings) == 1
+
+
+def _record(home: _Home, path: Path) -> bool:
+    """The other copy of the record speaks, and the damaged one is written anew from it."""
+    before = home.published.record(KEY)
+    found = home.published.verify(KEY)
+    shutil.rmtree(home.partition.quarantine, ignore_errors=True)
+    return before is not None and before.fingerprint == str(VERSIONS) and found.ok and bool(found.repairs)
+
+
+_KINDS: dict[str, tuple[Callable[[_Home], list[Path]], bool, Callable[[_Home, Path], bool]]] = {
+    "segments": (lambda home: list(home.journal.glob("segment-*")), False, _segment),
+    "segment footers": (lambda home: list(home.journal.glob("segment-*")), True, _segment),
+    "manifests": (lambda home: list(home.journal.glob("manifest-*")), False, _manifest),
+    "marks": (
+        lambda home: list(slots(partition_life.high_water_mark(home.root, _WORK_UNDER_WAY))),
+        False,
+        _mark,
+    ),
+    "published files": (lambda home: [home.partition.published], False, _published),
+    "published footers": (lambda home: [home.partition.published], True, _published),
+    "backups": (lambda home: [home.partition.slot(0), home.partition.slot(1)], False, _published),
+    "records": (lambda home: home.partition.record_paths, False, _record),
+}
+
+_homes: dict[Path, _Home] = {}
+
+
+def _home(place: Path) -> _Home:
+    if place not in _homes:
+        home = _Home(place / "flips")
+        partition_life.live(home.root, lambda **said: None)
+        with open_journal(home.root, _WORK_UNDER_WAY) as journal:
+            for number in range(SEGMENTS):
+                first = number * BATCH
+                journal.submit(rows(list(range(first, first + BATCH)), _WORK_UNDER_WAY))
+                journal.flush()
+        _homes[place] = home
+    return _homes[place]

@@ -1,0 +1,86 @@
+"""What a home's lives were promised, and the comparison with what each next life finds.
+
+What lives here: the promise, checked. The ledger is in the campaign's memory, which no fault reaches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from faults.lives import Life
+from faults.partition_life import TOTAL, VERSIONS, directory
+
+
+class PromiseBrokenError(AssertionError):
+    """Something that was acknowledged is gone, doubled or changed, or an error had no name."""
+
+
+@dataclass
+class Ledger:
+    """All that was promised for one home so far. ``refused``: names of errors that a life may end with."""
+
+    home: Path
+    refused: frozenset[str] = frozenset()
+    published: int = 0
+    publishing: int = 0
+    promised: dict[int, set[int]] = field(default_factory=dict)
+    submitted: dict[int, set[int]] = field(default_factory=dict)
+    version: int = 0
+
+    def hear(self, life: Life) -> Life:
+        """Check what a life found against what was promised, and note what it was promised itself."""
+        if life.error is not None and life.error not in self.refused:
+            self._broken(f"a life ended with {life.error}: {life.message}")
+        for one in life.said:
+            if "standing" in one:
+                self._found_published(one["standing"], one["exact"])
+            elif "restored" in one:
+                self._found_restored(one["version"], one["restored"], one["exact"])
+            elif "submitted" in one:
+                self.submitted.setdefault(self.version, set()).update(one["submitted"])
+            elif "promised" in one:
+                self.promised.setdefault(self.version, set()).update(one["promised"])
+            elif "publishing" in one:
+                self.publishing = one["publishing"]
+            elif "published" in one:
+                self.published = one["published"]
+            elif one.get("verified"):
+                self._broken(f"the finished partition does not verify: {one['verified']}")
+        return life
+
+    def close(self, life: Life) -> None:
+        """After the last life: all is published, nothing is left over, nothing had to be put aside."""
+        self.hear(life)
+        if not life.finished:
+            self._broken("the last life, with nothing in its way, did not finish")
+        if self.published != VERSIONS and self.publishing != VERSIONS:
+            self._broken(f"version {self.published} of {VERSIONS} is published at the end")
+        # Not counted: the half-written mark of a retirement that was cut short (a few hundred bytes).
+        left = [path for path in directory(self.home).rglob("*.tmp") if path.is_file()]
+        left += list(directory(self.home).glob(".quarantine/*"))
+        left += list(directory(self.home).glob(".journal/*/*"))
+        if left:
+            self._broken(f"left behind: {', '.join(map(str, left))}")
+
+    def _found_published(self, standing: int, exact: bool) -> None:
+        if not exact:
+            self._broken(f"the published file of version {standing} has other rows than were published")
+        if not self.published <= standing <= max(self.published, self.publishing):
+            self._broken(f"version {standing} is published where version {self.published} was promised")
+        self.published = standing
+
+    def _found_restored(self, version: int, restored: list[int], exact: bool) -> None:
+        self.version = version
+        promised, submitted = self.promised.get(version, set()), self.submitted.get(version, set())
+        if lost := promised.difference(restored):
+            self._broken(f"committed rows of version {version} are lost: {sorted(lost)}")
+        if len(set(restored)) != len(restored):
+            self._broken(f"rows of version {version} are doubled: {restored}")
+        if not exact or not submitted.issuperset(restored) or len(restored) > TOTAL:
+            self._broken(f"rows of version {version} were restored that are not those submitted: {restored}")
+        # What was restored is committed from now on, whether it had been acknowledged or not.
+        self.promised.setdefault(version, set()).update(restored)
+
+    def _broken(self, what: str) -> None:
+        raise PromiseBrokenError(f"{what} (home: {self.home})")

@@ -1,0 +1,133 @@
+"""Starting a life in a forked child, ending it, and hearing what it said before it ended.
+
+The campaign's process has everything imported and forks it (some hundred lives a second where a fresh
+interpreter takes a third of a second each). The product itself never forks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from faults.failpoints import Failpoint, die
+from faults.partition_life import live
+
+HANGS_AFTER_SECONDS = 60.0
+
+
+@dataclass
+class Life:
+    """What one life said, in its order, and how it ended."""
+
+    said: list[dict[str, Any]] = field(default_factory=list)
+    killed: bool = False
+    error: str | None = None
+    message: str = ""
+    operations: int = 0
+    seconds: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether it got to its end."""
+        return any("finished" in one for one in self.said)
+
+
+def live_until_operation(
+    home: Path, at: int, strike: Callable[[], None] = die, *, torn: bool = False, **more: Any
+) -> Life:
+    """A life that is struck before its ``at``-th file operation (0: never)."""
+    return _fork(home, lambda: Failpoint(at, strike, torn=torn), None, die, more)
+
+
+def live_until_time(home: Path, seconds: float, strike: Callable[[], None] | None = None) -> Life:
+    """A life that is killed from outside after so many seconds, or has ``strike`` done to it instead."""
+    return _fork(home, lambda: Failpoint(0, die), seconds, strike, {})
+
+
+def live_to_the_end(home: Path, **more: Any) -> Life:
+    """A life that nothing happens to."""
+    return live_until_operation(home, 0, **more)
+
+
+def random_end(chance: random.Random, operations: int) -> dict[str, Any]:
+    """Where a life ends: early ends, in recovery, are as likely as those in the work that follows."""
+    return {"at": chance.randint(1, chance.choice((25, operations))), "torn": chance.random() < 0.3}
+
+
+def _fork(
+    home: Path,
+    arm: Callable[[], Failpoint],
+    seconds: float | None,
+    strike: Callable[[], None] | None,
+    more: dict[str, Any],
+) -> Life:
+    reading, writing = os.pipe()
+    started = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _live_and_exit(home, writing, arm, more)
+    os.close(writing)
+    life, heard = Life(), bytearray()
+    try:
+        if seconds is not None and not _ended(reading, seconds, heard):
+            if strike is None:
+                os.kill(child, signal.SIGKILL)
+            else:
+                strike()
+        if not _ended(reading, HANGS_AFTER_SECONDS, heard):
+            os.kill(child, signal.SIGKILL)
+            life.error = f"it hung for {HANGS_AFTER_SECONDS:.0f} s"
+    finally:
+        os.close(reading)
+        _, status = os.waitpid(child, 0)
+    life.killed = os.WIFSIGNALED(status)
+    life.seconds = time.monotonic() - started
+    for line in heard.decode().splitlines():
+        one = json.loads(line)
+        life.operations = one.pop("operations", life.operations)
+        life.error, life.message = one.pop("error", life.error), one.pop("message", life.message)
+        if one:
+            life.said.append(one)
+    if not life.killed and life.error is None and os.WEXITSTATUS(status):
+        life.error = f"it ended with {os.WEXITSTATUS(status)} and said nothing"
+    return life
+
+
+def _live_and_exit(home: Path, writing: int, arm: Callable[[], Failpoint], more: dict[str, Any]) -> None:
+    """In the child: never returns."""
+    write = os.write  # the failpoint must not count, or tear, what we say
+
+    def say(**said: Any) -> None:
+        write(writing, (json.dumps(said) + "\n").encode())
+
+    code = 1
+    try:
+        failpoint = arm()
+        live(home, say, **more)
+        say(operations=failpoint.operations)
+        code = 0
+    except BaseException as error:  # whatever it is, the campaign judges it by its name
+        say(error=type(error).__name__, message=str(error), errno=getattr(error, "errno", None))
+    finally:
+        os._exit(code)
+
+
+def _ended(reading: int, seconds: float, heard: bytearray) -> bool:
+    """Hear a child until it ends (True) or the time is up (False)."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([reading], [], [], left)[0]:
+            data = os.read(reading, 1 << 16)
+            if not data:
+                return True
+            heard += data
+    return False

@@ -1,0 +1,139 @@
+"""One life of a process that brings a partition from nothing to its second published version.
+
+The same order as a materialization (vlm_assets/materialization.py), without Dagster and a model: journal,
+commits, stage, publish, retire; then a second generation over the first. What is said is said only after
+the product promised it. What does not live here: how a life ends (failpoints.py) and what is made of what
+it said (ledger.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from resources.journal.journal import Journal, clear_retired
+from resources.published import PublishedPartitions
+
+KEY = "000000000-000000011"
+TOTAL, BATCH, VERSIONS = 12, 3, 2
+SCHEMA = pa.schema(
+    [
+        pa.field("ordinal", pa.int64()),
+        pa.field("property_id", pa.string()),
+        pa.field("text", pa.string()),
+        pa.field("embedding", pa.list_(pa.float32(), 4)),
+    ]
+)
+IDS = frozenset(f"property-{n:05d}" for n in range(TOTAL))
+
+Say = Callable[..., None]
+
+
+def rows(ordinals: list[int], version: int) -> pa.Table:
+    """The rows of these ordinals as the version has them: every value follows from both."""
+    return pa.table(
+        {
+            "ordinal": ordinals,
+            "property_id": [f"property-{n:05d}" for n in ordinals],
+            "text": [f"version {version} of {n} " * 4 for n in ordinals],
+            "embedding": [[float(n), float(version), 0.5, -1.0] for n in ordinals],
+        },
+        schema=SCHEMA,
+    )
+
+
+def directory(home: Path) -> Path:
+    """The asset's folder."""
+    return home / "property_descriptions"
+
+
+def journal_directory(home: Path, version: int) -> Path:
+    """Where the work under way of a version lies."""
+    return directory(home) / ".journal" / KEY / f"generation-{version}"
+
+
+def high_water_mark(home: Path, version: int) -> Path:
+    """A version's high-water mark, kept apart."""
+    return home / ".state" / "high_water_marks" / f"{KEY}.generation-{version}.json"
+
+
+def journal_settings(home: Path, version: int) -> dict[str, Any]:
+    """What a version's journal is opened with."""
+    return {
+        "key": KEY,
+        "generation": f"generation-{version}",
+        "fingerprints": {"catalogue": "c", "model": f"m{version}"},
+        "schema": SCHEMA,
+        "expected_ids": IDS,
+        "high_water_mark": high_water_mark(home, version),
+        "quarantine": directory(home) / ".quarantine",
+    }
+
+
+def open_journal(home: Path, version: int) -> Journal:
+    """Open a version's journal: recover and verify it."""
+    return Journal.open(journal_directory(home, version), **journal_settings(home, version))
+
+
+def live(home: Path, say: Say, *, versions: int = VERSIONS, commits: int | None = None) -> None:
+    """Go on from whatever stands in ``home``. ``commits``: stop after so many (None: until all is done)."""
+    published = PublishedPartitions(directory(home), lock_seconds=0)
+    version = _standing(published, say)
+    if version:
+        _settle_published(home, version, published)
+    while version < versions and commits != 0:
+        version += 1
+        with open_journal(home, version) as journal:
+            found = pa.Table.from_batches(journal.read_ordered(5), schema=SCHEMA)
+            say(version=version, restored=found["ordinal"].to_pylist(), exact=_exact(found, version))
+            todo = [n for n in range(TOTAL) if f"property-{n:05d}" in journal.missing_ids]
+            for start in range(0, len(todo), BATCH)[:commits]:
+                mine = todo[start : start + BATCH]
+                say(submitted=mine)
+                journal.submit(rows(mine, version))
+                journal.flush()
+                say(promised=mine)
+            if journal.missing_ids:
+                return
+            staged = published.stage(
+                KEY, journal.read_ordered(), SCHEMA, expected_ids=IDS, fingerprint=str(version)
+            )
+            with staged:
+                say(publishing=version)
+                published.publish(staged)
+            say(published=version)
+            journal.retire()
+    _standing(published, say)
+    say(finished=True, verified=published.verify(KEY).sentence() if not published.verify(KEY).ok else "")
+
+
+def _standing(published: PublishedPartitions, say: Say) -> int:
+    """Say which version readers see, 0 for none, and whether its rows are exactly those of the version."""
+    record = published.record(KEY)
+    if record is None:
+        say(standing=0, exact=True)
+        return 0
+    version = int(record.fingerprint)
+    table = published.read(KEY).to_table()
+    complete = table["ordinal"].to_pylist() == list(range(TOTAL))
+    say(standing=version, exact=complete and _exact(table, version))
+    return version
+
+
+def _settle_published(home: Path, version: int, published: PublishedPartitions) -> None:
+    """What a start does where a version is published: verify, restore, finish the journal's retirement."""
+    if not published.verify(KEY).ok:
+        published.restore(KEY)
+    if journal_directory(home, version).is_dir() and not clear_retired(journal_directory(home, version)):
+        with open_journal(home, version) as journal:
+            journal.retire()
+
+
+def _exact(table: pa.Table, version: int) -> bool:
+    """Whether every value is what this version's rows have, and none comes twice."""
+    ordinals = table["ordinal"].to_pylist()
+    wanted = rows(ordinals, version).to_pylist()
+    return len(set(ordinals)) == len(ordinals) and bool(table.to_pylist() == wanted)

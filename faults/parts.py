@@ -1,0 +1,69 @@
+"""The parts of the campaign: what each promises, how often it runs, and what it needs.
+
+What lives here: the list. What does not: a part's cases (kills.py, flips.py, power_cuts.py, full_disks.py)
+and running them (runner.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from faults import flips, full_disks, kills, power_cuts
+from faults.mounts import LOG_FLUSHED, LOG_LOST
+
+Case = Callable[[random.Random, Any, int], Counter[str]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """``unit`` is what is counted towards ``target``. ``mount``: file system it needs of its own, as root."""
+
+    name: str
+    rows: str
+    promise: str
+    unit: str
+    target: int
+    case: Case
+    mount: str | None = None
+
+
+PARTS = (
+    Part("kills-swept", "1, 6", "killed at every operation, and again in recovery: committed rows exact",
+         "kills", 3000, kills.swept),
+    Part("kills-random", "1, 2, 6", "killed at random operations, in a row: committed rows exact",
+         "kills", 4000, kills.at_random),
+    Part("kills-any-moment", "2", "killed from outside at any moment, in a row: committed rows exact",
+         "kills", 4000, kills.at_any_moment),
+    Part("flips", "10, 11, 13", "a flipped bit in any file is found, and nothing else is taken for it",
+         "flips", 12000, flips.anywhere),
+    Part("power-ext4-log-flushed", "4", "power cut, log flushed: committed rows exact",
+         "power cuts", 300, power_cuts.case(LOG_FLUSHED), "ext4"),
+    Part("power-ext4-log-lost", "5", "power cut, log lost: committed rows exact",
+         "power cuts", 300, power_cuts.case(LOG_LOST), "ext4"),
+    Part("power-xfs-log-flushed", "4", "power cut, log flushed: committed rows exact",
+         "power cuts", 300, power_cuts.case(LOG_FLUSHED), "xfs"),
+    Part("power-xfs-log-lost", "5", "power cut, log lost: committed rows exact",
+         "power cuts", 300, power_cuts.case(LOG_LOST), "xfs"),
+    Part("full-ext4", "7", "a disk really full: named, nothing lost, goes on when there is room",
+         "full disks", 100, full_disks.full, "ext4"),
+    Part("full-xfs", "7", "a disk really full: named, nothing lost, goes on when there is room",
+         "full disks", 100, full_disks.full, "xfs"),
+    Part("full-tmpfs", "7", "a memory file system really full: the same",
+         "full disks", 100, full_disks.full, "tmpfs"),
+    Part("read-only-ext4", "8", "remounted read-only: named, nothing lost, goes on when writable",
+         "read-only file systems", 50, full_disks.read_only, "ext4"),
+    Part("read-only-xfs", "8", "remounted read-only: named, nothing lost, goes on when writable",
+         "read-only file systems", 50, full_disks.read_only, "xfs"),
+)  # fmt: skip
+
+
+def part_named(name: str) -> Part:
+    """The part of this name. Raises KeyError, which lists all names."""
+    for part in PARTS:
+        if part.name == name:
+            return part
+    raise KeyError(f"no part is called {name!r}; there are {', '.join(part.name for part in PARTS)}")

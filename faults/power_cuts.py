@@ -1,0 +1,70 @@
+"""The power goes while a partition is written, on loop-mounted ext4 and XFS. Fault table rows 4 and 5.
+
+A case is one home and a chain of cuts, in recovery too: at a file operation, or at any moment from outside.
+After each cut the file system is mounted again and the next life is held to what was acknowledged.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+
+from faults.failpoints import die
+from faults.kills import OPERATIONS
+from faults.ledger import Ledger
+from faults.lives import live_to_the_end, live_until_operation, live_until_time, random_end
+from faults.mounts import Mount
+
+_CUTS_IN_A_ROW = 4
+_LIFE_SECONDS = 0.25
+# What a process may say whose disk is gone; anything else, and any acknowledgement, is a broken promise.
+_STORAGE_FAILED = frozenset(
+    {
+        "JournalStorageError",
+        "DirectoryNotWritableError",
+        "SegmentUnreadableError",
+        "JournalLossError",
+        "RecordDamagedError",
+        "PublishedFileDamagedError",
+        "CannotRestoreError",
+        "DurableWriteError",
+        "OSError",
+    }
+)
+
+
+def case(how: int) -> Callable[[random.Random, Mount, int], Counter[str]]:
+    """A case with this mode of cut (mounts.LOG_FLUSHED, mounts.LOG_LOST)."""
+
+    def run(chance: random.Random, mount: Mount, number: int) -> Counter[str]:
+        _clear(mount)
+        ledger, cuts = Ledger(mount.path / f"home-{number}", refused=_STORAGE_FAILED), 0
+
+        def cut_and_die() -> None:
+            mount.cut(how)
+            die()
+
+        for _ in range(chance.randint(1, _CUTS_IN_A_ROW)):
+            if chance.random() < 0.75:
+                life = live_until_operation(ledger.home, strike=cut_and_die, **random_end(chance, OPERATIONS))
+                struck = life.killed
+            else:
+                moment = chance.uniform(0.0, _LIFE_SECONDS)
+                life = live_until_time(ledger.home, moment, strike=lambda: mount.cut(how))
+                struck = not life.finished
+            ledger.hear(life)
+            cuts += struck
+            mount.again()
+        ledger.refused = frozenset()
+        ledger.close(live_to_the_end(ledger.home))
+        return Counter({"power cuts": cuts, "cases": 1})
+
+    return run
+
+
+def _clear(mount: Mount) -> None:
+    """Homes of cases before: a cut may have brought them back."""
+    for home in mount.path.glob("home-*"):
+        shutil.rmtree(home)

@@ -1,0 +1,103 @@
+"""The results file: what each part has done so far, so that a campaign of hours goes on where it was stopped.
+
+What lives here: counts and failures on disk, and the table. Results speak of one seed and one state of the
+code under test; for another they begin anew and the old ones stay beside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import resources
+from faults.parts import PARTS, Part
+
+SOURCES = Path(resources.__file__).parent
+
+
+def code_digest() -> str:
+    """One digest over the sources under test: the journal and the published partitions."""
+    digest = hashlib.sha256()
+    for path in sorted([*SOURCES.glob("*.py"), *SOURCES.glob("journal/*.py")]):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@dataclass
+class PartResults:
+    """``cases``: how many are done, which is also the number of the next one."""
+
+    cases: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[dict[str, object]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass
+class Results:
+    """All parts' results, and the file they are kept in."""
+
+    path: Path
+    seed: int
+    code: str
+    parts: dict[str, PartResults] = field(default_factory=dict)
+    missing: str | None = None
+    """What the parts that did not run needed."""
+
+    @classmethod
+    def load(cls, path: Path, seed: int) -> Results:
+        """Go on from ``path`` where it is of this seed and code; else begin anew, the old file put beside."""
+        fresh = cls(path, seed, code_digest())
+        if not path.exists():
+            return fresh
+        found = json.loads(path.read_text())
+        if (found["seed"], found["code"]) != (seed, fresh.code):
+            path.rename(path.with_name(f"{path.stem}-{found['code']}-{found['seed']}.json"))
+            return fresh
+        for name, one in found["parts"].items():
+            fresh.parts[name] = PartResults(
+                one["cases"], Counter(one["counts"]), one["failures"], one["seconds"]
+            )
+        return fresh
+
+    def of(self, part: Part) -> PartResults:
+        """The results of one part."""
+        return self.parts.setdefault(part.name, PartResults())
+
+    @property
+    def failures(self) -> int:
+        """Broken promises."""
+        return sum(len(one.failures) for one in self.parts.values())
+
+    def save(self) -> None:
+        """Write the file in one step."""
+        content = {
+            "seed": self.seed,
+            "code": self.code,
+            "system": f"{platform.system()} {platform.release()}",
+            "missing": self.missing,
+            "parts": {name: {**vars(one), "counts": dict(one.counts)} for name, one in self.parts.items()},
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(content, indent=1))
+        temporary.replace(self.path)
+
+    def table(self) -> str:
+        """One line a part: what was done, out of how many, what broke, how fast."""
+        lines = [f"{'part':24} {'fault rows':11} {'done':>22} {'of':>7} {'broken':>7} {'a second':>9}"]
+        for part in PARTS:
+            one = self.of(part)
+            done = one.counts[part.unit]
+            pace = f"{done / one.seconds:9.1f}" if one.seconds else f"{'-':>9}"
+            lines.append(
+                f"{part.name:24} {part.rows:11} {f'{done} {part.unit}':>22} {part.target:7} "
+                f"{len(one.failures):7} {pace}"
+            )
+        if self.missing:
+            lines.append(f"Not run, because this is missing: {self.missing}.")
+        return "\n".join(lines)
