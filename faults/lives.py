@@ -17,10 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from faults.failpoints import Failpoint, die
 from faults.partition_life import live
 
 HANGS_AFTER_SECONDS = 60.0
+
+# A child would otherwise spend a third of its life setting up a pool of its own.
+pa.set_memory_pool(pa.system_memory_pool())
 
 
 @dataclass
