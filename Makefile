@@ -1,5 +1,6 @@
 # make run       example properties, Dagster UI, a backfill of every partition   (ARGS='--exit --seed 7')
 # make test      lint, types and all tests                                       (make test-deps first)
+# make faults    the long fault campaign, resumable; HOME_DIR=/mnt/disk: can that storage be trusted?
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -13,12 +14,15 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_D
 	$(BIN)/python -m pip -qq install --no-compile
 TESTS := $(wildcard tests/unit tests/faults tests/integration tests/browser)
 
-.PHONY: help run test test-deps example-model bench-gpu clean
+.PHONY: help run test test-deps faults mutations example-model bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
 	@echo "make test           environment, lint, types and all tests"
 	@echo "make test-deps      what the tests need from apt (as root)"
+	@echo "make faults         the long fault campaign; goes on where it was stopped (as root: power cuts too)"
+	@echo "make faults HOME_DIR=/mnt/disk   says whether that storage can be trusted, and why not"
+	@echo "make mutations      take out each safeguard of the commit protocol: a test must fail"
 	@echo "make example-model  train the small example model anew"
 	@echo "make bench-gpu      what a GPU describes in a second, random weights; ARGS='--minutes 5'"
 	@echo "make clean          remove the environment and caches; results in data/ stay"
@@ -32,8 +36,16 @@ test: .venv/installed-dev
 	$(BIN)/mypy
 	$(BIN)/pytest $(TESTS)
 
-# Chromium for the browser tests, strace for the fault tests, fonts for the screenshots.
-DEB_PACKAGES := chromium strace fonts-dejavu-core fonts-liberation
+# The storage part alone where HOME_DIR is given; ARGS='--help' lists what else can be asked.
+faults: .venv/installed
+	@OMP_NUM_THREADS=1 $(BIN)/python -m faults $(if $(HOME_DIR),--home-dir '$(HOME_DIR)') $(ARGS)
+
+mutations: .venv/installed-dev
+	@$(BIN)/python -m faults.mutations $(ARGS)
+
+# Chromium for the browser tests; strace, and what makes and mounts file systems, for the fault tests; fonts
+# for the screenshots.
+DEB_PACKAGES := chromium strace e2fsprogs xfsprogs mount fonts-dejavu-core fonts-liberation
 test-deps:
 	@missing=$$(for p in $(DEB_PACKAGES); do \
 		dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -13,18 +14,26 @@ _missing: set[str] = set()
 
 
 @pytest.fixture(scope="session")
-def program() -> Callable[[str], Path]:
+def left_out() -> Callable[[str], NoReturn]:
+    """Ends a test that needs what this machine does not have; in CI that is a failure."""
+
+    def end(name: str) -> NoReturn:
+        _missing.add(name)
+        wanted = f"{name} is missing: `make test-deps` installs what can be installed"
+        if os.environ.get("CI") == "true":
+            pytest.fail(wanted)
+        pytest.skip(wanted)
+
+    return end
+
+
+@pytest.fixture(scope="session")
+def program(left_out: Callable[[str], NoReturn]) -> Callable[[str], Path]:
     """Path of a program that ``make test-deps`` installs. Without it a test is left out, but not in CI."""
 
     def find(name: str) -> Path:
         found = shutil.which(name)
-        if found is not None:
-            return Path(found)
-        _missing.add(name)
-        wanted = f"{name} is missing: `make test-deps` installs it"
-        if os.environ.get("CI") == "true":
-            pytest.fail(wanted)
-        pytest.skip(wanted)
+        return Path(found) if found is not None else left_out(name)
 
     return find
 

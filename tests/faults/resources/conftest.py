@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -24,12 +20,3 @@ def file_operations() -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture
-def memory_path() -> Iterator[Path]:
-    """An empty folder, in memory where there is such a place: for sweeps that need no real disk."""
-    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(dir=place))
-    yield folder
-    shutil.rmtree(folder)

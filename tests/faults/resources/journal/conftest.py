@@ -1,7 +1,7 @@
 """The fork server of failing writers, and how long a campaign runs.
 
-VLM_ASSETS_FAULTS_ROUNDS multiplies the random part (default 1); VLM_ASSETS_FAULTS_DIR puts the journals on
-a storage of your choice; VLM_ASSETS_FAULTS_SEED replays a failure.
+FAULTS_ROUNDS multiplies the random part (default 1); FAULTS_DIR puts the journals on
+a storage of your choice; FAULTS_SEED replays a failure.
 """
 
 import itertools
@@ -95,7 +95,7 @@ def writers():
     """Failing writers on the storage under test."""
     # A kill leaves the page cache alone, so memory shows the same states as a disk, without its waits.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    chosen = os.environ.get("VLM_ASSETS_FAULTS_DIR", memory)
+    chosen = os.environ.get("FAULTS_DIR", memory)
     with tempfile.TemporaryDirectory(prefix="journal-faults-", dir=chosen) as root:
         started = Writers(Path(root))
         yield started
@@ -105,13 +105,13 @@ def writers():
 @pytest.fixture(scope="session")
 def rounds() -> int:
     """How many times the random part of the campaign runs."""
-    return int(os.environ.get("VLM_ASSETS_FAULTS_ROUNDS", "1"))
+    return int(os.environ.get("FAULTS_ROUNDS", "1"))
 
 
 @pytest.fixture(scope="session")
 def seed() -> int:
     """Seed of the random part; a failure prints it in its assertion."""
-    return int(os.environ.get("VLM_ASSETS_FAULTS_SEED", "20240229"))
+    return int(os.environ.get("FAULTS_SEED", "20240229"))
 
 
 @pytest.fixture(scope="session")

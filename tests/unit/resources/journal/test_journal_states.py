@@ -175,7 +175,7 @@ class JournalStates(RuleBasedStateMachine):
 
 TestJournalStates = JournalStates.TestCase
 TestJournalStates.settings = settings(
-    max_examples=int(os.environ.get("VLM_ASSETS_FAULTS_ROUNDS", "1")) * 25,
+    max_examples=int(os.environ.get("FAULTS_ROUNDS", "1")) * 25,
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -1,0 +1,183 @@
+"""The short form of ``make faults``: a few cases of every part, and that it notices what it must."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from faults import kills, partition_life, results
+from faults.__main__ import main
+from faults.ledger import Ledger, PromiseBrokenError
+from faults.lives import Life, live_to_the_end, live_until_operation
+from faults.mounts import LOG_FLUSHED, LOG_LOST
+from faults.parts import PARTS, part_named
+from faults.results import Results
+from faults.runner import run, run_case
+from resources.journal.errors import CrossDeviceError
+from resources.journal.journal import Journal
+
+SEED = int(os.environ.get("FAULTS_SEED", "20240229"))
+CASES = {"kills-swept": 20, "kills-random": 4, "kills-any-moment": 4, "flips": 160}
+
+
+@pytest.mark.parametrize("name", [part.name for part in PARTS if part.mount is None])
+def test_kills_and_flips(memory_path: Path, name: str) -> None:
+    """Faults 1, 2, 6, 10, 11, 13: nothing committed is lost, doubled or changed, and every flip is found."""
+    part = part_named(name)
+    step = 37 if name == "kills-swept" else 1  # through all of a life in few steps
+    done = sum((run_case(part, n * step, SEED, memory_path) for n in range(CASES[name])), start=Counter())
+    assert done[part.unit] >= CASES[name] / 2
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_power_cuts_and_failing_disks(mounted, kind: str) -> None:
+    """Faults 4, 5, 7, 8: cut off, full and read-only, for real: what was acknowledged is there afterwards."""
+    mount = mounted(kind)
+    for part in PARTS:
+        if part.mount == kind:
+            cases = 4 if part.name.startswith("power") else 3
+            done = sum((run_case(part, n, SEED, mount) for n in range(cases)), start=Counter())
+            assert done[part.unit] >= 1, part.name
+
+
+def test_a_full_memory_file_system(mounted) -> None:
+    """Fault 7: the same on a tmpfs, which has no room set aside."""
+    part = part_named("full-tmpfs")
+    done = sum((run_case(part, n, SEED, mounted("tmpfs", f"t{n}")) for n in range(3)), start=Counter())
+    assert done[part.unit] >= 1
+
+
+@pytest.mark.parametrize("how", [LOG_FLUSHED, LOG_LOST])
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_a_cut_is_a_cut(mounted, kind: str, how: int) -> None:
+    """The control: what was not synced is gone after the cut, what was synced is there."""
+    mount = mounted(kind)
+    synced, lost = mount.path / "synced", mount.path / "lost"
+    with synced.open("wb") as stream:
+        stream.write(b"x" * 5000)
+        stream.flush()
+        os.fsync(stream.fileno())
+    folder = os.open(mount.path, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+    lost.write_bytes(b"x" * 5000)
+    mount.cut(how)
+    with pytest.raises(OSError, match="error"):
+        (mount.path / "after").write_bytes(b"x")
+    mount.again()
+    assert synced.read_bytes() == b"x" * 5000
+    assert not lost.exists() or lost.stat().st_size == 0 or lost.read_bytes() != b"x" * 5000
+
+
+def test_two_mounts_are_refused_at_the_start(mounted) -> None:
+    """Fault 9: files would have to move between two file systems: refused by name, nothing made."""
+    one, two = mounted("tmpfs", "one"), mounted("tmpfs", "two")
+    settings = partition_life.journal_settings(one.path, 1) | {"quarantine": two.path / "quarantine"}
+    with pytest.raises(CrossDeviceError, match="different devices"):
+        Journal.open(partition_life.journal_directory(one.path, 1), **settings)
+    assert not list(one.path.rglob("manifest-*"))
+
+
+def test_a_sweep_goes_through_a_whole_life(memory_path: Path) -> None:
+    """The swept kills reach every file operation of a life: the number that the sweep counts to fits."""
+    life = live_to_the_end(memory_path / "home")
+    assert life.finished
+    assert 0.9 * kills.OPERATIONS < life.operations <= kills.OPERATIONS
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda home: shutil.rmtree(home), "version 1 are lost"),
+        (lambda home: _only_data(home), "ended with JournalLossError"),
+    ],
+)
+def test_a_loss_does_not_pass(memory_path: Path, loss, said: str) -> None:
+    """The control: rows that were promised and are gone break the campaign, silent or named."""
+    home = memory_path / "home"
+    ledger = Ledger(home)
+    ledger.hear(live_to_the_end(home, commits=2))
+    loss(home)
+    with pytest.raises(PromiseBrokenError, match=said):
+        ledger.hear(live_to_the_end(home))
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"version": 1, "restored": [0, 1], "exact": True}, "lost"),
+        ({"version": 1, "restored": [0, 1, 2, 2], "exact": True}, "doubled"),
+        ({"version": 1, "restored": [0, 1, 2], "exact": False}, "not those submitted"),
+        ({"version": 1, "restored": [0, 1, 2, 7], "exact": True}, "not those submitted"),
+        ({"standing": 1, "exact": True}, "version 1 is published where version 0"),
+        ({"standing": 0, "exact": False}, "other rows"),
+        ({"finished": True, "verified": "a finding"}, "does not verify"),
+    ],
+)
+def test_the_ledger_notices(found: dict, said: str) -> None:
+    """The control: a row lost, doubled, changed or foreign, and a version that nobody published."""
+    ledger = Ledger(Path("home"))
+    ledger.hear(Life(said=[{"version": 1, "restored": [], "exact": True}, {"submitted": [0, 1, 2]}]))
+    ledger.hear(Life(said=[{"promised": [0, 1, 2]}]))
+    ledger.hear(Life(said=[{"version": 1, "restored": [0, 1, 2], "exact": True}]))
+    with pytest.raises(PromiseBrokenError, match=said):
+        ledger.hear(Life(said=[found]))
+
+
+def test_an_error_without_a_name_does_not_pass(memory_path: Path) -> None:
+    """The control: whatever ends a life that is not its end counts as broken."""
+
+    def fail() -> None:
+        raise ValueError("unexpected")
+
+    with pytest.raises(PromiseBrokenError, match="ValueError: unexpected"):
+        Ledger(memory_path / "home").hear(live_until_operation(memory_path / "home", 20, fail))
+
+
+def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """Counts and case numbers are kept; another state of the code begins anew and keeps the old results."""
+    chosen, path = (part_named("flips"),), tmp_path / "results.json"
+    run(Results.load(path, SEED), chosen, directory=tmp_path, scale=0.005, tell=lambda said: None)
+    first = Results.load(path, SEED).of(chosen[0])
+    assert first.counts["flips"] == first.cases == 60
+    run(Results.load(path, SEED), chosen, directory=tmp_path, scale=0.01, tell=lambda said: None)
+    results_now = Results.load(path, SEED)
+    assert results_now.of(chosen[0]).counts["flips"] == 120
+    assert "120 flips   12000       0" in results_now.table()
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps(saved | {"code": "other"}))
+    assert Results.load(path, SEED).of(chosen[0]).cases == 0
+    assert (tmp_path / f"results-other-{SEED}.json").exists()
+
+
+def test_a_broken_promise_is_kept_with_the_command_that_replays_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure ends in exit code 1, in the results file, and in a command with seed and case."""
+    monkeypatch.setattr("faults.flips.survey", lambda *arguments: _blind())
+    asked = ["--only", "flips", "--results", str(tmp_path / "r.json"), "--directory", str(tmp_path)]
+    assert main([*asked, "--seed", "7"]) == 1
+    said = capsys.readouterr().out
+    assert "BROKEN in flips, case 0" in said
+    assert "make faults ARGS='--seed 7 --replay flips:0'" in said
+    assert main(["--seed", "7", "--replay", "flips:0", "--directory", str(tmp_path)]) == 1
+    monkeypatch.undo()
+    assert main(["--seed", "7", "--replay", "flips:0", "--directory", str(tmp_path)]) == 0
+    assert results.code_digest() in (tmp_path / "r.json").read_text()
+
+
+def _blind() -> object:
+    """A survey that finds nothing wrong."""
+    return SimpleNamespace(damaged={}, losses=(), rows=9, mark=SimpleNamespace(damaged=()))
+
+
+def _only_data(home: Path) -> None:
+    """The position stays, the data goes: one of the losses behind this project."""
+    for path in partition_life.journal_directory(home, 1).glob("segment-*"):
+        path.unlink()
