@@ -13,7 +13,8 @@ from pathlib import Path
 
 import dagster as dg
 
-from vlm_assets import catalog_asset, descriptions
+from vlm_assets import catalog_asset, descriptions, embeddings
+from vlm_assets.audit_asset import build_dataset_audit
 from vlm_assets.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog_asset import build_property_catalog
 from vlm_assets.dagster_home import claim_for_catalog
@@ -39,6 +40,7 @@ def build_defs(
             build_property_catalog(settings),
             build_property_descriptions(settings, partitions, upstream=catalog_asset.ASSET),
             build_property_embeddings(settings, partitions, descriptions=descriptions.ASSET),
+            build_dataset_audit(settings, audited=[descriptions.ASSET, embeddings.ASSET]),
         ],
         # One process a run: the device is leased by the process, and both assets of a partition share it.
         executor=dg.in_process_executor,

@@ -1,0 +1,51 @@
+"""The audit in Dagster: one check that is green only for a dataset that is whole."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from vlm_assets.definitions import build_defs
+
+FIRST = "000000000-000000002"
+
+
+@pytest.fixture
+def materialize(dataset):
+    """Materializes the audit as Dagster's page does, without a partition."""
+
+    def run(**config: bool) -> dg.ExecuteInProcessResult:
+        defs = build_defs(dataset.settings)
+        return dg.materialize(
+            defs.assets,
+            selection=["dataset_audit"],
+            resources=defs.resources,
+            run_config={"ops": {"dataset_audit": {"config": config}}},
+        )
+
+    return run
+
+
+def test_a_whole_dataset_passes_its_check(materialize):
+    """The numbers that a person looks for are on the page, and the check is green."""
+    done = materialize()
+    (check,) = done.get_asset_check_evaluations()
+    assert check.passed
+    (event,) = done.asset_materializations_for_node("dataset_audit")
+    assert "| property_descriptions | 9 | 8 | 1 | 0 | 0 | 0 | 0 |" in event.metadata["counts"].value
+    assert event.metadata["problems"].value == 0
+
+
+def test_a_wrong_dataset_fails_its_check_and_says_where(dataset, materialize):
+    """Damage that only a full read shows turns the check red, with the partition named."""
+    path = dataset.descriptions.path(FIRST)
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(bytes(data))
+    done = materialize(deep=True)
+    assert done.success, "the audit itself did its work"
+    (check,) = done.get_asset_check_evaluations()
+    assert not check.passed
+    assert check.severity is dg.AssetCheckSeverity.ERROR
+    (event,) = done.asset_materializations_for_node("dataset_audit")
+    assert FIRST in event.metadata["found"].value
