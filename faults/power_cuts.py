@@ -29,6 +29,7 @@ _STORAGE_FAILED = frozenset(
         "RecordDamagedError",
         "PublishedFileDamagedError",
         "CannotRestoreError",
+        "DigestMismatchError",
         "DurableWriteError",
         "OSError",
     }
@@ -54,9 +55,9 @@ def case(how: int) -> Callable[[random.Random, Mount, int], Counter[str]]:
                 moment = chance.uniform(0.0, _LIFE_SECONDS)
                 life = live_until_time(ledger.home, moment, strike=lambda: mount.cut(how))
                 struck = not life.finished
-            ledger.hear(life)
             cuts += struck
             mount.again()
+            ledger.hear(life)
         ledger.refused = frozenset()
         ledger.close(live_to_the_end(ledger.home))
         return Counter({"power cuts": cuts, "cases": 1})

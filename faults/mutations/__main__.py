@@ -1,0 +1,179 @@
+"""``make mutations``: take out each safeguard of the commit protocol in turn; a test must fail each time.
+
+The tests run on a copy of the tree; the quick ones first, the fault tests for what these let through.
+Exit code 1 where a mutant survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+# Imported once here, and not again in each of the forked children that run the tests.
+import duckdb  # noqa: F401
+import hypothesis.stateful  # noqa: F401
+import pyarrow.dataset
+import pyarrow.parquet  # noqa: F401
+import pytest
+
+from faults.mutations import journal_mutants, publication_mutants
+from faults.mutations.mutant import Mutant
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+_COPIED = ("resources", "sensors", "vlm_assets", "faults", "tests", "pyproject.toml")
+_JOURNAL = "tests/unit/resources/journal"
+_PUBLICATION = "tests/faults/resources/test_published.py"
+_ORDER = [
+    f"{_PUBLICATION}::test_order_of_operations",
+    f"{_PUBLICATION}::test_bytes_changed_before_the_read_back",
+]
+_QUICK = {
+    # Most of what holds the protocol first.
+    "journal": [f"{_JOURNAL}/test_commit_protocol.py", f"{_JOURNAL}/test_recovery.py", _JOURNAL],
+    "publication": ["tests/unit/resources/test_published.py", *_ORDER],
+}
+# The publication stands on some of the journal's files; the journal stands on none of the publication's.
+_FAULTS = {
+    "journal": [
+        *_ORDER,
+        "tests/unit/resources/test_published.py",
+        _PUBLICATION,
+        "tests/faults/resources/journal",
+    ],
+    "publication": [_PUBLICATION, "tests/faults/resources/test_published_states.py"],
+}
+_TIMEOUT_SECONDS = 400
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant: the test that failed, or None where it survived."""
+
+    file: str
+    promise: str
+    killed_by: str | None
+    seconds: float
+
+
+def main(arguments: list[str]) -> int:
+    """0: every mutant was killed."""
+    parser = argparse.ArgumentParser(prog="make mutations", description=__doc__)
+    parser.add_argument("--only", default="", help="mutants whose file or promise contains this")
+    parser.add_argument("--json", type=Path, help="write the table as JSON too")
+    asked = parser.parse_args(arguments)
+    groups = {"journal": journal_mutants.MUTANTS, "publication": publication_mutants.MUTANTS}
+    outcomes = []
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="mutations-", dir=memory) as folder:
+        copy = Path(folder)
+        for name in _COPIED:
+            source = CHECKOUT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "model"))
+            else:
+                shutil.copy(source, copy / name)
+        _refuse_other_code(copy)
+        for group, mutants in groups.items():
+            chosen = [one for one in mutants if asked.only in one.file or asked.only in one.promise]
+            if chosen and (failing := _failing(copy, _QUICK[group])):
+                print(f"Without any mutant {failing} fails: nothing to compare with.")
+                return 2
+            for mutant in chosen:
+                outcomes.append(_judge(mutant, group, copy))
+                print(_line(outcomes[-1]), flush=True)
+    survived = [one for one in outcomes if one.killed_by is None]
+    print(f"{len(outcomes) - len(survived)} of {len(outcomes)} mutants killed.")
+    if asked.json:
+        asked.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+    return 1 if survived else 0
+
+
+def _judge(mutant: Mutant, group: str, copy: Path) -> Outcome:
+    """Take the safeguard out, run the tests until one fails, put it back."""
+    started, path = time.monotonic(), copy / mutant.file
+    whole = path.read_text()
+    path.write_text(mutant.applied(copy))
+    try:
+        failing = _failing(copy, _QUICK[group]) or _failing(copy, _FAULTS[group])
+    finally:
+        path.write_text(whole)
+    return Outcome(mutant.file, mutant.promise, failing, time.monotonic() - started)
+
+
+def _failing(copy: Path, tests: Iterable[str]) -> str | None:
+    """The first test that fails, by file and name; None where all pass."""
+    with tempfile.TemporaryFile("w+") as said:
+        child = os.fork()
+        if child == 0:
+            os.setpgid(0, 0)
+            _run_tests(copy, tests, said.fileno())
+        deadline, status = time.monotonic() + _TIMEOUT_SECONDS, 0
+        while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+            if time.monotonic() > deadline:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return "(no end: the tests hang)"
+            time.sleep(0.02)
+        status = os.waitstatus_to_exitcode(ended[1])
+        said.seek(0)
+        output = said.read()
+    if status == 0:
+        return None
+    found = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+\.py\S*)", output, re.MULTILINE)
+    return found[1] if found else f"(pytest ended with {status})"
+
+
+def _run_tests(copy: Path, tests: Iterable[str], output: int) -> NoReturn:
+    """In a forked child, which has pytest and pyarrow imported and nothing of this project's product."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(copy)
+    os.environ.update(_environment(copy))
+    sys.path.insert(0, str(copy))
+    sys.dont_write_bytecode = True
+    code = 1
+    try:
+        code = int(pytest.main(["-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", *tests]))
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _refuse_other_code(copy: Path) -> None:
+    """The tests must import the copy, not the checkout that is installed."""
+    if any(name.partition(".")[0] == "resources" for name in sys.modules):
+        raise RuntimeError("the code under test was imported before it was mutated")
+    ask = [sys.executable, "-c", "import resources; print(resources.__file__)"]
+    said = subprocess.run(ask, cwd=copy, env=_environment(copy), capture_output=True, text=True, check=True)
+    if not Path(said.stdout.strip()).is_relative_to(copy):
+        raise RuntimeError(f"the tests would import {said.stdout.strip()} and not the copy in {copy}")
+
+
+def _environment(copy: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": str(copy),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _line(outcome: Outcome) -> str:
+    name = outcome.file.removeprefix("resources/")
+    return f"{name:28} {outcome.promise:66} {outcome.killed_by or 'SURVIVED'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

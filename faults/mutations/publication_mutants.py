@@ -1,0 +1,50 @@
+"""The safeguards of a publication, each to be taken out once: file, exact text, replacement, promise."""
+
+from __future__ import annotations
+
+from faults.mutations.mutant import Mutant
+
+_STAGED = "resources/staged_file.py"
+_FILES = "resources/partition_files.py"
+_PUBLISHED = "resources/published.py"
+_VERIFICATION = "resources/published_verification.py"
+
+MUTANTS = (
+    Mutant(_STAGED, "        if not self.ids.fits:\n", "        if False:\n", "a wrong id set is not published"),
+    Mutant(_STAGED, "        if found != self.sha256:\n", "        if False:\n", "what is published is what was read back"),
+    Mutant(_STAGED, "    if count != rows:\n", "    if False:\n", "a staged file has the rows that were written"),
+    Mutant(_STAGED, "write_page_checksum=True", "write_page_checksum=False", "published files: page checksums are written"),
+    Mutant(_STAGED, "        fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n", "", "a living process's temporary file is marked"),
+    Mutant(_STAGED, "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", "only an abandoned temporary file is removed"),
+    Mutant(_PUBLISHED, "            sha256 = sink.seal()\n", "            sha256 = sink._digest.hexdigest()\n", "a staged file is sealed before it is read back"),
+    Mutant("resources/partition_rows.py", "pq.ParquetFile(self.path, page_checksum_verification=True, pre_buffer=False)",
+           "pq.ParquetFile(self.path, pre_buffer=False)", "reading rows verifies page checksums"),
+    Mutant("resources/partition_rows.py", "pads.ParquetFragmentScanOptions(page_checksum_verification=True)",
+           "pads.ParquetFragmentScanOptions()", "reading as a dataset verifies page checksums"),
+    Mutant(_FILES, "                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", "one publisher at a time (flock)"),
+    Mutant(_FILES, " and files.sha256_of(path) == record.sha256\n", "\n", "a file is a version by its SHA-256"),
+    Mutant(_FILES, "        if sha256 != record.sha256:\n", "        if False:\n", "a copy is compared with its record"),
+    Mutant(_FILES, "        files.sync_directory(self.directory)\n", "", "a rename that a killed process left is made durable"),
+    Mutant(_FILES, "        self.keep_aside_unless(manifest.published, notes)\n", "", "what no backup holds is kept before it is replaced"),
+    Mutant(_FILES, "        self.keep_aside_unless(record, notes)\n", "", "restoring keeps the damaged file"),
+    Mutant(_FILES, "            self.keep_aside_unless(manifest.published, repairs)\n", "", "finishing a publication keeps what stood there"),
+    Mutant(_FILES, "        files.write_replacing(self.record_path, exchange)\n", "", "the record names both versions while they are exchanged"),
+    Mutant(_FILES, "        files.write_replacing(self.record_copy, exchange)\n", "", "the record's copy names both versions too"),
+    Mutant(_FILES, "        files.write_replacing(self.record_copy, manifest.to_bytes())\n        files", "        files", "the record has a second copy"),
+    Mutant(_FILES, "        files.write_replacing(self.record_path, manifest.to_bytes())\n\n", "\n", "the record is settled"),
+    Mutant(_FILES, "        copy = self._copy(temporary, self.slot(0), record)\n", "        copy = None\n", "the second copy is whole before the name is taken over"),
+    Mutant(_FILES, "            if version and self.holds(self.slot(number), version):\n", "            if version:\n", "only a backup that verifies counts as one"),
+    Mutant(_FILES, "        if current and not self.holds(self.slot(0), current) and self.holds(self.published, current):\n", "        if False:\n", "a damaged second copy is made anew before it is rotated"),
+    Mutant(_FILES, "            if self.holds(self.slot(source), version):\n", "            if self.slot(source).exists():\n", "only a file that verifies is rotated"),
+    Mutant(_FILES, "        if self.slot(0).exists():\n            self.move_aside(self.slot(0), notes)\n", "", "a damaged second copy is kept aside"),
+    Mutant(_FILES, "                if path.exists():\n                    self.move_aside(path, repairs)\n", "", "a damaged record is kept aside"),
+    Mutant(_FILES, "            if isinstance(one, RecordDamagedError):\n", "            if False:\n", "two unreadable records are not 'nothing published'"),
+    Mutant(_PUBLISHED, "        staged.refuse_unfit()\n", "", "an unfit file is refused"),
+    Mutant(_PUBLISHED, "            if manifest.sequence != staged.sequence:\n", "            if False:\n", "a publisher that was overtaken is fenced"),
+    Mutant(_PUBLISHED, "            if not file_whole and not copy_whole:\n", "            if False:\n", "restoring from what is not whole is refused"),
+    Mutant(_PUBLISHED, "        if staged.directory != self.directory:\n", "        if False:\n", "a file of another asset is refused"),
+    Mutant(_PUBLISHED, "        if damage:\n", "        if False:\n", "a damaged file is not handed out"),
+    Mutant(_VERIFICATION, "    if sha256 == record.sha256:\n        return None\n", "    if sha256:\n        return None\n", "verifying compares the SHA-256"),
+    Mutant(_VERIFICATION, "    if size != record.bytes or sha256 is not None:\n", "    if sha256 is not None:\n", "a shallow look compares the size"),
+    Mutant("resources/published_record.py", ' or content["key"] != key:', ":", "another partition's record is not read as this one's"),
+)  # fmt: skip

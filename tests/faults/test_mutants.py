@@ -1,0 +1,19 @@
+"""The list of mutants fits the sources: each takes out exactly one place, and what is left is Python."""
+
+import pytest
+
+from faults.mutations import journal_mutants, publication_mutants
+from faults.mutations.__main__ import CHECKOUT
+
+MUTANTS = (*journal_mutants.MUTANTS, *publication_mutants.MUTANTS)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.promise)
+def test_a_mutant_takes_out_one_safeguard(mutant):
+    """A safeguard that moved must not leave the list in silence."""
+    assert mutant.applied(CHECKOUT) != (CHECKOUT / mutant.file).read_text()
+
+
+def test_no_mutant_is_listed_twice():
+    """Each stands for a promise of its own."""
+    assert len({mutant.promise for mutant in MUTANTS}) == len(MUTANTS)
