@@ -13,7 +13,7 @@ from pathlib import Path
 
 from resources.journal.errors import JournalMismatchError
 from resources.journal.files import TEMPORARY_SUFFIX
-from resources.journal.high_water_mark import read_mark
+from resources.journal.high_water_mark import HighWaterMark, read_mark
 from resources.partition_files import SLOTS, PartitionFiles
 from resources.published_errors import RecordDamagedError
 from resources.published_record import PartitionManifest, PublishedRecord
@@ -106,7 +106,7 @@ def _compare(
             sentence = f"{partition.published} has no record: it was not published here."
             return looked(None, problem(Kind.UNRECORDED, sentence), countable=True)
     if manifest is None or (manifest.published is None and manifest.pending is None):
-        vanished = _published_once(marks, partition.key)
+        vanished = next((one.rows for one in read_marks(marks, partition.key) if one.retired), None)
         if vanished is None:
             return looked(None)
         sentence = (
@@ -143,16 +143,17 @@ def _compare(
     return looked(record, *problems, countable=judged is None or judged[0] in _COUNTABLE)
 
 
-def _published_once(marks: Path, key: str) -> int | None:
-    """The rows of a generation that was published and retired, as its high-water mark remembers."""
-    for generation in sorted({path.name.partition(".json")[0] for path in marks.glob("*.json*")}):
+def read_marks(folder: Path, key: str) -> list[HighWaterMark]:
+    """The high-water marks of all generations of a partition; ``folder`` holds nothing else."""
+    marks = []
+    for generation in sorted({path.name.partition(".json")[0] for path in folder.glob("*.json*")}):
         try:
-            mark = read_mark(marks / f"{generation}.json", key=key, generation=generation).mark
+            mark = read_mark(folder / f"{generation}.json", key=key, generation=generation).mark
         except JournalMismatchError:
             continue
-        if mark is not None and mark.retired:
-            return mark.rows
-    return None
+        if mark is not None:
+            marks.append(mark)
+    return marks
 
 
 def foreign_files(asset: str, directory: Path, keys: Collection[str]) -> Iterator[Problem]:

@@ -6,14 +6,15 @@ stay inside the commands, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.settings import PREFIX, load_settings
+from vlm_assets import cli_care
+from vlm_assets.cli_options import AsJson, Home, chosen_settings
+from vlm_assets.settings import PREFIX
 
 if TYPE_CHECKING:
     from vlm_assets.ingest_report import IngestReport
@@ -26,7 +27,6 @@ app = typer.Typer(
     help="Property descriptions and embeddings as Dagster partitions that are never lost.",
 )
 
-Home = Annotated[Path | None, typer.Option(help=f"Folder of all output; default {PREFIX}HOME, else data/.")]
 Properties = Annotated[int, typer.Option(min=1, help="Example properties to render.")]
 RangeSize = Annotated[int | None, typer.Option(min=1, help="Properties a partition.")]
 Seed = Annotated[int, typer.Option(help="Seed of the example properties.")]
@@ -50,20 +50,13 @@ def main() -> None:
         sys.exit(2)
 
 
-def _settings(home: Path | None = None) -> Settings:
-    """The settings, for this home where one is given; what is started from here sees the same home."""
-    if home is not None:
-        os.environ[f"{PREFIX}HOME"] = str(home.absolute())
-    return load_settings()
-
-
 @app.command()
 def settings() -> None:
     """List every setting, its value and what it means."""
     from rich.console import Console
     from rich.table import Table
 
-    current = _settings()
+    current = chosen_settings()
     table = Table("Setting", "Value", "Meaning")
     for name, field in type(current).model_fields.items():
         value = getattr(current, name)
@@ -84,7 +77,7 @@ def ingest(
     """Take properties into the catalogue. What is in it already never moves."""
     from vlm_assets.ingest import ingest as take_in
 
-    current = _settings(home)
+    current = chosen_settings(home)
     report = take_in(
         source,
         current.home,
@@ -105,7 +98,7 @@ def example(
     seed: Seed = EXAMPLE_SEED,
 ) -> None:
     """Render and catalogue the example properties; runs nothing."""
-    _take_in_example(_settings(home), properties, range_size, seed)
+    _take_in_example(chosen_settings(home), properties, range_size, seed)
 
 
 @app.command()
@@ -124,7 +117,7 @@ def demo(
     from vlm_assets.ingest import ingest as take_in
     from vlm_assets.resource_settings import build_gpu
 
-    current = _settings(home)
+    current = chosen_settings(home)
     if current.source is None:
         _take_in_example(current, properties, range_size, seed)
     else:
@@ -167,9 +160,7 @@ def _say(report: IngestReport) -> None:
 
 
 @app.command()
-def status(
-    home: Home = None, as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False
-) -> None:
+def status(home: Home = None, as_json: AsJson = False) -> None:
     """Say what is done, running, interrupted, refused or not started, from what is on disk."""
     from rich.console import Console
     from rich.table import Table
@@ -178,7 +169,7 @@ def status(
     from vlm_assets.resource_settings import build_gpu
     from vlm_assets.status import MEANING, State, read_status
 
-    current = _settings(home)
+    current = chosen_settings(home)
     found = read_status(current, Catalog.open(current.home), build_gpu(current))
     if as_json:
         typer.echo(found.to_json())
@@ -210,7 +201,7 @@ def try_(
     from vlm_assets.resource_settings import build_gpu, build_vision_language_model
     from vlm_assets.trial import run_trial
 
-    current = _settings(home)
+    current = chosen_settings(home)
     catalog = Catalog.open(current.home)
     trial = run_trial(current, catalog, build_gpu(current), build_vision_language_model(current), limit=limit)
     for one in trial.described:
@@ -243,7 +234,7 @@ def show(
     from vlm_assets.catalog import Catalog
     from vlm_assets.property_view import view_property
 
-    current = _settings(home)
+    current = chosen_settings(home)
     for line in view_property(current, Catalog.open(current.home), property_id):
         typer.echo(line)
 
@@ -252,3 +243,6 @@ def _duration(days: float) -> str:
     if days >= 1:
         return f"{days:.1f} days"
     return f"{days * 24:.1f} hours" if days * 24 >= 1 else f"{days * 24 * 60:.1f} minutes"
+
+
+cli_care.register(app)

@@ -158,9 +158,18 @@ class DagsterApi:
         )
 
     def launch_backfill(
-        self, assets: Sequence[str], keys: Sequence[str], *, title: str, tags: Mapping[str, str]
+        self,
+        assets: Sequence[str],
+        keys: Sequence[str],
+        *,
+        title: str,
+        tags: Mapping[str, str],
+        run_config: Mapping[str, object] | None = None,
     ) -> str:
-        """Launch one backfill of these partitions of all the assets together; gives its id."""
+        """Launch one backfill of these partitions of all the assets together; gives its id.
+
+        run_config: of each of its runs.
+        """
         result = self.ask(
             "mutation($p: LaunchBackfillParams!){launchPartitionBackfill(backfillParams: $p){__typename"
             " ...on LaunchBackfillSuccess{backfillId} ...on Error{message}}}",
@@ -169,6 +178,7 @@ class DagsterApi:
                 "partitionNames": list(keys),
                 "title": title,
                 "tags": [{"key": key, "value": value} for key, value in tags.items()],
+                "runConfigData": dict(run_config or {}),
             },
         )["launchPartitionBackfill"]
         _refuse_error(result)

@@ -77,8 +77,11 @@ class Partition:
         """The file of a generation's high-water mark."""
         return self.state_directory / "high_water_marks" / self.asset / self.key / f"{generation}.json"
 
-    def open_journal(self, generation: str, schema: pa.Schema) -> Journal:
-        """Open a generation's journal: recover and verify it. Raises JournalError."""
+    def open_journal(self, generation: str, schema: pa.Schema, *, accept_loss: str | None = None) -> Journal:
+        """Open a generation's journal: recover and verify it. Raises JournalError.
+
+        accept_loss: what a person said who gives up rows that cannot be restored.
+        """
         return Journal.open(
             self.journal_directory(generation),
             key=self.key,
@@ -88,6 +91,7 @@ class Partition:
             expected_ids=self.expected_ids,
             high_water_mark=self.high_water_mark(generation),
             quarantine=self.directory / ".quarantine",
+            accept_loss=accept_loss,
             commit_seconds=self.commit_seconds,
             commit_rows=self.commit_rows,
         )

@@ -27,15 +27,20 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
     )
 
 
+def build_text_embedding_model(settings: Settings) -> TextEmbeddingModel:
+    """The embedding model of these settings."""
+    return TextEmbeddingModel(
+        model=settings.embedding_model or settings.model,
+        revision=settings.embedding_revision if settings.embedding_model else settings.model_revision,
+        trust_remote_code=settings.trust_remote_code,
+    )
+
+
 def build_resources(settings: Settings) -> dict[str, object]:
     """All resources by the key under which assets ask for them."""
     return {
         "parquet_io": ParquetIOManager(home=str(settings.home)),
         "gpu": build_gpu(settings),
         "vision_language_model": build_vision_language_model(settings),
-        "text_embedding_model": TextEmbeddingModel(
-            model=settings.embedding_model or settings.model,
-            revision=settings.embedding_revision if settings.embedding_model else settings.model_revision,
-            trust_remote_code=settings.trust_remote_code,
-        ),
+        "text_embedding_model": build_text_embedding_model(settings),
     }
