@@ -13,7 +13,7 @@ class StaleMutantError(ValueError):
 
 @dataclass(frozen=True)
 class Mutant:
-    """``text`` stands exactly once in ``file`` (relative to the checkout); ``replacement`` takes its place."""
+    """``text`` stands once in ``file`` (relative to the checkout); ``replacement`` takes its place."""
 
     file: str
     text: str
