@@ -43,11 +43,15 @@ class LookedAt:
 
 @dataclass(frozen=True)
 class RecordReading:
-    """The record as it stands: its content, and the copies of it that are not whole."""
+    """The record as it stands: its content, and the copies of it that are not whole.
+
+    unsettled: a change of it is under way or was interrupted; both copies are whole.
+    """
 
     manifest: PartitionManifest | None
     content: tuple[bytes | None, ...]
     damaged: tuple[str, ...]
+    unsettled: bool
 
 
 def read_record(partition: PartitionFiles) -> RecordReading:
@@ -55,6 +59,7 @@ def read_record(partition: PartitionFiles) -> RecordReading:
     manifest: PartitionManifest | None = None
     content: list[bytes | None] = []
     damaged: list[str] = []
+    unsettled = False
     for path in partition.record_paths:
         data: bytes | None = None
         try:
@@ -65,12 +70,13 @@ def read_record(partition: PartitionFiles) -> RecordReading:
         except (RecordDamagedError, OSError) as error:
             damaged.append(f"{path}: {error}")
         else:
-            if manifest is None:
-                manifest = found
-            elif manifest != found and not (manifest.pending or found.pending):
+            manifest = manifest or found
+            if found.pending or (found != manifest and found.published == manifest.published):
+                unsettled = True
+            elif found != manifest and not manifest.pending:
                 damaged.append(f"{path} is not the same as {partition.record_path}")
         content.append(data)
-    return RecordReading(manifest, tuple(content), tuple(damaged))
+    return RecordReading(manifest, tuple(content), tuple(damaged), unsettled)
 
 
 def look_at(asset: str, directory: Path, key: str, *, marks: Path, deep: bool) -> LookedAt:
@@ -115,18 +121,14 @@ def _compare(
         )
         return looked(None, problem(Kind.VANISHED, sentence))
     problems: list[Problem] = []
-    if manifest.pending:
+    if reading.unsettled:
         sentence = (
             "A publication is under way or was interrupted; the next start of it, or repair, settles it."
         )
         problems.append(problem(Kind.PENDING, sentence))
-        record = partition.peek()
-    else:
-        record = manifest.published
-        if reading.damaged:
-            problems.append(
-                problem(Kind.RECORD_COPY, f"{'; '.join(reading.damaged)}. The other copy is whole.")
-            )
+    if reading.damaged and not manifest.pending:
+        problems.append(problem(Kind.RECORD_COPY, f"{'; '.join(reading.damaged)}. The other copy is whole."))
+    record = partition.peek() if manifest.pending else manifest.published
     if record is None:
         return looked(None, *problems)
     judged = judge(partition.published, record, deep=deep)

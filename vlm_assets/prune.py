@@ -189,7 +189,7 @@ def _remove_of_partition(
         for one in removals:
             mark = _mark(settings, one.asset, partition.key, one.path)
             if one.what is What.JOURNAL and is_superseded(one.path, record, mark):
-                gone = discard(one.path, mark)
+                gone = discard(one.path, key=partition.key, generation=one.path.name, high_water_mark=mark)
                 yield f"Removed {one.path}." if gone else f"Kept {one.path}: no manifest in it reads."
             elif one.what is What.TEMPORARY:
                 yield f"Kept {one.path}: a process needs it." if one.path.exists() else f"Removed {one.path}."

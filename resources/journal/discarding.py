@@ -6,69 +6,68 @@ What lives here: the order of the steps. What does not: deciding that the rows a
 from __future__ import annotations
 
 import dataclasses
-import errno
 from pathlib import Path
 
 from resources.journal import files, manifests
-from resources.journal.commits import remove_retired
 from resources.journal.errors import storage_error
 from resources.journal.high_water_mark import read_mark, write_mark
+from resources.journal.journal import clear_retired
+from resources.journal.manifests import Manifest
 from resources.journal.recovery import mark_of
 from resources.journal.writer_lock import LOCK_NAME, WriterLock
 
 
-def discard(directory: Path, high_water_mark: Path) -> int:
-    """Remove a journal and all in it; returns the bytes that it held. 0 and untouched: it cannot be read.
+def discard(directory: Path, *, key: str, generation: str, high_water_mark: Path) -> bool:
+    """Remove a journal and the rows in it. False, and nothing touched, where no manifest of it reads.
 
     Its high-water mark comes first and says 'retired' from then on: the rows are never missed, and the
     generation is never continued. Killed anywhere, it is finished by doing it again. Raises
     JournalLockedError where somebody writes it, JournalMismatchError, ManifestVersionError.
     """
     head = manifests.newest_manifest(directory)
-    if head is None:
-        return 0
+    if head is None and not {path.name for path in directory.iterdir()} <= {LOCK_NAME}:
+        return False
     try:
         lock = WriterLock(directory)
         try:
-            mark = read_mark(
-                high_water_mark, key=head.identity["key"], generation=head.identity["generation"]
-            ).mark
-            newest = max(*manifests.sequences(directory), mark.sequence if mark else 0)
-            epoch = 1 + max(head.epoch, mark.epoch if mark else 0)
-            retired = dataclasses.replace(
-                head,
-                sequence=newest + 1,
-                epoch=epoch,
-                retired=True,
-                previous_sequence=head.sequence,
-                previous_sha256=head.file_sha256,
-                file_sha256="",
-            )
-            size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-            files.make_directory(high_water_mark.parent)
-            write_mark(high_water_mark, mark_of(retired))
+            sequence = _retire_mark(directory, head, key, generation, high_water_mark)
             lock.check()
-            manifests.publish(directory, retired)
-            for path in sorted(directory.iterdir()):
-                # What no manifest lists: left by a kill, or damaged. Quarantined files are a folder and stay.
-                listed = path.name == LOCK_NAME or manifests.sequence_of(path.name) is not None
-                if path.is_file() and not listed:
-                    path.unlink(missing_ok=True)
-            remove_retired(directory, retired)
-            lock.release(remove=True)
-            _remove_empty(directory)
+            if head is not None:
+                manifests.publish(directory, _retired(head, sequence))
+                for path in directory.iterdir():
+                    # What no manifest lists: damaged, or left by a kill. A folder, the quarantine, stays.
+                    if path.is_file() and path.name != LOCK_NAME and not manifests.sequence_of(path.name):
+                        path.unlink(missing_ok=True)
         finally:
             lock.release()
     except OSError as error:
         raise storage_error(error, doing="discarding the journal", where=directory) from error
-    return size
+    return clear_retired(directory)
 
 
-def _remove_empty(directory: Path) -> None:
-    try:
-        directory.rmdir()
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-            raise
-        return
-    files.sync_directory(directory.parent)
+def _retire_mark(
+    directory: Path, head: Manifest | None, key: str, generation: str, high_water_mark: Path
+) -> int:
+    """Let the mark say 'retired', under a sequence number that follows all others; gives that number."""
+    mark = read_mark(high_water_mark, key=key, generation=generation).mark
+    sequence = 1 + max([*manifests.sequences(directory), mark.sequence if mark else 0])
+    if head is not None:
+        retired = mark_of(_retired(head, sequence))
+        rows = max(retired.rows, mark.rows if mark else 0)
+        files.make_directory(high_water_mark.parent)
+        write_mark(high_water_mark, dataclasses.replace(retired, rows=rows))
+    elif mark is not None and not mark.retired:
+        write_mark(high_water_mark, dataclasses.replace(mark, sequence=sequence, retired=True))
+    return sequence
+
+
+def _retired(head: Manifest, sequence: int) -> Manifest:
+    return dataclasses.replace(
+        head,
+        sequence=sequence,
+        epoch=head.epoch + 1,
+        retired=True,
+        previous_sequence=head.sequence,
+        previous_sha256=head.file_sha256,
+        file_sha256="",
+    )

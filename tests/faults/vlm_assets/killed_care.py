@@ -1,0 +1,70 @@
+"""Prunes or repairs each home it is handed, in a forked child that kills itself at one file operation.
+
+``killed_care.py prune|repair START HOME…``: the first home's child dies at operation START, the second's at
+the next one, and so on; half of a write's bytes reach the file before. Prints ``killed`` or ``finished`` for
+each. START 0: none dies, and the number of operations is printed instead.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from file_operations import FileOperations, Operation
+
+from vlm_assets.audit import audit
+from vlm_assets.catalog import Catalog
+from vlm_assets.prune import plan_prune, remove
+from vlm_assets.repair import plan_repairs, put_right
+from vlm_assets.settings import load_settings
+
+
+def dying_at(number: int):
+    seen = 0
+
+    def before(operation: Operation, operations: FileOperations) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == number:
+            if operation.name == "write":
+                with (operations.root / operation.paths[0]).open("ab") as stream:
+                    stream.write(operation.data[: len(operation.data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return before
+
+
+def main(action: str, start: int, homes: list[Path]) -> None:
+    for number, home in enumerate(homes, start):
+        settings = load_settings(home=home)
+        catalog = Catalog.open(home)
+        # What is to be done is decided before the fork: DuckDB's threads do not outlive it.
+        if action == "prune":
+            removals = plan_prune(settings, catalog).removals
+        else:
+            repairs = plan_repairs(settings, audit(settings, catalog, deep=True))
+        child = os.fork()
+        if child == 0:
+            operations = FileOperations(home)
+            if start:
+                operations.before = dying_at(number)
+            with operations.watched():
+                if action == "prune":
+                    list(remove(settings, removals))
+                else:
+                    for repair in repairs:
+                        put_right(settings, repair)
+            if not start:
+                print(len(operations.log), flush=True)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            print("killed", flush=True)
+        else:
+            print("finished" if status == 0 else f"failed with {status}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), [Path(one) for one in sys.argv[3:]])

@@ -1,0 +1,142 @@
+"""Prune and repair killed at every file operation: the last whole copy is there, and going on works."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from resources.journal.high_water_mark import read_mark
+from resources.journal.journal import Journal
+from resources.published import PublishedPartitions
+from vlm_assets.audit import audit
+from vlm_assets.catalog import Catalog
+from vlm_assets.ingest import ingest
+from vlm_assets.prune import plan_prune, remove
+from vlm_assets.repair import plan_repairs, put_right
+from vlm_assets.settings import load_settings
+
+SCRIPT = Path(__file__).with_name("killed_care.py")
+OPERATIONS = Path(__file__).parent.parent / "resources"
+KEY = "000000000-000000001"
+IDS = ["a", "b"]
+ASSET = "property_descriptions"
+SCHEMA = pa.schema(
+    [
+        ("property_id", pa.string()),
+        ("ordinal", pa.int64()),
+        ("status", pa.string()),
+        ("fingerprint", pa.string()),
+    ]
+)
+LONG_AGO = time.time() - 86400
+
+
+@pytest.fixture
+def base(memory_path: Path) -> Path:
+    """One partition, published three times."""
+    listing = memory_path / "listing.jsonl"
+    listing.write_text("".join(json.dumps({"property_id": i, "images": [f"{i}.jpg"]}) + "\n" for i in IDS))
+    home = memory_path / "base"
+    ingest(listing, home, range_size=2)
+    published = PublishedPartitions(home / ASSET)
+    for fingerprint in ("one", "two", "three"):
+        rows = pa.table([IDS, [0, 1], ["ok", "ok"], [fingerprint] * 2], schema=SCHEMA)
+        staged = published.stage(KEY, rows.to_batches(), SCHEMA, expected_ids=IDS, fingerprint=fingerprint)
+        published.publish(staged)
+    return home
+
+
+def mark_of(home: Path) -> Path:
+    return home / ".state" / "high_water_marks" / ASSET / KEY / "old.json"
+
+
+def open_journal(home: Path) -> Journal:
+    return Journal.open(
+        home / ASSET / ".journal" / KEY / "old",
+        key=KEY,
+        generation="old",
+        fingerprints={},
+        schema=SCHEMA,
+        expected_ids=IDS,
+        high_water_mark=mark_of(home),
+        quarantine=home / ASSET / ".quarantine",
+    )
+
+
+def run(action: str, start: int, homes: list[Path]) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, action, str(start), *homes],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": str(OPERATIONS)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")[:-1]
+
+
+def killed_at_each(action: str, base: Path) -> list[Path]:
+    """A copy of the base for every file operation that the action makes, killed there; and a finished one."""
+    shutil.copytree(base, counted := base.parent / "counted")
+    count = int(run(action, 0, [counted])[0])
+    homes = [base.parent / f"at{number}" for number in range(1, count + 2)]
+    for home in homes:
+        shutil.copytree(base, home)
+    assert run(action, 1, homes) == ["killed"] * count + ["finished"]
+    return homes
+
+
+def test_prune_killed_at_every_operation(base: Path) -> None:
+    """Published file and second copy stay whole, no journal is half believed, and going on ends it."""
+    with open_journal(base) as journal:
+        journal.submit(pa.table([["a"], [0], ["ok"], ["zero"]], schema=SCHEMA))
+    for path in (base / ASSET / ".journal" / KEY).rglob("*"):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    aside = base / ASSET / ".quarantine" / f"{KEY}.parquet.abc"
+    aside.parent.mkdir()
+    aside.write_bytes(b"damaged")
+    for home in killed_at_each("prune", base):
+        settings, catalog = load_settings(home=home), Catalog.open(home)
+        found = audit(settings, catalog, deep=True)
+        assert found.ok, (home, found.wrong)
+        mark = read_mark(mark_of(home), key=KEY, generation="old").mark
+        assert mark is not None and mark.rows == 1
+        if not mark.retired:
+            shutil.copytree(home, again := home.with_name(f"{home.name}-resumed"))
+            with open_journal(again) as journal:
+                assert journal.done_ids == {"a"}
+        for _ in range(2):
+            # Settling an interrupted change of the record keeps its older copy aside, which goes next.
+            list(remove(settings, plan_prune(settings, catalog).removals))
+        assert plan_prune(settings, catalog).removals == []
+        assert not (home / ASSET / ".journal" / KEY / "old").exists()
+        assert not list((home / ASSET / ".quarantine").iterdir())
+        assert read_mark(mark_of(home), key=KEY, generation="old").mark.retired
+        found = audit(settings, catalog, deep=True)
+        assert found.ok and not found.warnings, found.problems
+
+
+def test_repair_killed_at_every_operation(base: Path) -> None:
+    """Damaged bytes and foreign files are kept aside, never lost, and a second repair ends it."""
+    published = base / ASSET / f"{KEY}.parquet"
+    sound = published.read_bytes()
+    published.write_bytes(sound[:-30])
+    (base / ASSET / "mine.parquet").write_bytes(b"mine")
+    for home in killed_at_each("repair", base):
+        settings, catalog = load_settings(home=home), Catalog.open(home)
+        seen = (home / ASSET / f"{KEY}.parquet").read_bytes()
+        assert seen in (sound, sound[:-30])
+        for repair in plan_repairs(settings, audit(settings, catalog, deep=True)):
+            put_right(settings, repair)
+        assert (home / ASSET / f"{KEY}.parquet").read_bytes() == sound
+        kept = {path.read_bytes() for path in (home / ASSET / ".quarantine").iterdir()}
+        assert kept == {sound[:-30], b"mine"}
+        assert audit(settings, catalog, deep=True).ok
