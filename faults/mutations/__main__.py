@@ -41,7 +41,10 @@ _ORDER = [
 ]
 _QUICK = {
     # Most of what holds the protocol first.
-    "journal": [f"{_JOURNAL}/test_commit_protocol.py", f"{_JOURNAL}/test_recovery.py", _JOURNAL],
+    "journal": [
+        *(f"{_JOURNAL}/test_{name}.py" for name in ("commit_protocol", "files", "segments", "recovery")),
+        _JOURNAL,
+    ],
     "publication": ["tests/unit/resources/test_published.py", *_ORDER],
 }
 # The publication stands on some of the journal's files; the journal stands on none of the publication's.

@@ -1,0 +1,83 @@
+"""resources/journal/files.py: the order of the steps where a file is moved aside or a journal goes."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from resources.journal import files
+from resources.journal.files import DurableWriteError, TemporaryFile
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """What is linked, unlinked and synced, in its order, by the last part of each path."""
+    taken = []
+
+    def noted(name, real):
+        def call(path, *rest, **named):
+            taken.append(f"{name} {Path(path).name.split('.')[0]}")
+            return real(path, *rest, **named)
+
+        return call
+
+    for name in ("link", "unlink", "rmdir"):
+        monkeypatch.setattr(os, name, noted(name, getattr(os, name)))
+    monkeypatch.setattr(files, "sync_directory", noted("sync", files.sync_directory))
+    return taken
+
+
+def test_a_file_moved_aside_is_durable_there_before_its_old_name_goes(tmp_path, steps):
+    """At no moment, and after no power cut, does it stand nowhere; afterwards it stands in one place."""
+    (tmp_path / "home").mkdir()
+    path = tmp_path / "home" / "damaged.parquet"
+    path.write_bytes(b"x")
+    aside = files.set_aside(path, tmp_path / "home" / "quarantine")
+    assert aside.read_bytes() == b"x"
+    assert steps[-4:] == ["link damaged", "sync quarantine", "unlink damaged", "sync home"]
+
+
+def test_a_retired_manifest_goes_after_what_it_lists_is_durably_gone(committed, steps):
+    """A power cut must not bring a segment back whose manifest is gone."""
+    with committed.open() as journal:
+        journal.submit(committed.rows(9, 10, 11))
+        journal.flush()
+        steps.clear()
+        journal.retire()
+    last_segment = max(n for n, step in enumerate(steps) if step.startswith("unlink segment"))
+    retired = max(n for n, step in enumerate(steps) if step.startswith("unlink manifest"))
+    assert "sync generation" in steps[last_segment:retired]
+    assert steps[-2:] == ["rmdir generation", "sync KEY"]
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda data: data[:-1], lambda data: data[:-1] + b"?", lambda data: data + b"?"]
+)
+def test_bytes_that_read_back_other_are_refused(tmp_path, monkeypatch, spoil):
+    """Shorter, longer or changed: no file of either kind is given a name."""
+    real = os.fsync
+
+    def spoiling(descriptor):
+        real(descriptor)
+        (path,) = tmp_path.glob(".*.tmp")
+        path.write_bytes(spoil(path.read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", spoiling)
+    with pytest.raises(DurableWriteError):
+        files.write_temporary(tmp_path / "file", b"bytes")
+    streamed = TemporaryFile(tmp_path / "file")
+    streamed.write(b"bytes")
+    with pytest.raises(DurableWriteError):
+        streamed.seal()
+    streamed.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_streamed_file_is_synced_before_it_is_read_back(tmp_path, monkeypatch):
+    """Its bytes are on the disk before anything is made of them."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    streamed = TemporaryFile(tmp_path / "file")
+    streamed.write(b"bytes")
+    streamed.seal()
+    assert len(synced) == 1
