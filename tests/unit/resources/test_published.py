@@ -12,6 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from resources import published
+from resources.journal import files
+from resources.journal.files import DurableWriteError
 from resources.partition_files import PartitionFiles
 from resources.published import Publication, PublishedPartitions
 from resources.published_errors import (
@@ -463,3 +466,55 @@ def test_another_directory_is_refused(partitions: PublishedPartitions, tmp_path:
     other = PublishedPartitions(tmp_path / "property_embeddings")
     with pytest.raises(WrongPartitionError):
         other.publish(stage(partitions))
+
+
+def test_a_copy_of_what_changed_meanwhile_replaces_nothing(
+    partitions: PublishedPartitions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second copy verifies, changes while it is copied, and must not become the published file."""
+    publish(partitions, "a")
+    partitions.path(KEY).unlink()
+    copy = files.copy_temporary
+
+    def changed(source: Path, path: Path) -> tuple[Path, str]:
+        flip(source)
+        return copy(source, path)
+
+    monkeypatch.setattr(files, "copy_temporary", changed)
+    with pytest.raises(DigestMismatchError, match="changed while it was copied"):
+        partitions.restore(KEY)
+    assert not partitions.path(KEY).exists()
+    assert leftovers(partitions) == []
+
+
+def test_rows_that_did_not_reach_the_file_are_noticed(
+    partitions: PublishedPartitions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer rows read back than were written: not staged, and nothing left behind."""
+    write_rows = published.write_rows
+    monkeypatch.setattr(published, "write_rows", lambda *given: write_rows(*given) + 1)
+    with pytest.raises(DurableWriteError, match="reads back 10 rows where 11 were written"):
+        stage(partitions)
+    assert leftovers(partitions) == []
+
+
+def test_finishing_a_publication_keeps_a_file_damaged_meanwhile(
+    partitions: PublishedPartitions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before its last step, the old file then damaged: the new one comes, the damaged one is kept."""
+    publish(partitions, "a")
+    replace = files.publish_replacing
+
+    def killed(temporary: Path, path: Path) -> None:
+        if path == partitions.path(KEY):
+            raise SystemExit
+        replace(temporary, path)
+
+    with monkeypatch.context() as dying, pytest.raises(SystemExit):
+        dying.setattr(files, "publish_replacing", killed)
+        publish(partitions, "b")
+    flip(partitions.path(KEY))
+    damaged = partitions.path(KEY).read_bytes()
+    assert partitions.verify(KEY).ok
+    assert text_of(partitions.path(KEY)) == "b"
+    assert damaged in [path.read_bytes() for path in partitions.directory.glob(".quarantine/*")]
