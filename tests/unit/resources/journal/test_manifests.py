@@ -1,0 +1,20 @@
+"""resources/journal/manifests.py: of two writers at one number, one is fenced."""
+
+import dataclasses
+
+import pytest
+
+from resources.journal import manifests
+from resources.journal.errors import FencedError
+from resources.journal.manifests import newest_manifest, publish
+
+
+def test_a_number_taken_between_the_look_and_the_link_fences(committed, monkeypatch):
+    """Both writers looked, both found the number free; the link decides, and the first one's file stays."""
+    standing = newest_manifest(committed.directory)
+    before = committed.manifests()[-1].read_bytes()
+    monkeypatch.setattr(manifests, "refuse_if_overtaken", lambda directory, sequence: None)
+    with pytest.raises(FencedError, match="taken over"):
+        publish(committed.directory, dataclasses.replace(standing, epoch=standing.epoch + 1))
+    assert committed.manifests()[-1].read_bytes() == before
+    assert not list(committed.directory.glob(".*.tmp"))
