@@ -518,3 +518,14 @@ def test_finishing_a_publication_keeps_a_file_damaged_meanwhile(
     assert partitions.verify(KEY).ok
     assert text_of(partitions.path(KEY)) == "b"
     assert damaged in [path.read_bytes() for path in partitions.directory.glob(".quarantine/*")]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_damaged_record_is_kept_aside(partitions: PublishedPartitions, which: int) -> None:
+    """What does not verify is never deleted, records included."""
+    publish(partitions, "a")
+    path = PartitionFiles(partitions.directory, KEY).record_paths[which]
+    flip(path)
+    damaged = path.read_bytes()
+    assert partitions.verify(KEY).ok
+    assert [one.read_bytes() for one in partitions.directory.glob(".quarantine/*")] == [damaged]
