@@ -529,3 +529,12 @@ def test_a_damaged_record_is_kept_aside(partitions: PublishedPartitions, which: 
     damaged = path.read_bytes()
     assert partitions.verify(KEY).ok
     assert [one.read_bytes() for one in partitions.directory.glob(".quarantine/*")] == [damaged]
+
+
+def test_a_shallow_look_notices_another_file_with_as_many_rows(partitions: PublishedPartitions) -> None:
+    """The same number of rows in a file of another size is not what was published."""
+    publish(partitions, "a")
+    pq.write_table(pa.Table.from_batches([rows(IDS, "b")]), partitions.path(KEY), compression="none")
+    assert [one.kind for one in partitions.verify(KEY, deep=False).findings] == [FindingKind.DIGEST_DIFFERS]
+    with pytest.raises(PublishedFileDamagedError):
+        partitions.read(KEY)

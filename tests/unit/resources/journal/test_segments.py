@@ -1,5 +1,6 @@
 """resources/journal/segments.py: what verifies is exactly what was written, and ours."""
 
+import dataclasses
 import hashlib
 import random
 
@@ -7,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from resources.journal.errors import SegmentUnreadableError
-from resources.journal.segments import decode, encode, segment_name, verify_unlisted
+from resources.journal.manifests import newest_manifest
+from resources.journal.segments import decode, encode, segment_name, verify_listed, verify_unlisted
 
 
 def test_page_checksums_are_written_and_verified(home):
@@ -47,3 +49,18 @@ def test_a_well_formed_file_that_cannot_be_ours_is_not_adopted(home, spoil, name
     with home.open() as journal:
         assert journal.committed_rows == 0
     assert home.quarantined()
+
+
+def test_a_listed_segment_is_to_the_byte_what_was_committed(committed):
+    """Fault 10: the manifest's SHA-256 and key-set digest decide, before anything is decoded."""
+    record = newest_manifest(committed.directory).segments[1]
+    path = committed.directory / record.name
+    assert verify_listed(path, record, committed.identity()).ids == ("p3", "p4", "p5")
+    others = dataclasses.replace(record, key_set_digest="0" * 64)
+    with pytest.raises(SegmentUnreadableError, match="does not hold the ids"):
+        verify_listed(path, others, committed.identity())
+    damaged = bytearray(path.read_bytes())
+    damaged[40] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(SegmentUnreadableError, match="not what was committed"):
+        verify_listed(path, record, committed.identity())
