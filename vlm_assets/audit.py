@@ -89,10 +89,10 @@ class Audit:
             f" {incomplete} of {len(self.partitions)} partitions are not published yet." if incomplete else ""
         )
         if not self.ok:
-            bad = {(one.asset, one.key) for one in self.partitions if one.state is State.WRONG}
+            bad = sum(one.state is State.WRONG for one in self.partitions)
             return (
-                f"WRONG: {len(self.wrong)} problems in {len(bad)} partitions and the folders ({read}).{left}"
-                " `vlm-assets repair` says what it would do."
+                f"WRONG: {len(self.wrong)} found, {bad} of {len(self.partitions)} partitions wrong ({read})."
+                f"{left} `vlm-assets repair` says what it would do."
             )
         if incomplete == len(self.partitions):
             return f"Nothing is published yet, and nothing is wrong ({read})."

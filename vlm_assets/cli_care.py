@@ -58,15 +58,15 @@ def _show_audit(found: Audit) -> None:
 
     from vlm_assets.audit import State
 
-    columns = ("expected", "ok", "failed", "missing", "duplicate", "foreign", "not_yet")
-    table = Table("Asset", *(name.replace("_", " ") for name in columns), *(state.value for state in State))
-    for asset in found.assets:
-        total = found.total(asset)
-        table.add_row(
-            asset,
-            *(str(getattr(total, name)) for name in columns),
-            *(str(found.partitions_in(asset, state)) for state in State),
-        )
+    table = Table("Properties", *found.assets)
+    totals = [found.total(asset) for asset in found.assets]
+    for name in ("expected", "ok", "failed", "missing", "duplicate", "foreign", "not_yet"):
+        said = "not published yet" if name == "not_yet" else name
+        table.add_row(said, *(f"{getattr(total, name):,}" for total in totals))
+    table.add_section()
+    for state in State:
+        count = (f"{found.partitions_in(asset, state):,}" for asset in found.assets)
+        table.add_row(f"partitions {state.value}", *count)
     Console().print(table)
     _list([f"{one.asset} {one.key or ''}: {one.sentence}" for one in found.wrong], "red")
     _list([f"{one.asset} {one.key or ''}: {one.sentence}" for one in found.warnings], "yellow")
