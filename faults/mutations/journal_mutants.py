@@ -108,5 +108,6 @@ MUTANTS = (
     Mutant(_LOCK, "        held = self._descriptor >= 0 and self._is_at_path(self._descriptor)\n", "        held = self._descriptor >= 0\n", "a lock file that was removed is noticed"),
     Mutant(_LOCK, "        if held and os.pread(self._descriptor, len(self._name), 0) == self._name:\n", "        if held:\n", "another writer's name in the lock file is noticed"),
     Mutant(_THREAD, "            self.wait_seconds += time.monotonic() - started\n            self._raise_error()\n", "            self.wait_seconds += time.monotonic() - started\n", "flush raises where a commit failed"),
-    Mutant(_THREAD, "                    self._changed.notify_all()\n                return\n", "                    self._changed.notify_all()\n                continue\n", "after a failed commit nothing more is committed"),
+    Mutant(_THREAD, "                    self._waiting.clear()\n                    self._changed.notify_all()\n                return\n",
+           "                    self._changed.notify_all()\n                continue\n", "after a failed commit nothing more is committed"),
 )  # fmt: skip

@@ -117,3 +117,25 @@ def test_an_error_comes_up_at_every_later_call_and_nothing_more_is_committed(dis
             call()
     commits.stop()
     assert disk.groups == []
+
+
+def test_rows_that_waited_behind_a_failed_commit_are_not_committed():
+    """The disk works again at once: even so nothing is committed over the gap."""
+    entered, free, groups = threading.Event(), threading.Event(), []
+
+    def commit(tables):
+        groups.append(len(tables))
+        entered.set()
+        assert free.wait(10)
+        if len(groups) == 1:
+            raise OSError("no space")
+
+    commits = CommitThread(commit, commit_seconds=30.0, commit_rows=10, clock=Clock())
+    commits.submit(rows(10))
+    assert entered.wait(10)
+    commits.submit(rows(10))
+    free.set()
+    with pytest.raises(OSError, match="no space"):
+        commits.flush()
+    commits.stop()
+    assert groups == [1]

@@ -171,7 +171,7 @@ def test_retire_removes_the_journal_and_the_mark_remembers(home):
 def test_a_retirement_cut_short_is_finished_later(home, monkeypatch, removed):
     """Fault 1: killed between any two removals, clear_retired finishes; a journal at work is left alone."""
     home.commit((0, 1, 2), (3, 4, 5), (6, 7, 8))
-    assert clear_retired(home.directory) is False
+    assert clear_retired(home.directory, home.mark) is False
     journal = home.open()
     journal.submit(home.rows(9, 10, 11))
     journal.flush()
@@ -185,9 +185,9 @@ def test_a_retirement_cut_short_is_finished_later(home, monkeypatch, removed):
     with monkeypatch.context() as killed, pytest.raises(SystemExit):
         killed.setattr(files.Path, "unlink", dies)
         journal.retire()
-    assert clear_retired(home.directory) is True
+    assert clear_retired(home.directory, home.mark) is True
     assert not home.directory.exists()
-    assert clear_retired(home.directory) is False
+    assert clear_retired(home.directory, home.mark) is False
 
 
 def test_a_segment_that_changes_under_an_open_journal_is_noticed_on_reading(committed):
