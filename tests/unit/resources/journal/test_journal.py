@@ -20,6 +20,7 @@ from resources.journal.errors import (
     SegmentUnreadableError,
     UnexpectedIdsError,
 )
+from resources.journal.high_water_mark import read_mark
 from resources.journal.journal import clear_retired
 from resources.journal.segments import encode
 
@@ -188,6 +189,22 @@ def test_a_retirement_cut_short_is_finished_later(home, monkeypatch, removed):
     assert clear_retired(home.directory, home.mark) is True
     assert not home.directory.exists()
     assert clear_retired(home.directory, home.mark) is False
+
+
+def test_a_retirement_cut_short_before_its_mark_leaves_no_promise(home, monkeypatch):
+    """Fault 1: killed between the retired manifest and the mark, the mark says 'retired' all the same."""
+    home.commit(tuple(range(12)))
+    journal = home.open()
+
+    def dies(*_):
+        raise SystemExit
+
+    with monkeypatch.context() as killed, pytest.raises(SystemExit):
+        killed.setattr("resources.journal.commits.write_mark", dies)
+        journal.retire()
+    assert not read_mark(home.mark, key="KEY", generation="generation").mark.retired
+    assert clear_retired(home.directory, home.mark) is True
+    assert read_mark(home.mark, key="KEY", generation="generation").mark.retired
 
 
 def test_a_segment_that_changes_under_an_open_journal_is_noticed_on_reading(committed):

@@ -7,6 +7,7 @@ import random
 import pyarrow as pa
 import pytest
 
+from resources.journal import segments
 from resources.journal.errors import SegmentUnreadableError
 from resources.journal.manifests import newest_manifest
 from resources.journal.segments import decode, encode, segment_name, verify_listed, verify_unlisted
@@ -64,3 +65,15 @@ def test_a_listed_segment_is_to_the_byte_what_was_committed(committed):
     path.write_bytes(damaged)
     with pytest.raises(SegmentUnreadableError, match="not what was committed"):
         verify_listed(path, record, committed.identity())
+
+
+def test_a_footer_that_names_other_ids_than_the_rows_is_not_adopted(home, monkeypatch):
+    """A re-open trusts the footer's ids, so they are compared with the rows before a segment counts."""
+    home.directory.mkdir(parents=True)
+    with monkeypatch.context() as wrong:
+        wrong.setattr(segments, "_keys_of", lambda table, identity: (["p4"], [4]))
+        data = encode(home.rows(3), home.identity())
+    path = home.directory / segment_name(epoch=1, number=1, sha256=hashlib.sha256(data).hexdigest())
+    path.write_bytes(data)
+    with pytest.raises(SegmentUnreadableError, match="names other ids"):
+        verify_unlisted(path, home.identity())
