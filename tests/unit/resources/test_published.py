@@ -538,3 +538,12 @@ def test_a_shallow_look_notices_another_file_with_as_many_rows(partitions: Publi
     assert [one.kind for one in partitions.verify(KEY, deep=False).findings] == [FindingKind.DIGEST_DIFFERS]
     with pytest.raises(PublishedFileDamagedError):
         partitions.read(KEY)
+
+
+def test_another_partitions_record_is_not_taken_for_this_ones(partitions: PublishedPartitions) -> None:
+    """A record copied under another key is damage there: nothing is said to be published by it."""
+    publish(partitions, "a")
+    whole = PartitionFiles(partitions.directory, KEY).record_path.read_bytes()
+    PartitionFiles(partitions.directory, "other").record_path.write_bytes(whole)
+    with pytest.raises(RecordDamagedError, match="for partition"):
+        partitions.record("other")
