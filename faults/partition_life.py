@@ -127,9 +127,10 @@ def _settle_published(home: Path, version: int, published: PublishedPartitions) 
     """What a start does where a version is published: verify, restore, finish the journal's retirement."""
     if not published.verify(KEY).ok:
         published.restore(KEY)
-    if journal_directory(home, version).is_dir() and not clear_retired(journal_directory(home, version)):
-        with open_journal(home, version) as journal:
-            journal.retire()
+    journal = journal_directory(home, version)
+    if journal.is_dir() and not clear_retired(journal, high_water_mark(home, version)):
+        with open_journal(home, version) as finished:
+            finished.retire()
 
 
 def _exact(table: pa.Table, version: int) -> bool:

@@ -176,10 +176,11 @@ def status(home: Home = None, as_json: AsJson = False) -> None:
         return
     console = Console()
     console.print(f"{found.properties} properties in {found.home}")
-    table = Table("Asset", *(state.value for state in State))
-    for asset in dict.fromkeys(one.asset for one in found.partitions):
-        counts = found.counts(asset)
-        table.add_row(asset, *(str(counts[state]) for state in State))
+    assets = tuple(dict.fromkeys(one.asset for one in found.partitions))
+    counts = [found.counts(asset) for asset in assets]
+    table = Table("Partitions", *assets)
+    for state in State:
+        table.add_row(state.value, *(str(of_asset[state]) for of_asset in counts))
     console.print(table)
     for one in found.partitions:
         if one.state not in (State.DONE, State.NOT_STARTED):

@@ -236,7 +236,7 @@ def _finish_retirement(published: PublishedPartitions, record: PublishedRecord, 
     """Retire the journal of a published file where a crash came between publication and retirement."""
     generation = str(record.metadata["generation"])
     directory = partition.journal_directory(generation)
-    if not directory.is_dir() or clear_retired(directory):
+    if not directory.is_dir() or clear_retired(directory, partition.high_water_mark(generation)):
         return
     with partition.open_journal(generation, published.read(partition.key).schema) as journal:
         journal.retire()
@@ -257,7 +257,7 @@ def _keep_ok_rows(
     kept = 0
     donors = partition.directory / ".journal" / partition.key
     for donor in sorted(donors.glob(f"{partition.fingerprint.digest}*")):
-        if donor.name != generation and not clear_retired(donor):
+        if donor.name != generation and not clear_retired(donor, partition.high_water_mark(donor.name)):
             with partition.open_journal(donor.name, schema) as finished:
                 kept += _submit_ok_rows(journal, finished.read_ordered())
     if record is not None and record.fingerprint == partition.fingerprint.digest:

@@ -6,9 +6,10 @@ saying what they mean. What does not: Dagster, which need not be running; and re
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,10 +17,10 @@ from pathlib import Path
 import duckdb
 
 from resources.gpu.resource import GpuResource
-from resources.journal.high_water_mark import read_mark
 from resources.published import PublishedPartitions
 from resources.published_errors import RecordDamagedError
 from vlm_assets import descriptions, embeddings
+from vlm_assets.audit_files import read_marks
 from vlm_assets.catalog import Catalog
 from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.settings import Settings
@@ -96,7 +97,8 @@ def read_status(settings: Settings, catalog: Catalog, gpu: GpuResource) -> Statu
         )
         for wanted in catalog.ranges
     )
-    ok, failed = _described(settings.descriptions_directory)
+    published = (one.key for one in partitions if one.asset == descriptions.ASSET and one.state is State.DONE)
+    ok, failed = _described(settings.descriptions_directory, published)
     return Status(str(settings.home), catalog.rows, partitions, ok, failed)
 
 
@@ -113,7 +115,7 @@ def _partition(
     except RecordDamagedError:
         return PartitionStatus(asset, key, State.DAMAGED, 0, expected)
     marks = settings.state_directory / "high_water_marks" / asset / key
-    committed = max(_committed_rows(marks, key), default=0)
+    committed = max((mark.rows for mark in read_marks(marks, key) if not mark.retired), default=0)
     if (asset, key) in running:
         return PartitionStatus(asset, key, State.RUNNING, committed, expected)
     if record is not None:
@@ -124,22 +126,18 @@ def _partition(
     return PartitionStatus(asset, key, state if committed else State.NOT_STARTED, committed, expected)
 
 
-def _committed_rows(marks: Path, key: str) -> Iterator[int]:
-    """Rows that the high-water marks of a partition's unfinished generations say."""
-    for path in marks.glob("*.json"):
-        mark = read_mark(path, key=key, generation=path.stem).mark
-        if mark is not None and not mark.retired:
-            yield mark.rows
-
-
-def _described(directory: Path) -> tuple[int, dict[str, int]]:
-    if not any(directory.glob("*.parquet")):
-        return 0, {}
+def _described(directory: Path, keys: Iterable[str]) -> tuple[int, dict[str, int]]:
+    """Rows that are ok, and failed ones by kind, over the files that read; a damaged one counts as none."""
+    kinds: Counter[str] = Counter()
     with duckdb.connect() as connection:
-        rows = connection.execute(
-            "SELECT coalesce(error_kind, 'ok'), count(*) FROM read_parquet(?, union_by_name=true)"
-            " GROUP BY 1 ORDER BY 2 DESC",
-            [str(directory / "*.parquet")],
-        ).fetchall()
-    kinds = dict(rows)
-    return kinds.pop("ok", 0), kinds
+        for key in keys:
+            with contextlib.suppress(duckdb.Error):  # Its state says so; the audit says what is wrong.
+                kinds.update(
+                    dict(
+                        connection.execute(
+                            "SELECT coalesce(error_kind, 'ok'), count(*) FROM read_parquet(?) GROUP BY 1",
+                            [str(directory / f"{key}.parquet")],
+                        ).fetchall()
+                    )
+                )
+    return kinds.pop("ok", 0), dict(kinds.most_common())

@@ -42,7 +42,7 @@ def discard(directory: Path, *, key: str, generation: str, high_water_mark: Path
             lock.release()
     except OSError as error:
         raise storage_error(error, doing="discarding the journal", where=directory) from error
-    return clear_retired(directory)
+    return clear_retired(directory, high_water_mark)
 
 
 def _retire_mark(

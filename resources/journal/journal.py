@@ -28,9 +28,10 @@ from resources.journal.errors import (
     sample,
     storage_error,
 )
+from resources.journal.high_water_mark import write_mark
 from resources.journal.identity import JournalIdentity
 from resources.journal.ordered_reading import read_in_order
-from resources.journal.recovery import Recovery, refuse_loss, settle, survey
+from resources.journal.recovery import Recovery, mark_of, refuse_loss, settle, survey
 from resources.journal.segments import Segment
 from resources.journal.writer_lock import LOCK_NAME, WriterLock
 
@@ -267,7 +268,7 @@ class Journal:
             raise JournalClosedError(f"{self._identity.key}: the journal is closed; open it again to go on")
 
 
-def clear_retired(directory: Path) -> bool:
+def clear_retired(directory: Path, high_water_mark: Path) -> bool:
     """Finish a retirement that a crash cut short. False, and nothing touched, where it is not retired."""
     if not directory.is_dir():
         return False
@@ -279,6 +280,8 @@ def clear_retired(directory: Path) -> bool:
         lock = WriterLock(directory)
         try:
             if head is not None:
+                # The crash may have come before the mark: left as it was, it would promise rows for ever.
+                write_mark(high_water_mark, mark_of(head))
                 remove_retired(directory, head)
             lock.release(remove=True)
             _remove_empty(directory)

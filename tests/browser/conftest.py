@@ -71,7 +71,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     catalog = Catalog.open(home)
     prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=1)
     record_catalog(dagster_home, catalog)
-    with dagster_server(home, dagster_home, port=free_port(3300), grace_seconds=10.0) as server:
+    # Small steps, so that a test can act between two commits.
+    steps = {"VLM_ASSETS_BATCH_SIZE": "2", "VLM_ASSETS_COMMIT_SECONDS": "0.5"}
+    with dagster_server(
+        home, dagster_home, port=free_port(3300), grace_seconds=10.0, environment=steps
+    ) as server:
         server.start_pages()
         server.start_daemon()
         yield Desk(home, server, listing)

@@ -1,0 +1,95 @@
+"""A run that a person terminates drains: what is finished is committed, and the next start goes on."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from resources.journal.high_water_mark import read_mark
+from vlm_assets.ingest import ingest
+
+DESCRIPTIONS = "property_descriptions"
+PROPERTIES = 60
+
+pytestmark = pytest.mark.timeout(600)
+
+RUNS = """
+query($key: String!) {
+  runsOrError(filter: {tags: [{key: "dagster/partition", value: $key}]}) {
+    ... on Runs { results { runId status } }
+  }
+}
+"""
+TERMINATE = """
+mutation($run: String!) { terminateRun(runId: $run) { __typename } }
+"""
+
+
+def _add_range(desk) -> str:
+    """One more range whose properties share a few images, so that it takes a while to describe."""
+    listing = desk.listing.with_name("long.jsonl")
+    images = json.loads(desk.listing.read_text().splitlines()[0])["images"][:2]
+    lines = [json.dumps({"property_id": f"long-{n}", "images": images}) + "\n" for n in range(PROPERTIES)]
+    listing.write_text("".join(lines))
+    before = set(desk.keys)
+    ingest(listing, desk.home, range_size=PROPERTIES)
+    (key,) = set(desk.keys) - before
+    desk.server.api.reload_definitions()
+    return key
+
+
+def _runs(desk, key: str) -> list[dict[str, str]]:
+    """The runs of a partition, newest first."""
+    return desk.server.api.ask(RUNS, key=key)["runsOrError"]["results"]
+
+
+def _committed(desk, key: str) -> int:
+    """Rows that the high-water mark of the partition's work says, 0 before the first commit."""
+    marks = (desk.home / ".state" / "high_water_marks" / DESCRIPTIONS / key).glob("*.json")
+    found = [read_mark(path, key=key, generation=path.stem).mark for path in marks]
+    return max((mark.rows for mark in found if mark is not None), default=0)
+
+
+def test_terminate_commits_what_is_finished_and_the_next_start_goes_on(desk) -> None:
+    """Terminated in mid-partition: nothing published, nothing lost, the device free, the rest done later."""
+    api = desk.server.api
+    key = _add_range(desk)
+    api.launch_backfill([DESCRIPTIONS], [key], title="long", tags={})
+    desk.wait_until(lambda: _committed(desk, key) > 0, "first commit")
+    (run,) = _runs(desk, key)
+    api.ask(TERMINATE, run=run["runId"])
+    desk.wait_until(lambda: _runs(desk, key)[0]["status"] == "CANCELED", "canceled")
+
+    committed = _committed(desk, key)
+    assert 0 < committed < PROPERTIES
+    assert key not in api.partition_keys(DESCRIPTIONS).materialized
+    file = desk.home / DESCRIPTIONS / f"{key}.parquet"
+    assert not file.exists()
+
+    api.launch_backfill([DESCRIPTIONS], [key], title="again", tags={})
+    desk.wait_until(lambda: key in api.partition_keys(DESCRIPTIONS).materialized, "materialized")
+    ids = pq.read_table(file)["property_id"].to_pylist()
+    assert ids == [f"long-{n}" for n in range(PROPERTIES)]
+    assert _restored_rows(desk, key) == committed, "what was committed was not computed again"
+
+
+def _restored_rows(desk, key: str) -> int:
+    answer = desk.server.api.ask(
+        """
+        query($asset: AssetKeyInput!, $keys: [String!]) {
+          assetOrError(assetKey: $asset) {
+            ... on Asset {
+              assetMaterializations(partitions: $keys, limit: 1) {
+                metadataEntries { label ... on IntMetadataEntry { intValue } }
+              }
+            }
+          }
+        }
+        """,
+        asset={"path": [DESCRIPTIONS]},
+        keys=[key],
+    )
+    (event,) = answer["assetOrError"]["assetMaterializations"]
+    return next(entry["intValue"] for entry in event["metadataEntries"] if entry["label"] == "restored rows")
