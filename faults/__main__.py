@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def main(arguments: list[str]) -> int:
         return _replay(asked.replay, asked.seed, asked.directory)
     chosen = tuple(map(part_named, asked.only)) if asked.only else PARTS
     results = Results.load(asked.results, asked.seed)
+    # A stop by the system is one like Ctrl-C: file systems are unmounted, counts kept.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(
             results,
