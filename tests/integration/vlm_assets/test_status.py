@@ -1,6 +1,7 @@
 """The triage after a reboot: what is on disk says where each partition stands."""
 
-from resources.gpu.process_lease import process_lease
+import logging
+
 from vlm_assets.catalog import Catalog
 from vlm_assets.resource_settings import build_gpu
 from vlm_assets.status import State, read_status
@@ -17,7 +18,9 @@ def states(desk):
 def test_status_tells_done_from_damaged_and_not_started(desk):
     """A published partition is done, a cut one damaged, and a damaged file never breaks the triage."""
     assert desk.materialize().success
-    process_lease().release()  # As the end of the run's process does.
+    # As the end of the run's process does: the lease that this process holds already is given back.
+    gpu = build_gpu(desk.settings)
+    gpu.lease(run_id="", partition=KEY, step="", log=logging.getLogger(__name__)).release()
     found, status = states(desk)
     assert found[("property_descriptions", KEY)] is State.DONE
     assert found[("property_descriptions", OTHER)] is State.NOT_STARTED
