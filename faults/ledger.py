@@ -56,8 +56,7 @@ class Ledger:
             self._broken("the last life, with nothing in its way, did not finish")
         if self.published != VERSIONS and self.publishing != VERSIONS:
             self._broken(f"version {self.published} of {VERSIONS} is published at the end")
-        # Not counted: the half-written mark of a retirement that was cut short (a few hundred bytes).
-        left = [path for path in directory(self.home).rglob("*.tmp") if path.is_file()]
+        left = [path for path in self.home.rglob("*.tmp") if path.is_file()]
         left += list(directory(self.home).glob(".quarantine/*"))
         left += list(directory(self.home).glob(".journal/*/*"))
         if left:

@@ -104,3 +104,9 @@ def remove_retired(directory: Path, retired: Manifest) -> None:
             manifests.manifest_path(directory, sequence).unlink(missing_ok=True)
     files.sync_directory(directory)
     manifests.manifest_path(directory, retired.sequence).unlink(missing_ok=True)
+
+
+def remove_temporaries(directory: Path) -> None:
+    """Remove what killed writers left half written or half named. Only for the journal's one writer."""
+    for left in directory.glob(f".*{files.TEMPORARY_SUFFIX}"):
+        left.unlink(missing_ok=True)

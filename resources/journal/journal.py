@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from resources.journal import files, manifests
 from resources.journal.commit_thread import CommitThread
-from resources.journal.commits import Committer, remove_retired
+from resources.journal.commits import Committer, remove_retired, remove_temporaries
 from resources.journal.errors import (
     CrossDeviceError,
     DuplicateIdsError,
@@ -28,7 +28,7 @@ from resources.journal.errors import (
     sample,
     storage_error,
 )
-from resources.journal.high_water_mark import write_mark
+from resources.journal.high_water_mark import clear_temporaries, write_mark
 from resources.journal.identity import JournalIdentity
 from resources.journal.ordered_reading import read_in_order
 from resources.journal.recovery import Recovery, mark_of, refuse_loss, settle, survey
@@ -273,12 +273,15 @@ def clear_retired(directory: Path, high_water_mark: Path) -> bool:
     if not directory.is_dir():
         return False
     head = manifests.newest_manifest(directory)
-    left = {path.name for path in directory.iterdir()}
+    left = {path.name for path in directory.iterdir() if path.suffix != files.TEMPORARY_SUFFIX}
     if not (head.retired if head is not None else left <= {LOCK_NAME}):
         return False
     try:
         lock = WriterLock(directory)
         try:
+            # Killed between naming the retired manifest and removing its temporary name, that one is left.
+            remove_temporaries(directory)
+            clear_temporaries(high_water_mark)
             if head is not None:
                 # The crash may have come before the mark: left as it was, it would promise rows for ever.
                 write_mark(high_water_mark, mark_of(head))

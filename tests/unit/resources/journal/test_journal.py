@@ -207,6 +207,27 @@ def test_a_retirement_cut_short_before_its_mark_leaves_no_promise(home, monkeypa
     assert read_mark(home.mark, key="KEY", generation="generation").mark.retired
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_retirement_killed_while_its_manifest_is_named_is_finished(home, monkeypatch, gone):
+    """Fault 6: the temporary name is left too; it goes with the rest, even where only it is left."""
+    home.commit(tuple(range(12)))
+    journal = home.open()
+    real = files.Path.unlink
+
+    def dies(path, missing_ok=False):
+        if path.name.startswith(".manifest"):
+            raise SystemExit
+        real(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as killed, pytest.raises(SystemExit):
+        killed.setattr(files.Path, "unlink", dies)
+        journal.retire()
+    for path in (*home.manifests(), *home.segments()) if gone else ():
+        path.unlink()
+    assert clear_retired(home.directory, home.mark) is True
+    assert not home.directory.exists()
+
+
 def test_a_segment_that_changes_under_an_open_journal_is_noticed_on_reading(committed):
     """Fault 10: the digest is checked again when rows are read for publication."""
     with committed.open() as journal:
