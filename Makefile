@@ -5,6 +5,8 @@
 .DELETE_ON_ERROR:
 
 ARGS ?=
+# A run is a process: without cached bytecode each would compile torch and transformers anew, for 10 s.
+export PYTHONDONTWRITEBYTECODE :=
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v "$$p" && break; done)
 BIN := .venv/bin

@@ -142,6 +142,8 @@ def dagster_server(
             environment={
                 **os.environ,
                 **(environment or {}),
+                # A run is a process: without cached bytecode each would compile torch and transformers anew.
+                "PYTHONDONTWRITEBYTECODE": "",
                 "DAGSTER_HOME": str(dagster_home),
                 "VLM_ASSETS_HOME": str(home),
             },
