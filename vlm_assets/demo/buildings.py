@@ -14,8 +14,8 @@ from vlm_assets.property_description import PropertyDescription
 _FACADES: Final[dict[str, tuple[Color, ...]]] = {
     "brick": ((172, 80, 60), (160, 72, 58), (184, 92, 68)),
     "render": ((240, 234, 222), (242, 226, 198), (226, 233, 234), (243, 219, 208)),
-    "stone": ((158, 154, 144), (148, 148, 142), (170, 164, 148)),
-    "timber": ((134, 96, 56), (118, 84, 50), (148, 110, 64)),
+    "stone": ((144, 142, 136), (134, 136, 136), (152, 148, 136)),
+    "timber": ((196, 148, 86), (184, 136, 76), (206, 160, 100)),
 }
 _ROOFS: Final[tuple[Color, ...]] = ((82, 88, 100), (146, 76, 56), (98, 78, 68), (70, 72, 80))
 _DOORS: Final[tuple[Color, ...]] = ((60, 82, 92), (130, 50, 46), (52, 84, 66), (44, 54, 84), (90, 66, 48))
@@ -243,13 +243,13 @@ def _roof(
                 [(left - 5, top - 7), (left - 24, top), (left - 24, top + 7), (left - 5, top + 1)],
                 darker(color, 0.4),
             )
-        panels = [(left + width * 0.2 + step * 26, top - 7) for step in range(3)]
+        panels = [(left + width * 0.12 + step * 29, top - 7) for step in range(3)]
         if truth.has_solar_panels:
             for x, y in panels:
-                _panel(canvas, x, y, 19, 15)
+                _panel(canvas, x, y, 25, 20)
         return
-    rise = min(44.0, width * 0.38)
-    inset = width * 0.5 if truth.roof == "gable" else width * 0.2
+    rise = min(48.0, width * 0.42)
+    inset = width * 0.5 if truth.roof == "gable" else width * 0.15
     apex_left, apex_right, ridge = left + inset, right - inset, top - rise
     if side:
         canvas.poly(
@@ -266,15 +266,16 @@ def _roof(
     canvas.line(shape[2], shape[3], lighter(color, 0.2), 2.0)
     canvas.rect(left - 7, top + 1, width + 14, 3, lighter(color, 0.55))
     if truth.has_solar_panels:
-        for step in range(3):
-            _panel(canvas, (left + right) / 2 - 30 + step * 20, top - 3, 18, 17)
+        wide = min(23.0, width * 0.17)
+        for step in (-1.5, -0.5, 0.5):
+            _panel(canvas, (left + right) / 2 + step * (wide + 2), top - 2, wide, 21)
 
 
 def _panel(canvas: Canvas, x: float, base: float, width: float, height: float) -> None:
     slope = [(x, base), (x + 2.5, base - height), (x + width + 2.5, base - height), (x + width, base)]
-    canvas.poly(slope, (26, 48, 122))
+    canvas.poly(slope, (30, 66, 168))
     canvas.poly(
-        [(x + 4, base - height), (x + width * 0.6, base - height), (x + 5, base - 3)], (96, 140, 220), 0.6
+        [(x + 4, base - height), (x + width * 0.6, base - height), (x + 5, base - 3)], (112, 164, 240), 0.6
     )
     for start, end in (
         (slope[0], slope[1]),

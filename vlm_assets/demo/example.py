@@ -37,7 +37,7 @@ from vlm_assets.property_description import PropertyDescription
 
 Hard = Literal["corrupt_image", "missing_image", "one_image", "rotated_images", "no_readable_image"]
 
-_RENDERER: Final = 1
+_RENDERER: Final = 2
 """Raised when the same seed would look different: an example is then rendered into a new home."""
 
 _WORKERS: Final = 2

@@ -102,8 +102,8 @@ def draw_storey(
         else:
             draw_window(canvas, middle - 8, top + 8, 16, 18, lit=lit())
     elif building == "bungalow":
-        for x in (left + 10, left + width - 62):
-            draw_window(canvas, x, top + 9, 52, 19, lit=lit(), bars=3)
+        for x in (left + 16, left + width - 60):
+            draw_window(canvas, x, top + 10, 44, 16, lit=lit(), bars=2)
         if ground:
             _door(canvas, middle - 8, top + 8, 16, storey - 8, door)
             canvas.poly(

@@ -26,7 +26,7 @@ by field. It has never seen a photo of a real property and is of no use for one.
   trained so that the cosine of two descriptions is about the share of fields on which they agree.
 - **Made by** `make example-model` (seed {seed}, {steps} steps, {minutes:.0f} minutes), from properties
   rendered by `vlm_assets/demo/scenes.py`. Some training examples lack images: what the others cannot
-  show is left out of the loss.
+  show is guessed.
 
 ## Evaluation
 

@@ -35,11 +35,13 @@ from vlm_assets.demo.scenes import VIEWS, VISIBLE
 from vlm_assets.demo.training_data import Example, batches, classes
 from vlm_assets.demo.truth import FIELDS
 
-STEPS: Final = 1000
+STEPS: Final = 900
 _BATCH, _FRESH = 24, 12
 _PEAK_RATE, _WARM_UP = 2e-3, 60
 _FLOOR_WEIGHT: Final = 0.03
 """What a token weighs in the loss when the model is certain of it."""
+_GUESS_WEIGHT: Final = 0.1
+"""What the value of a field counts that no image shows: enough to guess one of the field's values."""
 _IMAGE_WEIGHT: Final = 3.0
 _LIKENESS_WEIGHT: Final = 4.0
 _IGNORED: Final = -100
@@ -52,6 +54,8 @@ class Tensors:
     input_ids: Any
     attention_mask: Any
     labels: Any
+    weights: Any
+    """[n, length] how much each label counts: little where the images do not show what it says."""
     pixel_values: Any
     views: Any
     """[images] index of each image's view, images in the order of the batch."""
@@ -63,18 +67,19 @@ def to_tensors(tokenizer: Any, batch: Sequence[Example], values: dict[str, tuple
     """Tokens and images of a batch, padded on the right."""
     import torch
 
-    rows: list[tuple[list[int], list[int]]] = []
+    rows: list[tuple[list[int], list[float]]] = []
     for example in batch:
         prompt = prompt_ids(tokenizer, len(example.views))
         answer, knowable = answer_ids(tokenizer, example.truth, example.unseen)
-        learned = [token if known else _IGNORED for token, known in zip(answer, knowable, strict=True)]
-        rows.append(([*prompt, *answer], [*([_IGNORED] * len(prompt)), *learned]))
+        counts = [1.0 if known else _GUESS_WEIGHT for known in knowable]
+        rows.append(([*prompt, *answer], [0.0] * len(prompt) + counts))
     length = max(len(ids) for ids, _ in rows)
     ids = torch.full((len(rows), length), tokenizer.pad_token_id)
-    labels = torch.full((len(rows), length), _IGNORED)
-    for row, (tokens, learned) in enumerate(rows):
+    weights = torch.zeros(len(rows), length)
+    for row, (tokens, counts) in enumerate(rows):
         ids[row, : len(tokens)] = torch.tensor(tokens)
-        labels[row, : len(tokens)] = torch.tensor(learned)
+        weights[row, : len(tokens)] = torch.tensor(counts)
+    labels = torch.where(weights > 0, ids, _IGNORED)
     side = batch[0].images.shape[1]
     pixels = torch.zeros(len(batch), max(len(example.views) for example in batch), 3, side, side)
     for row, example in enumerate(batch):
@@ -91,17 +96,20 @@ def to_tensors(tokenizer: Any, batch: Sequence[Example], values: dict[str, tuple
         for name in FIELDS
     }
     views = torch.tensor([VIEWS.index(view) for example in batch for view in example.views])
-    return Tensors(ids, (ids != tokenizer.pad_token_id).long(), labels, pixels, views, shown)
+    return Tensors(ids, (ids != tokenizer.pad_token_id).long(), labels, weights, pixels, views, shown)
 
 
-def answer_loss(logits: Any, labels: Any) -> Any:
-    """Cross entropy of the answers' tokens, each weighted by (1 - p) + 0.03, p its probability."""
+def answer_loss(logits: Any, labels: Any, counts: Any) -> Any:
+    """Cross entropy of the answers' tokens, each weighted by its count times (1 - p) + 0.03.
+
+    p is the probability that the model gave it; logits [n, length, tokens], labels and counts [n, length].
+    """
     import torch
 
     targets = labels[:, 1:]
     wanted = targets != _IGNORED
     losses = torch.nn.functional.cross_entropy(logits[:, :-1][wanted], targets[wanted], reduction="none")
-    weights = 1 - torch.exp(-losses.detach()) + _FLOOR_WEIGHT
+    weights = (1 - torch.exp(-losses.detach()) + _FLOOR_WEIGHT) * counts[:, 1:][wanted]
     return (losses * weights).sum() / weights.sum()
 
 
@@ -169,7 +177,7 @@ def train(seed: int, *, steps: int, workers: int) -> tuple[Any, Any]:
             pixel_values=tensors.pixel_values,
             use_cache=False,
         )
-        answers = answer_loss(output.logits, tensors.labels)
+        answers = answer_loss(output.logits, tensors.labels, tensors.weights)
         images = image_loss(heads, output.image_hidden_states.flatten(0, -2), tensors)
         loss = answers + _IMAGE_WEIGHT * images
         if step % 2 == 0:

@@ -78,13 +78,13 @@ def test_training_encodes_the_prompt_as_the_processor_does(loaded: tuple[Any, An
     assert np.asarray(inputs["pixel_values"]).shape == (1, 3, 3, 64, 64)
 
 
-def test_unseen_fields_are_left_out_of_the_loss(loaded: tuple[Any, Any]) -> None:
-    """Only what holds those values (an opening quote is one token with the name): the rest is learned."""
+def test_unseen_fields_are_known_as_such(loaded: tuple[Any, Any]) -> None:
+    """Only the tokens of those values: all others, and the end, follow from the images."""
     tokenizer = loaded[1].tokenizer
     truth = draw_truth("example", SEED, 0)
     ids, knowable = answer_ids(tokenizer, truth, ["garden", "floors"])
-    left_out = [tokenizer.decode([token]) for token, known_ in zip(ids, knowable, strict=True) if not known_]
-    assert left_out == [str(truth.floors), ',"garden":"', f'{truth.garden}"']
+    guessed = [tokenizer.decode([token]) for token, known_ in zip(ids, knowable, strict=True) if not known_]
+    assert guessed == [str(truth.floors), f'{truth.garden}"']
     assert tokenizer.decode(ids[:-1]) == answer_text(truth)
     assert ids[-1] == tokenizer.eos_token_id
 
