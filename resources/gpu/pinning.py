@@ -16,7 +16,7 @@ from resources.gpu.errors import PinnedElsewhereError
 def pin(device: Device, environment: MutableMapping[str, str] = os.environ) -> None:
     """Set CUDA_VISIBLE_DEVICES (and the order that numbers count in), for this process and its children.
 
-    A CPU slot hides every GPU. Raises PinnedElsewhereError where torch already runs CUDA here with another
+    A CPU slot hides every GPU, and bounds the threads that torch will compute with. Raises PinnedElsewhereError where torch already runs CUDA here with another
     CUDA_VISIBLE_DEVICES.
     """
     torch = sys.modules.get("torch")
@@ -31,3 +31,6 @@ def pin(device: Device, environment: MutableMapping[str, str] = os.environ) -> N
     environment["CUDA_VISIBLE_DEVICES"] = device.visible
     if device.kind == "cuda":
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    if device.threads is not None:
+        # A number that a person has set stays.
+        environment.setdefault("OMP_NUM_THREADS", str(device.threads))

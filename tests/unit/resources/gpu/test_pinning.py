@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from resources.gpu.devices import Device
+from resources.gpu.devices import Device, find_devices
 from resources.gpu.errors import PinnedElsewhereError
 from resources.gpu.pinning import pin
 
@@ -63,3 +63,15 @@ def test_an_imported_torch_that_does_not_run_cuda_is_no_trouble(monkeypatch: pyt
     environment: dict[str, str] = {}
     pin(GPU, environment)
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-a"
+
+
+def test_a_cpu_slot_leaves_cores_to_decoding_and_a_set_number_of_threads_stays() -> None:
+    """Model threads on every core would wait for each other whenever decoding takes one away."""
+    (slot,) = find_devices("cpu:1", {}, cores=8)
+    environment: dict[str, str] = {}
+    pin(slot, environment)
+    assert environment["OMP_NUM_THREADS"] == "4"
+    chosen = {"OMP_NUM_THREADS": "7"}
+    pin(slot, chosen)
+    assert chosen["OMP_NUM_THREADS"] == "7"
+    assert [one.threads for one in find_devices("cpu:4", {}, cores=2)] == [1] * 4
