@@ -16,8 +16,8 @@ from resources.gpu.errors import PinnedElsewhereError
 def pin(device: Device, environment: MutableMapping[str, str] = os.environ) -> None:
     """Set CUDA_VISIBLE_DEVICES (and the order that numbers count in), for this process and its children.
 
-    A CPU slot hides every GPU, and bounds the threads that torch will compute with. Raises PinnedElsewhereError where torch already runs CUDA here with another
-    CUDA_VISIBLE_DEVICES.
+    A CPU slot hides every GPU, and bounds the threads that torch will compute with. Raises
+    PinnedElsewhereError where torch already runs CUDA here with another CUDA_VISIBLE_DEVICES.
     """
     torch = sys.modules.get("torch")
     visible = environment.get("CUDA_VISIBLE_DEVICES")
