@@ -34,8 +34,7 @@ by field. It has never seen a photo of a real property and is of no use for one.
 {report}
 ```
 
-License: the one of this repository. It was trained from random weights on images rendered here, so nothing
-of third parties is in it.
+Trained from random weights on images rendered here: nothing of third parties is in it.
 """
 
 
