@@ -12,7 +12,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +21,8 @@ from resources.partition_rows import PartitionRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import duckdb
 
 FIRST = 5
 """How many offending ids a check names."""
@@ -88,6 +89,8 @@ def check_descriptions(
     staged: Path, expected_ids: Sequence[str], schema: pa.Schema, limits: FailedShareLimits
 ) -> list[CheckOutcome]:
     """Run every check of DESCRIPTION_CHECKS on a staged file."""
+    import duckdb  # Checked in a run, not where definitions load.
+
     with duckdb.connect() as connection:
         _open(connection, staged, expected_ids)
         return [
@@ -101,6 +104,8 @@ def check_embeddings(
     staged: Path, expected_ids: Sequence[str], schema: pa.Schema, descriptions: Path
 ) -> list[CheckOutcome]:
     """Run every check of EMBEDDING_CHECKS on a staged file and the descriptions it was made from."""
+    import duckdb  # Checked in a run, not where definitions load.
+
     with duckdb.connect() as connection:
         _open(connection, staged, expected_ids)
         connection.from_parquet(str(descriptions)).create_view("described")
