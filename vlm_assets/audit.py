@@ -11,17 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from resources.published_record import PublishedRecord
 from vlm_assets.audit_files import LookedAt, foreign_files, look_at
 from vlm_assets.audit_findings import Kind, Problem
+from vlm_assets.audit_rows import Counted, RowCounts, count_rows
 from vlm_assets.catalog import Catalog
 from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.settings import Settings
-
-if TYPE_CHECKING:
-    from vlm_assets.audit_rows import Counted, RowCounts
 
 CATALOGUE_PART = "catalogue_slice"
 DESCRIPTIONS_PART = "descriptions"
@@ -132,8 +129,6 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
         for folder in folders
         for wanted in catalog.ranges
     ]
-    from vlm_assets.audit_rows import count_rows  # DuckDB: not where definitions load.
-
     counted = count_rows(catalog, looked, descriptions=descriptions, embeddings=embeddings, deep=deep)
     records = {(one.asset, one.key): one.record for one in looked}
     problems: list[Problem] = []

@@ -11,13 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlm_assets.audit_files import LookedAt
 from vlm_assets.catalog import Catalog
+
+if TYPE_CHECKING:
+    import duckdb
 
 MEMORY = "1GB"
 """What DuckDB may hold at a time; the rest it keeps in a temporary folder."""
@@ -144,6 +147,8 @@ _CONSERVATION = f"""
 
 @contextmanager
 def _database() -> Iterator[duckdb.DuckDBPyConnection]:
+    import duckdb  # Not where definitions load: they import this module too.
+
     with (
         tempfile.TemporaryDirectory(prefix="vlm-assets-audit-") as overflow,
         duckdb.connect(
@@ -181,6 +186,8 @@ def _load(
     vectors: bool,
 ) -> None:
     """Take the rows of an asset's files in; a file that does not read is left out and named."""
+    import duckdb
+
     wanted = {**COLUMNS, "embedding": None} if vectors else COLUMNS
     readable: list[LookedAt] = []
     for one in looked:
