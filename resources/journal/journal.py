@@ -24,6 +24,7 @@ from resources.journal.errors import (
     JournalClosedError,
     JournalIncompleteError,
     RowsRefusedError,
+    SegmentUnreadableError,
     UnexpectedIdsError,
     sample,
     storage_error,
@@ -257,8 +258,9 @@ class Journal:
         """Runs in the commit thread."""
         try:
             segment = self._committer.commit(tables)
-        except OSError as error:
-            raise self._lock.named_error(error, doing="a commit") from error
+        except (OSError, SegmentUnreadableError) as error:
+            named = self._lock.named_error(error, doing="a commit")
+            raise named from (None if named is error else error)
         with self._guard:
             self._segments.append(segment)
             self._done.update(segment.ids)

@@ -74,8 +74,13 @@ class WriterLock:
             "over. What this process had not committed is left to that one. Stop this process."
         )
 
-    def named_error(self, error: OSError, *, doing: str) -> JournalError:
-        """The named exception for an error met while writing: a takeover clears this writer's files."""
+    def named_error(self, error: OSError | JournalError, *, doing: str) -> JournalError:
+        """The named exception for an error met while writing: a takeover clears this writer's files.
+
+        One that has its name already keeps it, unless a takeover explains it: the file that could not be
+        read back is then the one that the other writer cleared away.
+        """
+        named = error if isinstance(error, JournalError) else self._storage_error(error, doing)
         try:
             if self._descriptor >= 0:
                 self.check()
@@ -83,7 +88,10 @@ class WriterLock:
             return fenced
         except OSError:
             # The storage fails this look too; the first error says more.
-            return storage_error(error, doing=doing, where=self._path.parent)
+            return named
+        return named
+
+    def _storage_error(self, error: OSError, doing: str) -> JournalError:
         return storage_error(error, doing=doing, where=self._path.parent)
 
     def release(self, *, remove: bool = False) -> None:

@@ -151,6 +151,27 @@ def test_a_writer_whose_lock_was_taken_in_place_commits_nothing(home):
     assert home.restored() == []
 
 
+@pytest.mark.parametrize(("taken", "named"), [(True, FencedError), (False, SegmentUnreadableError)])
+def test_a_written_segment_that_a_takeover_cleared_away_says_takeover(home, monkeypatch, taken, named):
+    """Fault 14: paused before the read-back, its temporary file removed by the new writer: fenced, not damage."""
+    real = commits.verify_unlisted
+
+    def after_a_pause(path, identity, *, name=None):
+        path.unlink()
+        if taken:
+            (home.directory / "writer.lock").unlink()
+        return real(path, identity, name=name)
+
+    journal = home.open()
+    monkeypatch.setattr(commits, "verify_unlisted", after_a_pause)
+    journal.submit(home.rows(0))
+    with pytest.raises(named):
+        journal.flush()
+    with pytest.raises(named):
+        journal.close()
+    assert home.segments() == []
+
+
 def test_retire_removes_the_journal_and_the_mark_remembers(home):
     """After publication the folder is gone; beginning the same generation again is refused, not silent."""
     home.commit((0, 1, 2, 3, 4, 5))
