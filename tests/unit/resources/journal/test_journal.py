@@ -153,7 +153,7 @@ def test_a_writer_whose_lock_was_taken_in_place_commits_nothing(home):
 
 @pytest.mark.parametrize(("taken", "named"), [(True, FencedError), (False, SegmentUnreadableError)])
 def test_a_written_segment_that_a_takeover_cleared_away_says_takeover(home, monkeypatch, taken, named):
-    """Fault 14: paused before the read-back, its temporary file removed by the new writer: fenced, not damage."""
+    """Fault 14: its temporary file removed by the new writer before the read-back: fenced, not damage."""
     real = commits.verify_unlisted
 
     def after_a_pause(path, identity, *, name=None):
