@@ -1,0 +1,138 @@
+"""The outbox: whoever sees trouble posts it here, from any process, and it is durable before that returns.
+
+What lives here: what is posted, what is known already, what is open. What does not: the file's bytes
+(``alert_log.py``), and telling people (``delivery.py``). Everything is derived from the lines of
+``alerts.jsonl``; in memory stands only what they add up to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from resources.alerts.alert import Alert, Recovery
+from resources.alerts.alert_log import AlertLog, Position
+
+LONGEST_FILE = 8 << 20
+"""Bytes of ``alerts.jsonl`` from which a new file is begun: some ten thousand alerts."""
+
+RAISED, RECOVERED, CARRIED, KNOWN = "raised", "recovered", "carried", "known"
+"""What a line is. Carried lines repeat at the head of a new file what is open, known ones what was told."""
+
+_REMEMBERED = 5000
+
+
+class Outbox:
+    """What is to be told, in one folder. Safe for any number of processes and threads at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.log = AlertLog(directory)
+        self._guard = threading.Lock()
+        self._position: Position | None = None
+        self._open: dict[str, Alert] = {}
+        self._known: dict[str, None] = {}
+        self._damaged = 0
+
+    def post(self, alert: Alert) -> bool:
+        """Note an alert, durably. False: this occurrence is known already. Raises AlertLogError."""
+        return bool(self.post_all([alert]))
+
+    def post_all(self, alerts: Iterable[Alert]) -> list[Alert]:
+        """Note many at once, durably, for the price of one. Returns those that are new.
+
+        Raises AlertLogError, and then none of them is noted.
+        """
+        wanted = {alert.id: alert for alert in alerts}
+        if not wanted:
+            return []
+        with self._guard, self.log.locked():
+            self._read_on()
+            new = [alert for id_, alert in wanted.items() if id_ not in self._known]
+            self._append([_raised(alert) for alert in new])
+        return new
+
+    def recovered(self, subject: str, *, occurrence: str, sentence: str, at: float) -> bool:
+        """Note, durably, that something is right again. False where nothing of it is open.
+
+        Raises AlertLogError.
+        """
+        return bool(self.recovered_all([(subject, occurrence, sentence)], at=at))
+
+    def recovered_all(self, seen: Iterable[tuple[str, str, str]], *, at: float) -> list[Recovery]:
+        """Note many recoveries, (subject, occurrence, sentence) each, for the price of one. Returns the new.
+
+        Raises AlertLogError, and then none of them is noted.
+        """
+        wanted = list(seen)
+        if not wanted:
+            return []
+        with self._guard, self.log.locked():
+            self._read_on()
+            new = [
+                Recovery(self._open[subject], occurrence, sentence, at)
+                for subject, occurrence, sentence in wanted
+                if subject in self._open
+            ]
+            new = list({one.alert.subject: one for one in new}.values())
+            self._append([_recovered(one) for one in new])
+        return new
+
+    def open_subjects(self) -> dict[str, Alert]:
+        """What is wrong and not right again: each subject's latest alert, oldest first. Raises OSError."""
+        with self._guard, self.log.locked():
+            self._read_on()
+            return dict(self._open)
+
+    def damaged_lines(self) -> int:
+        """How many whole lines of the file do not verify: alerts that cannot be read any more."""
+        with self._guard, self.log.locked():
+            self._read_on()
+            return self._damaged
+
+    def begin_new_file(self) -> None:
+        """Begin a new file with what is open; the caller holds the log's lock. Raises OSError."""
+        with self._guard:
+            self._read_on()
+            carried = [{**_raised(alert), "event": CARRIED} for alert in self._open.values()]
+            known = {"event": KNOWN, "ids": list(self._known)[-_REMEMBERED:]}
+            self.log.start_anew([known, *carried])
+
+    def _append(self, entries: Sequence[dict[str, Any]]) -> None:
+        if entries:
+            self.log.append(entries)
+            self._read_on()
+        else:
+            # Known from lines whose writer may have died before syncing them: a promise all the same.
+            self.log.sync()
+
+    def _read_on(self) -> None:
+        found = self.log.read(self._position)
+        if self._position is None or found.end.file != self._position.file:
+            self._open, self._known, self._damaged = {}, {}, 0
+        self._position = found.end
+        self._damaged += found.damaged
+        for entry in found.entries:
+            self._take(entry)
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        event = entry["event"]
+        if event in (RAISED, CARRIED):
+            alert = Alert.from_json(entry)
+            self._known[alert.id] = None
+            # The newest last: what is said again counts from now.
+            self._open.pop(alert.subject, None)
+            self._open[alert.subject] = alert
+        elif event == RECOVERED:
+            self._open.pop(Recovery.from_json(entry).alert.subject, None)
+        elif event == KNOWN:
+            self._known |= dict.fromkeys(entry["ids"])
+
+
+def _raised(alert: Alert) -> dict[str, Any]:
+    return {"event": RAISED, "id": alert.id, **alert.as_json()}
+
+
+def _recovered(recovery: Recovery) -> dict[str, Any]:
+    return {"event": RECOVERED, "id": recovery.id, **recovery.as_json()}
