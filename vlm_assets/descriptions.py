@@ -7,21 +7,23 @@ order of a materialization (``materialization.py``), the model (``resources/vlm`
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import dagster as dg
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
 from resources.gpu.devices import Device
 from resources.gpu.resource import GpuResource
 from resources.journal.journal import Journal
 from resources.parquet_io import AlreadyPublished
+from resources.partition_rows import PartitionRows
 from resources.staged_file import StagedFile
 from resources.vlm.batch_plan import Batch, PlannedProperty, plan_batches, remaining
 from resources.vlm.decode_workers import DecodeWorkers
@@ -262,31 +264,30 @@ class DescriptionWork:
 
     def for_people(self, file: Path) -> Metadata:
         """Counts and a contact sheet of a finished file."""
-        rows = pq.read_table(file, columns=["property_id", "ordinal", "status", "error", "description"])
-        statuses: list[str] = rows["status"].to_pylist()
-        failed = len(statuses) - statuses.count(OK)
+        statuses: Counter[str] = Counter()
+        described: list[dict[str, Any]] = []
+        failed: list[dict[str, Any]] = []
+        columns = ["property_id", "ordinal", "status", "error", "description"]
+        for batch in PartitionRows(file).iter_batches(columns):
+            statuses.update(batch["status"].to_pylist())
+            ok = pc.equal(batch["status"], OK)
+            described += batch.filter(ok).slice(0, SHEET_PROPERTIES - len(described)).to_pylist()
+            failed += batch.filter(pc.invert(ok)).slice(0, 1 - len(failed)).to_pylist()
         return {
             "expected": dg.MetadataValue.int(len(self.ids)),
-            "ok": dg.MetadataValue.int(statuses.count(OK)),
-            "failed": dg.MetadataValue.int(failed),
-            "contact sheet": dg.MetadataValue.md(contact_sheet(self._sheet_rows(rows, statuses))),
+            "ok": dg.MetadataValue.int(statuses[OK]),
+            "failed": dg.MetadataValue.int(statuses.total() - statuses[OK]),
+            "contact sheet": dg.MetadataValue.md(
+                contact_sheet([self._sheet_row(row) for row in described + failed])
+            ),
             "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
         }
 
-    def _sheet_rows(self, rows: pa.Table, statuses: Sequence[str]) -> list[SheetRow]:
-        """The first properties, and the first that failed: what a person wants to look at."""
-        chosen = [index for index, status in enumerate(statuses) if status == OK][:SHEET_PROPERTIES]
-        chosen += [index for index, status in enumerate(statuses) if status != OK][:1]
-        sheet = []
-        for row in rows.take(pa.array(chosen, pa.int64())).to_pylist():
-            planned = PlannedProperty(row["property_id"], row["ordinal"], 0)
-            job = self._job(planned, {})
-            sheet.append(
-                SheetRow(
-                    row["property_id"], tuple(map(Path, job.image_paths)), row["description"], row["error"]
-                )
-            )
-        return sheet
+    def _sheet_row(self, row: Mapping[str, Any]) -> SheetRow:
+        job = self._job(PlannedProperty(row["property_id"], row["ordinal"], 0), {})
+        return SheetRow(
+            row["property_id"], tuple(map(Path, job.image_paths)), row["description"], row["error"]
+        )
 
 
 def build_property_descriptions(
@@ -321,6 +322,7 @@ def build_property_descriptions(
 
         def describe(journal: Journal, progress: Progress) -> Metadata:
             lease = gpu.lease(run_id=context.run.run_id, partition=key, step=ASSET, log=context.log)
+            progress.load(lease.device.id)
             return work.describe(journal, progress, lease.device)
 
         partition = Partition(

@@ -7,6 +7,7 @@ order of a materialization (``materialization.py``), the model (``resources/vlm/
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,6 @@ from typing import Self
 import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from resources.gpu.devices import Device
 from resources.gpu.resource import GpuResource
@@ -160,11 +160,13 @@ class EmbeddingWork:
 
     def for_people(self, file: Path) -> Metadata:
         """Counts of a finished file."""
-        statuses: list[str] = pq.read_table(file, columns=["status"])["status"].to_pylist()
+        statuses: Counter[str] = Counter()
+        for batch in PartitionRows(file).iter_batches(["status"]):
+            statuses.update(batch["status"].to_pylist())
         return {
             "expected": dg.MetadataValue.int(len(self.ids)),
-            "ok": dg.MetadataValue.int(statuses.count(OK)),
-            "failed": dg.MetadataValue.int(len(statuses) - statuses.count(OK)),
+            "ok": dg.MetadataValue.int(statuses[OK]),
+            "failed": dg.MetadataValue.int(statuses.total() - statuses[OK]),
             "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
         }
 
@@ -201,6 +203,7 @@ def build_property_embeddings(
 
         def embed(journal: Journal, progress: Progress) -> Metadata:
             lease = gpu.lease(run_id=context.run.run_id, partition=key, step=ASSET, log=context.log)
+            progress.load(lease.device.id)
             return work.embed(journal, progress, lease.device)
 
         partition = Partition(

@@ -23,6 +23,7 @@ from resources.published import PublishedPartitions
 from resources.published_errors import CannotRestoreError
 from resources.published_record import PublishedRecord
 from resources.staged_file import StagedFile
+from resources.workers import Phase, WorkerBeat, Workers
 from vlm_assets.check_events import check_result
 from vlm_assets.checks import CheckOutcome
 from vlm_assets.fingerprint import Fingerprint
@@ -131,6 +132,23 @@ def materialize(
 
     Yields the Output and the check results in the order that Dagster's pages need.
     """
+    workers = Workers(partition.state_directory / "workers")
+    with workers.begin(
+        run_id=context.run.run_id,
+        asset=partition.asset,
+        partition=partition.key,
+        expected=len(partition.expected_ids),
+    ) as beat:
+        yield from _materialize(context, partition, options, steps, beat)
+
+
+def _materialize(
+    context: dg.AssetExecutionContext,
+    partition: Partition,
+    options: RunOptions,
+    steps: Steps,
+    beat: WorkerBeat,
+) -> Iterator[Event]:
     if options.recompute and options.retry_failed:
         raise ConflictingOptionsError("recompute computes every row again, failed ones too: set only one.")
     published = PublishedPartitions(partition.directory)
@@ -146,12 +164,17 @@ def materialize(
         if options.retry_failed:
             kept = _keep_ok_rows(journal, generation, schema, partition, published, record)
             how["kept rows"] = dg.MetadataValue.int(kept)
-        progress = Progress(context, expected=len(partition.expected_ids), restored=journal.committed_rows)
+        restored = journal.committed_rows
+        beat.resume(restored=restored)
+        progress = Progress(
+            context, expected=len(partition.expected_ids), restored=restored, journal=journal, beat=beat
+        )
         progress.report()
         if journal.missing_ids:
             how |= steps.work(journal, progress)
             journal.flush()
             progress.report()
+        beat.enter(Phase.PUBLISHING)
         staged = published.stage(
             partition.key,
             journal.read_ordered(),

@@ -12,6 +12,9 @@ from datetime import timedelta
 
 import dagster as dg
 
+from resources.journal.journal import Journal
+from resources.workers import Phase, WorkerBeat
+
 INTERVAL_SECONDS = 30.0
 """Between two events: often enough to watch, seldom enough that weeks of them fit the event log."""
 
@@ -25,22 +28,32 @@ class Progress:
         *,
         expected: int,
         restored: int,
+        journal: Journal,
+        beat: WorkerBeat,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context = context
         self._expected = expected
         self._restored = restored
+        self._journal = journal
+        self._beat = beat
         self._clock = clock
         self._started = self._last_report = clock()
         self.computed = 0
 
+    def load(self, device: str) -> None:
+        """The device is leased and the model is next."""
+        self._beat.enter(Phase.LOADING, device=device)
+
     def start(self) -> None:
         """The model is loaded and the first property is next: the rate counts from here."""
         self._started = self._clock()
+        self._beat.enter(Phase.WORKING)
 
     def advance(self, rows: int) -> None:
         """Count rows that were computed in this run; tells the page at most every INTERVAL_SECONDS."""
         self.computed += rows
+        self._beat.beat(computed=self.computed, committed=self._journal.committed_rows)
         if self._clock() - self._last_report >= INTERVAL_SECONDS:
             self.report()
 
