@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +19,8 @@ from pathlib import Path
 from resources.journal.files import make_directory, write_replacing
 
 _TEMPLATE = Path(__file__).resolve().parent.parent / "dagster_home" / "dagster.yaml"
+_EARLIER_TEMPLATES = frozenset({"d393d32f81bfd2f6133e9c703a15f01a777b77a62c1a48dd92bd72226ea5b142"})
+"""SHA-256 of templates that homes were seeded from: where nobody changed it, the present one replaces it."""
 _CATALOG_ID = "catalog_id"
 _LOCK = "running.lock"
 _LOOK_SECONDS = 0.2
@@ -45,10 +47,15 @@ def prepare_dagster_home(dagster_home: Path, *, catalog_id: str, slots: int) -> 
     slots: how many runs hold a device at once. Raises OtherCatalogError.
     """
     make_directory(dagster_home)
-    if not (dagster_home / "dagster.yaml").exists():
-        shutil.copyfile(_TEMPLATE, dagster_home / "dagster.yaml")
+    _seed(dagster_home / "dagster.yaml")
     claim_for_catalog(dagster_home, catalog_id)
     _initialise_storage(dagster_home, slots=slots)
+
+
+def _seed(settings: Path) -> None:
+    """Give a home Dagster's settings; what a person changed in them stays."""
+    if not settings.exists() or hashlib.sha256(settings.read_bytes()).hexdigest() in _EARLIER_TEMPLATES:
+        write_replacing(settings, _TEMPLATE.read_bytes())
 
 
 def claim_for_catalog(dagster_home: Path, catalog_id: str) -> None:

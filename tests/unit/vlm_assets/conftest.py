@@ -161,3 +161,16 @@ def empty(made: Path, tmp_path: Path) -> Dataset:
 def dataset(made: Path, tmp_path: Path) -> Dataset:
     """Everything published."""
     return _copied(made, "published", tmp_path)
+
+
+@pytest.fixture
+def uneven(tmp_path: Path) -> Settings:
+    """Four ranges of two properties, with 2, 23, 4 and 5 images, none described."""
+    listing = tmp_path / "listing.jsonl"
+    lines = [
+        {"property_id": f"p{number}", "images": [f"{number}/{image}.jpg" for image in range(count)]}
+        for number, count in enumerate((1, 1, 3, 20, 2, 2, 1, 4))
+    ]
+    listing.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ingest(listing, tmp_path / "home", range_size=2)
+    return load_settings(home=tmp_path / "home")

@@ -60,3 +60,12 @@ def test_second_dagster_is_refused_by_address(tmp_path: Path) -> None:
     assert running_address(tmp_path) is None
     with only_dagster(tmp_path, wait_seconds=0.0):
         pass
+
+
+def test_a_home_that_was_seeded_from_an_earlier_template_gets_the_present_one(tmp_path: Path) -> None:
+    """What nobody changed follows the project: the queue of an older home runs heaviest first too."""
+    earlier = Path(__file__).with_name("dagster_home_earlier.yaml")
+    (tmp_path / "dagster.yaml").write_bytes(earlier.read_bytes())
+    prepare_dagster_home(tmp_path, catalog_id="one", slots=1)
+    settings = yaml.safe_load((tmp_path / "dagster.yaml").read_text())
+    assert settings["run_coordinator"]["class"] == "HeaviestFirstRunCoordinator"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -12,10 +10,8 @@ from resources.journal.files import make_directory
 from resources.journal.high_water_mark import HighWaterMark, write_mark
 from vlm_assets.catalog import Catalog, catalog_path
 from vlm_assets.expected_cost import ExpectedCost, heaviest_first
-from vlm_assets.ingest import ingest
-from vlm_assets.settings import Settings, load_settings
+from vlm_assets.settings import Settings
 
-IMAGES = [1, 1, 3, 20, 2, 2, 1, 4]
 LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
 
 
@@ -26,60 +22,47 @@ def commit(settings: Settings, key: str, rows: int, *, retired: bool = False) ->
     write_mark(path, HighWaterMark(key, "g", rows, rows, 1, None, retired=retired))
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    """Four ranges of two properties, with 2, 23, 4 and 5 images; 12 of a property are shown."""
-    listing = tmp_path / "listing.jsonl"
-    lines = [
-        {"property_id": f"p{number}", "images": [f"{number}/{image}.jpg" for image in range(count)]}
-        for number, count in enumerate(IMAGES)
-    ]
-    listing.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    ingest(listing, tmp_path / "home", range_size=2)
-    return load_settings(home=tmp_path / "home")
-
-
 def cost_of(settings: Settings) -> ExpectedCost:
     return ExpectedCost.of(settings, Catalog.open(settings.home))
 
 
-def test_cost_is_images_shown_of_what_is_not_committed(settings: Settings) -> None:
+def test_cost_is_images_shown_of_what_is_not_committed(uneven: Settings) -> None:
     """A property costs its images up to max_images; committed rows cost nothing more."""
-    cost = cost_of(settings)
+    cost = cost_of(uneven)
     assert cost.whole == {LIGHT: 2, HEAVY: 15, MIDDLE: 4, LAST: 5}
     assert [cost.left(key) for key in cost.whole] == [2, 15, 4, 5]
-    commit(settings, HEAVY, 1)
+    commit(uneven, HEAVY, 1)
     assert cost.left(HEAVY) == 8
-    commit(settings, HEAVY, 2)
+    commit(uneven, HEAVY, 2)
     assert cost.left(HEAVY) == 0
-    assert cost_of(settings.model_copy(update={"max_images": 20})).whole[HEAVY] == 23
+    assert cost_of(uneven.model_copy(update={"max_images": 20})).whole[HEAVY] == 23
 
 
-def test_order_is_by_what_is_left(settings: Settings) -> None:
+def test_order_is_by_what_is_left(uneven: Settings) -> None:
     """The heaviest range goes first; an interrupted one stands where the rest of it belongs."""
-    cost = cost_of(settings)
+    cost = cost_of(uneven)
     assert cost.heaviest_first([LIGHT, MIDDLE, HEAVY, LAST]) == [HEAVY, LAST, MIDDLE, LIGHT]
-    commit(settings, LAST, 1)
+    commit(uneven, LAST, 1)
     assert cost.heaviest_first([LIGHT, MIDDLE, HEAVY, LAST]) == [HEAVY, MIDDLE, LAST, LIGHT]
 
 
-def test_priority_is_the_order_and_never_above_what_a_person_asks_for(settings: Settings) -> None:
+def test_priority_is_the_order_and_never_above_what_a_person_asks_for(uneven: Settings) -> None:
     """Priorities rank as the order does, below 1; ranges with nothing left come last, heaviest first."""
-    commit(settings, HEAVY, 2)
-    commit(settings, LIGHT, 2)
-    cost = cost_of(settings)
+    commit(uneven, HEAVY, 2)
+    commit(uneven, LIGHT, 2)
+    cost = cost_of(uneven)
     ranked = sorted(cost.whole, key=cost.priority, reverse=True)
     assert ranked == cost.heaviest_first(cost.whole) == [LAST, MIDDLE, HEAVY, LIGHT]
     assert max(map(cost.priority, ranked)) < 1
 
 
 def test_an_unreadable_catalogue_gives_plain_order_and_says_so(
-    settings: Settings, caplog: pytest.LogCaptureFixture
+    uneven: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ordering never stops a retry: without a catalogue the keys come in plain order, and that is logged."""
-    order = heaviest_first(settings)
+    order = heaviest_first(uneven)
     assert order([LIGHT, HEAVY, "unknown"]) == [HEAVY, LIGHT, "unknown"]
-    catalog_path(settings.home).write_bytes(b"not parquet")
+    catalog_path(uneven.home).write_bytes(b"not parquet")
     with caplog.at_level(logging.WARNING):
         assert order([MIDDLE, LIGHT]) == [LIGHT, MIDDLE]
     assert "plain order" in caplog.text
