@@ -1,0 +1,133 @@
+"""Materializes one partition again and again, each time in a forked process that may be killed on the way.
+
+Run as a script: home and partition key as arguments, one order a line (JSON) on stdin, one answer a line on
+stdout. torch, the model and Dagster are loaded once, here, where nothing is ever computed; everything else is
+what a run does: lease, journal, decode workers, engine, checks, publication.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+# One thread, set before torch is imported: a forked child has none of its parent's.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import dagster as dg
+import duckdb  # noqa: F401  # the checks import it late
+from PIL import Image
+
+from faults.failpoints import Failpoint, die
+from resources.gpu.devices import Device
+from resources.journal.journal import Journal
+from resources.vlm.engine import Engine
+from resources.vlm.model_loading import ModelSource
+from resources.vlm.prompt import Prompt, build_prompt
+from resources.vlm.resource import VisionLanguageModel
+from resources.vlm.schema import DescriptionSchema, load_schema
+from resources.vlm.transformers_engine import TransformersEngine
+from vlm_assets.definitions import build_defs
+from vlm_assets.settings import Settings, load_settings
+
+ASSET = "property_descriptions"
+_loaded: list[Engine] = []
+
+
+class LoadedModel(VisionLanguageModel):
+    """The same engine, loaded before the fork and not after it."""
+
+    def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt) -> Engine:
+        """The engine of this script's process."""
+        return _loaded[0]
+
+
+def live(home: Path, key: str, order: dict[str, Any], say: Any) -> None:
+    """One run of the partition, killed before a file operation or after a submitted batch if so ordered."""
+    settings = load_settings(home=home, devices="cpu:1", **order["settings"])
+    model = LoadedModel(model=settings.model)
+    defs = build_defs(settings, resource_overrides={"vision_language_model": model})
+    at, torn, batches = order.get("operation", 0), order.get("torn", False), order.get("batch", 0)
+    submit, submitted = Journal.submit, 0
+
+    def submit_and_perhaps_die(journal: Journal, table: Any) -> None:
+        nonlocal submitted
+        submit(journal, table)
+        submitted += 1
+        if submitted == batches:
+            die()
+
+    Journal.submit = submit_and_perhaps_die
+    instance = dg.DagsterInstance.ephemeral()
+    failpoint = Failpoint(at, die, torn=torn)
+    result = dg.materialize(
+        defs.assets,
+        selection=[ASSET],
+        partition_key=key,
+        resources=defs.resources,
+        instance=instance,
+        raise_on_error=False,
+    )
+    failed = [event for event in result.all_events if event.is_step_failure]
+    (event,) = result.asset_materializations_for_node(ASSET) if result.success else (None,)
+    restored = event.metadata.get("restored rows") if event else None
+    say(
+        success=result.success,
+        failures=[event.step_failure_data.error.to_string() for event in failed],
+        restored=restored.value if restored else None,
+        operations=failpoint.operations,
+    )
+
+
+def fork(home: Path, key: str, order: dict[str, Any]) -> dict[str, Any]:
+    """A life in a child; what it said, and how it ended."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        write = os.write  # the failpoint must not count our own report
+        code = 1
+        try:
+            live(home, key, order, lambda **said: write(writing, json.dumps(said).encode()))
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        said = stream.read()
+    _, status = os.waitpid(child, 0)
+    return {"killed": os.waitstatus_to_exitcode(status) == -signal.SIGKILL, **json.loads(said or "{}")}
+
+
+def load_all(settings: Settings) -> None:
+    """What every run needs, here and not in each child: Dagster's stores, the model, the image formats."""
+
+    @dg.asset
+    def nothing() -> None:
+        """So that Dagster imports what a run needs."""
+
+    dg.materialize([nothing])
+    Image.init()
+    schema = load_schema(settings.description_schema)
+    prompt = build_prompt(schema, settings.prompt)
+    _loaded.append(
+        TransformersEngine(ModelSource(settings.model), schema=schema, prompt=prompt, device="cpu")
+    )
+
+
+def main(home: Path, key: str) -> None:
+    """Load once, then answer orders."""
+    load_all(load_settings(home=home))
+    threads = threading.active_count()
+    assert threads == 1, f"{threads} threads here: a fork would lose all but one"
+    for line in sys.stdin:
+        order = json.loads(line)
+        print(json.dumps(fork(Path(order["home"]), key, order)), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
