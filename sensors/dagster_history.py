@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dagster import AssetCheckEvaluation, AssetKey, DagsterInstance, DagsterRunStatus
 from dagster import DagsterEventType as EventType
-
-if TYPE_CHECKING:
-    from dagster import EventLogEntry
 
 LAUNCHED_BY = "vlm-assets/launched-by"
 """Run tag: who launched a run that no person did. The value RETRY marks those of the retry schedule."""
@@ -282,13 +279,7 @@ def _runs_where(instance: DagsterInstance, *conditions: Any) -> list[RunState]:
     import sqlalchemy as db
 
     runs, tags = _run_table(), _tag_table()
-    columns = (
-        runs.c.run_id,
-        runs.c.status,
-        runs.c.create_timestamp,
-        runs.c.update_timestamp,
-        runs.c.end_time,
-    )
+    times = (runs.c.create_timestamp, runs.c.update_timestamp, runs.c.end_time)
     query = db.select(runs.c.run_id, runs.c.status, *times).where(*conditions).order_by(runs.c.id)
     wanted = (*_TAGS, LAUNCHED_BY, INTERRUPTED_BY)
     of_runs = db.select(tags.c.run_id, tags.c.key, tags.c.value).where(
