@@ -19,11 +19,11 @@ LAUNCHED_BY = "vlm-assets/launched-by"
 """Run tag: who launched a run that no person did. The value RETRY marks those of the retry schedule."""
 RETRY = "retry"
 
-INTERRUPTED_BY = "vlm-assets/interrupted-by"
+ENDED_TAG = "vlm-assets/ended"
 """Run tag: a run that this project ended, or that ended, for no fault of its partition; the value says why.
 
 With it a CANCELED run is not a person's wish, and a FAILURE is not counted as an attempt. Set it before the
-run is ended: ``instance.add_run_tags(run_id, {INTERRUPTED_BY: "stuck"})``.
+run is ended: ``instance.add_run_tags(run_id, {ENDED_TAG: "stuck"})``.
 """
 
 _PARTITION = "dagster/partition"
@@ -79,7 +79,7 @@ class RunState:
         """What ended it, where that is no fault of its partition; ``UNEXPECTED_TERMINATION`` from outside."""
         reason = self.tags.get(_FAILURE_REASON)
         outside = reason if reason == "UNEXPECTED_TERMINATION" else None
-        return self.tags.get(INTERRUPTED_BY) or outside
+        return self.tags.get(ENDED_TAG) or outside
 
     @property
     def is_retried_by_dagster(self) -> bool:
@@ -281,7 +281,7 @@ def _runs_where(instance: DagsterInstance, *conditions: Any) -> list[RunState]:
     runs, tags = _run_table(), _tag_table()
     times = (runs.c.create_timestamp, runs.c.update_timestamp, runs.c.end_time)
     query = db.select(runs.c.run_id, runs.c.status, *times).where(*conditions).order_by(runs.c.id)
-    wanted = (*_TAGS, LAUNCHED_BY, INTERRUPTED_BY)
+    wanted = (*_TAGS, LAUNCHED_BY, ENDED_TAG)
     of_runs = db.select(tags.c.run_id, tags.c.key, tags.c.value).where(
         tags.c.key.in_(wanted), tags.c.run_id.in_(db.select(runs.c.run_id).where(*conditions))
     )
