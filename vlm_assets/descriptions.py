@@ -54,6 +54,9 @@ from vlm_assets.settings import Settings
 
 ASSET = "property_descriptions"
 
+BATCH_SECONDS = 20.0
+"""A planned batch takes no longer, by estimate: it is lost by a kill, beside what waits for its commit."""
+
 SHEET_PROPERTIES = 4
 """Described properties on a partition's contact sheet; a failed one is added where there is one."""
 
@@ -146,7 +149,12 @@ class DescriptionWork:
                 strict=True,
             )
         ]
-        plan = plan_batches(planned, seed=self.settings.seed, batch_size=self.settings.batch_size)
+        plan = plan_batches(
+            planned,
+            seed=self.settings.seed,
+            batch_size=self.settings.batch_size,
+            images_per_batch=self.settings.batch_images,
+        )
         return remaining(plan, done_ids)
 
     @cached_property
@@ -159,18 +167,25 @@ class DescriptionWork:
         """Describe every property that the journal lacks, and hand it rows a planned batch at a time."""
         batches = self.plan(journal.done_ids)
         clock = time.monotonic
-        model_seconds = 0.0
+        model_seconds = longest = 0.0
         images = 0
+        warned = False
         with self.decode_workers() as workers:
             started = clock()
             engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
             load_seconds = clock() - started
             progress.start()
             try:
-                for loaded in self.load(workers, batches):
+                for number, loaded in enumerate(self.load(workers, batches)):
                     before = clock()
                     described = self.answer(engine, loaded)
-                    model_seconds += clock() - before
+                    took = clock() - before
+                    model_seconds += took
+                    longest = max(longest, took)
+                    # The first batch of a process pays for what is compiled and allocated once.
+                    if number and not warned and (advice := long_batch(described, took)) is not None:
+                        progress.warn(advice)
+                        warned = True
                     images += sum(one.images_seen for one in described)
                     journal.submit(self.rows(described, engine, device))
                     progress.advance(len(described))
@@ -184,6 +199,7 @@ class DescriptionWork:
             "properties/s": dg.MetadataValue.float(round(progress.computed / seconds, 3)),
             "images/s": dg.MetadataValue.float(round(images / seconds, 3)),
             "seconds in model": dg.MetadataValue.float(round(model_seconds, 3)),
+            "seconds of the longest batch": dg.MetadataValue.float(round(longest, 3)),
             "seconds waiting for decode": dg.MetadataValue.float(round(decode_wait, 3)),
             "seconds waiting for commit": dg.MetadataValue.float(round(journal.commit_wait_seconds, 3)),
             "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
@@ -290,6 +306,19 @@ class DescriptionWork:
         )
 
 
+def long_batch(described: Sequence[Described], seconds: float) -> str | None:
+    """What to set where a batch took longer than BATCH_SECONDS; None where it did not, or cannot be cut."""
+    if seconds <= BATCH_SECONDS or len(described) == 1:
+        return None
+    images = sum(one.images_seen for one in described)
+    fitting = max(1, int(images * BATCH_SECONDS / seconds))
+    return (
+        f"A batch of {len(described)} properties with {images} images took {seconds:.0f} s, and a kill loses"
+        f" the batch under way. For batches of {BATCH_SECONDS:.0f} s set VLM_ASSETS_BATCH_IMAGES={fitting};"
+        " what is committed stays."
+    )
+
+
 def build_property_descriptions(
     settings: Settings, partitions: dg.PartitionsDefinition[str], *, upstream: str
 ) -> dg.AssetsDefinition:
@@ -323,7 +352,8 @@ def build_property_descriptions(
         def describe(journal: Journal, progress: Progress) -> Metadata:
             lease = gpu.lease(run_id=context.run.run_id, partition=key, step=ASSET, log=context.log)
             progress.load(lease.device.id)
-            return work.describe(journal, progress, lease.device)
+            with gpu.blamed(lease.device, run_id=context.run.run_id, log=context.log):
+                return work.describe(journal, progress, lease.device)
 
         partition = Partition(
             asset=ASSET,

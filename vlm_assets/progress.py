@@ -57,6 +57,10 @@ class Progress:
         if self._clock() - self._last_report >= INTERVAL_SECONDS:
             self.report()
 
+    def warn(self, advice: str) -> None:
+        """Say what a person should change, on the run's page."""
+        self._context.log.warning(advice)
+
     @property
     def seconds(self) -> float:
         """Since the work of this run began."""

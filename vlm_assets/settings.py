@@ -73,6 +73,11 @@ class Settings(BaseSettings):
     batch_size: PositiveInt = Field(
         8, description="Properties described together. A change keeps what is committed."
     )
+    batch_images: PositiveInt = Field(
+        64,
+        description="Images described together, at most; a property with more is a batch alone. A batch"
+        " should take 20 s or less, for a kill loses it; a run warns where it takes longer.",
+    )
     decode_workers: NonNegativeInt = Field(
         default_factory=lambda: max(1, min(8, (os.cpu_count() or 2) // 2)),
         description="Processes that decode and resize images ahead of the model. 0: in the run's own.",
@@ -100,6 +105,9 @@ class Settings(BaseSettings):
     )
     commit_seconds: PositiveFloat = Field(30.0, description="Longest time a finished row stays uncommitted.")
     commit_rows: PositiveInt = Field(2000, description="Finished rows that are committed at once, at most.")
+    grace_seconds: PositiveFloat = Field(
+        30.0, description="Seconds for runs to commit what they have finished when `vlm-assets` ends Dagster."
+    )
 
     failed_share_warn: Share = Field(0.01, description="Share of failed rows from which a partition warns.")
     failed_share_error: Share = Field(
