@@ -135,6 +135,7 @@ def demo(
         port=port,
         exit_when_done=exit_when_done,
         accuracy=lambda: _accuracy(current) if current.source is None else None,
+        grace_seconds=current.grace_seconds,
     )
     raise typer.Exit(code)
 
