@@ -204,7 +204,8 @@ def build_property_embeddings(
         def embed(journal: Journal, progress: Progress) -> Metadata:
             lease = gpu.lease(run_id=context.run.run_id, partition=key, step=ASSET, log=context.log)
             progress.load(lease.device.id)
-            return work.embed(journal, progress, lease.device)
+            with gpu.blamed(lease.device, run_id=context.run.run_id, log=context.log):
+                return work.embed(journal, progress, lease.device)
 
         partition = Partition(
             asset=ASSET,

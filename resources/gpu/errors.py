@@ -32,3 +32,7 @@ class NoDeviceFreeError(DeviceError):
 
 class PinnedElsewhereError(DeviceError):
     """CUDA already runs in this process on another device than the one that was leased."""
+
+
+class AllLeftOutError(DeviceError):
+    """Every device has failed twice and is left out; the message says why each, and how to take one back."""

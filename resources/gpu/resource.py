@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dagster import ConfigurableResource
 from pydantic import Field
 
+from resources.gpu.device_failures import device_failure
 from resources.gpu.devices import Device, find_devices
+from resources.gpu.errors import AllLeftOutError
 from resources.gpu.health import HealthCheck
 from resources.gpu.lease_records import LeaseHolder
 from resources.gpu.leases import DeviceLeases, Lease
+from resources.gpu.left_out import LeftOutDevices
 from resources.gpu.nvml import DriverNvml
 from resources.gpu.process_lease import lease_for_process
 
@@ -29,16 +34,55 @@ class GpuResource(ConfigurableResource["GpuResource"]):
         """The devices that the settings mean on this machine. Raises DeviceError."""
         return find_devices(self.devices, os.environ)
 
+    def left_out(self) -> LeftOutDevices:
+        """The devices that failed twice, kept beside the leases' folder."""
+        return LeftOutDevices(Path(self.leases_directory).parent / "devices_left_out.json")
+
     def leases(self) -> DeviceLeases:
-        """The leases of those devices, refusing sick ones; ``holders()`` of it says who has which."""
+        """The leases of those devices, refusing sick ones; ``holders()`` of it says who has which.
+
+        Devices that have failed before come last; those that failed twice are refused.
+        """
         health = HealthCheck(DriverNvml(), min_free_bytes=round(self.min_free_memory_gib * (1 << 30)))
-        return DeviceLeases(Path(self.leases_directory), self.find(), health)
+        left_out = self.left_out()
+        records = left_out.records()
+
+        def refusals(device: Device) -> Sequence[str]:
+            held_against = left_out.left_out().get(device.id)
+            if held_against is not None:
+                return [held_against.sentence(device.id)]
+            return health(device)
+
+        def failures(device: Device) -> int:
+            return len(records[device.id].failures) if device.id in records else 0
+
+        return DeviceLeases(Path(self.leases_directory), sorted(self.find(), key=failures), refusals)
 
     def lease(self, *, run_id: str, partition: str, step: str, log: logging.Logger) -> Lease:
         """This process's device, pinned; the same at every call, and held until the process ends.
 
-        Raises NoDeviceFreeError after ``wait_seconds``, PinnedElsewhereError where torch already runs CUDA
-        on something else, and the other children of DeviceError.
+        Raises AllLeftOutError at once where every device is, NoDeviceFreeError after ``wait_seconds``,
+        PinnedElsewhereError where torch already runs CUDA on something else, and the other children of
+        DeviceError.
         """
         holder = LeaseHolder(run_id=run_id, partition=partition, step=step)
-        return lease_for_process(self.leases, holder, wait_seconds=self.wait_seconds, log=log)
+        return lease_for_process(self._usable_leases, holder, wait_seconds=self.wait_seconds, log=log)
+
+    @contextlib.contextmanager
+    def blamed(self, device: Device, *, run_id: str, log: logging.Logger) -> Iterator[None]:
+        """Note an error of the device itself against it, and let the error pass."""
+        try:
+            yield
+        except Exception as error:
+            why = device_failure(error)
+            if why is not None and self.left_out().note_failure(device.id, occurrence=run_id, why=why):
+                log.error("%s has failed twice and is left out from now on.", device.id)
+            raise
+
+    def _usable_leases(self) -> DeviceLeases:
+        leases = self.leases()
+        left_out = self.left_out().left_out()
+        if all(device.id in left_out and not device.given for device in leases.devices):
+            held_against = " ".join(left_out[device.id].sentence(device.id) for device in leases.devices)
+            raise AllLeftOutError(f"No device is left to work on. {held_against}")
+        return leases

@@ -1,0 +1,37 @@
+"""Which errors are a device's own: what a CUDA call says when the device, not the model or the data, failed.
+
+What lives here: the judgement over an error and its causes. What does not: counting them (``left_out.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+_SIGNS = ("cuda error", "cublas_status", "cudnn_status", "nccl", "uncorrectable ecc")
+_NOT_ITS_OWN = ("out of memory", "alloc_failed", "device-side assert")
+"""Too large a batch, and an index out of range in a model's code, fail on any device."""
+
+
+def device_failure(error: BaseException) -> str | None:
+    """A sentence where the error is a device's own failure, else None. Looks at its causes too."""
+    for one in _causes(error):
+        if isinstance(one, MemoryError):
+            return None
+        text = str(one)
+        plain = text.lower()
+        if any(sign in plain for sign in _NOT_ITS_OWN):
+            return None
+        # By name: torch is not imported where no model ran.
+        if type(one).__name__ == "AcceleratorError" or any(sign in plain for sign in _SIGNS):
+            return f"{type(one).__name__}: {text.splitlines()[0] if text else ''}"
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error's causes, the first one first, and then itself."""
+    chain: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in chain:
+        chain.append(one)
+        one = one.__cause__
+    yield from reversed(chain)

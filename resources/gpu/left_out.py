@@ -1,0 +1,158 @@
+"""Devices that failed twice and are left out until a person takes them back: one durable file for all runs.
+
+What lives here: noting failures, leaving out, taking back. What does not: what counts as a device's failure
+(``device_failures.py``), whether a device is sound at the moment (``health.py``), and telling people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from resources.gpu.errors import DeviceError
+from resources.journal.files import make_directory, set_aside, write_replacing
+from resources.journal.sealed_json import BrokenSealError, seal, unseal
+
+FAILURES = 2
+"""Failures of a device, each of another run, after which it is left out."""
+
+WITHIN_SECONDS = 24 * 3600.0
+"""Failures that are further apart are those of software or of chance."""
+
+_ABOUT = (
+    "The truth about which devices are left out. Deleting it takes all of them back, as `vlm-assets devices"
+    " --take-back ID` does with one."
+)
+
+_log = logging.getLogger(__name__)
+
+
+class UnknownDeviceError(DeviceError):
+    """A device that is to be taken back is not left out."""
+
+
+@dataclass(frozen=True)
+class DeviceFailure:
+    """One failure. occurrence: tells it from others, e.g. a run's id; why: a sentence; at: unix seconds."""
+
+    occurrence: str
+    why: str
+    at: float
+
+
+@dataclass(frozen=True)
+class DeviceRecord:
+    """What is held against one device. left_out_at: unix seconds, None while it is used."""
+
+    failures: tuple[DeviceFailure, ...] = ()
+    left_out_at: float | None = None
+
+    def sentence(self, device: str) -> str:
+        """For people."""
+        whys = " ".join(dict.fromkeys(failure.why for failure in self.failures))
+        if self.left_out_at is None:
+            return f"{device} has failed {len(self.failures)} time(s): {whys}"
+        return (
+            f"{device} is left out since it failed {len(self.failures)} times: {whys} When it is sound again:"
+            f" vlm-assets devices --take-back {device}"
+        )
+
+
+@dataclass(frozen=True)
+class LeftOutDevices:
+    """The file, which any process may change at once."""
+
+    path: Path
+    clock: Callable[[], float] = field(default=time.time)
+
+    def records(self) -> Mapping[str, DeviceRecord]:
+        """Every device that something is held against, by id. A file that does not verify is kept aside."""
+        try:
+            return self._read()
+        except BrokenSealError:
+            with self._locked():
+                return self._read_or_set_aside()
+
+    def left_out(self) -> dict[str, DeviceRecord]:
+        """The devices that are left out, by id."""
+        return {id_: one for id_, one in self.records().items() if one.left_out_at is not None}
+
+    def note_failure(self, device: str, *, occurrence: str, why: str) -> bool:
+        """Note, durably, that a device failed a run; the same occurrence counts once.
+
+        Returns whether this is what leaves it out. Raises OSError.
+        """
+        now = self.clock()
+        with self._locked():
+            records = self._read_or_set_aside()
+            before = records.get(device, DeviceRecord())
+            if any(one.occurrence == occurrence for one in before.failures):
+                return False
+            recent = [one for one in before.failures if abs(now - one.at) <= WITHIN_SECONDS]
+            failures = (*recent, DeviceFailure(occurrence, why, now))
+            leaves = before.left_out_at is None and len(failures) >= FAILURES
+            since = now if leaves else before.left_out_at
+            self._write({**records, device: DeviceRecord(failures, since)})
+        return leaves
+
+    def take_back(self, device: str) -> DeviceRecord:
+        """Use a device again and forget its failures. Returns what was held against it.
+
+        Raises UnknownDeviceError, OSError.
+        """
+        with self._locked():
+            records = self._read_or_set_aside()
+            if device not in records:
+                listed = ", ".join(sorted(records)) or "none"
+                raise UnknownDeviceError(
+                    f"Nothing is held against a device {device!r}, so it cannot be taken back. Devices that"
+                    f" something is held against: {listed}."
+                )
+            self._write({id_: one for id_, one in records.items() if id_ != device})
+        return records[device]
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        make_directory(self.path.parent)
+        lock = self.path.with_suffix(".lock")
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _read(self) -> dict[str, DeviceRecord]:
+        try:
+            said = unseal(self.path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        return {
+            id_: DeviceRecord(tuple(DeviceFailure(**one) for one in found["failures"]), found["left_out_at"])
+            for id_, found in said["devices"].items()
+        }
+
+    def _read_or_set_aside(self) -> dict[str, DeviceRecord]:
+        try:
+            return self._read()
+        except BrokenSealError as error:
+            aside = set_aside(self.path, self.path.parent / "damaged")
+            _log.error(
+                "%s does not verify (%s), so it is not known which devices were left out: all are used until"
+                " they fail again. It is kept as %s.",
+                self.path,
+                error,
+                aside,
+            )
+            return {}
+
+    def _write(self, records: Mapping[str, DeviceRecord]) -> None:
+        devices = {id_: asdict(one) for id_, one in records.items()}
+        write_replacing(self.path, seal(json.dumps({"about": _ABOUT, "devices": devices}, indent=2).encode()))

@@ -1,0 +1,82 @@
+"""Whether a process that was seen before is still that one: by its start, which no later process shares.
+
+What lives here: telling one process from another with its pid. What does not: whether a materialization lives
+(its lock says that, ``workers.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from resources.gpu.lease_records import process_start
+from resources.workers import boot_id
+
+_SLACK_SECONDS = 60.0
+"""Between a process's start and its first word: below it, wall clocks cannot tell two processes apart."""
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process of one boot. start: clock ticks since boot."""
+
+    pid: int
+    start: int
+    boot_id: str
+
+    @classmethod
+    def of(cls, pid: int) -> Self | None:
+        """The process that has this pid now, or None."""
+        start = process_start(pid)
+        return None if start is None else cls(pid, start, boot_id())
+
+    @classmethod
+    def that_spoke(cls, pid: int, at: float) -> Self | None:
+        """The process that said at ``at`` (unix seconds) that it has this pid, or None: it is gone.
+
+        Once known, it is told by its start and its boot alone, whatever the clocks do afterwards.
+        """
+        found = cls.of(pid)
+        if found is None:
+            return None
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        age = now - found.start / os.sysconf("SC_CLK_TCK")
+        # One that began well after the word was said has inherited the number.
+        return found if time.time() - age <= at + _SLACK_SECONDS else None
+
+    def lives(self) -> bool:
+        """Whether it still runs. A zombie does not: it waits only to be counted."""
+        return (
+            self.boot_id == boot_id() and process_start(self.pid) == self.start and not _is_zombie(self.pid)
+        )
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal to this process and to no other with its pid. False where it is gone.
+
+        Raises PermissionError where it is another user's.
+        """
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            # Looked at with the descriptor open: from here on the pid cannot pass to another unnoticed.
+            if not self.lives():
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (OSError, IndexError):
+        return True

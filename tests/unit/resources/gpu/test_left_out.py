@@ -1,0 +1,120 @@
+"""Devices left out: two failures within a day, durable, until a person takes them back."""
+
+import json
+import logging
+
+import pytest
+
+from resources.gpu.device_failures import device_failure
+from resources.gpu.errors import AllLeftOutError
+from resources.gpu.lease_records import LeaseHolder
+from resources.gpu.left_out import WITHIN_SECONDS, LeftOutDevices, UnknownDeviceError
+from resources.gpu.resource import GpuResource
+from resources.vlm.engine import EngineLostError
+
+LOG = logging.getLogger("test")
+LOST = RuntimeError("CUDA error: unspecified launch failure")
+
+
+class Clock:
+    """Seconds that stand still until they are moved."""
+
+    now = 1_000_000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def left_out(tmp_path, clock):
+    return LeftOutDevices(tmp_path / "devices_left_out.json", clock)
+
+
+def gpu(folder, devices="cpu:2"):
+    return GpuResource(leases_directory=str(folder / "leases"), devices=devices, wait_seconds=0)
+
+
+def test_the_second_failure_leaves_a_device_out(left_out):
+    """One failure may be chance; the second, of another run, is the device."""
+    assert not left_out.note_failure("GPU-1", occurrence="r1", why="It fell off the bus.")
+    assert not left_out.note_failure("GPU-1", occurrence="r1", why="It fell off the bus.")
+    assert not left_out.left_out()
+    assert left_out.note_failure("GPU-1", occurrence="r2", why="It fell off the bus.")
+    sentence = left_out.left_out()["GPU-1"].sentence("GPU-1")
+    assert "It fell off the bus." in sentence
+    assert "--take-back GPU-1" in sentence
+    assert not left_out.note_failure("GPU-1", occurrence="r3", why="Again."), "told once"
+
+
+def test_failures_a_day_apart_are_chance(left_out, clock):
+    """Weeks of work must not add up to a device left out."""
+    left_out.note_failure("GPU-1", occurrence="r1", why="a")
+    clock.now += WITHIN_SECONDS + 1
+    assert not left_out.note_failure("GPU-1", occurrence="r2", why="b")
+
+
+def test_a_person_takes_a_device_back(left_out):
+    """Its failures are forgotten with it, so that the next one does not leave it out at once."""
+    for run in "12":
+        left_out.note_failure("GPU-1", occurrence=run, why="a")
+    left_out.take_back("GPU-1")
+    assert not left_out.records()
+    with pytest.raises(UnknownDeviceError, match="GPU-2"):
+        left_out.take_back("GPU-2")
+
+
+def test_a_damaged_file_is_kept_aside_and_named(left_out, tmp_path, caplog):
+    """Unreadable never means empty: it is named, and kept for a person to look at."""
+    left_out.note_failure("GPU-1", occurrence="r1", why="a")
+    left_out.path.write_bytes(left_out.path.read_bytes().replace(b"GPU-1", b"GPU-2"))
+    assert not left_out.records()
+    assert "does not verify" in caplog.text
+    (aside,) = (tmp_path / "damaged").iterdir()
+    assert "GPU-2" in json.loads(aside.read_bytes())["content"]["devices"]
+
+
+def test_the_others_take_over(tmp_path):
+    """A device that failed once comes last, one that failed twice is passed over."""
+    resource = gpu(tmp_path)
+    for run in ("r1", "r2"):
+        with pytest.raises(EngineLostError), resource.blamed(resource.find()[0], run_id=run, log=LOG):
+            raise EngineLostError("the device is lost") from LOST
+        assert [device.id for device in resource.leases().devices] == ["cpu-1", "cpu-0"]
+    holder = LeaseHolder("r3", "k", "s")
+    with resource.leases().acquire(holder, wait_seconds=0, log=LOG) as lease:
+        assert lease.device.id == "cpu-1"
+        with pytest.raises(Exception, match="cpu-0 is left out since it failed 2 times"):
+            resource.leases().acquire(holder, wait_seconds=0, log=LOG)
+
+
+def test_all_left_out_is_said_at_once(tmp_path):
+    """Waiting ten minutes for a device that nobody will give back helps nobody."""
+    resource = gpu(tmp_path, "cpu:1")
+    for run in "12":
+        resource.left_out().note_failure("cpu-0", occurrence=run, why="It is lost.")
+    with pytest.raises(AllLeftOutError, match=r"No device is left.*It is lost.*--take-back cpu-0"):
+        resource.lease(run_id="r", partition="k", step="s", log=LOG)
+
+
+@pytest.mark.parametrize(
+    ("error", "its_own"),
+    [
+        (LOST, True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), False),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm"), True),
+        (ValueError("the answer is not JSON"), False),
+        (MemoryError("CUDA error"), False),
+    ],
+)
+def test_only_a_devices_own_errors_are_held_against_it(error, its_own):
+    """Memory, data and model code fail on any device: leaving one out would not help."""
+    assert (device_failure(error) is not None) is its_own
+    wrapped = EngineLostError("given up")
+    wrapped.__cause__ = error
+    assert (device_failure(wrapped) is not None) is its_own
