@@ -87,7 +87,9 @@ def ingest(
     )
     _say(report)
     if report.new_ranges:
-        typer.echo("A running Dagster sees new ranges after Deployment > Reload.")
+        from vlm_assets.definitions_reload import reload_running
+
+        typer.echo(reload_running(current.dagster_home))
 
 
 @app.command()

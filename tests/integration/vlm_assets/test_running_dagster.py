@@ -1,0 +1,84 @@
+"""A running Dagster takes new ranges from an ingest, and starts a backfill with the heaviest one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from typer.testing import CliRunner
+
+from vlm_assets.catalog import Catalog
+from vlm_assets.cli import app
+from vlm_assets.dagster_home import POOL, prepare_dagster_home
+from vlm_assets.dagster_server import DagsterServer, dagster_server, free_port
+from vlm_assets.ingest import ingest
+
+DESCRIPTIONS = "property_descriptions"
+LIGHT, MIDDLE, HEAVY = (f"{start:09d}-{start:09d}" for start in range(3))
+
+# Real servers and real runs, each a process with a model; the daemon looks for backfills every 30 s.
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass
+class Running:
+    """A home and the Dagster that runs on it."""
+
+    home: Path
+    listing: Path
+    server: DagsterServer
+
+    def wait_until(self, reached: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not reached():
+            assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
+            self.server.group.watch(0.2)
+
+
+@pytest.fixture
+def running(listing: Path, tmp_path: Path) -> Iterator[Running]:
+    """Dagster over the lightest range alone; the listing has two more, and the daemon is not started yet."""
+    home = tmp_path / "home"
+    images = [uri for line in listing.read_text().splitlines() for uri in json.loads(line)["images"]]
+    lines = [
+        json.dumps({"property_id": f"p{number}", "images": images[:count]}) + "\n"
+        for number, count in enumerate((1, 2, 4))
+    ]
+    uneven, first = listing.with_name("uneven.jsonl"), listing.with_name("first.jsonl")
+    uneven.write_text("".join(lines))
+    first.write_text(lines[0])
+    ingest(first, home, range_size=1)
+    dagster_home = home / "dagster"
+    prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
+    with dagster_server(home, dagster_home, port=free_port(3400), grace_seconds=10.0) as server:
+        server.start_pages()
+        yield Running(home, uneven, server)
+
+
+def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ingest` lets the running Dagster read its definitions anew; a backfill of all starts the heaviest."""
+    monkeypatch.setenv("VLM_ASSETS_HOME", str(running.home))
+    api = running.server.api
+    assert api.partition_keys(DESCRIPTIONS).rest == {LIGHT}
+    said = CliRunner().invoke(app, ["ingest", str(running.listing), "--home", str(running.home)])
+    assert f"Dagster at {running.server.address} has read its definitions anew" in said.output
+    assert api.partition_keys(DESCRIPTIONS).rest == {LIGHT, MIDDLE, HEAVY}
+
+    with dg.DagsterInstance.from_config(str(running.home / "dagster")) as instance:
+        # No device until all are queued: what is queued first must not be taken first for that alone.
+        instance.event_log_storage.set_concurrency_slots(POOL, 0)
+        api.launch_backfill([DESCRIPTIONS], [LIGHT, MIDDLE, HEAVY], title="all", tags={})
+        running.server.start_daemon()
+        queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED])
+        running.wait_until(lambda: instance.get_runs_count(queued) == 3, "three runs queued")
+        instance.event_log_storage.set_concurrency_slots(POOL, 1)
+        running.wait_until(lambda: not api.partition_keys(DESCRIPTIONS).rest, "all materialized")
+        started = sorted(instance.get_run_records(), key=lambda record: record.start_time or 0.0)
+    assert [record.dagster_run.tags["dagster/partition"] for record in started] == [HEAVY, MIDDLE, LIGHT]
