@@ -55,13 +55,13 @@ class Position:
 class Read:
     """What was read: whole lines, where to go on, and how many whole lines did not verify.
 
-    follows: the file whose lines all came before this one's, where this one took its place.
+    began_with: bytes of the file's first lines, which repeat what the one before it held.
     """
 
     entries: list[dict[str, Any]]
     end: Position
     damaged: int = 0
-    follows: str | None = None
+    began_with: int = 0
 
 
 class AlertLog:
@@ -81,13 +81,6 @@ class AlertLog:
             yield
         finally:
             os.close(descriptor)
-
-    def size(self) -> int:
-        """Bytes of the file; 0 where there is none."""
-        try:
-            return self.path.stat().st_size
-        except FileNotFoundError:
-            return 0
 
     def read(self, since: Position | None = None) -> Read:
         """The whole lines after a position; from the start where that was in another file. Raises OSError."""
@@ -110,7 +103,7 @@ class AlertLog:
             elif _SEALED.search(line):
                 damaged += 1
         opened = _opened(head.rstrip(b"\n")) or {}
-        return Read(entries, Position(file, offset + whole), damaged, opened.get("follows"))
+        return Read(entries, Position(file, offset + whole), damaged, opened.get("began_with", 0))
 
     def append(self, entries: Iterable[dict[str, Any]]) -> None:
         """Add lines; durable when it returns. Raises AlertLogError, and then none of them stands there.
@@ -118,7 +111,7 @@ class AlertLog:
         ``files.py`` replaces whole files and nothing else, so this is the one place that adds to one.
         """
         if not self.path.exists():
-            write_new(self.path, _head(follows=None))
+            write_new(self.path, _head(began_with=0))
         lines = b"".join(_sealed(entry) for entry in entries)
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
@@ -160,10 +153,8 @@ class AlertLog:
 
     def start_anew(self, entries: Iterable[dict[str, Any]]) -> None:
         """Put the file aside as the older one, and begin another with these lines. Raises OSError."""
-        with self.path.open("rb") as stream:
-            follows = hashlib.sha256(stream.readline()).hexdigest()[:16]
-        lines = b"".join((_head(follows=follows), *(_sealed(entry) for entry in entries)))
-        temporary = write_temporary(self.path, lines)
+        lines = b"".join(_sealed(entry) for entry in entries)
+        temporary = write_temporary(self.path, _head(began_with=len(lines)) + lines)
         older = self.directory / OLDER_LINES
         older.unlink(missing_ok=True)
         os.link(self.path, older)
@@ -177,8 +168,8 @@ def make_directory_once(directory: Path) -> None:
         make_directory(directory)
 
 
-def _head(*, follows: str | None) -> bytes:
-    return _sealed({"event": "file", "about": _ABOUT, "file": uuid.uuid4().hex, "follows": follows})
+def _head(*, began_with: int) -> bytes:
+    return _sealed({"event": "file", "about": _ABOUT, "file": uuid.uuid4().hex, "began_with": began_with})
 
 
 def _sealed(entry: dict[str, Any]) -> bytes:

@@ -34,6 +34,7 @@ class Outbox:
         self._open: dict[str, Alert] = {}
         self._known: dict[str, None] = {}
         self._damaged = 0
+        self._began_with = 0
 
     def post(self, alert: Alert) -> bool:
         """Note an alert, durably. False: this occurrence is known already. Raises AlertLogError."""
@@ -91,13 +92,21 @@ class Outbox:
             self._read_on()
             return self._damaged
 
-    def begin_new_file(self) -> None:
-        """Begin a new file with what is open; the caller holds the log's lock. Raises OSError."""
-        with self._guard:
+    def begin_new_file_where_long(self, told: Position) -> bool:
+        """Put a long file aside and begin a new one with what is open; only where ``told`` is its end.
+
+        Raises OSError.
+        """
+        if told.offset <= LONGEST_FILE:
+            return False
+        with self._guard, self.log.locked():
             self._read_on()
+            if self._position != told or told.offset - self._began_with <= LONGEST_FILE:
+                return False
             carried = [{**_raised(alert), "event": CARRIED} for alert in self._open.values()]
             known = {"event": KNOWN, "ids": list(self._known)[-_REMEMBERED:]}
             self.log.start_anew([known, *carried])
+        return True
 
     def _append(self, entries: Sequence[dict[str, Any]]) -> None:
         if entries:
@@ -113,6 +122,7 @@ class Outbox:
             self._open, self._known, self._damaged = {}, {}, 0
         self._position = found.end
         self._damaged += found.damaged
+        self._began_with = found.began_with
         for entry in found.entries:
             self._take(entry)
 
