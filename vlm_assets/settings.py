@@ -19,6 +19,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SecretStr,
     ValidationError,
     field_validator,
 )
@@ -115,6 +116,14 @@ class Settings(BaseSettings):
     )
     failed_rows_at_least: PositiveInt = Field(
         2, description="Failed rows below which the share is not judged: one bad listing is no alarm."
+    )
+
+    alert_targets: SecretStr | None = Field(
+        None,
+        description="Whom to tell: apprise addresses (Slack, mail, webhook), separated by blanks. Secret.",
+    )
+    ui_address: str | None = Field(
+        None, description="Address of the Dagster UI as you reach it, for links in alerts. Default: found."
     )
 
     @field_validator("home", "source", "image_root")
