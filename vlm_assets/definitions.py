@@ -20,6 +20,7 @@ from vlm_assets.catalog_asset import build_property_catalog
 from vlm_assets.dagster_home import claim_for_catalog
 from vlm_assets.descriptions import build_property_descriptions
 from vlm_assets.embeddings import build_property_embeddings
+from vlm_assets.health_sensors import build_health_sensors
 from vlm_assets.property_ranges import PropertyRange, partitions_definition
 from vlm_assets.resource_settings import build_resources
 from vlm_assets.settings import Settings, current_settings
@@ -34,7 +35,8 @@ def build_defs(
 
     resource_overrides: resources by key, in place of the ones made from the settings.
     """
-    partitions = partitions_definition(_ranges(settings))
+    ranges = _ranges(settings)
+    partitions = partitions_definition(ranges)
     return dg.Definitions(
         assets=[
             build_property_catalog(settings),
@@ -42,6 +44,7 @@ def build_defs(
             build_property_embeddings(settings, partitions, descriptions=descriptions.ASSET),
             build_dataset_audit(settings, audited=[descriptions.ASSET, embeddings.ASSET]),
         ],
+        sensors=[*build_health_sensors(settings, ranges)],
         # One process a run: the device is leased by the process, and both assets of a partition share it.
         executor=dg.in_process_executor,
         resources={**build_resources(settings), **(resource_overrides or {})},

@@ -1,0 +1,99 @@
+"""Runs as Dagster keeps them: which are under way here, their processes, and how one is ended from outside.
+
+What lives here: asking the instance for that. What does not: who is ended and why (``reconciliation.py``,
+``worker_health.py``), and the history of partitions (``dagster_history.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import dagster as dg
+
+_SERVER_TAG = ".dagster/grpc_info"
+_INTERRUPTED = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
+"""What Dagster says of a run that was ended from outside. Its retries do not inherit this tag."""
+
+_IN_PROGRESS = (
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+)
+_HERE = {None, "", "localhost", "127.0.0.1", "::1"}
+
+
+@dataclass(frozen=True)
+class RunUnderWay:
+    """A run that Dagster believes in progress. here: its process was started on this machine."""
+
+    run: dg.DagsterRun
+    here: bool
+
+
+def runs_under_way(instance: dg.DagsterInstance) -> list[RunUnderWay]:
+    """Every run that is starting, started or being cancelled."""
+    runs = instance.get_runs(dg.RunsFilter(statuses=list(_IN_PROGRESS)))
+    return [RunUnderWay(run, _is_here(run)) for run in runs]
+
+
+def _is_here(run: dg.DagsterRun) -> bool:
+    """Whether the code server of this machine started it: any other launcher looks after its own runs."""
+    said = run.tags.get(_SERVER_TAG)
+    if said is None:
+        return False
+    server = json.loads(said)
+    return bool(server.get("socket")) or server.get("host") in _HERE
+
+
+def process_of(instance: dg.DagsterInstance, run_id: str) -> tuple[int, float] | None:
+    """The pid that a run's process gave when it began, and when (unix seconds); None before that."""
+    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
+        event = entry.get_dagster_event()
+        pid = event.engine_event_data.metadata.get("pid")
+        if pid is not None and event.step_key is None:
+            return int(str(pid.value)), entry.timestamp
+    return None
+
+
+def end_interrupted(instance: dg.DagsterInstance, run_id: str, why: str) -> bool:
+    """End a run whose process is gone, as one that was interrupted; one being cancelled, as cancelled.
+
+    Its places in pools are freed. False where it has ended meanwhile.
+    """
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.is_finished:
+        return False
+    if run.status is dg.DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run, why)
+    else:
+        mark_interrupted(instance, run_id)
+        instance.report_run_failed(run, why)
+    instance.event_log_storage.free_concurrency_slots_for_run(run_id)
+    return True
+
+
+def mark_interrupted(instance: dg.DagsterInstance, run_id: str) -> None:
+    """Say on a run, before it is ended from outside, that this is no failure of its partition."""
+    instance.add_run_tags(run_id, _INTERRUPTED)
+
+
+def free_slots_of_ended(instance: dg.DagsterInstance) -> list[str]:
+    """Free what ended or forgotten runs still hold in pools. Returns their ids."""
+    storage = instance.event_log_storage
+    if not storage.supports_global_concurrency_limits:
+        return []
+    freed = []
+    for run_id in sorted(storage.get_concurrency_run_ids()):
+        run = instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:
+            storage.free_concurrency_slots_for_run(run_id)
+            freed.append(run_id)
+    return freed
+
+
+def unknown_to_dagster(instance: dg.DagsterInstance, asset: str, keys: Collection[str]) -> Iterator[str]:
+    """Which of these partitions Dagster does not know as materialized, in their order."""
+    known = instance.get_materialized_partitions(dg.AssetKey(asset))
+    return (key for key in keys if key not in known)

@@ -1,0 +1,208 @@
+"""After anything dies: what Dagster believes is brought in line with what lives and with what is on disk.
+
+What lives here: ending runs whose process is gone, freeing what they held, telling Dagster of published
+partitions that its database does not know. What does not: starting anything again (Dagster's run retries and
+the scheduled re-materialization do that), and judging workers that live (``worker_health.py``).
+"""
+
+# No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import dagster as dg
+
+from resources.processes import ProcessIdentity
+from resources.published import PublishedPartitions
+from resources.published_errors import RecordDamagedError
+from resources.published_record import PublishedRecord
+from resources.workers import Workers
+from sensors.dagster_runs import (
+    end_interrupted,
+    free_slots_of_ended,
+    process_of,
+    runs_under_way,
+    unknown_to_dagster,
+)
+from sensors.ticks import record_tick
+
+NAME = "reconciliation"
+INTERVAL_SECONDS = 30
+_REPORT_SECONDS = 20.0
+"""Of a tick, for partitions that the database does not know: the rest follows at the next ticks."""
+
+_GONE = (
+    "The process of this run is gone without a word: it was killed, or its machine went down. What it had"
+    " committed is on disk; the next start of the partition goes on from there."
+)
+
+
+@dataclass(frozen=True)
+class PublishedAsset:
+    """An asset whose partitions are published as files. keys: its partitions, in the catalogue's order."""
+
+    name: str
+    directory: Path
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """What a tick put right. ended: runs; freed: runs that still held a place; reported: asset and key."""
+
+    ended: tuple[str, ...] = ()
+    freed: tuple[str, ...] = ()
+    reported: tuple[tuple[str, str], ...] = ()
+
+    def sentence(self) -> str:
+        """For the tick's line on the sensor's page."""
+        told = []
+        if self.ended:
+            told.append(f"{len(self.ended)} runs whose process was gone were ended: {', '.join(self.ended)}.")
+        if self.freed:
+            told.append(f"Places in pools were freed of {', '.join(self.freed)}.")
+        if self.reported:
+            first = ", ".join(f"{asset} {key}" for asset, key in self.reported[:3])
+            told.append(f"{len(self.reported)} published partitions were not known here: {first} ...")
+        return (
+            " ".join(told)
+            or "Every run that is under way has its process; every published partition is known."
+        )
+
+
+Seen = dict[str, ProcessIdentity]
+"""The processes of runs under way, by run: once seen, they are told apart without any wall clock."""
+
+
+def end_dead_runs(
+    instance: dg.DagsterInstance, workers: Workers, seen: Mapping[str, ProcessIdentity]
+) -> tuple[list[str], Seen]:
+    """End every run under way whose process is certainly gone; a living worker is never ended.
+
+    Certain is: a heartbeat whose lock is free, or no heartbeat and no such process on the machine that
+    started it. Returns the runs ended, and the processes of the others.
+    """
+    living = {worker.run_id for worker in workers.living()}
+    dead = {worker.run_id for worker in workers.dead()}
+    ended: list[str] = []
+    still: Seen = {}
+    for one in runs_under_way(instance):
+        run_id = one.run.run_id
+        if run_id in living:
+            continue
+        if run_id not in dead:
+            if not one.here:
+                continue
+            process = seen.get(run_id)
+            if process is None:
+                said = process_of(instance, run_id)
+                if said is None:
+                    continue  # Not begun: Dagster's own monitoring gives a start 180 seconds.
+                process = ProcessIdentity.that_spoke(*said)
+            if process is not None and process.lives():
+                still[run_id] = process
+                continue
+        if end_interrupted(instance, run_id, _GONE):
+            ended.append(run_id)
+    # Looked at before the runs: what is dead then has no run under way any more.
+    for worker in workers.dead():
+        if worker.run_id in dead:
+            workers.forget(worker)
+    return ended, still
+
+
+def report_published(
+    instance: dg.DagsterInstance,
+    assets: Sequence[PublishedAsset],
+    workers: Workers,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[tuple[str, str]]:
+    """Tell Dagster of the partitions on disk that it does not know as materialized: its database was lost.
+
+    A partition that somebody works on is left to them. Stops after 20 seconds; the next call goes on.
+    """
+    deadline = clock() + _REPORT_SECONDS
+    reported: list[tuple[str, str]] = []
+    worked_on = {(worker.asset, worker.partition) for worker in workers.living()}
+    for asset in assets:
+        published = PublishedPartitions(asset.directory)
+        on_disk = _on_disk(asset)
+        for key in unknown_to_dagster(instance, asset.name, on_disk):
+            if clock() > deadline:
+                return reported
+            if (asset.name, key) in worked_on:
+                continue
+            try:
+                record = published.record(key)
+            except RecordDamagedError:
+                continue  # The drift sensor and the audit name it.
+            if record is not None:
+                instance.report_runless_asset_event(_from_disk(asset.name, record))
+                reported.append((asset.name, key))
+    return reported
+
+
+def _on_disk(asset: PublishedAsset) -> Collection[str]:
+    try:
+        names = {path.stem for path in asset.directory.iterdir() if path.suffix == ".parquet"}
+    except FileNotFoundError:
+        return ()
+    return [key for key in asset.keys if key in names]
+
+
+def _from_disk(asset: str, record: PublishedRecord) -> dg.AssetMaterialization:
+    return dg.AssetMaterialization(
+        asset_key=asset,
+        partition=record.key,
+        description=(
+            "Found on disk: published earlier, and not known to this database, which was lost or begun anew."
+        ),
+        metadata={
+            "dagster/partition_row_count": dg.MetadataValue.int(record.rows),
+            "sha256": dg.MetadataValue.text(record.sha256),
+            "fingerprint": dg.MetadataValue.text(record.fingerprint),
+            "published at": dg.MetadataValue.text(record.published_at),
+            "found on disk": dg.MetadataValue.bool(True),
+        },
+    )
+
+
+def build_reconciliation_sensor(
+    assets: Sequence[PublishedAsset], *, workers: Workers, ticks: Path
+) -> dg.SensorDefinition:
+    """The sensor. ticks: the folder where each sensor notes that it ticked."""
+
+    @dg.sensor(
+        name=NAME,
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=(
+            "Ends runs whose process is gone, frees what they held, and tells this database of published"
+            " partitions that it does not know. It starts nothing."
+        ),
+    )
+    def reconciliation(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        record_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS)
+        instance = context.instance
+        ended, still = end_dead_runs(instance, workers, _seen(context.cursor))
+        done = Reconciled(
+            tuple(ended),
+            tuple(free_slots_of_ended(instance)),
+            tuple(report_published(instance, assets, workers)),
+        )
+        context.update_cursor(json.dumps({run: asdict(process) for run, process in still.items()}))
+        context.log.info(done.sentence())
+        return dg.SkipReason(done.sentence())
+
+    return reconciliation
+
+
+def _seen(cursor: str | None) -> Seen:
+    try:
+        return {run: ProcessIdentity(**process) for run, process in json.loads(cursor or "{}").items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}  # Another version's: each run's process is found anew.
