@@ -8,31 +8,49 @@ partition, a failed partition, and the old file in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from resources.journal.high_water_mark import read_mark
+from resources.gpu.errors import NoDeviceFreeError
 from resources.journal.journal import Journal, clear_retired
+from resources.journal.recovery import Recovery
 from resources.parquet_io import AlreadyPublished
 from resources.published import PublishedPartitions
 from resources.published_errors import CannotRestoreError
 from resources.published_record import PublishedRecord
+from resources.row_retries import RowRetries, RowRetriesFile
 from resources.staged_file import StagedFile
+from resources.vlm.failure_kinds import TRANSIENT_KINDS
 from resources.workers import Phase, WorkerBeat, Workers
+from sensors.dagster_history import ENDED_TAG
 from vlm_assets.check_events import check_result
 from vlm_assets.checks import CheckOutcome
 from vlm_assets.fingerprint import Fingerprint
+from vlm_assets.pausing import PausableProgress, wait_while_paused
 from vlm_assets.progress import Progress
+from vlm_assets.row_rounds import (
+    OK,
+    failed_rows,
+    generation_of,
+    keep_ok_rows,
+    keep_rows_of_source,
+    root_run_of,
+    round_of,
+)
+
+__all__ = ["OK", "Metadata", "Partition", "RunOptions", "Steps", "materialize", "one_partition"]
 
 Metadata = dict[str, dg.MetadataValue]
 Event = dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult
 
-OK = "ok"
+NO_DEVICE = "no device came free"
+"""Value of the run tag ENDED_TAG on a run that waited for a device in vain."""
 
 
 class RunOptions(dg.Config):
@@ -40,10 +58,13 @@ class RunOptions(dg.Config):
 
     recompute: compute every property of the partition again, beside the old output, which stays until all
     is done. retry_failed: try the properties that ended as failed once more, and keep all others.
+    retry_transient: of a partition that a check refused, try the failed properties again whose kind of
+    failure may be gone, each three times at most; the scheduled re-materialization asks for it.
     """
 
     recompute: bool = False
     retry_failed: bool = False
+    retry_transient: bool = False
 
 
 class ManyPartitionsError(ValueError):
@@ -73,6 +94,11 @@ class Partition:
     def journal_directory(self, generation: str) -> Path:
         """Where the work under way of a generation lies."""
         return self.directory / ".journal" / self.key / generation
+
+    @property
+    def row_retries(self) -> RowRetriesFile:
+        """Which of its rows are tried again."""
+        return RowRetriesFile(self.state_directory, self.asset, self.key)
 
     def high_water_mark(self, generation: str) -> Path:
         """The file of a generation's high-water mark."""
@@ -132,6 +158,7 @@ def materialize(
 
     Yields the Output and the check results in the order that Dagster's pages need.
     """
+    wait_while_paused(context, partition.state_directory)
     workers = Workers(partition.state_directory / "workers")
     with workers.begin(
         run_id=context.run.run_id,
@@ -149,29 +176,38 @@ def _materialize(
     steps: Steps,
     beat: WorkerBeat,
 ) -> Iterator[Event]:
-    if options.recompute and options.retry_failed:
+    if options.recompute and (options.retry_failed or options.retry_transient):
         raise ConflictingOptionsError("recompute computes every row again, failed ones too: set only one.")
     published = PublishedPartitions(partition.directory)
     record = published.record(partition.key)
-    generation = _generation(context, partition, options, record)
+    generation = generation_of(partition, options, record, root_run_of(context))
     if record is not None and _is_current(record, partition, generation, options):
         yield from _verify(context, published, record, partition, steps)
         return
     schema = steps.schema()
+    retries = round_of(context, partition, options, generation, schema)
+    generation = retries.generation
     with partition.open_journal(generation, schema) as journal:
-        context.log.info(journal.recovery.sentence())
-        how = _restored(journal)
+        how = _tell_restored(context, journal.recovery)
         if options.retry_failed:
-            kept = _keep_ok_rows(journal, generation, schema, partition, published, record)
+            kept = keep_ok_rows(journal, generation, schema, partition, published, record)
+            how["kept rows"] = dg.MetadataValue.int(kept)
+        elif retries.source is not None:
+            kept = keep_rows_of_source(journal, retries, partition, schema)
             how["kept rows"] = dg.MetadataValue.int(kept)
         restored = journal.committed_rows
         beat.resume(restored=restored)
-        progress = Progress(
-            context, expected=len(partition.expected_ids), restored=restored, journal=journal, beat=beat
+        progress = PausableProgress(
+            context,
+            expected=len(partition.expected_ids),
+            restored=restored,
+            journal=journal,
+            beat=beat,
+            state_directory=partition.state_directory,
         )
         progress.report()
         if journal.missing_ids:
-            how |= steps.work(journal, progress)
+            how |= _work(context, steps, journal, progress)
             journal.flush()
             progress.report()
         beat.enter(Phase.PUBLISHING)
@@ -187,31 +223,31 @@ def _materialize(
             outcomes = steps.check(staged.path)
             results = [check_result(partition.asset, outcome) for outcome in outcomes]
             if any(outcome.stops_publication for outcome in outcomes):
+                failed = failed_rows(staged.path)
+                partition.row_retries.write(
+                    retries.refused(failed, TRANSIENT_KINDS, **_told(context, outcomes))
+                )
                 yield from results
                 raise _refused(partition, outcomes, stays=record is not None)
             yield dg.Output(staged, metadata=steps.describe(staged.path) | how)
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
+    partition.row_retries.clear()
     yield from results
 
 
-def _generation(
-    context: dg.AssetExecutionContext,
-    partition: Partition,
-    options: RunOptions,
-    record: PublishedRecord | None,
-) -> str:
-    if options.recompute or options.retry_failed:
-        run: dg.DagsterRun = context.run
-        return partition.fingerprint.generation(run.get_root_run_id() or run.run_id)
-    generation = partition.fingerprint.generation()
-    if record is not None and record.fingerprint != partition.fingerprint.digest:
-        # Back to settings whose output was published once and replaced since: that generation is closed, so
-        # this is another one, named by what it replaces so that a crash resumes it.
-        mark = read_mark(partition.high_water_mark(generation), key=partition.key, generation=generation).mark
-        if mark is not None and mark.retired:
-            return f"{generation}-after-{record.sequence}"
-    return generation
+def _work(context: dg.AssetExecutionContext, steps: Steps, journal: Journal, progress: Progress) -> Metadata:
+    try:
+        return steps.work(journal, progress)
+    except NoDeviceFreeError:
+        # Waiting in vain says nothing of the partition: it is no attempt.
+        context.instance.add_run_tags(context.run.run_id, {ENDED_TAG: NO_DEVICE})
+        raise
+
+
+def _told(context: dg.AssetExecutionContext, outcomes: Sequence[CheckOutcome]) -> dict[str, Any]:
+    checks = tuple(outcome.name for outcome in outcomes if outcome.stops_publication)
+    return {"run_id": context.run.run_id, "at": time.time(), "checks": checks}
 
 
 def _is_current(record: PublishedRecord, partition: Partition, generation: str, options: RunOptions) -> bool:
@@ -248,6 +284,9 @@ def _verify(
     outcomes = steps.check(file)
     results = [check_result(partition.asset, outcome) for outcome in outcomes]
     if any(outcome.stops_publication for outcome in outcomes):
+        # What is published would come out the same: nothing of it is tried again by itself.
+        standing = RowRetries(record.fingerprint, str(record.metadata["generation"]), context.run.run_id)
+        partition.row_retries.write(standing.refused((), (), **_told(context, outcomes)))
         yield from results
         raise _refused(partition, outcomes, stays=True)
     metadata: Metadata = {"verified": dg.MetadataValue.text(f"{said} No device was needed.")}
@@ -265,49 +304,33 @@ def _finish_retirement(published: PublishedPartitions, record: PublishedRecord, 
         journal.retire()
 
 
-def _keep_ok_rows(
-    journal: Journal,
-    generation: str,
-    schema: pa.Schema,
-    partition: Partition,
-    published: PublishedPartitions,
-    record: PublishedRecord | None,
-) -> int:
-    """Take the ok rows that finished work of the same fingerprint has, published or refused by a check.
+def _tell_restored(context: dg.AssetExecutionContext, recovery: Recovery) -> Metadata:
+    """Say what an open restored, in the log and as an event of the partition, before any work.
 
-    Interrupted, it is simply done again: only rows that are missing are taken.
+    Returns what the finished file's page repeats of it.
     """
-    kept = 0
-    donors = partition.directory / ".journal" / partition.key
-    for donor in sorted(donors.glob(f"{partition.fingerprint.digest}*")):
-        if donor.name != generation and not clear_retired(donor, partition.high_water_mark(donor.name)):
-            with partition.open_journal(donor.name, schema) as finished:
-                kept += _submit_ok_rows(journal, finished.read_ordered())
-    if record is not None and record.fingerprint == partition.fingerprint.digest:
-        kept += _submit_ok_rows(journal, published.read(partition.key).iter_batches())
-    journal.flush()
-    return kept
-
-
-def _submit_ok_rows(journal: Journal, batches: Iterable[pa.RecordBatch]) -> int:
-    submitted = 0
-    for batch in batches:
-        missing = pa.array(sorted(journal.missing_ids), pa.string())
-        rows = pa.Table.from_batches([batch]).filter(
-            pc.and_(pc.equal(batch["status"], OK), pc.is_in(batch["property_id"], value_set=missing))
-        )
-        journal.submit(rows)
-        submitted += rows.num_rows
-    journal.flush()
-    return submitted
-
-
-def _restored(journal: Journal) -> Metadata:
-    recovery = journal.recovery
-    return {
+    said: Metadata = {
         "restored": dg.MetadataValue.text(recovery.sentence()),
         "restored rows": dg.MetadataValue.int(recovery.rows),
     }
+    quarantined = [f"{path} ({why})" for path, why in recovery.quarantined]
+    details: Metadata = {
+        "manifest rows": _number_or(recovery.manifest_rows, "no manifest yet"),
+        "high-water mark": _number_or(recovery.high_water_mark, "none yet"),
+        "segments adopted": dg.MetadataValue.int(len(recovery.adopted)),
+        "files quarantined": dg.MetadataValue.text("; ".join(quarantined) or "none"),
+    }
+    context.log.info(recovery.sentence())
+    context.log_event(
+        dg.AssetObservation(
+            asset_key=context.asset_key, partition=context.partition_key, metadata=said | details
+        )
+    )
+    return said
+
+
+def _number_or(number: int | None, otherwise: str) -> dg.MetadataValue:
+    return dg.MetadataValue.text(otherwise) if number is None else dg.MetadataValue.int(number)
 
 
 def _refused(partition: Partition, outcomes: Sequence[CheckOutcome], *, stays: bool) -> dg.Failure:
