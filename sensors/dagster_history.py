@@ -15,16 +15,11 @@ from typing import Any, Literal
 from dagster import AssetCheckEvaluation, AssetKey, DagsterInstance, DagsterRunStatus
 from dagster import DagsterEventType as EventType
 
+from sensors.dagster_runs import ENDED_TAG
+
 LAUNCHED_BY = "vlm-assets/launched-by"
 """Run tag: who launched a run that no person did. The value RETRY marks those of the retry schedule."""
 RETRY = "retry"
-
-ENDED_TAG = "vlm-assets/ended"
-"""Run tag: a run that this project ended, or that ended, for no fault of its partition; the value says why.
-
-With it a CANCELED run is not a person's wish, and a FAILURE is not counted as an attempt. Set it before the
-run is ended: ``instance.add_run_tags(run_id, {ENDED_TAG: "stuck"})``.
-"""
 
 _PARTITION = "dagster/partition"
 _RUN_KEY = "dagster/run_key"
@@ -267,6 +262,28 @@ def runs_ended_since(
 def runs_created_since(instance: DagsterInstance, since: float) -> list[RunState]:
     """Runs that were created at or after ``since`` (unix seconds), oldest first."""
     return _runs_where(instance, _run_table().c.create_timestamp >= _naive(since))
+
+
+def unfinished_partitions(instance: DagsterInstance, partitions: Collection[str]) -> set[str]:
+    """Which of these partitions have a run that is queued, starting, started or ending."""
+    import sqlalchemy as db
+
+    runs, tags = _run_table(), _tag_table()
+    wanted = sorted(partitions)
+    found: set[str] = set()
+    for start in range(0, len(wanted), _CHUNK):
+        query = (
+            db.select(tags.c.value)
+            .join(runs, runs.c.run_id == tags.c.run_id)
+            .where(
+                tags.c.key == _PARTITION,
+                tags.c.value.in_(wanted[start : start + _CHUNK]),
+                runs.c.status.not_in([one.value for one in FINISHED]),
+            )
+        )
+        with instance.run_storage.connect() as connection:  # type: ignore[attr-defined]
+            found.update(connection.execute(query).scalars())
+    return found
 
 
 def unfinished_runs(instance: DagsterInstance) -> list[RunState]:
