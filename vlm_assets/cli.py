@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets import cli_care, cli_pause
+from vlm_assets import cli_alerts, cli_care, cli_pause
 from vlm_assets.cli_options import AsJson, Home, chosen_settings
 from vlm_assets.settings import PREFIX
 
@@ -249,5 +249,6 @@ def _duration(days: float) -> str:
     return f"{days * 24:.1f} hours" if days * 24 >= 1 else f"{days * 24 * 60:.1f} minutes"
 
 
+cli_alerts.register(app)
 cli_care.register(app)
 cli_pause.register(app)

@@ -14,6 +14,7 @@ from pathlib import Path
 import dagster as dg
 
 from vlm_assets import catalog_asset, descriptions, embeddings
+from vlm_assets.alert_settings import build_alerts
 from vlm_assets.audit_asset import build_dataset_audit
 from vlm_assets.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog_asset import build_property_catalog
@@ -37,6 +38,7 @@ def build_defs(
     """
     ranges = _ranges(settings)
     partitions = partitions_definition(ranges)
+    watched = [*build_health_sensors(settings, ranges)]
     return dg.Definitions(
         assets=[
             build_property_catalog(settings),
@@ -44,7 +46,7 @@ def build_defs(
             build_property_embeddings(settings, partitions, descriptions=descriptions.ASSET),
             build_dataset_audit(settings, audited=[descriptions.ASSET, embeddings.ASSET]),
         ],
-        sensors=[*build_health_sensors(settings, ranges)],
+        sensors=[*watched, build_alerts(settings, watched)],
         # One process a run: the device is leased by the process, and both assets of a partition share it.
         executor=dg.in_process_executor,
         resources={**build_resources(settings), **(resource_overrides or {})},

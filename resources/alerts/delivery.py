@@ -95,8 +95,8 @@ class Delivery:
                 self.outbox.begin_new_file_where_long(record.position)
         return found
 
-    def test(self, message: Message, *, seconds: float) -> list[tuple[Target, str | None]]:
-        """Send a message to every target now; what each said that did not take it, None of one that did."""
+    def send_at_once(self, message: Message, *, seconds: float) -> list[tuple[Target, str | None]]:
+        """Send a message to every target, unrecorded. What each said: None of one that took it."""
         deadline = time.monotonic() + seconds
 
         def send(target: Target) -> tuple[Target, str | None]:

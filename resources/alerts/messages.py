@@ -81,6 +81,26 @@ class Sender:
     address: str | None
 
 
+def alerts_cannot_be_written(why: str) -> Message:
+    """What is sent, unrecorded, where no alert can be written down any more."""
+    return Message(
+        id="alerts-cannot-be-written",
+        title="Alerts cannot be written down",
+        body=f"{why}\nUntil then nothing else is told. Look: `vlm-assets status`.",
+        type="failure",
+    )
+
+
+def trial(sender: Sender) -> Message:
+    """What ``vlm-assets alerts test`` sends."""
+    return Message(
+        id="test",
+        title="This is a test",
+        body=f"Alerts of {sender.home} on {sender.host} reach you here. Pages: {sender.address or 'not up'}",
+        type="info",
+    )
+
+
 def compose(group: Group, sender: Sender) -> list[Message]:
     """The messages of a group: one each of a few, one for all of many."""
     if group.count <= SINGLY:

@@ -86,6 +86,12 @@ class Outbox:
             self._read_on()
             return dict(self._open)
 
+    def recent(self, count: int) -> list[dict[str, Any]]:
+        """The last lines that told something, as they stand in the file, oldest first. Raises OSError."""
+        with self.log.locked():
+            told = [one for one in self.log.read().entries if one["event"] in (RAISED, RECOVERED)]
+        return told[-count:]
+
     def damaged_lines(self) -> int:
         """How many whole lines of the file do not verify: alerts that cannot be read any more."""
         with self._guard, self.log.locked():

@@ -1,0 +1,171 @@
+"""The alerts sensor: every half minute it looks for what a person must know, and tells them.
+
+What lives here: the order of a tick, and what is remembered between two. What does not: what counts as
+trouble (``check_alerts.py``, ``run_alerts.py``, ``silent_sensors.py``; the other sensors post their own), and
+how it reaches people (``resources/alerts``). A tick that dies anywhere is repeated: ids make that harmless.
+"""
+
+# No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import dagster as dg
+
+from resources.alerts.alert_log import AlertLogError
+from resources.alerts.delivery import Delivered, Delivery
+from resources.alerts.messages import alerts_cannot_be_written
+from resources.alerts.outbox import Outbox
+from sensors import check_alerts, run_alerts
+from sensors.dagster_history import Evaluation, PartitionHistory
+from sensors.silent_sensors import silent_sensors, ticking_again
+from sensors.ticks import record_tick
+
+NAME = "alerts"
+INTERVAL_SECONDS = 20
+DELIVERY_SECONDS = 20.0
+"""Of a tick, after which a target that hangs is left for the next one. Dagster gives a tick 60."""
+
+_CRY_AGAIN_SECONDS = 3600.0
+_REMEMBERED = 100_000
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """How far was looked: the last check result, and the unix second of the last look at runs."""
+
+    evaluations: int | None = None
+    runs: float | None = None
+
+    @classmethod
+    def read(cls, text: str | None) -> "Cursor":
+        """A cursor as Dagster kept it; another version's counts as none."""
+        try:
+            return cls(**json.loads(text or "{}"))
+        except (ValueError, TypeError):
+            return cls()
+
+    def text(self) -> str:
+        """What Dagster keeps."""
+        return json.dumps(asdict(self))
+
+
+class Lookout:
+    """Looks for trouble and recoveries, and posts them. assets: the partitioned ones.
+
+    watched: the other sensors and schedules and their intervals in seconds. ticks: HOME/.state/ticks.
+    """
+
+    def __init__(
+        self, outbox: Outbox, *, assets: Sequence[str], watched: Mapping[str, float], ticks: Path
+    ) -> None:
+        self.outbox = outbox
+        self._assets = tuple(assets)
+        self._watched = watched
+        self._ticks = ticks
+        self._history = PartitionHistory(assets)
+        self._since: float | None = None
+        # In memory, to save work; after a restart the outbox knows them.
+        self._posted_runs: dict[str, None] = {}
+        self._refused_runs: dict[str, None] = {}
+
+    def look(self, instance: dg.DagsterInstance, cursor: Cursor, *, now: float) -> tuple[Cursor, str]:
+        """Post what is new; returns where to go on, and a sentence. Raises AlertLogError."""
+        if self._since is None:
+            self._since = now
+        # Runs before checks: the checks that a failed run failed for are then among those read.
+        failed, runs = run_alerts.failed_runs(instance, cursor.runs, now=now)
+        evaluations, until = check_alerts.new_evaluations(instance, cursor.evaluations, self._assets)
+        of_checks = [alert for one in evaluations if (alert := check_alerts.alert_of(one)) is not None]
+        self._refused_runs |= {one.run_id: None for one in evaluations if one.stops and one.run_id}
+        new = [one for one in failed if one.run_id not in self._posted_runs]
+        if new:
+            refused = self._refused_runs.keys() | self._refused_before()
+            told = [one for one in new if one.run_id not in refused]
+            of_runs = list(run_alerts.alerts_of(instance, told))
+        else:
+            of_runs = []
+        silent = list(silent_sensors(self._ticks, self._watched, since=self._since, now=now))
+        posted = self.outbox.post_all([*of_checks, *of_runs, *silent])
+        self._posted_runs |= {one.run_id: None for one in new}
+        right = self._recovered(instance, evaluations, now)
+        _forget_oldest(self._posted_runs)
+        _forget_oldest(self._refused_runs)
+        said = f"{len(posted)} new, {right} right again"
+        return Cursor(evaluations=until, runs=runs), said
+
+    def _recovered(self, instance: dg.DagsterInstance, evaluations: Sequence[Evaluation], now: float) -> int:
+        open_alerts = self.outbox.open_subjects()
+        if not open_alerts:
+            return 0
+        seen = [one for one in check_alerts.passed_again(evaluations) if one[0] in open_alerts]
+        seen += run_alerts.right_again(instance, open_alerts.values(), self._history)
+        seen += ticking_again(self._ticks, open_alerts.keys(), now=now)
+        return len(self.outbox.recovered_all(seen, at=now))
+
+    def _refused_before(self) -> set[str]:
+        """Runs whose failed check was posted before this process began."""
+        return {
+            alert.occurrence
+            for alert in self.outbox.open_subjects().values()
+            if alert.kind == check_alerts.FAILED
+        }
+
+
+def _forget_oldest(known: dict[str, None]) -> None:
+    while len(known) > _REMEMBERED:
+        del known[next(iter(known))]
+
+
+def build_alerts_sensor(
+    delivery: Delivery,
+    *,
+    assets: Sequence[str],
+    watched: Mapping[str, float],
+    ticks: Path,
+    address: Callable[[], str | None],
+) -> dg.SensorDefinition:
+    """The sensor. address: of the pages, as a person reaches them. The rest as in ``Lookout``."""
+    lookout = Lookout(delivery.outbox, assets=assets, watched=watched, ticks=ticks)
+    cried_at: list[float] = []
+
+    def cry(error: AlertLogError, now: float) -> None:
+        # Nothing can be written down, so this alone is sent without: once an hour, while the trouble lasts.
+        if not cried_at or now - cried_at[-1] > _CRY_AGAIN_SECONDS:
+            cried_at[:] = [now]
+            delivery.send_at_once(alerts_cannot_be_written(str(error)), seconds=DELIVERY_SECONDS)
+
+    @dg.sensor(
+        name=NAME,
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=(
+            "Tells a person of failing checks, failed runs and silent sensors, and delivers what the other"
+            " sensors have posted: to the targets in VLM_ASSETS_ALERT_TARGETS and to alerts.jsonl."
+        ),
+    )
+    def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        now = time.time()
+        try:
+            record_tick(ticks, NAME, now, interval_seconds=INTERVAL_SECONDS)
+            cursor, said = lookout.look(context.instance, Cursor.read(context.cursor), now=now)
+        except AlertLogError as error:
+            cry(error, now)
+            raise
+        context.update_cursor(cursor.text())
+        delivered = delivery.deliver(now=now, seconds=DELIVERY_SECONDS, address=address())
+        sentence = f"{said}; {_sentence(delivered)}"
+        context.log.info(sentence)
+        return dg.SkipReason(sentence)
+
+    return alerts
+
+
+def _sentence(delivered: Delivered | None) -> str:
+    if delivered is None:
+        return "another process is delivering."
+    told = f"{delivered.told} messages delivered, {delivered.waiting} alerts waiting."
+    return " ".join((told, *delivered.troubles))

@@ -1,0 +1,153 @@
+"""Which failed runs a person is told of, and which of them are right again.
+
+What lives here: leaving out what others look after, and what an alert of a run says. What does not: the
+tick (``alerts.py``), starting anything again. Left out: runs that were interrupted (they are resumed), that
+Dagster retries by itself, and that failed because of a check whose own alert says more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import dagster as dg
+
+from resources.alerts.alert import Alert
+from sensors.dagster_history import PartitionHistory, RunState, runs_ended_since
+
+FAILED = "run_failed"
+
+_SETTLED_SECONDS = 3.0
+"""A run is failed a moment before it says whether Dagster retries it."""
+
+_LOOK_BACK_SECONDS = 600.0
+_FIRST_LOOK_SECONDS = 3600.0
+_READ_AT_ONCE = 500
+_WORDED = 20
+"""Runs of one look whose error is read from their log; a storm's others are told by their partition."""
+
+
+def failed_runs(
+    instance: dg.DagsterInstance, since: float | None, *, now: float
+) -> tuple[list[RunState], float]:
+    """Runs that failed since the last look, some of them seen before, and from when to go on.
+
+    since: unix seconds; None at the very first look, which goes back an hour.
+    """
+    start = now - _FIRST_LOOK_SECONDS if since is None else since - _LOOK_BACK_SECONDS
+    found = runs_ended_since(instance, start, [dg.DagsterRunStatus.FAILURE])
+    return [one for one in found if _concerns_a_person(one, now)], now
+
+
+def _concerns_a_person(run: RunState, now: float) -> bool:
+    settled = run.ended_at is None or run.ended_at <= now - _SETTLED_SECONDS
+    return settled and run.interrupted_by is None and not run.is_retried_by_dagster
+
+
+def alerts_of(instance: dg.DagsterInstance, failed: Sequence[RunState]) -> Iterator[Alert]:
+    """What a person is told of these runs."""
+    bodies = _bodies(instance, [one.run_id for one in failed])
+    for number, one in enumerate(failed):
+        run = bodies.get(one.run_id)
+        if run is None:
+            continue  # Deleted meanwhile, by hand.
+        of = _name(run)
+        error = _error(instance, one.run_id) if number < _WORDED else None
+        yield Alert(
+            kind=FAILED,
+            subject=_subject(run, one.partition),
+            occurrence=one.run_id,
+            severity="error",
+            title=f"Run failed: {of} {one.partition}" if one.partition else f"Run failed: {of}",
+            partition=one.partition,
+            expected="a run that ends with its output published",
+            found=error or "a failed run",
+            next_step=(
+                "The error on the run's page says what to do. The scheduled re-materialization tries the"
+                " partition again by itself; when it gives up, another alert says so."
+                if one.partition
+                else "The error on the run's page says what to do; then launch it again."
+            ),
+            page=f"runs/{one.run_id}",
+            at=one.ended_at or one.created_at,
+        )
+
+
+def right_again(
+    instance: dg.DagsterInstance, open_alerts: Iterable[Alert], history: PartitionHistory
+) -> list[tuple[str, str, str]]:
+    """(subject, occurrence, sentence) of failed runs whose output was materialized since."""
+    found = []
+    looked = False
+    for alert in open_alerts:
+        if alert.kind != FAILED:
+            continue
+        if not looked:
+            history.look(instance)
+            looked = True
+        names = alert.subject.split("/")[0].split("+")
+        if alert.partition is not None and set(names) <= set(history.assets):
+            if all(_stands(history, name, alert.partition) for name in names):
+                said = "The partition was materialized since."
+                found.append((alert.subject, f"after {alert.occurrence}", said))
+        elif _succeeded_since(instance, alert, names):
+            found.append((alert.subject, f"after {alert.occurrence}", "It ran again and succeeded."))
+    return found
+
+
+def _stands(history: PartitionHistory, asset: str, partition: str) -> bool:
+    # An attempt after the materialization stands open until the next materialization.
+    return partition in history.materialized[asset] and partition not in history.open_attempts[asset]
+
+
+def _succeeded_since(instance: dg.DagsterInstance, alert: Alert, names: Collection[str]) -> bool:
+    if names == ["job"]:
+        done = instance.get_runs(
+            dg.RunsFilter(job_name=alert.subject.split("/")[1], statuses=[dg.DagsterRunStatus.SUCCESS]),
+            limit=1,
+        )
+        stats = instance.get_run_stats(done[0].run_id) if done else None
+        return stats is not None and (stats.end_time or 0.0) > alert.at
+    events = [instance.get_latest_materialization_event(dg.AssetKey(name)) for name in names]
+    return all(event is not None and event.timestamp > alert.at for event in events)
+
+
+def _subject(run: dg.DagsterRun, partition: str | None) -> str:
+    if not run.asset_selection:
+        return f"job/{run.job_name}/run"
+    return "/".join(part for part in (_assets(run), partition, "run") if part)
+
+
+def _assets(run: dg.DagsterRun) -> str:
+    return "+".join(sorted(key.to_user_string() for key in run.asset_selection or ()))
+
+
+def _name(run: dg.DagsterRun) -> str:
+    return _assets(run).replace("+", " and ") or run.job_name
+
+
+def _bodies(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> Mapping[str, dg.DagsterRun]:
+    found: dict[str, dg.DagsterRun] = {}
+    for start in range(0, len(run_ids), _READ_AT_ONCE):
+        chunk = list(run_ids[start : start + _READ_AT_ONCE])
+        found.update((run.run_id, run) for run in instance.get_runs(dg.RunsFilter(run_ids=chunk)))
+    return found
+
+
+def _error(instance: dg.DagsterInstance, run_id: str) -> str | None:
+    """What the run's log says of its end: the asset's own sentence, else the error's message."""
+    wanted = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
+    said = None
+    for entry in instance.all_logs(run_id, of_type=wanted):
+        event = entry.dagster_event
+        if event is None:
+            continue
+        if event.is_step_failure:
+            data = event.step_failure_data
+            if data.user_failure_data is not None and data.user_failure_data.description:
+                return data.user_failure_data.description
+            error = data.error
+            while error is not None and error.cause is not None:
+                error = error.cause
+            return error.message.strip() if error is not None else event.message
+        said = said or event.message
+    return said
