@@ -1,8 +1,8 @@
 """Materializes one partition again and again, each time in a forked process that may be killed on the way.
 
-Run as a script: home and partition key as arguments, one order a line (JSON) on stdin, one answer a line on
-stdout. torch, the model and Dagster are loaded once, here, where nothing is ever computed; everything else is
-what a run does: lease, journal, decode workers, engine, checks, publication.
+Run as a script: one order a line (JSON) on stdin, one answer a line on stdout. torch, the model and Dagster
+are loaded once, here, where nothing is ever computed; everything else is what a run does: lease, journal,
+decode workers, engine, checks, publication.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
+import time
+from collections.abc import Callable
 from typing import Any
 
 # One thread, set before torch is imported: a forked child has none of its parent's.
@@ -36,38 +37,50 @@ from vlm_assets.settings import Settings, load_settings
 
 ASSET = "property_descriptions"
 _loaded: list[Engine] = []
+_on_load: list[Callable[[], None]] = []
 
 
 class LoadedModel(VisionLanguageModel):
     """The same engine, loaded before the fork and not after it."""
 
     def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt) -> Engine:
-        """The engine of this script's process."""
+        """The engine of this script's process; its work begins now."""
+        _on_load[0]()
         return _loaded[0]
 
 
-def live(home: Path, key: str, order: dict[str, Any], say: Any) -> None:
-    """One run of the partition, killed before a file operation or after a submitted batch if so ordered."""
-    settings = load_settings(home=home, devices="cpu:1", **order["settings"])
+def live(order: dict[str, Any], say: Callable[..., Any]) -> None:
+    """One run of a partition, killed if so ordered.
+
+    Before the ``operation``-th file operation (``torn``: half of a write let through), after the ``batch``-th
+    submitted batch, or ``seconds`` after its work began.
+    """
+    settings = load_settings(home=order["home"], devices="cpu:1", **order["settings"])
     model = LoadedModel(model=settings.model)
     defs = build_defs(settings, resource_overrides={"vision_language_model": model})
-    at, torn, batches = order.get("operation", 0), order.get("torn", False), order.get("batch", 0)
-    submit, submitted = Journal.submit, 0
+    submit, batches = Journal.submit, 0
 
     def submit_and_perhaps_die(journal: Journal, table: Any) -> None:
-        nonlocal submitted
+        nonlocal batches
         submit(journal, table)
-        submitted += 1
-        if submitted == batches:
+        say(submitted=[[time.monotonic(), table.num_rows]])
+        batches += 1
+        if batches == order.get("batch", 0):
             die()
 
+    def begin() -> None:
+        say(began=time.monotonic())
+        if "seconds" in order:
+            threading.Timer(order["seconds"], lambda: (say(died=time.monotonic()), die())).start()
+
     Journal.submit = submit_and_perhaps_die
+    _on_load.append(begin)
     instance = dg.DagsterInstance.ephemeral()
-    failpoint = Failpoint(at, die, torn=torn)
+    failpoint = Failpoint(order.get("operation", 0), die, torn=order.get("torn", False))
     result = dg.materialize(
         defs.assets,
         selection=[ASSET],
-        partition_key=key,
+        partition_key=order["key"],
         resources=defs.resources,
         instance=instance,
         raise_on_error=False,
@@ -83,8 +96,8 @@ def live(home: Path, key: str, order: dict[str, Any], say: Any) -> None:
     )
 
 
-def fork(home: Path, key: str, order: dict[str, Any]) -> dict[str, Any]:
-    """A life in a child; what it said, and how it ended."""
+def fork(order: dict[str, Any]) -> dict[str, Any]:
+    """A life in a child; what it said, and whether it was killed."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -92,15 +105,19 @@ def fork(home: Path, key: str, order: dict[str, Any]) -> dict[str, Any]:
         write = os.write  # the failpoint must not count our own report
         code = 1
         try:
-            live(home, key, order, lambda **said: write(writing, json.dumps(said).encode()))
+            live(order, lambda **said: write(writing, (json.dumps(said) + "\n").encode()))
             code = 0
         finally:
             os._exit(code)
     os.close(writing)
+    life: dict[str, Any] = {"submitted": []}
     with os.fdopen(reading) as stream:
-        said = stream.read()
+        for line in stream:
+            said = json.loads(line)
+            life["submitted"] += said.pop("submitted", [])
+            life |= said
     _, status = os.waitpid(child, 0)
-    return {"killed": os.waitstatus_to_exitcode(status) == -signal.SIGKILL, **json.loads(said or "{}")}
+    return {"killed": os.waitstatus_to_exitcode(status) == -signal.SIGKILL, **life}
 
 
 def load_all(settings: Settings) -> None:
@@ -119,15 +136,14 @@ def load_all(settings: Settings) -> None:
     )
 
 
-def main(home: Path, key: str) -> None:
+def main() -> None:
     """Load once, then answer orders."""
-    load_all(load_settings(home=home))
+    load_all(load_settings())
     threads = threading.active_count()
     assert threads == 1, f"{threads} threads here: a fork would lose all but one"
     for line in sys.stdin:
-        order = json.loads(line)
-        print(json.dumps(fork(Path(order["home"]), key, order)), flush=True)
+        print(json.dumps(fork(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main()

@@ -7,12 +7,8 @@ times as many cases, FAULTS_SEED=7 others; the same two numbers draw the same ca
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +19,8 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from resources.journal.high_water_mark import read_mark
 from vlm_assets.ingest import ingest
-from vlm_assets.settings import CHECKOUT
 
-SCRIPT = Path(__file__).with_name("partition_lives.py")
 PROPERTIES = 8
 KEY = f"{0:09d}-{PROPERTIES - 1:09d}"
 OPERATIONS = 400
@@ -39,23 +32,17 @@ SEED = int(os.environ.get("FAULTS_SEED", "20240229"))
 pytestmark = pytest.mark.timeout(300 + 60 * ROUNDS)
 
 
-class Lives:
-    """Runs of the partition, each a process of its own, in homes that all start from one catalogue."""
+class Partition:
+    """One partition of tiny properties, interrupted in homes that all start from one catalogue."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, lives: Any) -> None:
+        self.lives = lives
         self._template = root / "template"
-        self._log = root / "stderr.txt"
         self._numbers = itertools.count()
         ingest(_write_images(root / "images"), self._template, range_size=PROPERTIES)
-        self._process = subprocess.Popen(
-            [sys.executable, SCRIPT, self._template, KEY],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log.open("w"),
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        )
-        self.uninterrupted = self.rows(self.run(self.new_home(), how())[0])
+        home = self.new_home()
+        self.run(home, how())
+        self.uninterrupted = self.rows(home)
 
     def new_home(self) -> Path:
         """A home with the catalogue and nothing described."""
@@ -63,28 +50,19 @@ class Lives:
         shutil.copytree(self._template, home)
         return home
 
-    def run(self, home: Path, settings: dict[str, int], **strike: Any) -> tuple[Path, dict[str, Any]]:
-        """One run on a home; what it said, and whether it was killed."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        order = {"home": str(home), "settings": settings, **strike}
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, self._log.read_text()[-2000:]
-        said = json.loads(answer)
-        assert said["killed"] or said["success"], said.get("failures")
-        return home, said
+    def run(self, home: Path, settings: dict[str, int], **strike: Any) -> dict[str, Any]:
+        """One run on a home."""
+        said: dict[str, Any] = self.lives.run(home, KEY, settings, **strike)
+        return said
+
+    def committed_rows(self, home: Path) -> int:
+        """What the high-water mark promises."""
+        return int(self.lives.committed_rows(home, KEY))
 
     @staticmethod
     def rows(home: Path) -> pa.Table:
         """The published partition, less what differs between any two runs."""
         return pq.read_table(home / "property_descriptions" / f"{KEY}.parquet").drop_columns(VOLATILE)
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(30)
 
 
 def how(workers: int = 0, prefetch: int = 1, batch_size: int = 2, commit_rows: int = 2) -> dict[str, int]:
@@ -95,13 +73,6 @@ def how(workers: int = 0, prefetch: int = 1, batch_size: int = 2, commit_rows: i
         "batch_size": batch_size,
         "commit_rows": commit_rows,
     }
-
-
-def committed_rows(home: Path) -> int:
-    """What the high-water mark promises; 0 where there is none yet."""
-    marks = (home / ".state" / "high_water_marks" / "property_descriptions" / KEY).glob("*.json")
-    read = [read_mark(path, key=KEY, generation=path.stem).mark for path in marks]
-    return max((mark.rows for mark in read if mark is not None), default=0)
 
 
 def _write_images(folder: Path) -> Path:
@@ -118,15 +89,14 @@ def _write_images(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    started = Lives(tmp_path_factory.mktemp("lives"))
-    yield started
-    started.close()
+def partition(tmp_path_factory: pytest.TempPathFactory, lives: Any) -> Partition:
+    """The partition, described once without interruption."""
+    return Partition(tmp_path_factory.mktemp("partition"), lives)
 
 
-def test_the_uninterrupted_partition_has_rows_of_every_kind(lives: Lives) -> None:
+def test_the_uninterrupted_partition_has_rows_of_every_kind(partition: Partition) -> None:
     """What the others are compared with: every id once, in order, ok ones and failed ones."""
-    rows = lives.uninterrupted
+    rows = partition.uninterrupted
     assert rows["property_id"].to_pylist() == [f"property-{n}" for n in range(PROPERTIES)]
     assert set(rows["status"].to_pylist()) == {"ok", "failed"}
     assert len(set(map(str, rows["description"].to_pylist()))) > 2, "all rows alike would prove little"
@@ -158,16 +128,16 @@ strikes = st.one_of(
     interruptions=st.lists(st.tuples(settings_drawn, strikes), min_size=1, max_size=3), last=settings_drawn
 )
 def test_any_interruptions_end_in_the_same_partition(
-    lives: Lives, interruptions: list[tuple[dict[str, int], dict[str, Any]]], last: dict[str, int]
+    partition: Partition, interruptions: list[tuple[dict[str, int], dict[str, Any]]], last: dict[str, int]
 ) -> None:
     """Row for row in order, none twice, none skipped, value for value; what was committed is not redone."""
-    home = lives.new_home()
+    home = partition.new_home()
     promised = 0
     for chosen, strike in interruptions:
-        lives.run(home, chosen, **strike)
-        assert committed_rows(home) >= promised, "progress went backwards"
-        promised = committed_rows(home)
-    _, said = lives.run(home, last)
+        partition.run(home, chosen, **strike)
+        assert partition.committed_rows(home) >= promised, "progress went backwards"
+        promised = partition.committed_rows(home)
+    said = partition.run(home, last)
     assert said["restored"] is None or said["restored"] >= promised
-    assert lives.rows(home).equals(lives.uninterrupted)
+    assert partition.rows(home).equals(partition.uninterrupted)
     shutil.rmtree(home)
