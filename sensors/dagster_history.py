@@ -15,11 +15,12 @@ from typing import Any, Literal
 from dagster import AssetCheckEvaluation, AssetKey, DagsterInstance, DagsterRunStatus
 from dagster import DagsterEventType as EventType
 
-from sensors.dagster_runs import ENDED_TAG
-
 LAUNCHED_BY = "vlm-assets/launched-by"
 """Run tag: who launched a run that no person did. The value RETRY marks those of the retry schedule."""
 RETRY = "retry"
+
+ENDED_TAG = "vlm-assets/ended"
+"""Run tag: why a run ended for no fault of its partition, where Dagster would call it a failure of a step."""
 
 _PARTITION = "dagster/partition"
 _RUN_KEY = "dagster/run_key"
@@ -71,7 +72,10 @@ class RunState:
 
     @property
     def interrupted_by(self) -> str | None:
-        """What ended it, where that is no fault of its partition; ``UNEXPECTED_TERMINATION`` from outside."""
+        """What ended it, where that is no fault of its partition; ``UNEXPECTED_TERMINATION`` from outside.
+
+        A stuck worker is ended as one from outside, whatever Dagster calls the end: that is no cancel.
+        """
         reason = self.tags.get(_FAILURE_REASON)
         outside = reason if reason == "UNEXPECTED_TERMINATION" else None
         return self.tags.get(ENDED_TAG) or outside

@@ -28,7 +28,7 @@ from resources.row_retries import RowRetries, RowRetriesFile
 from resources.staged_file import StagedFile
 from resources.vlm.failure_kinds import TRANSIENT_KINDS
 from resources.workers import Phase, WorkerBeat, Workers
-from sensors.dagster_runs import ENDED_TAG
+from sensors.dagster_history import ENDED_TAG
 from vlm_assets.check_events import check_result
 from vlm_assets.checks import CheckOutcome
 from vlm_assets.fingerprint import Fingerprint

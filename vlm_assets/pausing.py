@@ -21,7 +21,7 @@ import dagster as dg
 from resources.journal.journal import Journal
 from resources.pause import Pause, pause_of
 from resources.workers import WorkerBeat
-from sensors.dagster_runs import ENDED_TAG
+from sensors.dagster_history import ENDED_TAG
 from vlm_assets.progress import Progress
 
 PAUSED = "paused"

@@ -1,0 +1,110 @@
+"""The ledger of what was tried again: attempts a partition, what was launched, what was given up.
+
+What lives here: the entries and their file ``.state/attempts/attempts.json``. What does not: what is decided
+from them (``retry_decision.py``). An entry is written before anything is launched, with the run key that the
+run will carry, so that a tick that was killed finds out whether its run came to be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from resources.journal.files import make_directory, set_aside, write_replacing
+from resources.journal.sealed_json import BrokenSealError, seal, unseal
+
+_ABOUT = (
+    "Truth about how often partitions were tried again. Deleted, each has all its attempts once more; it"
+    " also says which launches are under way, so delete it only while Dagster is down."
+)
+
+
+class AttemptsUnreadableError(ValueError):
+    """The ledger does not verify. It was moved aside; the message says what follows."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A launch that was written down before it was made. tick: which tick made it; at: unix seconds."""
+
+    run_key: str
+    tick: str
+    at: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One partition that was tried again, or left to a person.
+
+    launches: of all time, so that a run key is never used twice. attempts: in a row without a new row
+    committed. interruptions: runs in a row that were ended from outside, without a new row. rows: committed
+    when last reckoned. not_before: unix seconds. reckoned: the run whose end was last taken into account.
+    told: what a person was last told of it.
+    """
+
+    key: str
+    launches: int = 0
+    attempts: int = 0
+    interruptions: int = 0
+    rows: int = 0
+    not_before: float = 0.0
+    reckoned: str | None = None
+    requested: Request | None = None
+    given_up: bool = False
+    told: str | None = None
+
+
+class Attempts:
+    """The ledger of one home. Hold ``locked`` from reading to writing: schedule and button are two."""
+
+    def __init__(self, state_directory: Path) -> None:
+        self.directory = state_directory / "attempts"
+        self.path = self.directory / "attempts.json"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One at a time, over processes and threads; any death frees it."""
+        make_directory(self.directory)
+        descriptor = os.open(self.directory / "attempts.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def read(self) -> dict[str, Entry]:
+        """Entries by partition key. Raises AttemptsUnreadableError, once: the file is then moved aside."""
+        try:
+            found = unseal(self.path.read_bytes())["entries"]
+            return {key: _entry(key, fields) for key, fields in found.items()}
+        except FileNotFoundError:
+            return {}
+        except (BrokenSealError, KeyError, TypeError, ValueError, AttributeError) as error:
+            aside = set_aside(self.path, self.directory / "set_aside")
+            raise AttemptsUnreadableError(
+                f"{self.path} does not read ({error}) and was moved to {aside}. Every partition has all its"
+                " attempts once more; launches that were under way are known from their runs alone."
+            ) from error
+
+    def write(self, entries: Mapping[str, Entry]) -> None:
+        """Replace the ledger, durably when it returns. Raises OSError."""
+        make_directory(self.directory)
+        content = {
+            "about": _ABOUT,
+            "entries": {
+                key: {name: value for name, value in asdict(entry).items() if name != "key" and value}
+                for key, entry in sorted(entries.items())
+            },
+        }
+        write_replacing(self.path, seal(json.dumps(content, separators=(",", ":")).encode()))
+
+
+def _entry(key: str, fields: Mapping[str, object]) -> Entry:
+    requested = fields.get("requested")
+    known = {**fields, "requested": Request(**requested) if isinstance(requested, dict) else None}
+    return Entry(key=key, **known)  # type: ignore[arg-type]  # sealed: what was written is what is read
