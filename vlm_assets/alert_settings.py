@@ -1,21 +1,17 @@
-"""Alerts as the settings mean them: whom to tell, where it is kept, and the sensor that does it.
+"""Alerts as the settings mean them: whom to tell, and where it is kept.
 
-What lives here: wiring. What does not: what is told (``sensors/alerts.py``) and how (``resources/alerts``).
+What lives here: wiring, without Dagster, so that alerts are delivered whatever has become of it. What does
+not: how that is done (``resources/alerts``), and the sensor (``alert_sensor.py``).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
-
-import dagster as dg
 
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.alerts.targets import AlertTargetError, Target, checked_targets
-from sensors.alerts import build_alerts_sensor
-from vlm_assets import descriptions, embeddings
 from vlm_assets.dagster_home import running_address
 from vlm_assets.settings import PREFIX, Settings, SettingsError
 
@@ -50,14 +46,3 @@ def pages_address(settings: Settings) -> str | None:
 def ticks_directory(settings: Settings) -> Path:
     """Where each sensor notes that it ticked."""
     return settings.state_directory / "ticks"
-
-
-def build_alerts(settings: Settings, watched: Iterable[dg.SensorDefinition]) -> dg.SensorDefinition:
-    """The alerts sensor. watched: the other sensors, whose silence is noticed. Raises SettingsError."""
-    return build_alerts_sensor(
-        build_delivery(settings),
-        assets=[descriptions.ASSET, embeddings.ASSET],
-        watched={one.name: float(one.minimum_interval_seconds or 30) for one in watched},
-        ticks=ticks_directory(settings),
-        address=lambda: pages_address(settings),
-    )

@@ -14,7 +14,7 @@ from pathlib import Path
 import dagster as dg
 
 from vlm_assets import catalog_asset, descriptions, embeddings
-from vlm_assets.alert_settings import build_alerts
+from vlm_assets.alert_sensor import build_alerts
 from vlm_assets.audit_asset import build_dataset_audit
 from vlm_assets.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog_asset import build_property_catalog
