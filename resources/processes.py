@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -35,7 +36,7 @@ class ProcessIdentity:
         return None if start is None else cls(pid, start, boot_id())
 
     @classmethod
-    def that_spoke(cls, pid: int, at: float) -> Self | None:
+    def that_spoke(cls, pid: int, at: float, *, clock: Callable[[], float] = time.time) -> Self | None:
         """The process that said at ``at`` (unix seconds) that it has this pid, or None: it is gone.
 
         Once known, it is told by its start and its boot alone, whatever the clocks do afterwards.
@@ -46,7 +47,7 @@ class ProcessIdentity:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         age = now - found.start / os.sysconf("SC_CLK_TCK")
         # One that began well after the word was said has inherited the number.
-        return found if time.time() - age <= at + _SLACK_SECONDS else None
+        return found if clock() - age <= at + _SLACK_SECONDS else None
 
     def lives(self) -> bool:
         """Whether it still runs. A zombie does not: it waits only to be counted."""

@@ -109,8 +109,8 @@ def boot_id() -> str:
 class WorkerBeat:
     """The heartbeat of this process's materialization, as a context: the lock is held inside it.
 
-    A beat is one small file replaced without fsync, every two seconds at most. A beat that cannot be written
-    is logged and work goes on.
+    A beat is one small file replaced without fsync, at each commit and else every two seconds at most. One
+    that cannot be written is logged and work goes on.
     """
 
     def __init__(
@@ -158,7 +158,8 @@ class WorkerBeat:
         """Say how far it is, after a batch. Costs nothing but a look at the clock in between."""
         now = self._monotonic()
         moved, said = self.worker.moved, self._clock()
-        if committed > self.worker.committed:
+        has_committed = committed > self.worker.committed
+        if has_committed:
             self._intervals.append(now - moved)
             self.worker = replace(self.worker, committed=committed, committed_at=said, moved=now)
         self._samples.append((now, computed))
@@ -172,7 +173,8 @@ class WorkerBeat:
             rate=(computed - before) / (now - since) if now > since else self.worker.rate,
             batch_seconds=max(self._intervals, default=0.0),
         )
-        if now - self._written >= _BEAT_SECONDS:
+        # A commit is written at once: by it others judge whether this process stands still.
+        if has_committed or now - self._written >= _BEAT_SECONDS:
             self._write()
 
     def end(self) -> None:

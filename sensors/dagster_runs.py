@@ -97,3 +97,11 @@ def unknown_to_dagster(instance: dg.DagsterInstance, asset: str, keys: Collectio
     """Which of these partitions Dagster does not know as materialized, in their order."""
     known = instance.get_materialized_partitions(dg.AssetKey(asset))
     return (key for key in keys if key not in known)
+
+
+def fit_pool(instance: dg.DagsterInstance, pool: str, *, before: int, now: int) -> None:
+    """Let a pool's limit follow the number of devices in use; a lower one that a person set is kept."""
+    limits = {one.name: one.limit for one in instance.event_log_storage.get_pool_limits()}
+    limit = limits.get(pool)
+    if limit is not None and (limit > now or limit == before):
+        instance.event_log_storage.set_concurrency_slots(pool, max(now, 1))

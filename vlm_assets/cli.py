@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets import cli_alerts, cli_care, cli_pause
+from vlm_assets import cli_alerts, cli_care, cli_devices, cli_pause
 from vlm_assets.cli_options import AsJson, Home, chosen_settings
 from vlm_assets.settings import PREFIX
 
@@ -251,4 +251,5 @@ def _duration(days: float) -> str:
 
 cli_alerts.register(app)
 cli_care.register(app)
+cli_devices.register(app)
 cli_pause.register(app)

@@ -9,10 +9,17 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from resources.alerts.outbox import Outbox
+from resources.gpu.health import HealthCheck
+from resources.gpu.nvml import DriverNvml
 from resources.workers import Workers
 from sensors.reconciliation import PublishedAsset, build_reconciliation_sensor
+from sensors.worker_health import HealthWatcher, build_worker_health_sensor
+from sensors.worker_judgement import WorkerLimits
 from vlm_assets import descriptions, embeddings
+from vlm_assets.dagster_home import POOL
 from vlm_assets.property_ranges import PropertyRange
+from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import Settings
 
 
@@ -30,4 +37,20 @@ def build_health_sensors(settings: Settings, ranges: Sequence[PropertyRange]) ->
     assets = published_assets(settings, ranges)
     workers = Workers(settings.state_directory / "workers")
     ticks = settings.state_directory / "ticks"
-    return [build_reconciliation_sensor(assets, workers=workers, ticks=ticks)]
+    gpu = build_gpu(settings)
+    watcher = HealthWatcher(
+        workers=workers,
+        outbox=Outbox(settings.state_directory / "alerts"),
+        left_out=gpu.left_out(),
+        find=gpu.find,
+        judge=HealthCheck(DriverNvml()),
+        limits=WorkerLimits(
+            most=settings.stuck_seconds,
+            loading=settings.model_load_seconds,
+            waiting=settings.device_wait_seconds,
+        ),
+    )
+    return [
+        build_reconciliation_sensor(assets, workers=workers, ticks=ticks),
+        build_worker_health_sensor(watcher, pool=POOL, ticks=ticks),
+    ]

@@ -104,6 +104,13 @@ class Settings(BaseSettings):
     device_min_free_gib: NonNegativeFloat = Field(
         0.0, description="A GPU with less free memory, in GiB, is left to others."
     )
+    stuck_seconds: PositiveFloat = Field(
+        600.0,
+        description="Seconds without a commit after which a worker is ended even if it knows no rhythm.",
+    )
+    model_load_seconds: PositiveFloat = Field(
+        1800.0, description="Seconds a model may take to load before its worker counts as stuck."
+    )
     commit_seconds: PositiveFloat = Field(30.0, description="Longest time a finished row stays uncommitted.")
     commit_rows: PositiveInt = Field(2000, description="Finished rows that are committed at once, at most.")
     grace_seconds: PositiveFloat = Field(

@@ -1,0 +1,329 @@
+"""Workers and devices over time: what stands still is ended, what is slow or sick is named.
+
+What lives here: the tick that looks, alerts and ends. What does not: the judgement of workers
+(``worker_judgement.py``) and of devices (``resources/gpu/health.py``), counting a device's failures
+(``resources/gpu/left_out.py``), and starting anything again: an ended run is interrupted, and Dagster's run
+retries or the scheduled re-materialization take its partition up.
+"""
+
+# No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
+
+import json
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
+from resources.gpu.devices import Device
+from resources.gpu.errors import DeviceError
+from resources.gpu.left_out import LeftOutDevices
+from resources.processes import ProcessIdentity
+from resources.workers import Worker, Workers, boot_id
+from sensors.dagster_runs import fit_pool, mark_interrupted
+from sensors.ticks import record_tick
+from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
+
+NAME = "worker_health"
+INTERVAL_SECONDS = 15
+_BLIND_SECONDS = 8.0 * INTERVAL_SECONDS
+"""After so long without a tick nothing is known of the time between: everybody's time counts anew."""
+_SICK_AGAIN_SECONDS = 600.0
+"""A device that is still sick after so long has failed a second time."""
+
+
+@dataclass
+class Watch:
+    """What the watcher remembers between ticks; may be lost, and then everybody's time counts anew.
+
+    at, since: monotonic seconds of the last tick, and of the first of those without a gap. ended: when
+    SIGTERM was sent, by worker. slow: since when, by worker. sick: since when (unix seconds), by device.
+    devices: those seen since this boot. left_out: those told of.
+    """
+
+    boot: str = ""
+    at: float = 0.0
+    since: float = 0.0
+    ended: dict[str, float] = field(default_factory=dict)
+    slow: dict[str, float] = field(default_factory=dict)
+    sick: dict[str, float] = field(default_factory=dict)
+    devices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, cursor: str | None, *, now: float) -> "Watch":
+        """The watch of the last tick, or one that begins now."""
+        try:
+            watch = cls(**json.loads(cursor or "{}"))
+        except (ValueError, TypeError):
+            watch = cls()
+        if watch.boot != boot_id():
+            watch = cls(boot=boot_id(), at=now, since=now, left_out=watch.left_out)
+        elif now - watch.at > _BLIND_SECONDS:
+            watch.since = now
+        watch.at = now
+        return watch
+
+
+@dataclass(frozen=True)
+class HealthWatcher:
+    """What a tick looks at. Plain Python: what Dagster lends is handed in.
+
+    find: the devices that the settings mean. judge: why one should not be used now. interrupt: says on a run
+    that it is ended from outside. clock: unix seconds; monotonic: seconds of the machine's clock.
+    """
+
+    workers: Workers
+    outbox: Outbox
+    left_out: LeftOutDevices
+    find: Callable[[], Sequence[Device]]
+    judge: Callable[[Device], Sequence[str]]
+    limits: WorkerLimits = field(default_factory=WorkerLimits)
+    clock: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+
+    def look(self, watch: Watch, *, interrupt: Callable[[str], None]) -> list[str]:
+        """One tick: changes ``watch``, posts alerts, ends what is stuck. Returns sentences."""
+        living = [worker for worker in self.workers.living() if worker.pid]
+        return [
+            *self._end_stuck(watch, living, interrupt),
+            *self._name_slow(watch, living),
+            *self._look_at_devices(watch),
+            *self._tell_left_out(watch),
+        ]
+
+    def _end_stuck(
+        self, watch: Watch, living: Sequence[Worker], interrupt: Callable[[str], None]
+    ) -> list[str]:
+        said = []
+        now = watch.at
+        stuck = stuck_workers(living, self.limits, now=now, watched_since=watch.since)
+        for one in stuck:
+            if one.worker.name not in watch.ended:
+                self.outbox.post(self._stuck(one))
+                self._hold_against_device(one)
+                interrupt(one.worker.run_id)
+                _process(one.worker).send(signal.SIGTERM)
+                watch.ended[one.worker.name] = now
+                said.append(f"{_who(one.worker)} stands still for {one.still:.0f} s and was told to end.")
+        alive = {worker.name: worker for worker in living}
+        for name, at in list(watch.ended.items()):
+            worker = alive.get(name)
+            if worker is None:
+                del watch.ended[name]
+                run_id, _, asset = name.partition(".")
+                said.append(f"The stuck worker of run {run_id} ({asset}) has ended; its device is free.")
+            elif now - at >= self.limits.grace and _process(worker).send(signal.SIGKILL):
+                said.append(f"{_who(worker)} did not end within {self.limits.grace:.0f} s and was killed.")
+        self._tell_freed(alive)
+        return said
+
+    def _tell_freed(self, alive: dict[str, Worker]) -> None:
+        for subject, alert in self.outbox.open_subjects().items():
+            if alert.kind == "worker_stuck" and f"{alert.occurrence}.{subject.split('/')[0]}" not in alive:
+                sentence = "The stuck worker has ended and its device is free; its partition is retried."
+                self.outbox.recovered(
+                    subject, occurrence=alert.occurrence, sentence=sentence, at=self.clock()
+                )
+
+    def _stuck(self, one: Stuck) -> Alert:
+        worker = one.worker
+        return Alert(
+            kind="worker_stuck",
+            subject=f"{worker.asset}/{worker.partition}/worker",
+            occurrence=worker.run_id,
+            severity="error",
+            title=f"{_who(worker)} is stuck",
+            next_step=(
+                "Nothing for now: it is ended and its partition is retried on another device where there is"
+                " one; committed rows stay. If it happens again on the same device, look at `nvidia-smi` and"
+                " the kernel log: after two failures the device is left out."
+            ),
+            partition=worker.partition,
+            expected=f"a commit within {one.allowed:.0f} s ({worker.phase})",
+            found=f"none for {one.still:.0f} s, at {worker.percent:.0f}% of the partition",
+            page=f"runs/{worker.run_id}",
+            at=self.clock(),
+        )
+
+    def _hold_against_device(self, one: Stuck) -> None:
+        if one.worker.device is not None:
+            why = f"A worker stood still on it for {one.still:.0f} s (run {one.worker.run_id})."
+            self.left_out.note_failure(one.worker.device, occurrence=one.worker.run_id, why=why)
+
+    def _name_slow(self, watch: Watch, living: Sequence[Worker]) -> list[str]:
+        slow = slow_workers(living, self.limits)
+        watch.slow = slow_since(watch.slow, slow, now=watch.at, watched_since=watch.since)
+        told = []
+        for one in slow:
+            worker = one.worker
+            lasted = watch.at - watch.slow[worker.name]
+            if lasted < self.limits.slow or worker.device is None:
+                continue
+            subject = f"devices/{worker.device}/slow"
+            share = 100.0 * (1.0 - worker.rate / one.peers)
+            told.append(f"{_who(worker)} is {share:.0f}% slower than its peers.")
+            # Once while it lasts: a device of a slower kind would be told of at each of its partitions.
+            if subject not in self.outbox.open_subjects():
+                self.outbox.post(
+                    Alert(
+                        kind="worker_slow",
+                        subject=subject,
+                        occurrence=worker.run_id,
+                        severity="warning",
+                        title=f"{_who(worker)} is {share:.0f}% slower than the workers beside it",
+                        next_step=(
+                            "Look at the device's temperature, clocks and other users (`nvidia-smi`), and at"
+                            " what its partition's images have that others have not. It goes on."
+                        ),
+                        partition=worker.partition,
+                        expected=f"about {one.peers:.2f} properties a second, the median of the others",
+                        found=f"{worker.rate:.2f} properties a second for {lasted / 60:.0f} minutes",
+                        page=f"runs/{worker.run_id}",
+                        at=self.clock(),
+                    )
+                )
+        keep_pace = {one.device for one in living if one.rate > 0 and one.name not in watch.slow}
+        for subject, alert in self.outbox.open_subjects().items():
+            if alert.kind == "worker_slow" and subject.split("/")[1] in keep_pace:
+                sentence = f"{subject.split('/')[1]} keeps pace with the others again."
+                self.outbox.recovered(
+                    subject, occurrence=f"{self.clock():.0f}", sentence=sentence, at=self.clock()
+                )
+        return told
+
+    def _look_at_devices(self, watch: Watch) -> list[str]:
+        subject, now = "devices", self.clock()
+        try:
+            found = self.find()
+            # One that the driver lists no more is looked at too: nothing else would say that it is lost.
+            watch.devices |= {device.id: asdict(device) for device in found}
+            reasons = {id_: self.judge(Device(**one)) for id_, one in watch.devices.items()}
+        except DeviceError as error:
+            self.outbox.post(
+                Alert(
+                    kind="device_sick",
+                    subject=subject,
+                    occurrence=f"{watch.boot}",
+                    severity="error",
+                    title="The devices cannot be looked at",
+                    next_step="Look at `nvidia-smi` and the kernel log; a reboot may be needed.",
+                    found=str(error),
+                    at=now,
+                )
+            )
+            return [str(error)]
+        if subject in self.outbox.open_subjects():
+            sentence = "The driver answers again."
+            self.outbox.recovered(subject, occurrence=f"{now:.0f}", sentence=sentence, at=now)
+        said: list[str] = []
+        for device, why in reasons.items():
+            if why:
+                self._tell_sick(watch, device, " ".join(why))
+                said.extend(why)
+            elif watch.sick.pop(device, None) is not None:
+                sentence = f"Nothing speaks against {device} any more."
+                self.outbox.recovered(f"devices/{device}", occurrence=f"{now:.0f}", sentence=sentence, at=now)
+        return said
+
+    def _tell_sick(self, watch: Watch, device: str, why: str) -> None:
+        now = self.clock()
+        since = watch.sick.setdefault(device, now)
+        occurrence = f"sick since {since:.0f}"
+        self.outbox.post(
+            Alert(
+                kind="device_sick",
+                subject=f"devices/{device}",
+                occurrence=occurrence,
+                severity="warning",
+                title=f"{device} is not sound",
+                next_step=(
+                    "Nothing new starts on it while this lasts. Look at it: after two failures within a day"
+                    " it is left out until you take it back."
+                ),
+                expected="nothing that speaks against it",
+                found=why,
+                at=now,
+            )
+        )
+        self.left_out.note_failure(device, occurrence=occurrence, why=why)
+        if now - since >= _SICK_AGAIN_SECONDS:
+            self.left_out.note_failure(device, occurrence=f"{occurrence}, still", why=why)
+
+    def _tell_left_out(self, watch: Watch) -> list[str]:
+        left_out = self.left_out.left_out()
+        now = self.clock()
+        for device, record in left_out.items():
+            if device not in watch.left_out:
+                self.outbox.post(
+                    Alert(
+                        kind="device_left_out",
+                        subject=f"devices/{device}/left out",
+                        occurrence=f"{record.left_out_at}",
+                        severity="error",
+                        title=f"{device} has failed twice and is left out; the others take over",
+                        next_step=(
+                            f"Look at `nvidia-smi` and the kernel log. When it is sound again:"
+                            f" vlm-assets devices --take-back {device}"
+                        ),
+                        expected="a device that works",
+                        found=" ".join(dict.fromkeys(failure.why for failure in record.failures)),
+                        at=now,
+                    )
+                )
+        for device in watch.left_out:
+            if device not in left_out:
+                sentence = f"{device} was taken back and is used again."
+                self.outbox.recovered(
+                    f"devices/{device}/left out", occurrence=f"{now:.0f}", sentence=sentence, at=now
+                )
+        watch.left_out = sorted(left_out)
+        return [record.sentence(device) for device, record in left_out.items()]
+
+
+def build_worker_health_sensor(watcher: HealthWatcher, *, pool: str, ticks: Path) -> dg.SensorDefinition:
+    """The sensor. pool: its limit follows the devices in use. ticks: where it notes that it ticked."""
+
+    @dg.sensor(
+        name=NAME,
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=(
+            "Ends workers that commit nothing for twice their own learned time, names slow ones, and leaves"
+            " out devices that failed twice. It starts nothing."
+        ),
+    )
+    def worker_health(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        record_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS)
+        instance = context.instance
+        watch = Watch.read(context.cursor, now=watcher.monotonic())
+        told_before = set(watch.left_out)
+        said = watcher.look(watch, interrupt=lambda run_id: mark_interrupted(instance, run_id))
+        if set(watch.left_out) != told_before:
+            known = set(watch.devices)
+            fit_pool(
+                instance,
+                pool,
+                before=len(known - told_before),
+                now=len(known - set(watch.left_out)),
+            )
+        context.update_cursor(json.dumps(asdict(watch)))
+        for sentence in said:
+            context.log.info(sentence)
+        return dg.SkipReason(" ".join(said) or "Every worker moves and every device is sound.")
+
+    return worker_health
+
+
+def _process(worker: Worker) -> ProcessIdentity:
+    return ProcessIdentity(worker.pid, worker.process_start or 0, worker.boot_id)
+
+
+def _who(worker: Worker) -> str:
+    device = f" on {worker.device}" if worker.device else ""
+    return f"The worker of {worker.asset} {worker.partition}{device} (run {worker.run_id}, pid {worker.pid})"

@@ -1,0 +1,119 @@
+"""A worker that is stopped in mid-work is found, ended and its device freed; one that works is left alone."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from resources.alerts.outbox import Outbox
+from resources.gpu.lease_records import LeaseHolder
+from resources.gpu.resource import GpuResource
+from resources.workers import Workers
+from sensors.worker_health import HealthWatcher, Watch
+from sensors.worker_judgement import WorkerLimits
+
+SCRIPT = Path(__file__).with_name("working_process.py")
+LOG = logging.getLogger("test")
+OTHER = LeaseHolder("other", "k", "s")
+LIMITS = WorkerLimits(least=0.5, grace=0.3)
+
+
+def working(state, run_id, seconds=0.2):
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, state, run_id, str(seconds)], stdout=subprocess.PIPE, text=True
+    )
+    return process, process.stdout.readline().strip()
+
+
+def until(reached, what):
+    deadline = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def gpu(tmp_path):
+    return GpuResource(leases_directory=str(tmp_path / "leases"), devices="cpu:2", wait_seconds=0)
+
+
+@pytest.fixture
+def watcher(tmp_path, gpu):
+    return HealthWatcher(
+        workers=Workers(tmp_path / "workers"),
+        outbox=Outbox(tmp_path / "alerts"),
+        left_out=gpu.left_out(),
+        find=gpu.find,
+        judge=lambda _: [],
+        limits=LIMITS,
+    )
+
+
+def tick(watcher, watch, interrupted):
+    watch.at = time.monotonic()
+    return watcher.look(watch, interrupt=interrupted.append)
+
+
+def test_a_stopped_worker_is_ended_and_its_device_freed(tmp_path, gpu, watcher):
+    """In about twice its own learned time, by SIGKILL where SIGTERM does not reach it; told once."""
+    stuck, device = working(tmp_path, "stuck")
+    sound, other = working(tmp_path, "sound")
+    watch, interrupted = Watch.read(None, now=time.monotonic()), []
+    try:
+        until(lambda: all(one.committed > 5 for one in watcher.workers.living()), "five commits each")
+        stuck.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        learned = next(one for one in watcher.workers.living() if one.run_id == "stuck").batch_seconds
+        while stuck.poll() is None:
+            assert time.monotonic() < stopped + 60
+            tick(watcher, watch, interrupted)
+            time.sleep(0.05)
+        freed = time.monotonic() - stopped
+        print(f"learned time {learned:.2f} s, allowed {max(2 * learned, LIMITS.least):.2f} s, {freed=:.2f} s")
+        assert stuck.returncode == -signal.SIGKILL
+        assert interrupted == ["stuck"]
+        assert [held.device.id for held in gpu.leases().holders()] == [other]
+        (alert,) = watcher.outbox.open_subjects().values()
+        assert (alert.kind, alert.partition, alert.page) == ("worker_stuck", "k", "runs/stuck")
+        said = tick(watcher, watch, interrupted)
+        assert any("has ended" in sentence for sentence in said)
+        assert not watcher.outbox.open_subjects(), "told that it is over"
+        assert device in watcher.left_out.records()
+        assert sound.poll() is None, "one that works is never ended"
+    finally:
+        for process in (stuck, sound):
+            process.kill()
+            process.wait()
+
+
+def test_twice_stuck_on_a_device_leaves_it_out(tmp_path, gpu, watcher):
+    """The device is left out, a person is told once how to take it back, and the other one takes over."""
+    watch, interrupted = Watch.read(None, now=time.monotonic()), []
+    devices = []
+    for run in ("r1", "r2", "r3"):
+        gone = gpu.leases().acquire(OTHER, wait_seconds=0, log=LOG) if run == "r2" else None
+        process, device = working(tmp_path, run)
+        if gone is not None:
+            gone.release()
+        devices.append(device)
+        if run == "r3":
+            process.kill()
+            process.wait()
+            break
+        until(lambda: any(one.batch_seconds for one in watcher.workers.living()), "a learned time")
+        process.send_signal(signal.SIGSTOP)
+        while process.poll() is None:
+            tick(watcher, watch, interrupted)
+            time.sleep(0.05)
+    assert devices == ["cpu-0", "cpu-0", "cpu-1"]
+    (alert,) = [one for one in watcher.outbox.open_subjects().values() if one.kind == "device_left_out"]
+    assert "--take-back cpu-0" in alert.next_step
+    gpu.left_out().take_back("cpu-0")
+    tick(watcher, watch, interrupted)
+    assert not [one for one in watcher.outbox.open_subjects().values() if one.kind == "device_left_out"]
