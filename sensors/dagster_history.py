@@ -19,8 +19,11 @@ LAUNCHED_BY = "vlm-assets/launched-by"
 """Run tag: who launched a run that no person did. The value RETRY marks those of the retry schedule."""
 RETRY = "retry"
 
-ENDED_TAG = "vlm-assets/ended"
-"""Run tag: why a run ended for no fault of its partition, where Dagster would call it a failure of a step."""
+NO_ATTEMPT = "vlm-assets/no-attempt"
+"""Run tag: the run's own id, where it ended for no fault of its partition though a step of it failed.
+
+The id, because Dagster's run retries inherit tags.
+"""
 
 _PARTITION = "dagster/partition"
 _RUN_KEY = "dagster/run_key"
@@ -78,7 +81,7 @@ class RunState:
         """
         reason = self.tags.get(_FAILURE_REASON)
         outside = reason if reason == "UNEXPECTED_TERMINATION" else None
-        return self.tags.get(ENDED_TAG) or outside
+        return "no attempt" if self.tags.get(NO_ATTEMPT) == self.run_id else outside
 
     @property
     def is_retried_by_dagster(self) -> bool:
@@ -302,7 +305,7 @@ def _runs_where(instance: DagsterInstance, *conditions: Any) -> list[RunState]:
     runs, tags = _run_table(), _tag_table()
     times = (runs.c.create_timestamp, runs.c.update_timestamp, runs.c.end_time)
     query = db.select(runs.c.run_id, runs.c.status, *times).where(*conditions).order_by(runs.c.id)
-    wanted = (*_TAGS, LAUNCHED_BY, ENDED_TAG)
+    wanted = (*_TAGS, LAUNCHED_BY, NO_ATTEMPT)
     of_runs = db.select(tags.c.run_id, tags.c.key, tags.c.value).where(
         tags.c.key.in_(wanted), tags.c.run_id.in_(db.select(runs.c.run_id).where(*conditions))
     )

@@ -28,7 +28,7 @@ from resources.row_retries import RowRetries, RowRetriesFile
 from resources.staged_file import StagedFile
 from resources.vlm.failure_kinds import TRANSIENT_KINDS
 from resources.workers import Phase, WorkerBeat, Workers
-from sensors.dagster_history import ENDED_TAG
+from sensors.dagster_history import NO_ATTEMPT
 from vlm_assets.check_events import check_result
 from vlm_assets.checks import CheckOutcome
 from vlm_assets.fingerprint import Fingerprint
@@ -48,9 +48,6 @@ __all__ = ["OK", "Metadata", "Partition", "RunOptions", "Steps", "materialize", 
 
 Metadata = dict[str, dg.MetadataValue]
 Event = dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult
-
-NO_DEVICE = "no device came free"
-"""Value of the run tag ENDED_TAG on a run that waited for a device in vain."""
 
 
 class RunOptions(dg.Config):
@@ -241,7 +238,7 @@ def _work(context: dg.AssetExecutionContext, steps: Steps, journal: Journal, pro
         return steps.work(journal, progress)
     except NoDeviceFreeError:
         # Waiting in vain says nothing of the partition: it is no attempt.
-        context.instance.add_run_tags(context.run.run_id, {ENDED_TAG: NO_DEVICE})
+        context.instance.add_run_tags(context.run.run_id, {NO_ATTEMPT: context.run.run_id})
         raise
 
 

@@ -21,11 +21,7 @@ import dagster as dg
 from resources.journal.journal import Journal
 from resources.pause import Pause, pause_of
 from resources.workers import WorkerBeat
-from sensors.dagster_history import ENDED_TAG
 from vlm_assets.progress import Progress
-
-PAUSED = "paused"
-"""Value of the run tag ENDED_TAG on a run that the pause ended."""
 
 _LOOK_SECONDS = 1.0
 
@@ -62,7 +58,6 @@ def end_if_paused(context: dg.AssetExecutionContext, state_directory: Path) -> N
 
 
 def _end(context: dg.AssetExecutionContext, pause: Pause) -> None:
-    context.instance.add_run_tags(context.run.run_id, {ENDED_TAG: PAUSED})
     said = f"Interrupted, with all finished rows committed: {pause.sentence()}."
     context.log.warning(said)
     raise dg.DagsterExecutionInterruptedError(said)
