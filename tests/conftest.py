@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -36,6 +37,19 @@ def program(left_out: Callable[[str], NoReturn]) -> Callable[[str], Path]:
         return Path(found) if found is not None else left_out(name)
 
     return find
+
+
+@pytest.fixture
+def receiver() -> Iterator[Any]:
+    """A real HTTP server that alerts are sent to: alert_receiver.py beside this file."""
+    path = Path(__file__).with_name("alert_receiver.py")
+    spec = importlib.util.spec_from_file_location("alert_receiver", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    started = module.AlertReceiver()
+    yield started
+    started.down()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

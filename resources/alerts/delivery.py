@@ -61,9 +61,9 @@ class Delivery:
         self.directory = outbox.log.directory
         self.targets = targets
         self._home = home
-        self._keys: dict[tuple[str, str], str] = {}
+        self._keys: dict[tuple[Target, str], str] = {}
         # Taken, but perhaps not struck off: a full disk, where no record can be written, repeats nothing.
-        self._taken: set[tuple[str, str]] = set()
+        self._taken: set[tuple[Target, str]] = set()
         self._guard = threading.Lock()
 
     def deliver(self, *, now: float, seconds: float, address: str | None) -> Delivered | None:
@@ -147,7 +147,7 @@ class Delivery:
         write_replacing(self.directory / RECORD, record.as_bytes())
 
     def _key(self, target: Target, record: Record) -> str:
-        known = (target.url, record.salt)
+        known = (target, record.salt)
         if known not in self._keys:
             self._keys[known] = target.key(bytes.fromhex(record.salt))
         return self._keys[known]
@@ -187,7 +187,7 @@ class Delivery:
     def _strike_off_taken(self, record: Record) -> None:
         for target in self.targets:
             tray = record.trays[self._key(target, record)]
-            tray.flying = [one for one in tray.flying if (target.url, one.id) not in self._taken]
+            tray.flying = [one for one in tray.flying if (target, one.id) not in self._taken]
 
     def _send_all(
         self,
@@ -224,9 +224,9 @@ class Delivery:
                     told += 1
                     tray.flying.remove(message)
                     tray.tries, tray.next_at = 0, 0.0
-                    self._taken.add((process.target.url, message.id))
+                    self._taken.add((process.target, message.id))
                     self._save(record)
-                    self._taken.discard((process.target.url, message.id))
+                    self._taken.discard((process.target, message.id))
                     continue
             refused.append(message)
             said = answer.said

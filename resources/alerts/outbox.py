@@ -82,18 +82,24 @@ class Outbox:
 
     def open_subjects(self) -> dict[str, Alert]:
         """What is wrong and not right again: each subject's latest alert, oldest first. Raises OSError."""
+        if not self.log.path.exists():
+            return {}
         with self._guard, self.log.locked():
             self._read_on()
             return dict(self._open)
 
     def recent(self, count: int) -> list[dict[str, Any]]:
         """The last lines that told something, as they stand in the file, oldest first. Raises OSError."""
+        if not self.log.path.exists():
+            return []
         with self.log.locked():
             told = [one for one in self.log.read().entries if one["event"] in (RAISED, RECOVERED)]
         return told[-count:]
 
     def damaged_lines(self) -> int:
         """How many whole lines of the file do not verify: alerts that cannot be read any more."""
+        if not self.log.path.exists():
+            return 0
         with self._guard, self.log.locked():
             self._read_on()
             return self._damaged

@@ -69,9 +69,10 @@ def checked_targets(urls: Sequence[str]) -> tuple[Target, ...]:
 
     known: Container[str] = NotificationManager()  # type: ignore[no-untyped-call]  # apprise types it so
     bad = []
+    in_memory = apprise.AppriseAsset(storage_mode="memory")
     with _silent(logging.getLogger("apprise")):
         for number, url in enumerate(urls, start=1):
-            if not apprise.Apprise().add(url):
+            if not apprise.Apprise(asset=in_memory).add(url):
                 scheme = Target(number, url).scheme
                 # What is no scheme may be a password.
                 told = scheme if scheme in known else "no scheme that apprise knows"

@@ -1,0 +1,89 @@
+"""A real HTTP server that takes alerts, goes down, refuses or hangs; loaded by conftest.py as a fixture."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+_ID = re.compile(r"^Id: (\S+)$", re.MULTILINE)
+
+
+class AlertReceiver:
+    """What a webhook of a person's is to us: apprise's ``json://``. answer: the status, or None to hang."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict] = []
+        self.requests = 0
+        self.authorizations: list[str | None] = []
+        self.answer: int | None = 200
+        self.arrived = threading.Condition()
+        self.released = threading.Event()
+        self.server: ThreadingHTTPServer | None = None
+        self.port = 0
+        self.up()
+
+    def up(self) -> None:
+        """Listen, on the same port as before."""
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                receiver.authorizations.append(self.headers["Authorization"])
+                receiver.requests += 1
+                if receiver.answer is None:
+                    receiver.released.wait(60)
+                    return
+                if receiver.answer == 200:
+                    with receiver.arrived:
+                        receiver.messages.append(message)
+                        receiver.arrived.notify_all()
+                self.send_response(receiver.answer)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        ThreadingHTTPServer.allow_reuse_address = True
+        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self.server.daemon_threads = True
+        self.port = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def down(self) -> None:
+        """Refuse connections."""
+        self.released.set()
+        if self.server is not None:
+            self.server.shutdown()
+            self.server.server_close()
+            self.server = None
+
+    def url(self, *, secret: str = "") -> str:
+        """Its address as apprise takes it."""
+        return f"json://{secret + '@' if secret else ''}127.0.0.1:{self.port}/"
+
+    @property
+    def titles(self) -> list[str]:
+        return [message["title"] for message in self.messages]
+
+    @property
+    def ids(self) -> list[str]:
+        """The stable ids in the messages, in the order of their arrival."""
+        return [found for message in self.messages for found in _ID.findall(message["message"])]
+
+    def repeated(self) -> dict[str, int]:
+        """Ids that came more than once, and how often."""
+        return {id_: count for id_, count in Counter(self.ids).items() if count > 1}
+
+    def wait_for(self, count: int, *, seconds: float) -> None:
+        """Until so many messages are there."""
+        deadline = time.monotonic() + seconds
+        with self.arrived:
+            while len(self.messages) < count:
+                left = deadline - time.monotonic()
+                assert left > 0, f"{len(self.messages)} of {count} messages after {seconds} s"
+                self.arrived.wait(left)
