@@ -17,8 +17,8 @@ import numpy.typing as npt
 from resources.vlm.model_loading import ModelSource, exact_revision, load_config, load_model, load_tokenizer
 
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
-"""Padded tokens of one batch, by kind of device: what bounds its memory. On a CPU, 8192 took a third more time
-and 240 MiB more at its peak: blocks of that size leave the allocator's heap in holes."""
+"""Padded tokens of one batch, by kind of device: what bounds its memory. On a CPU, 8192 took a third more
+time and 240 MiB more at its peak: blocks of that size leave the allocator's heap in holes."""
 
 
 def description_text(description: Mapping[str, Any]) -> str:

@@ -53,7 +53,7 @@ def test_vectors_do_not_depend_on_the_batch(embedder):
 def test_many_batches_keep_the_order(embedder, monkeypatch):
     """Where texts are spread over batches by length, each vector still stands at its text."""
     expected = embedder.embed(TEXTS)
-    monkeypatch.setattr("resources.vlm.embedder._BATCH_TOKENS", 30)
+    monkeypatch.setattr("resources.vlm.embedder._BATCH_TOKENS", {"cpu": 30})
     assert np.abs(embedder.embed(TEXTS) - expected).max() < 1e-5
 
 
