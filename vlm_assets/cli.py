@@ -19,6 +19,7 @@ from vlm_assets.settings import PREFIX
 if TYPE_CHECKING:
     from vlm_assets.ingest_report import IngestReport
     from vlm_assets.settings import Settings
+    from vlm_assets.status import Status
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -163,36 +164,29 @@ def _say(report: IngestReport) -> None:
 
 
 @app.command()
-def status(home: Home = None, as_json: AsJson = False) -> None:
-    """Say what is done, running, interrupted, refused or not started, from what is on disk."""
+def status(
+    home: Home = None,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep it up to date until Ctrl-C.")] = False,
+) -> None:
+    """Say where every partition stands, what is left, in which order it runs, from what is on disk."""
     from rich.console import Console
-    from rich.table import Table
 
+    from vlm_assets import status_view
     from vlm_assets.catalog import Catalog
-    from vlm_assets.resource_settings import build_gpu
-    from vlm_assets.status import MEANING, State, read_status
+    from vlm_assets.status import read_status
 
     current = chosen_settings(home)
-    found = read_status(current, Catalog.open(current.home), build_gpu(current))
+
+    def read() -> Status:
+        return read_status(current, Catalog.open(current.home))
+
     if as_json:
-        typer.echo(found.to_json())
-        return
-    console = Console()
-    console.print(f"{found.properties} properties in {found.home}")
-    assets = tuple(dict.fromkeys(one.asset for one in found.partitions))
-    counts = [found.counts(asset) for asset in assets]
-    table = Table("Partitions", *assets)
-    for state in State:
-        table.add_row(state.value, *(str(of_asset[state]) for of_asset in counts))
-    console.print(table)
-    for one in found.partitions:
-        if one.state not in (State.DONE, State.NOT_STARTED):
-            console.print(
-                f"{one.asset} {one.key}: {one.state.value} at {one.percent:.0f}%"
-                f" ({one.rows} of {one.expected}): {MEANING[one.state]}"
-            )
-    failed = ", ".join(f"{count} {kind}" for kind, count in found.failed_by_kind.items())
-    console.print(f"Published descriptions: {found.ok} ok" + (f"; failed: {failed}" if failed else ""))
+        typer.echo(read().to_json())
+    elif watch:
+        status_view.watch(read, Console())
+    else:
+        status_view.show(Console(), read())
 
 
 @app.command("try")

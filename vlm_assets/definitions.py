@@ -19,6 +19,7 @@ from vlm_assets.audit_asset import build_dataset_audit
 from vlm_assets.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog_asset import build_property_catalog
 from vlm_assets.dagster_home import claim_for_catalog
+from vlm_assets.dataset_progress import build_dataset_progress, build_progress_schedule
 from vlm_assets.descriptions import build_property_descriptions
 from vlm_assets.embeddings import build_property_embeddings
 from vlm_assets.health_sensors import build_health_sensors
@@ -39,13 +40,16 @@ def build_defs(
     ranges = _ranges(settings)
     partitions = partitions_definition(ranges)
     watched = [*build_health_sensors(settings, ranges)]
+    progress = build_dataset_progress(settings, followed=[descriptions.ASSET, embeddings.ASSET])
     return dg.Definitions(
         assets=[
             build_property_catalog(settings),
             build_property_descriptions(settings, partitions, upstream=catalog_asset.ASSET),
             build_property_embeddings(settings, partitions, descriptions=descriptions.ASSET),
             build_dataset_audit(settings, audited=[descriptions.ASSET, embeddings.ASSET]),
+            progress,
         ],
+        schedules=[build_progress_schedule(settings, progress)],
         sensors=[*watched, build_alerts(settings, watched)],
         # One process a run: the device is leased by the process, and both assets of a partition share it.
         executor=dg.in_process_executor,

@@ -1,26 +1,21 @@
 """The triage after a reboot: what is on disk says where each partition stands."""
 
-import logging
-
 from vlm_assets.catalog import Catalog
-from vlm_assets.resource_settings import build_gpu
-from vlm_assets.status import State, read_status
+from vlm_assets.partition_states import State
+from vlm_assets.status import read_status
 
 KEY = "000000000-000000007"
 OTHER = "000000008-000000015"
 
 
 def states(desk):
-    status = read_status(desk.settings, Catalog.open(desk.settings.home), build_gpu(desk.settings))
+    status = read_status(desk.settings, Catalog.open(desk.settings.home))
     return {(one.asset, one.key): one.state for one in status.partitions}, status
 
 
 def test_status_tells_done_from_damaged_and_not_started(desk):
     """A published partition is done, a cut one damaged, and a damaged file never breaks the triage."""
     assert desk.materialize().success
-    # As the end of the run's process does: the lease that this process holds already is given back.
-    gpu = build_gpu(desk.settings)
-    gpu.lease(run_id="", partition=KEY, step="", log=logging.getLogger(__name__)).release()
     found, status = states(desk)
     assert found[("property_descriptions", KEY)] is State.DONE
     assert found[("property_descriptions", OTHER)] is State.NOT_STARTED
