@@ -125,6 +125,19 @@ class Settings(BaseSettings):
         2, description="Failed rows below which the share is not judged: one bad listing is no alarm."
     )
 
+    retry_every_minutes: Annotated[int, Field(ge=1, le=60)] = Field(
+        10, description="Minutes between two looks for failed partitions to materialize again."
+    )
+    retry_runs: PositiveInt = Field(
+        10, description="Partitions tried again that are queued or running at once, at most."
+    )
+    retry_attempts: PositiveInt = Field(
+        5, description="Attempts in a row without a new row after which a partition is given up."
+    )
+    retry_backoff_minutes: PositiveFloat = Field(
+        10.0, description="Minutes before a failed partition's first new attempt; doubled at each further one."
+    )
+
     alert_targets: SecretStr | None = Field(
         None,
         description="Whom to tell: apprise addresses (Slack, mail, webhook), separated by blanks. Secret.",
