@@ -143,6 +143,28 @@ def demo(
     raise typer.Exit(code)
 
 
+@app.command()
+def serve(
+    home: Home = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the pages, on loopback.")] = 3000,
+) -> None:
+    """Dagster UI, daemon, schedules and alerts of a home, until it is told to end; for a service manager."""
+    from rich.console import Console
+
+    from vlm_assets import serving
+    from vlm_assets.resource_settings import build_gpu
+
+    current = chosen_settings(home)
+    serving.serve(
+        home=current.home,
+        dagster_home=current.dagster_home,
+        slots=len(build_gpu(current).find()),
+        port=port,
+        grace_seconds=current.grace_seconds,
+        console=Console(soft_wrap=True),
+    )
+
+
 def _take_in_example(current: Settings, properties: int, range_size: int | None, seed: int) -> None:
     from vlm_assets.demo.example import write_example
     from vlm_assets.ingest import ingest as take_in

@@ -7,19 +7,17 @@ which partitions are asked for (``backfill.py``); what is shown (``terminal.py``
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
 from vlm_assets.catalog import Catalog
-from vlm_assets.catalog_asset import record_catalog
-from vlm_assets.dagster_home import prepare_dagster_home
-from vlm_assets.dagster_server import GRACE_SECONDS, DagsterServer, dagster_server, free_port
+from vlm_assets.dagster_server import GRACE_SECONDS, DagsterServer, dagster_server
 from vlm_assets.demo.backfill import ASSETS, Backfilling
 from vlm_assets.demo.terminal import ProgressLine, Summary, row_counts, where_to_click
+from vlm_assets.process_group import interruptible
+from vlm_assets.serving import farewell, prepare, start_pages
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM before all was done."""
@@ -45,21 +43,15 @@ def run_demo(
     DagsterHomeError, NoFreePortError, ProcessEndedError and DagsterApiError, whose messages are for people.
     """
     console = console or Console(soft_wrap=True)
-    catalog = Catalog.open(home)
-    keys = [one.key for one in catalog.ranges]
-    prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=slots)
-    record_catalog(dagster_home, catalog)
-    found = free_port(port)
-    if found != port:
-        console.print(f"Port {port} is taken; this Dagster listens on {found}.")
+    found = prepare(home, dagster_home, slots=slots, port=port, console=console)
+    keys = [one.key for one in Catalog.open(home).ranges]
     summary: Summary | None = None
     with (
-        _interruptible(),
+        interruptible(),
         dagster_server(home, dagster_home, port=found, grace_seconds=grace_seconds) as server,
     ):
         try:
-            console.print(f"Starting Dagster on {server.address} (its logs: {server.logs}) ...")
-            server.start_pages()
+            start_pages(server, console)
             summary = _backfill(server, Backfilling(server.api, home, keys), accuracy, console)
             summary.print(console)
             if not exit_when_done:
@@ -67,10 +59,7 @@ def run_demo(
                 while True:
                     server.group.watch(_FOREVER)
         except KeyboardInterrupt:
-            console.print(
-                f"\nEnding Dagster. Runs commit what they have finished, {grace_seconds:.0f} s at most"
-                " (Ctrl-C again: at once). The next start goes on from there."
-            )
+            farewell(console, grace_seconds)
             if summary is None:
                 return INTERRUPTED
     return 0 if summary.ok else 1
@@ -100,15 +89,3 @@ def _backfill(
         failing=[check for asset in ASSETS for check in server.api.failing_checks(asset)],
         accuracy=accuracy(),
     )
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM and a closed terminal end this process as Ctrl-C does."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
