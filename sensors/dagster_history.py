@@ -298,6 +298,27 @@ def unfinished_runs(instance: DagsterInstance) -> list[RunState]:
     return _runs_where(instance, _run_table().c.status.not_in([one.value for one in FINISHED]))
 
 
+def report_evaluation(instance: DagsterInstance, found: AssetCheckEvaluation) -> None:
+    """Tell Dagster the result of a check that no run made, for one partition; replaces the one told before.
+
+    Dagster keeps one such result a check and partition, and refuses the next: a unique index over asset,
+    check, partition and run, and the run is the same empty name for all. The earlier event stays in its log.
+    """
+    import sqlalchemy as db
+    from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable as Executions
+
+    told_before = (
+        Executions.c.asset_key == found.asset_key.to_string(),
+        Executions.c.check_name == found.check_name,
+        Executions.c.partition == found.partition,
+        Executions.c.run_id == "",
+    )
+    with instance.event_log_storage.index_connection() as connection:  # type: ignore[attr-defined]
+        connection.execute(db.delete(Executions).where(*told_before))
+    # Killed here, nothing is told, and whoever tells it has not noted that it did.
+    instance.report_runless_asset_event(found)
+
+
 def _runs_where(instance: DagsterInstance, *conditions: Any) -> list[RunState]:
     """Runs by conditions on their table, oldest first."""
     import sqlalchemy as db

@@ -28,8 +28,8 @@ def devices(home: Home = None, take_back: TakeBack = None, as_json: AsJson = Fal
 
     gpu = build_gpu(chosen_settings(home))
     if take_back is not None:
-        record = gpu.left_out().take_back(take_back)
-        typer.echo(f"{take_back} is used again; {len(record.failures)} failures are forgotten.")
+        forgotten = len(gpu.left_out().take_back(take_back).failures)
+        typer.echo(f"{take_back} is used again; {forgotten} failures are forgotten.")
         return
     records = gpu.left_out().records()
     held = {one.device.id: one for one in gpu.leases().holders()}

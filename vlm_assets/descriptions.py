@@ -90,6 +90,32 @@ def description_rows(description: pa.StructType) -> pa.Schema:
     )
 
 
+def meaning_parts(settings: Settings, model: VisionLanguageModel) -> dict[str, str]:
+    """What the settings decide of a description's meaning: all of the fingerprint but the catalogue's part.
+
+    Raises SchemaError, ModelLoadError.
+    """
+    schema = load_schema(settings.description_schema)
+    return _meaning(settings, schema, build_prompt(schema, settings.prompt), model)
+
+
+def _meaning(
+    settings: Settings, schema: DescriptionSchema, prompt: Prompt, model: VisionLanguageModel
+) -> dict[str, str]:
+    decoding = {
+        "max_images": settings.max_images,
+        "max_new_tokens": settings.max_new_tokens,
+        "max_pixels": settings.max_pixels,
+    }
+    return {
+        "model": settings.model,
+        "model_revision": model.exact_revision(),
+        "prompt": prompt.digest,
+        "schema": schema.digest,
+        "decoding": digest_of(decoding),
+    }
+
+
 @dataclass(frozen=True)
 class DescriptionWork:
     """What turns properties of the catalogue into rows. Plain Python: what Dagster lends is handed in."""
@@ -111,20 +137,7 @@ class DescriptionWork:
         schema = load_schema(settings.description_schema)
         prompt = build_prompt(schema, settings.prompt)
         fingerprint = Fingerprint(
-            {
-                "catalogue_slice": catalog.slice_digest(wanted),
-                "model": settings.model,
-                "model_revision": model.exact_revision(),
-                "prompt": prompt.digest,
-                "schema": schema.digest,
-                "decoding": digest_of(
-                    {
-                        "max_images": settings.max_images,
-                        "max_new_tokens": settings.max_new_tokens,
-                        "max_pixels": settings.max_pixels,
-                    }
-                ),
-            }
+            {"catalogue_slice": catalog.slice_digest(wanted), **_meaning(settings, schema, prompt, model)}
         )
         properties = catalog.slice(wanted)
         return cls(settings, catalog, properties, schema, prompt, model, fingerprint)

@@ -66,6 +66,11 @@ def embedding_rows(width: int) -> pa.Schema:
     )
 
 
+def meaning_parts(model: TextEmbeddingModel) -> dict[str, str]:
+    """What the settings decide of a vector's meaning. Raises ModelLoadError."""
+    return {"embedding_model": model.model, "embedding_model_revision": model.exact_revision()}
+
+
 @dataclass(frozen=True)
 class EmbeddingWork:
     """What turns the published descriptions of a range into rows; a failed one has a null vector."""
@@ -87,13 +92,7 @@ class EmbeddingWork:
         record = descriptions.record
         if record is None:
             raise ValueError(f"{descriptions.path} is not a published partition")
-        fingerprint = Fingerprint(
-            {
-                "descriptions": record.sha256,
-                "embedding_model": model.model,
-                "embedding_model_revision": model.exact_revision(),
-            }
-        )
+        fingerprint = Fingerprint({"descriptions": record.sha256, **meaning_parts(model)})
         ids = tuple(catalog.slice(wanted)["property_id"].to_pylist())
         return cls(ids, descriptions, model, fingerprint)
 

@@ -14,10 +14,12 @@ from resources.gpu.health import HealthCheck
 from resources.gpu.nvml import DriverNvml
 from resources.workers import Workers
 from sensors.reconciliation import PublishedAsset, build_reconciliation_sensor
+from sensors.row_count_drift import DriftWatched, DriftWatcher, build_row_count_drift_sensor
 from sensors.worker_health import HealthWatcher, build_worker_health_sensor
 from sensors.worker_judgement import WorkerLimits
 from vlm_assets import descriptions, embeddings
 from vlm_assets.dagster_home import POOL
+from vlm_assets.drift_looks import description_looks, embedding_looks
 from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import Settings
@@ -37,10 +39,11 @@ def build_health_sensors(settings: Settings, ranges: Sequence[PropertyRange]) ->
     assets = published_assets(settings, ranges)
     workers = Workers(settings.state_directory / "workers")
     ticks = settings.state_directory / "ticks"
+    outbox = Outbox(settings.state_directory / "alerts")
     gpu = build_gpu(settings)
     watcher = HealthWatcher(
         workers=workers,
-        outbox=Outbox(settings.state_directory / "alerts"),
+        outbox=outbox,
         left_out=gpu.left_out(),
         find=gpu.find,
         judge=HealthCheck(DriverNvml()),
@@ -53,4 +56,24 @@ def build_health_sensors(settings: Settings, ranges: Sequence[PropertyRange]) ->
     return [
         build_reconciliation_sensor(assets, workers=workers, ticks=ticks),
         build_worker_health_sensor(watcher, pool=POOL, ticks=ticks),
+        build_row_count_drift_sensor(build_drift_watcher(settings, assets, workers, outbox), ticks=ticks),
     ]
+
+
+def build_drift_watcher(
+    settings: Settings, assets: Sequence[PublishedAsset], workers: Workers, outbox: Outbox
+) -> DriftWatcher:
+    """The watcher of all published files of a home."""
+    watched = [
+        DriftWatched(
+            name=asset.name,
+            directory=asset.directory,
+            keys=asset.keys,
+            look=looks.look,
+            look_again=looks.look_again,
+            expectation=looks.expectation,
+            made_from=looks.made_from,
+        )
+        for asset, looks in zip(assets, (description_looks(settings), embedding_looks(settings)), strict=True)
+    ]
+    return DriftWatcher(watched, workers, outbox, settings.state_directory / "drift")

@@ -29,7 +29,7 @@ from resources.staged_file import StagedFile
 from resources.vlm.failure_kinds import TRANSIENT_KINDS
 from resources.workers import Phase, WorkerBeat, Workers
 from sensors.dagster_history import NO_ATTEMPT
-from vlm_assets.check_events import check_result
+from vlm_assets.check_events import check_result, published_file_result
 from vlm_assets.checks import CheckOutcome
 from vlm_assets.fingerprint import Fingerprint
 from vlm_assets.pausing import PausableProgress, wait_while_paused
@@ -225,12 +225,15 @@ def _materialize(
                     retries.refused(failed, TRANSIENT_KINDS, **_told(context, outcomes))
                 )
                 yield from results
+                damage = _damage(published, partition.key) if record is not None else ""
+                yield published_file_result(partition.asset, record, damage=damage)
                 raise _refused(partition, outcomes, stays=record is not None)
             yield dg.Output(staged, metadata=steps.describe(staged.path) | how)
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
     partition.row_retries.clear()
     yield from results
+    yield published_file_result(partition.asset, published.record(partition.key))
 
 
 def _work(context: dg.AssetExecutionContext, steps: Steps, journal: Journal, progress: Progress) -> Metadata:
@@ -285,10 +288,18 @@ def _verify(
         standing = RowRetries(record.fingerprint, str(record.metadata["generation"]), context.run.run_id)
         partition.row_retries.write(standing.refused((), (), **_told(context, outcomes)))
         yield from results
+        yield published_file_result(partition.asset, record)
         raise _refused(partition, outcomes, stays=True)
     metadata: Metadata = {"verified": dg.MetadataValue.text(f"{said} No device was needed.")}
     yield dg.Output(AlreadyPublished(record), metadata=steps.describe(file) | metadata)
     yield from results
+    yield published_file_result(partition.asset, record)
+
+
+def _damage(published: PublishedPartitions, key: str) -> str:
+    """What is wrong with the file that stays; empty where nothing is."""
+    verification = published.verify(key, deep=True)
+    return "" if verification.ok else verification.sentence()
 
 
 def _finish_retirement(published: PublishedPartitions, record: PublishedRecord, partition: Partition) -> None:

@@ -1,0 +1,98 @@
+"""What the published files of an asset look like from outside, and what they looked like at the last look.
+
+What lives here: one signature a partition, from the file system alone, and the snapshot of them in
+``.state/drift``. What does not: reading the files, and what a difference means (``row_count_drift.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from resources.journal.files import make_directory, temporary_beside
+
+_FORMAT = 1
+_ABOUT = "What was seen at the last look; may be deleted: every partition is then looked at anew."
+_FILE, _RECORD = ".parquet", ".json"
+
+
+def signatures(directory: Path, *, made_from: Path | None = None) -> dict[str, str]:
+    """Size, change time and inode of each partition's file and record, by key; of all files that are there.
+
+    made_from: the folder of the asset that this one is made from; its records count as part of it. The change
+    time (ctime) moves with every write, and with a rename; nothing but the kernel's clock can set it.
+    """
+    found: dict[str, list[str]] = {}
+    for folder, ending in ((directory, _FILE), (directory / ".manifest", _RECORD)):
+        for name, said in _entries(folder, ending):
+            found.setdefault(name, []).append(ending + said)
+    if made_from is not None:
+        for name, said in _entries(made_from / ".manifest", _RECORD):
+            if name in found:
+                found[name].append(said)
+    return {key: " ".join(parts) for key, parts in found.items()}
+
+
+def foreign_names(directory: Path, keys: Collection[str]) -> list[str]:
+    """Names of parquet files that are no partition's but that whoever reads ``*.parquet`` reads too."""
+    return sorted(name for name, _ in _entries(directory, _FILE) if name not in keys)
+
+
+def _entries(folder: Path, ending: str) -> Iterator[tuple[str, str]]:
+    try:
+        entries = os.scandir(folder)
+    except FileNotFoundError:
+        return
+    with entries:
+        for entry in entries:
+            if entry.name.endswith(ending) and not entry.name.startswith("."):
+                try:
+                    stat = entry.stat()
+                except FileNotFoundError:
+                    continue
+                yield entry.name.removesuffix(ending), f"{stat.st_size}.{stat.st_ctime_ns}.{stat.st_ino}"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One partition at its last look. expectation: what its record was compared with; kind: of the verdict;
+    told: the verdict that Dagster was told, "" where none was."""
+
+    signature: str
+    expectation: str
+    kind: str
+    told: str
+
+
+@dataclass
+class Snapshot:
+    """What was seen of one asset. is_lost: nothing is known of an earlier look."""
+
+    path: Path
+    partitions: dict[str, Seen] = field(default_factory=dict)
+    is_lost: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> Snapshot:
+        """The last one; a new one where there is none that reads."""
+        try:
+            said = json.loads(path.read_bytes())
+            if said["format"] != _FORMAT:
+                return cls(path, is_lost=True)
+            return cls(path, {key: Seen(*seen) for key, seen in said["partitions"].items()})
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls(path, is_lost=True)
+
+    def write(self) -> None:
+        """Replace the file, not synced. Raises OSError."""
+        make_directory(self.path.parent)
+        partitions = {
+            key: [seen.signature, seen.expectation, seen.kind, seen.told]
+            for key, seen in self.partitions.items()
+        }
+        temporary = temporary_beside(self.path)
+        temporary.write_text(json.dumps({"about": _ABOUT, "format": _FORMAT, "partitions": partitions}))
+        temporary.replace(self.path)

@@ -1,0 +1,233 @@
+"""Published files that are no longer what was published: truncated, replaced, deleted, foreign, or stale.
+
+What lives here: the tick that finds what changed on disk, asks what that means, and tells Dagster as a result
+of the check ``published_file``. What does not: comparing a file with its record and the catalogue, which is
+handed in, and putting anything right (the scheduled re-materialization, which verifies and restores).
+"""
+
+# No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
+
+import hashlib
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import dagster as dg
+
+from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
+from resources.workers import Workers
+from sensors.dagster_history import PartitionHistory, report_evaluation
+from sensors.published_signatures import Seen, Snapshot, foreign_names, signatures
+from sensors.ticks import record_tick
+
+NAME = "row_count_drift"
+CHECK = "published_file"
+INTERVAL_SECONDS = 60
+_LOOK_SECONDS = 15.0
+"""Of a tick, for looking; what is left is looked at in the next ticks."""
+_FOREIGN = "foreign_file"
+
+SOUND, STALE = "sound", "stale"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a look at one partition found, in words for people. severity: None where it is sound.
+
+    kind: ``sound``, ``stale``, or what is wrong: ``truncated``, ``replaced``, ``deleted``, ``foreign``, ...
+    """
+
+    kind: str
+    severity: Literal["ERROR", "WARN"] | None
+    expected: str
+    found: str
+    next_step: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the file is what it should be."""
+        return self.severity is None
+
+    @property
+    def told(self) -> str:
+        """What tells it from another verdict."""
+        said = f"{self.kind}\n{self.severity}\n{self.expected}\n{self.found}"
+        return SOUND if self.passed else hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class DriftWatched:
+    """An asset whose files are watched.
+
+    made_from: folder of the asset that it is made from. look: the verdict on one partition, every byte read;
+    None while a publication is under way. look_again: the verdict where only the expectation changed.
+    expectation: all that a published file is compared with beside its record, as a digest; cheap.
+    """
+
+    name: str
+    directory: Path
+    keys: tuple[str, ...]
+    look: Callable[[str], Verdict | None]
+    look_again: Callable[[str], Verdict | None]
+    expectation: Callable[[], str]
+    made_from: Path | None = None
+
+
+Tell = Callable[[str, str, Verdict], None]
+"""Says the verdict on an asset's partition."""
+
+
+@dataclass(frozen=True)
+class DriftWatcher:
+    """What a tick looks at. Plain Python: what Dagster lends is handed in."""
+
+    watched: Sequence[DriftWatched]
+    workers: Workers
+    outbox: Outbox
+    directory: Path
+    clock: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+
+    def look(self, tell: Tell, failing: Callable[[str], Collection[str]]) -> list[str]:
+        """One tick. failing: the partitions of an asset whose check fails now, asked where nothing is known.
+
+        Returns what was found, in sentences.
+        """
+        deadline = self.monotonic() + _LOOK_SECONDS
+        said: list[str] = []
+        for watched in self.watched:
+            said += self._look_at(watched, tell, failing, deadline)
+            said += self._tell_foreign(watched)
+        return said
+
+    def _look_at(
+        self,
+        watched: DriftWatched,
+        tell: Tell,
+        failing: Callable[[str], Collection[str]],
+        deadline: float,
+    ) -> list[str]:
+        snapshot = Snapshot.read(self.directory / f"{watched.name}.json")
+        expectation = watched.expectation()
+        standing = signatures(watched.directory, made_from=watched.made_from)
+        changed = [key for key in watched.keys if _is_changed(snapshot, key, standing, expectation)]
+        if not changed:
+            return []
+        # Whatever a run is about to publish is looked at when it has ended.
+        busy = {worker.partition for worker in self.workers.living()}
+        failed_before = failing(watched.name) if snapshot.is_lost else ()
+        said = []
+        looked = 0
+        for key in changed:
+            if self.monotonic() > deadline:
+                said.append(f"{len(changed) - looked} partitions of {watched.name} are looked at next time.")
+                break
+            looked += 1
+            signature = standing.get(key, "")
+            before = snapshot.partitions.get(key)
+            if key in busy:
+                continue
+            if before is not None and before.signature == signature:
+                verdict = watched.look_again(key) if before.kind in (SOUND, STALE) else None
+            else:
+                verdict = watched.look(key)
+            if verdict is None:
+                continue
+            told = before.told if before is not None else ""
+            if verdict.told != (told or SOUND) or (not told and key in failed_before):
+                tell(watched.name, key, verdict)
+                told = verdict.told
+                said.append(f"{watched.name} {key}: {verdict.kind}. {verdict.found}")
+            snapshot.partitions[key] = Seen(signature, expectation, verdict.kind, told)
+        snapshot.is_lost = False
+        snapshot.write()
+        return said
+
+    def _tell_foreign(self, watched: DriftWatched) -> list[str]:
+        prefix = f"{watched.name}/{_FOREIGN}/"
+        names = foreign_names(watched.directory, frozenset(watched.keys))
+        standing = {prefix + name: watched.directory / f"{name}.parquet" for name in names}
+        known = self.outbox.open_subjects()
+        now = self.clock()
+        for subject, path in standing.items():
+            if subject not in known:
+                self.outbox.post(
+                    Alert(
+                        kind=_FOREIGN,
+                        subject=subject,
+                        occurrence=f"{now:.0f}",
+                        severity="error",
+                        title=f"{path.name} is no partition of {watched.name}",
+                        next_step=f"Move {path} elsewhere: whoever reads *.parquet there reads it too.",
+                        expected="partitions of the catalogue and nothing else",
+                        found=str(path),
+                        at=now,
+                    )
+                )
+        for subject in known:
+            if subject.startswith(prefix) and subject not in standing:
+                name = subject.removeprefix(prefix)
+                sentence = f"{name}.parquet lies no longer among the published files."
+                self.outbox.recovered(subject, occurrence=f"{now:.0f}", sentence=sentence, at=now)
+        return [f"{path} is no partition." for path in standing.values()]
+
+
+def _is_changed(snapshot: Snapshot, key: str, standing: dict[str, str], expectation: str) -> bool:
+    seen = snapshot.partitions.get(key)
+    signature = standing.get(key, "")
+    if seen is None:
+        # With nothing known of an earlier look, one that is not there may have been published once.
+        return bool(signature) or snapshot.is_lost
+    return seen.signature != signature or (seen.expectation != expectation and bool(signature))
+
+
+def evaluation(asset: str, key: str, verdict: Verdict) -> dg.AssetCheckEvaluation:
+    """The verdict as a result of the check, for its partition."""
+    metadata: dict[str, str] = {"expected": verdict.expected, "found": verdict.found}
+    if verdict.next_step and not verdict.passed:
+        metadata["what to do"] = verdict.next_step
+    step = f" {verdict.next_step}" if verdict.next_step and not verdict.passed else ""
+    return dg.AssetCheckEvaluation(
+        asset_key=dg.AssetKey(asset),
+        check_name=CHECK,
+        partition=key,
+        passed=verdict.passed,
+        severity=dg.AssetCheckSeverity.WARN if verdict.severity == "WARN" else dg.AssetCheckSeverity.ERROR,
+        description=f"Expected {verdict.expected}; found {verdict.found}{step}",
+        metadata={name: dg.MetadataValue.text(text) for name, text in metadata.items()},
+    )
+
+
+def build_row_count_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> dg.SensorDefinition:
+    """The sensor. ticks: the folder where each sensor notes that it ticked."""
+
+    @dg.sensor(
+        name=NAME,
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=(
+            "Looks at the published files themselves and fails the check published_file of a partition whose"
+            " file is truncated, replaced, deleted, foreign or stale. It starts nothing."
+        ),
+    )
+    def row_count_drift(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        record_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS)
+        instance = context.instance
+
+        def tell(asset: str, key: str, verdict: Verdict) -> None:
+            report_evaluation(instance, evaluation(asset, key, verdict))
+
+        def failing(asset: str) -> Collection[str]:
+            history = PartitionHistory([asset])
+            history.look(instance)
+            return history.failing(asset)
+
+        said = watcher.look(tell, failing)
+        for sentence in said:
+            context.log.info(sentence)
+        return dg.SkipReason(" ".join(said[:5]) or "Nothing has changed on disk since the last look.")
+
+    return row_count_drift

@@ -1,0 +1,192 @@
+"""The verdicts on made files, and that a change is told once, with its end, and never in mid-publication."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pyarrow.parquet as pq
+import pytest
+
+from resources.alerts.outbox import Outbox
+from resources.journal.files import make_directory, write_replacing
+from resources.journal.high_water_mark import HighWaterMark, write_mark
+from resources.published_record import PartitionManifest, PendingPublication
+from resources.workers import Workers
+from sensors.row_count_drift import evaluation
+from vlm_assets import descriptions, embeddings
+from vlm_assets.health_sensors import build_drift_watcher, published_assets
+
+ASSET = descriptions.ASSET
+
+
+class Desk:
+    """A watcher over a made dataset, and what it told. Each dataset's parts are given, not a model's."""
+
+    def __init__(self, dataset, monkeypatch):
+        self.dataset = dataset
+        self.settings = dataset.settings
+        self.now = {"decoding": "s"}
+        monkeypatch.setattr(descriptions, "meaning_parts", lambda *_: self.now)
+        monkeypatch.setattr(embeddings, "meaning_parts", lambda *_: {"embedding_model": "m"})
+        self.workers = Workers(self.settings.state_directory / "workers")
+        self.outbox = Outbox(self.settings.state_directory / "alerts")
+        self.failing = {}
+        self.begin()
+
+    def begin(self):
+        """What a new code server does: nothing is kept but what stands on disk."""
+        assets = published_assets(self.settings, self.dataset.catalog.ranges)
+        self.watcher = build_drift_watcher(self.settings, assets, self.workers, self.outbox)
+
+    def tick(self):
+        """What one tick told: (asset, key, kind, severity)."""
+        told = []
+        self.watcher.look(
+            lambda asset, key, verdict: told.append((asset, key, verdict)),
+            lambda asset: self.failing.get(asset, ()),
+        )
+        self.verdicts = {(asset, key): verdict for asset, key, verdict in told}
+        return [(asset, key, verdict.kind, verdict.severity) for asset, key, verdict in told]
+
+
+@pytest.fixture
+def desk(dataset, monkeypatch):
+    desk = Desk(dataset, monkeypatch)
+    assert desk.tick() == [], "what is sound when it is seen first needs no word"
+    return desk
+
+
+@pytest.fixture
+def key(desk):
+    return desk.dataset.keys[1]
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def replace_by_fewer_rows(path):
+    pq.write_table(pq.read_table(path).slice(1), path)
+
+
+def flip_a_byte(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [
+        (truncate, "truncated"),
+        (replace_by_fewer_rows, "replaced"),
+        (flip_a_byte, "replaced"),
+        (lambda path: path.unlink(), "deleted"),
+        (lambda path: path.write_bytes(b""), "truncated"),
+    ],
+)
+def test_damage_is_told_once_and_so_is_its_end(desk, key, damage, kind):
+    """Fault 13: the sensor sees it, its partition is named, and a restored file passes again."""
+    published = desk.dataset.descriptions
+    damage(published.path(key))
+    assert desk.tick() == [(ASSET, key, kind, "ERROR")]
+    event = evaluation(ASSET, key, desk.verdicts[ASSET, key])
+    assert (event.partition, event.passed, event.check_name) == (key, False, "published_file")
+    assert "Materialize" in event.metadata["what to do"].value
+    assert desk.tick() == []
+    desk.begin()
+    assert desk.tick() == [], "a new code server does not tell it again"
+    published.restore(key)
+    assert desk.tick() == [(ASSET, key, "sound", None)]
+    assert desk.tick() == []
+
+
+def test_a_file_that_was_not_published_here_is_foreign(desk, key):
+    """A file under a partition's name without a record is no output of ours."""
+    published = desk.dataset.descriptions
+    content = published.path(key).read_bytes()
+    published.set_aside(key)
+    published.path(key).write_bytes(content)
+    assert desk.tick() == [(ASSET, key, "foreign", "ERROR")]
+
+
+def test_a_file_among_the_partitions_that_is_none_is_an_alert_that_recovers(desk):
+    """Whoever reads *.parquet reads it too; there is no partition to fail, so it goes to a person."""
+    stray = desk.settings.descriptions_directory / "copy of 1.parquet"
+    stray.write_bytes(b"x")
+    assert desk.tick() == desk.tick() == []
+    (alert,) = desk.outbox.open_subjects().values()
+    assert (alert.kind, alert.severity, alert.found) == ("foreign_file", "error", str(stray))
+    stray.unlink()
+    desk.tick()
+    assert not desk.outbox.open_subjects()
+
+
+def test_changed_settings_warn_with_the_cost_and_pass_when_changed_back(desk):
+    """Stale is no damage: a WARN that says what making it anew would cost; nothing starts by itself."""
+    desk.now = {"decoding": "t"}
+    desk.begin()
+    told = desk.tick()
+    assert told == [(ASSET, key, "stale", "WARN") for key in desk.dataset.keys]
+    assert (
+        "another decoding; making it anew costs 3 properties with 3 images"
+        in desk.verdicts[ASSET, desk.dataset.keys[0]].found
+    )
+    assert desk.tick() == []
+    desk.now = {"decoding": "s"}
+    desk.begin()
+    assert desk.tick() == [(ASSET, key, "sound", None) for key in desk.dataset.keys]
+
+
+def test_new_descriptions_make_their_embeddings_stale(desk, key):
+    """The vectors of old texts are named, for the one partition whose texts changed."""
+    desk.dataset.describe(key, text="another house")
+    assert desk.tick() == [(embeddings.ASSET, key, "stale", "WARN")]
+    desk.dataset.embed(key)
+    assert desk.tick() == [(embeddings.ASSET, key, "sound", None)]
+
+
+def test_a_publication_under_way_is_no_drift(desk, key):
+    """Between the record that announces a file and the rename, nothing is wrong; nor while a run works."""
+    published = desk.dataset.descriptions
+    record = published.record(key)
+    pending = PendingPublication(dataclasses.replace(record, sequence=2, sha256="0" * 64), (record,))
+    manifest = published.directory / ".manifest" / f"{key}.json"
+    settled = manifest.read_bytes()
+    write_replacing(manifest, PartitionManifest(key, record, (), pending).to_bytes())
+    assert desk.tick() == []
+    write_replacing(manifest, settled)
+    assert desk.tick() == []
+    with desk.workers.begin(run_id="r", asset=ASSET, partition=key, expected=3):
+        truncate(published.path(key))
+        assert desk.tick() == [], "the run that works on it looks at it itself"
+    assert desk.tick() == [(ASSET, key, "truncated", "ERROR")]
+
+
+def test_a_lost_snapshot_forgets_no_failure(desk, key):
+    """The snapshot may be deleted: what is wrong is told again, and what Dagster holds failed passes."""
+    sound = desk.dataset.keys[0]
+    truncate(desk.dataset.descriptions.path(key))
+    desk.tick()
+    for path in (desk.settings.state_directory / "drift").iterdir():
+        path.write_bytes(b"{")
+    desk.failing = {ASSET: {sound}}
+    assert desk.tick() == [(ASSET, sound, "sound", None), (ASSET, key, "truncated", "ERROR")]
+    assert desk.tick() == []
+
+
+def test_what_vanished_with_its_record_is_told(desk, key):
+    """A partition whose file and record are both gone was published once: its high-water mark says so."""
+    marks = desk.settings.state_directory / "high_water_marks" / ASSET / key
+    make_directory(marks)
+    write_mark(marks / "g.json", HighWaterMark(key, "g", 3, 1, 1, None, retired=True))
+    published = desk.dataset.descriptions
+    published.set_aside(key)
+    assert desk.tick() == [(ASSET, key, "deleted", "ERROR")]
+
+
+def test_rows_against_the_catalogue(desk, key):
+    """A published file with another number of rows than the catalogue's range is no partition's output."""
+    desk.dataset.describe(key, lambda rows: rows[:-1])
+    told = desk.tick()
+    assert (ASSET, key, "row count", "ERROR") in told
