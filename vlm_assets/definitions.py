@@ -25,6 +25,7 @@ from vlm_assets.embeddings import build_property_embeddings
 from vlm_assets.health_sensors import build_health_sensors
 from vlm_assets.property_ranges import PropertyRange, partitions_definition
 from vlm_assets.resource_settings import build_resources
+from vlm_assets.retries import build_retries
 from vlm_assets.settings import Settings, current_settings
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ def build_defs(
     ranges = _ranges(settings)
     partitions = partitions_definition(ranges)
     watched = [*build_health_sensors(settings, ranges)]
+    retrying = build_retries(settings, partitions)
     progress = build_dataset_progress(settings, followed=[descriptions.ASSET, embeddings.ASSET])
     return dg.Definitions(
         assets=[
@@ -49,7 +51,8 @@ def build_defs(
             build_dataset_audit(settings, audited=[descriptions.ASSET, embeddings.ASSET]),
             progress,
         ],
-        schedules=[build_progress_schedule(settings, progress)],
+        jobs=[*retrying.jobs],
+        schedules=[build_progress_schedule(settings, progress), retrying.schedule],
         sensors=[*watched, build_alerts(settings, watched)],
         # One process a run: the device is leased by the process, and both assets of a partition share it.
         executor=dg.in_process_executor,

@@ -135,7 +135,7 @@ class Settings(BaseSettings):
         5, description="Attempts in a row without a new row after which a partition is given up."
     )
     retry_backoff_minutes: PositiveFloat = Field(
-        10.0, description="Minutes before a failed partition's first new attempt; doubled at each further one."
+        10.0, description="Minutes before the first new attempt at a failed partition; doubled at each other."
     )
 
     alert_targets: SecretStr | None = Field(

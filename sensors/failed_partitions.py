@@ -1,0 +1,303 @@
+"""Scheduled re-materialization: which partitions are tried again at a tick, written down before they are.
+
+What lives here: the tick, which brings together the candidates, the ledger and what a person cancelled. What
+does not: which partitions are not as they should be (``retry_candidates.py``), what is decided about one
+(``retry_decision.py``, with the table of who owns which failure), when it ticks (``retry_schedule.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import dagster as dg
+
+from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
+from resources.pause import pause_of
+from resources.row_retries import Refusal, RowRetriesFile, RowRetriesUnreadableError
+from sensors.attempts import Attempts, AttemptsUnreadableError, Entry, Request
+from sensors.cancels import Cancels
+from sensors.dagster_history import (
+    Evaluation,
+    PartitionHistory,
+    RunState,
+    run_states,
+    runs_with_key,
+    unfinished_partitions,
+)
+from sensors.retry_alerts import damaged, given_up, interrupted_again, left_to_person, subject
+from sensors.retry_candidates import Candidate, Watched, candidates
+from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Decision, Facts, Policy, decide
+
+_LAUNCHING_SECONDS = 120.0
+"""For which a launch that was written down may still be on its way, made by another process."""
+
+_SETTLED_SECONDS = 600.0
+"""After which the tags of a run that has ended do not change any more."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One run to be launched: of these assets of a partition, and for people why."""
+
+    key: str
+    assets: tuple[str, ...]
+    run_key: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Ticked:
+    """What a tick came to: the runs to launch, and a sentence for the page."""
+
+    launches: tuple[Launch, ...]
+    sentence: str
+
+
+class FailedPartitions:
+    """The re-materialization of one home; keeps what it has read between ticks.
+
+    cap: runs of ours that are queued or running at once, at most. policy: attempts and back-off.
+    """
+
+    def __init__(
+        self,
+        watched: Watched,
+        state_directory: Path,
+        *,
+        policy: Policy,
+        cap: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.watched = watched
+        self.attempts = Attempts(state_directory)
+        self.cancels = Cancels(state_directory)
+        self.outbox = Outbox(state_directory / "alerts")
+        self.history = PartitionHistory(watched.assets)
+        self.policy = policy
+        self.cap = cap
+        self._clock = clock
+        self._state_directory = state_directory
+        self._settled: dict[str, RunState] = {}
+        self._refusals: dict[tuple[str, str, str], Refusal | None] = {}
+
+    def tick(self, instance: dg.DagsterInstance, *, tick: str, at_once: bool = False) -> Ticked:
+        """Decide, write down, and say what to launch. ``tick`` names this tick, the same if it is repeated.
+
+        at_once: a person asks: no back-off is waited for, and what was given up is tried again.
+        """
+        pause = pause_of(self._state_directory)
+        if pause is not None:
+            return Ticked((), f"Nothing is started: {pause.sentence()}.")
+        with self.attempts.locked():
+            return _Tick(self, instance, tick, at_once, self._clock()).run()
+
+    def states(
+        self, instance: dg.DagsterInstance, run_ids: Collection[str], *, now: float
+    ) -> Mapping[str, RunState]:
+        """Runs by id; what has long ended is read once."""
+        new = [one for one in run_ids if one not in self._settled]
+        found = run_states(instance, new) if new else {}
+        for one in found.values():
+            if one.ended_at is not None and now - one.ended_at > _SETTLED_SECONDS:
+                self._settled[one.run_id] = one
+        return {one: self._settled.get(one) or found[one] for one in run_ids if one in self._settled | found}
+
+    def refusal(self, key: str, evaluation: Evaluation) -> Refusal | None:
+        """The refusal that this failed check belongs to. Raises RowRetriesUnreadableError."""
+        at = (evaluation.asset, key, evaluation.run_id)
+        if at not in self._refusals:
+            standing = RowRetriesFile(self._state_directory, evaluation.asset, key).read()
+            refusal = standing.refusal if standing else None
+            belongs = refusal is not None and refusal.run_id == evaluation.run_id
+            self._refusals[at] = refusal if belongs else None
+        return self._refusals[at]
+
+
+class _Tick:
+    """One tick, with the ledger's lock held."""
+
+    def __init__(
+        self, owner: FailedPartitions, instance: dg.DagsterInstance, tick: str, at_once: bool, now: float
+    ) -> None:
+        self.owner = owner
+        self.watched = owner.watched
+        self.instance = instance
+        self.tick = tick
+        self.at_once = at_once
+        self.now = now
+        self.alerts: list[Alert] = []
+        self.counts: Counter[str] = Counter()
+        self.entries: dict[str, Entry] = {}
+        self.own: dict[str, RunState] = {}
+        self.cut_short: list[Launch] = []
+
+    def run(self) -> Ticked:
+        owner = self.owner
+        owner.history.look(self.instance)
+        cancelled, damage = owner.cancels.look(self.instance, self.now)
+        if damage is not None:
+            self.alerts.append(damaged("cancels", damage, self.now))
+        before = self._read()
+        self.entries = dict(before)
+        requested = {key: one.requested for key, one in before.items() if one.requested is not None}
+        self.own = runs_with_key(self.instance, [one.run_key for one in requested.values()])
+        states = partial(owner.states, self.instance, now=self.now)
+        looked = candidates(self.watched, owner.history, states, requested)
+        launchable: dict[str, Decision] = {}
+        for key, candidate in looked.found.items():
+            if key in looked.busy:
+                continue
+            if key in cancelled:
+                self.counts["cancelled by a person"] += 1
+            elif (decision := self._decide(key, candidate)) is not None:
+                launchable[key] = decision
+        launches = [*self.cut_short, *self._choose(launchable, looked.found)]
+        self._forget_what_is_well({*looked.found, *looked.busy, *cancelled})
+        # Told before it is written down that it was: told twice is told once, by its id.
+        owner.outbox.post_all(self.alerts)
+        if self.entries != before:
+            owner.attempts.write(self.entries)
+        return Ticked(tuple(launches), self._sentence(len(launches)))
+
+    def _read(self) -> dict[str, Entry]:
+        try:
+            return self.owner.attempts.read()
+        except AttemptsUnreadableError as error:
+            self.alerts.append(damaged("attempts", str(error), self.now))
+            return {}
+
+    def _decide(self, key: str, candidate: Candidate) -> Decision | None:
+        """Decide about one partition; a decision to launch is returned, every other is carried out."""
+        entry = self.entries.get(key, Entry(key))
+        runs = list(candidate.runs)
+        request = entry.requested
+        if request is not None:
+            launched = self.own.get(request.run_key)
+            if launched is not None and launched.status is not dg.DagsterRunStatus.NOT_STARTED:
+                if not launched.finished:
+                    return None
+                runs.append(launched)
+            elif all(run.created_at < request.at for run in runs):
+                self._finish_launch(entry, request, launched, candidate)
+                return None
+        run = max(runs, key=lambda one: one.created_at, default=None)
+        facts = self._facts(key, candidate, run, entry)
+        decision = decide(entry, facts, self.owner.policy, now=self.now, at_once=self.at_once)
+        if decision.action is Action.LAUNCH:
+            return decision
+        self._carry_out(decision)
+        return None
+
+    def _facts(self, key: str, candidate: Candidate, run: RunState | None, entry: Entry) -> Facts:
+        new_end = key in self.entries and run is not None and run.run_id != entry.reckoned
+        rows = self.watched.rows(key) if new_end else entry.rows
+        refusal, unreadable = None, None
+        evaluation = candidate.evaluation
+        # A later run that came to no check has another story.
+        if evaluation is not None and run is not None and evaluation.run_id == run.run_id:
+            try:
+                refusal = self.owner.refusal(key, evaluation)
+            except RowRetriesUnreadableError as error:
+                unreadable = str(error)
+        return Facts(key, "; ".join(candidate.why), run, rows, refusal, unreadable)
+
+    def _carry_out(self, decision: Decision) -> None:
+        """Tell and note whatever is not a launch."""
+        entry = decision.entry
+        self.counts[decision.action.value] += 1
+        if decision.action is Action.PERSON:
+            told = f"person: {entry.reckoned}"
+            if entry.told != told:
+                self.alerts.append(left_to_person(entry, decision.why, self.now))
+                self.entries[entry.key] = replace(entry, told=told)
+        elif decision.action is Action.GIVE_UP:
+            self.alerts.append(given_up(entry, decision.why, self.now))
+            self.entries[entry.key] = entry
+        elif entry.key in self.entries:
+            self.entries[entry.key] = self._told(entry)
+
+    def _told(self, entry: Entry) -> Entry:
+        """The entry after a person was told, once, that it is interrupted again and again."""
+        if entry.interruptions < INTERRUPTIONS_TOLD or entry.told == "interrupted":
+            return entry
+        self.alerts.append(interrupted_again(entry, self.now))
+        return replace(entry, told="interrupted")
+
+    def _finish_launch(
+        self, entry: Entry, request: Request, launched: RunState | None, candidate: Candidate
+    ) -> None:
+        """A launch that was written down and did not come to be: make it now, under the same run key."""
+        mine = request.tick == self.tick
+        if not mine and self.now - request.at < _LAUNCHING_SECONDS:
+            self.counts["being launched"] += 1
+            return
+        if launched is not None and not mine:
+            # Created and never queued, by a tick that was killed in between: it has done nothing.
+            self.instance.delete_run(launched.run_id)
+        self.entries[entry.key] = replace(entry, requested=replace(request, tick=self.tick, at=self.now))
+        self.cut_short.append(self._launch(entry.key, candidate, request.run_key))
+
+    def _choose(self, launchable: Mapping[str, Decision], found: Mapping[str, Candidate]) -> list[Launch]:
+        """As many as the cap leaves room for, the heaviest first; written into the entries."""
+        under_way = sum(not one.finished for one in self.own.values())
+        unborn = sum(
+            one.requested is not None and one.requested.run_key not in self.own
+            for one in self.entries.values()
+        )
+        free = self.owner.cap - under_way - unborn
+        chosen: list[Launch] = []
+        if launchable and free > 0:
+            queued = unfinished_partitions(self.instance, launchable.keys())
+            for key in self.watched.heaviest_first(launchable.keys()):
+                if len(chosen) == free:
+                    break
+                candidate, entry = found[key], self._told(launchable[key].entry)
+                if key in queued:
+                    continue
+                if candidate.only_file and self.watched.is_stale(self.watched.assets[candidate.first], key):
+                    self.counts["made under other settings, left to a person"] += 1
+                    continue
+                launches = entry.launches + 1
+                # With the time in it no run key comes twice, even where the ledger was lost.
+                request = Request(f"{key}:{launches}:{self.now:.0f}", self.tick, self.now)
+                self.entries[key] = replace(
+                    entry, launches=launches, rows=self.watched.rows(key), requested=request
+                )
+                chosen.append(self._launch(key, candidate, request.run_key))
+        self.counts["under way"] += under_way
+        self.counts["waiting for their turn"] += len(launchable) - len(chosen)
+        return chosen
+
+    def _launch(self, key: str, candidate: Candidate, run_key: str) -> Launch:
+        # What stands downstream of a new result is made again with it.
+        return Launch(key, self.watched.assets[candidate.first :], run_key, "; ".join(candidate.why))
+
+    def _forget_what_is_well(self, unwell: Collection[str]) -> None:
+        """Drop the entries of partitions that are as they should be; an alert of theirs is over."""
+        opened = {key for attempts in self.owner.history.open_attempts.values() for key in attempts}
+        for key in self.entries.keys() - unwell - opened:
+            entry = self.entries.pop(key)
+            if entry.given_up or entry.told:
+                self.owner.outbox.recovered(
+                    subject(key),
+                    occurrence=entry.reckoned or str(entry.launches),
+                    sentence=f"Partition {key} is complete again.",
+                    at=self.now,
+                )
+
+    def _sentence(self, launches: int) -> str:
+        others = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()) if count)
+        if launches:
+            return f"{launches} tried again" + (f"; {others}" if others else "") + "."
+        return f"Nothing to try again now: {others}." if others else "Every partition is as it should be."
+
+
+def sentences(launches: Sequence[Launch]) -> list[str]:
+    """Each launch as a person reads it."""
+    return [f"{one.key} ({', '.join(one.assets)}): {one.why}" for one in launches]

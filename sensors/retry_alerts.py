@@ -1,0 +1,96 @@
+"""What a person is told of partitions that are tried again: in which words, and when it is over.
+
+What lives here: the alerts. What does not: when they are posted (``failed_partitions.py``).
+"""
+
+from __future__ import annotations
+
+from resources.alerts.alert import Alert
+from sensors.attempts import Entry
+
+
+def subject(key: str) -> str:
+    """The subject of all that is told of one partition's attempts."""
+    return f"partitions/{key}/attempts"
+
+
+def interrupted_again(entry: Entry, now: float) -> Alert:
+    """A partition whose runs are ended from outside again and again, without a new row."""
+    return Alert(
+        kind="interrupted_again",
+        subject=subject(entry.key),
+        occurrence=_occurrence(entry),
+        severity="warning",
+        title=f"Partition {entry.key} was interrupted {entry.interruptions} times without a new row",
+        next_step=(
+            "See what ends its runs (the machine's log, a time limit, memory); it is resumed all the same,"
+            " less and less often."
+        ),
+        partition=entry.key,
+        expected="a new row committed between two interruptions",
+        found=f"{entry.interruptions} in a row without one",
+        page=_page(entry),
+        at=now,
+    )
+
+
+def given_up(entry: Entry, why: str, now: float) -> Alert:
+    """A partition that was tried often enough."""
+    return Alert(
+        kind="partition_given_up",
+        subject=subject(entry.key),
+        occurrence=_occurrence(entry),
+        severity="error",
+        title=f"Partition {entry.key} is given up after {entry.attempts} attempts without a new row",
+        next_step=(
+            "Open its last run and read the error. When its cause is gone, materialize the partition by hand:"
+            " what is committed is kept, and its attempts count from the start. All that were given up at"
+            " once: the job failed_partitions_now with `at_once: true`."
+        ),
+        partition=entry.key,
+        expected="a materialization that gets on",
+        found=why,
+        page=_page(entry),
+        at=now,
+    )
+
+
+def left_to_person(entry: Entry, why: str, now: float) -> Alert:
+    """A partition that a check refused and that no further try would cure."""
+    return Alert(
+        kind="partition_needs_person",
+        subject=subject(entry.key),
+        occurrence=_occurrence(entry),
+        severity="error",
+        title=f"Partition {entry.key} is not tried again by itself",
+        next_step=(
+            "`vlm-assets show ID` shows a failed property. Put right what its kind says (missing or damaged"
+            " images, limits, prompt), then materialize with `retry_failed: true`."
+        ),
+        partition=entry.key,
+        expected="failed rows that another try may cure",
+        found=why,
+        page=_page(entry),
+        at=now,
+    )
+
+
+def damaged(what: str, sentence: str, now: float) -> Alert:
+    """A file of ours that does not verify, was kept aside and made anew."""
+    return Alert(
+        kind="state_damaged",
+        subject=f"state/{what}",
+        occurrence=sentence,
+        severity="error",
+        title=f"The file of {what} was damaged",
+        next_step=f"{sentence} Look at the disk's health.",
+        at=now,
+    )
+
+
+def _occurrence(entry: Entry) -> str:
+    return entry.reckoned or f"launch {entry.launches}"
+
+
+def _page(entry: Entry) -> str | None:
+    return f"runs/{entry.reckoned}" if entry.reckoned else None

@@ -1,0 +1,138 @@
+"""What is to be done about one partition that is not as it should be: a pure function of what is known.
+
+Which system owns which failure, and what this one does about it:
+
+========================================  ==========================================================
+one property's answer                     the engine's retry ladder, inside the batch
+a sick model server                       the engine: three restarts
+a run that crashed (killed, no memory)    Dagster's run retries, twice; then this schedule, as an attempt
+a run ended from outside (SIGTERM,        Dagster's run retries; then this schedule: resumed, no attempt
+a reboot, a pause, a stuck worker)        counted; three in a row without a new row are told to a person
+no device came free                       this schedule: resumed, no attempt counted
+a materialization that failed             this schedule, backing off; five attempts without a new row, then
+                                          given up: a person
+a check that failed for its rows          this schedule: rows of a transient kind, three tries each; where
+                                          none is left, a person
+a file that does not match its record     this schedule: the second copy, else as a materialization
+settings or catalogue changed             a person, who is shown what it costs
+cancelled by a person                     that person, by launching it
+========================================  ==========================================================
+
+What lives here: that table as code. What does not: where the facts come from and what is launched
+(``failed_partitions.py``), the ledger (``attempts.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from resources.row_retries import Refusal
+from sensors.attempts import Entry
+from sensors.dagster_history import RunState
+
+INTERRUPTIONS_TOLD = 3
+"""Interruptions in a row without a new row, from which a person is told."""
+
+_LONGEST_DOUBLINGS = 6
+_DAGSTER_SECONDS = 300.0
+"""For which a run that Dagster says it retries is left to it. It forgets those of a backfill that ended."""
+
+
+class Action(StrEnum):
+    """What is done about a partition at this tick."""
+
+    LAUNCH = "launch"
+    WAIT = "wait"
+    DAGSTER = "left to Dagster's run retries"
+    GIVE_UP = "give up"
+    GIVEN_UP = "given up"
+    PERSON = "left to a person"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """attempts: without a new row, then given up. backoff_seconds: after the first; doubled at each."""
+
+    attempts: int
+    backoff_seconds: float
+
+    def delay(self, times: int) -> float:
+        """Seconds after the end of a run, which was the ``times``-th in a row without progress."""
+        return float(self.backoff_seconds * 2 ** min(times, _LONGEST_DOUBLINGS))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A partition that is not as it should be, and on which nothing works now.
+
+    why: for people. run: the latest that was to put it right, finished; None where Dagster knows none. rows:
+    committed for it, ever. refusal: of the check that stopped it, where a check of that run did. unreadable:
+    why it is not known how often its rows were tried.
+    """
+
+    key: str
+    why: str
+    run: RunState | None
+    rows: int
+    refusal: Refusal | None = None
+    unreadable: str | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done, the entry that says so, and for people why."""
+
+    action: Action
+    entry: Entry
+    why: str
+
+
+def decide(entry: Entry, facts: Facts, policy: Policy, *, now: float, at_once: bool = False) -> Decision:
+    """What to do about one partition now. ``at_once``: a person asks, who waits for no back-off."""
+    run = facts.run
+    if run is not None and run.is_retried_by_dagster and now - (run.ended_at or now) < _DAGSTER_SECONDS:
+        return Decision(Action.DAGSTER, entry, facts.why)
+    entry = reckoned(entry, facts, policy)
+    if at_once:
+        entry = replace(entry, attempts=0, given_up=False, not_before=0.0)
+    if facts.unreadable is not None:
+        return Decision(Action.PERSON, entry, facts.unreadable)
+    if facts.refusal is not None and not facts.refusal.curable:
+        return Decision(Action.PERSON, entry, facts.refusal.sentence())
+    if entry.given_up:
+        return Decision(Action.GIVEN_UP, entry, facts.why)
+    if entry.attempts >= policy.attempts:
+        return Decision(Action.GIVE_UP, replace(entry, given_up=True), facts.why)
+    if now < entry.not_before:
+        return Decision(Action.WAIT, entry, facts.why)
+    return Decision(Action.LAUNCH, entry, facts.why)
+
+
+def reckoned(entry: Entry, facts: Facts, policy: Policy) -> Entry:
+    """The entry after the end of the latest run was taken into account, which happens once a run."""
+    run = facts.run
+    if run is None or run.run_id == entry.reckoned:
+        return entry
+    ended = run.ended_at or run.created_at
+    interrupted = run.interrupted_by is not None
+    entry = replace(entry, reckoned=run.run_id, requested=None)
+    if run.is_by_hand:
+        delay = 0.0 if interrupted else policy.delay(0)
+        fresh = Entry(entry.key, launches=entry.launches, rows=facts.rows, reckoned=run.run_id)
+        return replace(fresh, interruptions=int(interrupted), not_before=ended + delay)
+    progress = facts.rows > entry.rows
+    attempts = 0 if progress else entry.attempts + (not interrupted)
+    interruptions = entry.interruptions + 1 if interrupted else 0
+    if progress:
+        interruptions = int(interrupted)
+    times = max(interruptions - 1, 0) if interrupted else attempts
+    delay = 0.0 if interrupted and interruptions <= 1 else policy.delay(times)
+    return replace(
+        entry,
+        attempts=attempts,
+        interruptions=interruptions,
+        rows=facts.rows,
+        not_before=ended + delay,
+        given_up=entry.given_up and not progress,
+    )

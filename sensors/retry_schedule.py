@@ -1,0 +1,108 @@
+"""The schedule and the button of the re-materialization: two ways to the same tick.
+
+What lives here: the schedule, the job that a person launches, and how each launches runs. What does not:
+which runs (``failed_partitions.py``).
+"""
+
+# No postponed annotations here: Dagster reads the parameters of schedules and ops from their real ones.
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from sensors.dagster_history import LAUNCHED_BY, RETRY
+from sensors.failed_partitions import FailedPartitions, Launch, sentences
+from sensors.run_launching import launch_run
+from sensors.ticks import record_tick
+
+SCHEDULE = "failed_partitions_again"
+BUTTON = "failed_partitions_now"
+JOB = "failed_partitions"
+WHY = "vlm-assets/why"
+"""Run tag: why a run of ours was launched."""
+
+_TAG_LENGTH = 250
+
+
+class FailedPartitionsNow(dg.Config):
+    """at_once: wait for no back-off, and try again what was given up. What a person cancelled stays so."""
+
+    at_once: bool = False
+
+
+@dataclass(frozen=True)
+class Retrying:
+    """What the definitions take. jobs: that of the schedule's runs, and the button."""
+
+    jobs: tuple[Any, ...]
+    schedule: dg.ScheduleDefinition
+
+
+def build_retrying(
+    failed_partitions: FailedPartitions,
+    *,
+    every_minutes: int,
+    run_config: Callable[[Sequence[str]], Mapping[str, object]],
+    ticks_directory: Path,
+) -> Retrying:
+    """Schedule and button over the watched assets. run_config: of a run over these assets."""
+    watched = failed_partitions.watched.assets
+    again = dg.define_asset_job(
+        JOB,
+        selection=dg.AssetSelection.assets(*watched),
+        description="One partition, materialized again. Launched by the schedule and the button beside it.",
+    )
+
+    def request(launch: Launch) -> dg.RunRequest:
+        return dg.RunRequest(
+            run_key=launch.run_key,
+            partition_key=launch.key,
+            asset_selection=[dg.AssetKey(asset) for asset in launch.assets],
+            run_config=dict(run_config(launch.assets)),
+            tags={LAUNCHED_BY: RETRY, WHY: launch.why[:_TAG_LENGTH]},
+        )
+
+    @dg.schedule(
+        name=SCHEDULE,
+        cron_schedule=f"*/{every_minutes} * * * *" if every_minutes < 60 else "0 * * * *",
+        job=again,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description=(
+            "Materializes partitions again that failed, were interrupted, have a failed check, or whose file"
+            " is not what was published. Backs off, and gives up where nothing gets on."
+        ),
+    )
+    def failed_partitions_again(context: dg.ScheduleEvaluationContext):  # type: ignore[no-untyped-def]
+        at = context.scheduled_execution_time
+        record_tick(ticks_directory, SCHEDULE, at.timestamp(), interval_seconds=every_minutes * 60.0)
+        ticked = failed_partitions.tick(context.instance, tick=at.isoformat())
+        context.log.info(ticked.sentence)
+        for sentence in sentences(ticked.launches):
+            context.log.info(sentence)
+        if not ticked.launches:
+            return dg.SkipReason(ticked.sentence)
+        return [request(launch) for launch in ticked.launches]
+
+    @dg.op(name=BUTTON)
+    def look_and_launch(context: dg.OpExecutionContext, config: FailedPartitionsNow) -> None:
+        ticked = failed_partitions.tick(context.instance, tick=context.run.run_id, at_once=config.at_once)
+        context.log.info(ticked.sentence)
+        for launch, sentence in zip(ticked.launches, sentences(ticked.launches), strict=True):
+            run_id = launch_run(context, JOB, request(launch))
+            context.log.info(f"Run {run_id}: {sentence}")
+
+    @dg.job(
+        name=BUTTON,
+        description=(
+            "Looks at once, as the schedule does every few minutes. With `at_once: true` it waits for no"
+            " back-off and tries again what was given up."
+        ),
+        executor_def=dg.in_process_executor,
+    )
+    def failed_partitions_now() -> None:
+        look_and_launch()
+
+    return Retrying((again, failed_partitions_now), failed_partitions_again)
