@@ -1,0 +1,75 @@
+"""sensors/dagster_history.py on both databases that Dagster can keep its state in: SQLite and Postgres."""
+
+import warnings
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from sensors.dagster_history import (
+    PartitionHistory,
+    evaluations_since,
+    run_states,
+    runs_ended_since,
+    unfinished_runs,
+)
+
+RANGES = dg.StaticPartitionsDefinition(["a", "b", "c"])
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def instance(request: pytest.FixtureRequest, tmp_path: Path):
+    """An instance of Dagster on a real database."""
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+        (tmp_path / "dagster.yaml").write_text(f"storage:\n  postgres:\n    postgres_url: {url}\n")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as opened:
+        yield opened
+
+
+def _materialize(instance: dg.DagsterInstance, key: str, *, passed: bool = True, raises: bool = False) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        spec = dg.AssetCheckSpec("rows", asset="described", partitions_def=RANGES)
+
+    @dg.asset(partitions_def=RANGES, check_specs=[spec])
+    def described():
+        if raises:
+            raise dg.Failure("no device came free")
+        yield dg.Output(None)
+        yield dg.AssetCheckResult(passed=passed, check_name="rows", metadata={"expected": "3 rows"})
+
+    ran = dg.materialize([described], instance=instance, partition_key=key, raise_on_error=False)
+    return str(ran.run_id)
+
+
+def test_partitions_runs_and_results_read_alike_on_both_databases(instance):
+    """What failed, what a check found and what was put right are seen, whichever database tells of it."""
+    history = PartitionHistory(["described"])
+    history.look(instance)
+    assert history.failing("described") == {}
+
+    sound = _materialize(instance, "a")
+    refused = _materialize(instance, "b", passed=False)
+    broken = _materialize(instance, "c", raises=True)
+    history.look(instance)
+    assert set(history.materialized["described"]) == {"a", "b"}
+    assert history.open_attempts["described"]["c"].run_id == broken
+    (failing,) = history.failing("described")["b"]
+    assert (failing.check, failing.run_id, failing.metadata["expected"]) == ("rows", refused, "3 rows")
+
+    states = run_states(instance, [sound, refused, broken])
+    assert {one.partition for one in states.values()} == {"a", "b", "c"}
+    ended = runs_ended_since(instance, 0.0, [dg.DagsterRunStatus.FAILURE])
+    assert [one.run_id for one in ended] == [broken]
+    assert unfinished_runs(instance) == []
+
+    results, until = evaluations_since(instance, 0)
+    assert {(one.partition, one.passed) for one in results} == {("a", True), ("b", False)}
+    assert evaluations_since(instance, until) == ([], until)
+
+    _materialize(instance, "b")
+    _materialize(instance, "c")
+    history.look(instance)
+    assert history.failing("described") == {}
+    assert history.open_attempts["described"] == {}
