@@ -21,7 +21,7 @@ from vlm_assets.catalog import Catalog, catalog_path
 from vlm_assets.partition_states import State
 from vlm_assets.progress_picture import Cell, DeviceBar, Look, progress_picture
 from vlm_assets.settings import Settings
-from vlm_assets.status import Status, read_status
+from vlm_assets.status import DeviceStatus, Status, read_status
 from vlm_assets.throughput import throughput
 
 ASSET = "dataset_progress"
@@ -53,11 +53,14 @@ def picture_of(status: Status) -> bytes:
             for asset in status.assets
         },
         throughput(stretch for rows in status.published.values() for stretch in rows.stretches),
-        [
-            DeviceBar(one.id, one.properties_per_second, one.now, left_out=one.left_out is not None)
-            for one in status.devices
-        ],
+        [DeviceBar(one.id, one.properties_per_second, one.now, _note(one)) for one in status.devices],
     )
+
+
+def _note(device: DeviceStatus) -> str | None:
+    if device.left_out is not None:
+        return "left out"
+    return None if device.is_here else "not here now"
 
 
 def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
@@ -143,8 +146,10 @@ def _rows(counts: Mapping[str, int]) -> list[str]:
 
 
 def _what_moved(settings: Settings) -> str:
-    """Changes whenever a partition is published, committed to, tried or refused, or the catalogue grows."""
-    watched = [catalog_path(settings.home), settings.state_directory / "attempts" / "attempts.json"]
+    """Changes whenever anything worked, was published, tried again or left out, or the catalogue grew."""
+    state = settings.state_directory
+    watched = [catalog_path(settings.home), state / "workers", state / "devices_left_out.json"]
+    watched += [state / "attempts" / "attempts.json", state / "cancels" / "cancels.json"]
     for directory in (settings.descriptions_directory, settings.embeddings_directory):
         watched += [directory, directory / ".manifest", directory / ".journal"]
     seen = "".join(f"{path.name} {_changed_at(path)}\n" for path in watched)

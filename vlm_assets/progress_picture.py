@@ -56,12 +56,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class DeviceBar:
-    """One device: its properties a second so far, and now; None where it is not known. left_out: not used."""
+    """One device: its properties a second so far and now, None where not known. note: instead of now."""
 
     name: str
     so_far: float | None
     now: float | None
-    left_out: bool = False
+    note: str | None = None
 
 
 _DEVICE_COLOURS = (
@@ -263,7 +263,6 @@ def _shortened(name: str) -> str:
 
 
 def _figures(one: DeviceBar) -> str:
-    if one.left_out:
-        return "left out"
     so_far = "no figure yet" if one.so_far is None else f"{one.so_far:.2f} so far"
-    return so_far if one.now is None else f"{so_far}, {one.now:.2f} now"
+    now = one.note if one.now is None else f"{one.now:.2f} now"
+    return f"{so_far}, {now}" if now else so_far

@@ -59,13 +59,15 @@ class PartitionStatus:
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """One device. partition: what it works on now; now: its properties a second at that.
+    """One device. is_here: of the devices of these settings on this machine, or at work.
 
-    rows, properties_per_second, images_per_second: of what it published, None where it is not known yet.
-    left_out: the sentence that says why, None where it is used.
+    partition: what it works on now; now: its properties a second at that. rows, properties_per_second,
+    images_per_second: of what it published, None where it is not known yet. left_out: the sentence that says
+    why, None where it is used.
     """
 
     id: str
+    is_here: bool
     partition: str | None
     now: float | None
     rows: int
@@ -142,7 +144,7 @@ def read_status(settings: Settings, catalog: Catalog) -> Status:
     kinds: Counter[str] = Counter()
     for rows in published.values():
         kinds.update(rows.failed)
-    usable = sum(1 for device in devices if device.left_out is None)
+    usable = sum(1 for device in devices if device.is_here and device.left_out is None)
     return Status(
         home=str(settings.home),
         at=time.time(),
@@ -261,12 +263,13 @@ def _devices(
     left_out = LeftOutDevices(settings.state_directory / "devices_left_out.json").left_out()
     at_work = {worker.device: worker for worker in workers if worker.device}
     found = []
-    for id_ in dict.fromkeys((*here, *at_work, *left_out)):
+    for id_ in dict.fromkeys((*here, *at_work, *left_out, *paces)):
         pace, worker = paces.get(id_, Pace()), at_work.get(id_)
         per_image = pace.seconds_per_image
         found.append(
             DeviceStatus(
                 id=id_,
+                is_here=id_ in here or worker is not None,
                 partition=worker.partition if worker else None,
                 now=worker.rate or None if worker else None,
                 rows=pace.rows,

@@ -70,7 +70,7 @@ def _heading(status: Status) -> Text:
     left = _duration(status.seconds_left)
     said = Text(f"{status.properties} properties in {status.home}\n")
     if status.paused:
-        said.append(f"Paused: {status.paused}\n", style="bold yellow")
+        said.append(f"{status.paused[0].upper()}{status.paused[1:]}\n", style="bold yellow")
     said.append(f"Dagster: {status.dagster or 'not running'}\n")
     said.append(f"Time left for the descriptions: {left}", style="bold")
     return said
@@ -91,7 +91,7 @@ def _devices(status: Status) -> Table:
     for device in status.devices:
         table.add_row(
             device.id,
-            device.left_out or device.partition or "nothing",
+            device.left_out or device.partition or ("nothing" if device.is_here else "is not here now"),
             _rate(device.now),
             _rate(device.properties_per_second),
             str(device.rows),

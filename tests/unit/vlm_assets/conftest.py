@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,17 @@ COMMON = [
     ("status", pa.string()),
     ("fingerprint", pa.string()),
 ]
-DESCRIPTIONS = pa.schema([*COMMON, ("error_kind", pa.string()), ("raw_text", pa.string())])
+DESCRIPTIONS = pa.schema(
+    [
+        *COMMON,
+        ("error_kind", pa.string()),
+        ("raw_text", pa.string()),
+        ("images_seen", pa.int32()),
+        ("device", pa.string()),
+        ("described_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
 EMBEDDINGS = pa.schema([*COMMON, ("embedding", pa.list_(pa.float32(), 2))])
 
 Rows = list[dict[str, Any]]
@@ -78,6 +89,10 @@ class Dataset:
             {
                 "error_kind": "missing" if row["status"] == "failed" else None,
                 "raw_text": text,
+                "images_seen": 2,
+                "device": "cpu-0",
+                # A batch of one property each two seconds.
+                "described_at": BEGAN + timedelta(seconds=2 * row["ordinal"]),
                 "fingerprint": f"fp-{settings}",
                 **row,
             }
