@@ -38,6 +38,7 @@ from vlm_assets.check_events import check_specs
 from vlm_assets.checks import DESCRIPTION_CHECKS, CheckOutcome, FailedShareLimits, check_descriptions
 from vlm_assets.contact_sheet import SheetRow, contact_sheet
 from vlm_assets.fingerprint import Fingerprint, digest_of
+from vlm_assets.garbage import AnswerGuard
 from vlm_assets.image_root import InvalidImagePathError
 from vlm_assets.materialization import (
     OK,
@@ -183,6 +184,7 @@ class DescriptionWork:
         model_seconds = longest = 0.0
         images = 0
         warned = False
+        guard = AnswerGuard(self.settings.invalid_share_stop)
         with self.decode_workers() as workers:
             started = clock()
             engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
@@ -202,6 +204,7 @@ class DescriptionWork:
                     images += sum(one.images_seen for one in described)
                     journal.submit(self.rows(described, engine, device))
                     progress.advance(len(described))
+                    guard.take(described)
             finally:
                 engine.close()
             decode_wait = workers.wait_seconds

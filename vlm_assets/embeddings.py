@@ -30,6 +30,7 @@ from vlm_assets.catalog import Catalog
 from vlm_assets.check_events import check_specs
 from vlm_assets.checks import EMBEDDING_CHECKS, CheckOutcome, check_embeddings
 from vlm_assets.fingerprint import Fingerprint
+from vlm_assets.garbage import refuse_unsound
 from vlm_assets.materialization import (
     OK,
     Metadata,
@@ -136,7 +137,9 @@ class EmbeddingWork:
         ok = [index for index, status in enumerate(statuses) if status == OK]
         texts = [description_text(described["description"][index].as_py()) for index in ok]
         vectors: list[object] = [None] * len(statuses)
-        for index, vector in zip(ok, embedder.embed(texts) if texts else (), strict=True):
+        embedded = embedder.embed(texts)
+        refuse_unsound([described["property_id"][index].as_py() for index in ok], embedded, device.id)
+        for index, vector in zip(ok, embedded, strict=True):
             vectors[index] = vector
         count = len(statuses)
         schema = embedding_rows(embedder.width)

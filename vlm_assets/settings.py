@@ -124,6 +124,12 @@ class Settings(BaseSettings):
     failed_rows_at_least: PositiveInt = Field(
         2, description="Failed rows below which the share is not judged: one bad listing is no alarm."
     )
+    invalid_share_stop: Share = Field(
+        0.5,
+        description=(
+            "Share of the model's last 40 answers that may be no descriptions, else the run stops. 1: never."
+        ),
+    )
 
     retry_every_minutes: Annotated[int, Field(ge=1, le=60)] = Field(
         10, description="Minutes between two looks for failed partitions to materialize again."
