@@ -1,8 +1,8 @@
 """dataset_progress: how far the whole dataset is, as an asset whose page has the picture and the figures.
 
-What lives here: Dagster's side: what the page shows, and the schedule that keeps it up to date. What does
-not: what is known (``status.py``) and the drawing (``progress_picture.py``). The same as
-`vlm-assets status`, which needs no Dagster.
+What lives here: what the page shows, and what has to move for another picture. What does not: what is known
+(``status.py``), the drawing (``progress_picture.py``), and when it is drawn
+(``sensors/progress_picture.py``). The same as `vlm-assets status`, which needs no Dagster.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -10,13 +10,13 @@ not: what is known (``status.py``) and the drawing (``progress_picture.py``). Th
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from datetime import UTC
 from pathlib import Path
 
 import dagster as dg
 
 from resources.pause import pause_of
 from resources.workers import Workers
+from sensors.progress_picture import build_progress_picture_sensor
 from vlm_assets.catalog import Catalog, catalog_path
 from vlm_assets.partition_states import State
 from vlm_assets.progress_picture import Cell, DeviceBar, Look, progress_picture
@@ -25,8 +25,6 @@ from vlm_assets.status import DeviceStatus, Status, read_status
 from vlm_assets.throughput import throughput
 
 ASSET = "dataset_progress"
-SCHEDULE = "dataset_progress_schedule"
-EVERY_TEN_MINUTES = "*/10 * * * *"
 
 LOOKS: Mapping[State, Look] = {
     State.DONE: Look.DONE,
@@ -101,7 +99,7 @@ def build_dataset_progress(settings: Settings, *, followed: Sequence[str]) -> dg
         description=(
             "How far the whole dataset is: all partitions in one picture, properties described over time,"
             " devices side by side, time left, failed rows by kind; from what is on disk, so that it is right"
-            " after anything. A schedule keeps it up to date; Materialize looks at once."
+            " after anything. A sensor keeps it up to date; Materialize looks at once."
             " The same as `vlm-assets status`."
         ),
     )
@@ -114,31 +112,21 @@ def build_dataset_progress(settings: Settings, *, followed: Sequence[str]) -> dg
     return dataset_progress
 
 
-def build_progress_schedule(settings: Settings, progress: dg.AssetsDefinition) -> dg.ScheduleDefinition:
-    """Look again every ten minutes, where something runs or has changed since; a tick opens no partition."""
+def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> dg.SensorDefinition:
+    """The sensor that has the picture drawn anew while something works, and once it has come to rest."""
+    state = settings.state_directory
 
-    @dg.schedule(
-        name=SCHEDULE,
-        cron_schedule=EVERY_TEN_MINUTES,
-        target=progress,
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-        description="Keeps the picture of all partitions up to date; nothing is started where nothing moves.",
+    def paused() -> str | None:
+        pause = pause_of(state)
+        return pause.sentence() if pause else None
+
+    return build_progress_picture_sensor(
+        progress,
+        moved=lambda: _what_moved(settings),
+        works=lambda: bool(Workers(state / "workers").living()),
+        paused=paused,
+        ticks=state / "ticks",
     )
-    def dataset_progress_schedule(
-        context: dg.ScheduleEvaluationContext,
-    ) -> dg.RunRequest | dg.SkipReason:
-        pause = pause_of(settings.state_directory)
-        if pause is not None:
-            return dg.SkipReason(f"Nothing moves: {pause.sentence()}.")
-        if not catalog_path(settings.home).exists():
-            return dg.SkipReason("There is no catalogue yet.")
-        if Workers(settings.state_directory / "workers").living():
-            at = context.scheduled_execution_time.astimezone(UTC)
-            return dg.RunRequest(run_key=at.isoformat())
-        # The same key at the next tick starts nothing: Dagster knows that it has run.
-        return dg.RunRequest(run_key=f"at rest, {_what_moved(settings)}")
-
-    return dataset_progress_schedule
 
 
 def _rows(counts: Mapping[str, int]) -> list[str]:
@@ -146,8 +134,13 @@ def _rows(counts: Mapping[str, int]) -> list[str]:
 
 
 def _what_moved(settings: Settings) -> str:
-    """Changes whenever anything worked, was published, tried again or left out, or the catalogue grew."""
+    """Changes whenever anything worked, was published, tried again or left out, or the catalogue grew.
+
+    Empty where nothing was ever started.
+    """
     state = settings.state_directory
+    if not (state / "workers").is_dir() and not settings.descriptions_directory.is_dir():
+        return ""
     watched = [catalog_path(settings.home), state / "workers", state / "devices_left_out.json"]
     watched += [state / "attempts" / "attempts.json", state / "cancels" / "cancels.json"]
     for directory in (settings.descriptions_directory, settings.embeddings_directory):

@@ -19,7 +19,7 @@ from vlm_assets.audit_asset import build_dataset_audit
 from vlm_assets.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog_asset import build_property_catalog
 from vlm_assets.dagster_home import claim_for_catalog
-from vlm_assets.dataset_progress import build_dataset_progress, build_progress_schedule
+from vlm_assets.dataset_progress import build_dataset_progress, build_progress_sensor
 from vlm_assets.descriptions import build_property_descriptions
 from vlm_assets.embeddings import build_property_embeddings
 from vlm_assets.health_sensors import build_health_sensors
@@ -43,6 +43,7 @@ def build_defs(
     watched = [*build_health_sensors(settings, ranges)]
     retrying = build_retries(settings, partitions)
     progress = build_dataset_progress(settings, followed=[descriptions.ASSET, embeddings.ASSET])
+    watched.append(build_progress_sensor(settings, progress))
     return dg.Definitions(
         assets=[
             build_property_catalog(settings),
@@ -52,7 +53,7 @@ def build_defs(
             progress,
         ],
         jobs=[*retrying.jobs],
-        schedules=[build_progress_schedule(settings, progress), retrying.schedule],
+        schedules=[retrying.schedule],
         sensors=[*watched, build_alerts(settings, watched)],
         # One process a run: the device is leased by the process, and both assets of a partition share it.
         executor=dg.in_process_executor,

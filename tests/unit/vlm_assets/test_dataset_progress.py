@@ -1,11 +1,10 @@
-"""The page of the whole dataset: picture, figures, and a schedule that starts nothing where nothing moves."""
+"""The page of the whole dataset: picture, figures, and a sensor that starts nothing where nothing moves."""
 
 from __future__ import annotations
 
 import base64
 import io
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -13,9 +12,11 @@ import pytest
 from PIL import Image
 
 from resources.pause import pause, resume
+from resources.published import PublishedPartitions
 from resources.workers import Workers
+from sensors.progress_picture import Drawn
 from vlm_assets.catalog import Catalog
-from vlm_assets.dataset_progress import LOOKS, build_dataset_progress, build_progress_schedule
+from vlm_assets.dataset_progress import LOOKS, build_dataset_progress, build_progress_sensor
 from vlm_assets.partition_states import State
 from vlm_assets.settings import Settings, load_settings
 
@@ -23,25 +24,25 @@ FOLLOWED = ["property_descriptions", "property_embeddings"]
 
 
 class Ticks:
-    """The schedule of a home, ticked by hand."""
+    """The sensor of a home, ticked by hand once a minute."""
 
     def __init__(self, settings: Settings) -> None:
-        self.schedule = build_progress_schedule(settings, build_dataset_progress(settings, followed=FOLLOWED))
-        self.number = 0
+        self.sensor = build_progress_sensor(settings, build_dataset_progress(settings, followed=FOLLOWED))
+        self.cursor: str | None = None
 
-    def tick(self) -> dg.RunRequest | dg.SkipReason:
-        self.number += 1
-        at = datetime(2026, 11, 1, tzinfo=UTC) + timedelta(minutes=10 * self.number)
-        with dg.build_schedule_context(scheduled_execution_time=at) as context:
-            found = self.schedule(context)
-        assert isinstance(found, dg.RunRequest | dg.SkipReason)
-        return found
+    def tick(self) -> str:
+        """The run key of what was asked for, or the reason why nothing was."""
+        with dg.build_sensor_context(cursor=self.cursor) as context:
+            found = self.sensor(context)
+        assert isinstance(found, dg.SensorResult)
+        self.cursor = found.cursor or self.cursor
+        if found.run_requests:
+            assert found.run_requests[0].run_key
+            return found.run_requests[0].run_key
+        return str(found.skip_reason.skip_message if found.skip_reason else "")
 
-    def key(self) -> str:
-        found = self.tick()
-        assert isinstance(found, dg.RunRequest)
-        assert found.run_key
-        return found.run_key
+
+RESTS = "Nothing has moved, or the picture is young."
 
 
 def test_page_has_the_picture_and_the_figures(dataset) -> None:
@@ -69,44 +70,53 @@ def test_every_state_has_a_look() -> None:
     assert set(LOOKS) == set(State)
 
 
-def test_schedule_starts_nothing_where_nothing_moves(dataset) -> None:
-    """The same key again is no new run; a publication, a worker or new properties make another."""
+def test_a_picture_is_drawn_where_something_moved_and_came_to_rest(dataset) -> None:
+    """The first at once; then only after a publication or a worker, and not while the last one is young."""
     ticks = Ticks(dataset.settings)
-    first = ticks.key()
-    assert ticks.key() == first
+    first = ticks.tick()
+    assert first.endswith("after 0")
+    assert ticks.tick() == RESTS
     dataset.describe(dataset.keys[0], text="another house")
-    second = ticks.key()
-    assert second != first
+    settling, second, resting = (ticks.tick() for _ in range(3))
+    assert settling == resting == RESTS
+    assert second not in (first, RESTS)
     workers = Workers(dataset.settings.state_directory / "workers")
     with workers.begin(run_id="r", asset="property_descriptions", partition=dataset.keys[0], expected=3):
-        working = ticks.key()
-        assert len({first, second, working, ticks.key()}) == 4
-    # The last picture showed it running: one more look, and then rest.
-    after = ticks.key()
-    assert after not in (second, working)
-    assert ticks.key() == after
+        assert ticks.tick() == RESTS, "the last picture is not ten minutes old"
+    # The worker is gone, and a picture may still show it: one more, when the next tick finds all at rest.
+    assert ticks.tick() == RESTS
+    assert ticks.tick() not in (RESTS, first, second)
+    assert ticks.tick() == RESTS
 
 
-def test_schedule_honours_the_pause_and_a_home_without_catalogue(dataset, tmp_path: Path) -> None:
-    """While paused nothing is started, and the tick says so; without a catalogue there is nothing to show."""
+def test_while_something_works_a_picture_is_drawn_every_ten_minutes() -> None:
+    """Not at every tick: the event log keeps each of them."""
+    drawn = Drawn("a", "a", at=1000.0)
+    assert not drawn.is_due("b", works=True, now=1599.0)
+    assert drawn.is_due("b", works=True, now=1600.0)
+    assert drawn.is_due("a", works=True, now=1600.0)
+    assert not drawn.is_due("a", works=False, now=9999.0)
+    assert Drawn.from_cursor("not json") == Drawn.from_cursor(None) == Drawn()
+
+
+def test_sensor_honours_the_pause_and_a_home_where_nothing_started(dataset, tmp_path: Path) -> None:
+    """While paused nothing is started, and the tick says so; before anything ran there is nothing to show."""
     ticks = Ticks(dataset.settings)
     pause(dataset.settings.state_directory, "the night", now=time.time())
-    found = ticks.tick()
-    assert isinstance(found, dg.SkipReason)
-    assert "the night" in str(found.skip_message)
+    assert "the night" in ticks.tick()
     resume(dataset.settings.state_directory)
-    assert ticks.key()
-    nothing = Ticks(load_settings(home=tmp_path / "nothing")).tick()
-    assert isinstance(nothing, dg.SkipReason)
+    assert ticks.tick().endswith("after 0")
+    assert Ticks(load_settings(home=tmp_path / "nothing")).tick() == "Nothing was ever started."
 
 
-def test_a_tick_does_not_grow_with_the_dataset(dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_opens_no_partition(dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand partitions cost a tick no more than three: it opens neither catalogue nor records."""
 
-    def refuse(home: Path) -> Catalog:
-        raise AssertionError("a tick opened the catalogue")
+    def refuse(*_: object) -> None:
+        raise AssertionError("a tick opened a partition")
 
     monkeypatch.setattr(Catalog, "open", refuse)
+    monkeypatch.setattr(PublishedPartitions, "record", refuse)
     before = time.process_time()
-    Ticks(dataset.settings).key()
+    assert Ticks(dataset.settings).tick().endswith("after 0")
     assert time.process_time() - before < 0.5

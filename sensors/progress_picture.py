@@ -1,0 +1,89 @@
+"""When the picture of the dataset's progress is drawn anew: while something works, and once it came to rest.
+
+What lives here: the decision, from what was last drawn. What does not: how it is seen that something moved,
+and the drawing. A schedule would not do: Dagster starts its run at each tick, whatever its run key.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import dagster as dg
+
+from sensors.ticks import record_tick
+
+NAME = "progress_picture"
+INTERVAL_SECONDS = 60
+DRAW_SECONDS = 600.0
+"""Between two pictures while something works: the event log keeps each of them."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """moved: what the last picture showed; seen: what the last tick saw; at: when it was drawn (unix)."""
+
+    moved: str = ""
+    seen: str = ""
+    at: float = 0.0
+
+    @classmethod
+    def from_cursor(cls, cursor: str | None) -> "Drawn":
+        """What the last tick wrote; nothing where there is none, or it is of another version."""
+        try:
+            return cls(**json.loads(cursor)) if cursor else cls()
+        except (ValueError, TypeError):
+            return cls()
+
+    def is_due(self, moved: str, *, works: bool, now: float) -> bool:
+        """Whether to draw. works: whether anything works now, so that the picture is old in any case."""
+        if moved == self.moved and not works:
+            return False
+        # At rest since the last tick: what came last is shown without waiting for ten minutes to pass.
+        settled = not works and moved == self.seen
+        return settled or now - self.at >= DRAW_SECONDS
+
+
+def build_progress_picture_sensor(
+    target: dg.AssetsDefinition,
+    *,
+    moved: Callable[[], str],
+    works: Callable[[], bool],
+    paused: Callable[[], str | None],
+    ticks: Path,
+    clock: Callable[[], float] = time.time,
+) -> dg.SensorDefinition:
+    """The sensor. target: the asset that draws. moved: changes whenever the picture would; empty: no picture.
+
+    paused: the sentence of a pause, None where there is none. ticks: where each sensor notes that it ticked.
+    """
+
+    @dg.sensor(
+        name=NAME,
+        target=target,
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=(
+            "Draws the picture of all partitions anew: every ten minutes while something works, and once it"
+            " has come to rest. A tick opens no partition."
+        ),
+    )
+    def progress_picture(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        now = clock()
+        record_tick(ticks, NAME, now, interval_seconds=INTERVAL_SECONDS)
+        pause = paused()
+        if pause is not None:
+            return dg.SensorResult(skip_reason=f"Nothing moves: {pause}.")
+        drawn, there = Drawn.from_cursor(context.cursor), moved()
+        if not there:
+            return dg.SensorResult(skip_reason="Nothing was ever started.")
+        if drawn.is_due(there, works=works(), now=now):
+            # A tick that is killed before its cursor is kept asks again with the same key: one run.
+            request = dg.RunRequest(run_key=f"{there} after {drawn.at:.0f}")
+            cursor = json.dumps(asdict(Drawn(there, there, now)))
+            return dg.SensorResult(run_requests=[request], cursor=cursor)
+        cursor = json.dumps(asdict(Drawn(drawn.moved, there, drawn.at)))
+        return dg.SensorResult(skip_reason="Nothing has moved, or the picture is young.", cursor=cursor)
+
+    return progress_picture
