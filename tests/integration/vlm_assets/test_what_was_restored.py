@@ -78,3 +78,19 @@ def test_a_quarantined_file_is_named_in_it(desk):
     assert "does not verify" in said["files quarantined"].value
     assert said["segments adopted"].value == 1
     assert said["restored rows"].value == 4
+
+
+def percents(desk):
+    """How far the partition's page said that it was, oldest first."""
+    wanted = dg.AssetRecordsFilter(asset_key=dg.AssetKey("property_descriptions"), asset_partitions=[KEY])
+    records = desk.instance.fetch_observations(wanted, limit=100, ascending=True).records
+    told = [record.asset_observation.metadata for record in records]
+    return [one["percent done"].value for one in told if "percent done" in one]
+
+
+def test_percent_is_told_at_start_and_end_and_never_starts_again(desk):
+    """A start says at once how far it is, an interrupted partition goes on from there, the end says 100."""
+    desk.materialize(vision_language_model=LostAfterOneBatch(model=desk.settings.model))
+    assert percents(desk) == [0.0]
+    assert desk.materialize().success
+    assert percents(desk) == [0.0, 50.0, 100.0]
