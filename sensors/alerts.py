@@ -85,7 +85,7 @@ class Lookout:
         if new:
             refused = self._refused_runs.keys() | self._refused_before()
             told = [one for one in new if one.run_id not in refused]
-            of_runs = list(run_alerts.alerts_of(instance, told))
+            of_runs = list(run_alerts.alerts_of(instance, told, self._history))
         else:
             of_runs = []
         silent = list(silent_sensors(self._ticks, self._watched, since=self._since, now=now))

@@ -16,6 +16,7 @@ from sensors.dagster_history import PartitionHistory, RunState, runs_ended_since
 
 FAILED = "run_failed"
 
+_JOB = "job"
 _SETTLED_SECONDS = 3.0
 """A run is failed a moment before it says whether Dagster retries it."""
 
@@ -43,18 +44,26 @@ def _concerns_a_person(run: RunState, now: float) -> bool:
     return settled and run.interrupted_by is None and not run.is_retried_by_dagster
 
 
-def alerts_of(instance: dg.DagsterInstance, failed: Sequence[RunState]) -> Iterator[Alert]:
-    """What a person is told of these runs."""
+def alerts_of(
+    instance: dg.DagsterInstance, failed: Sequence[RunState], history: PartitionHistory
+) -> Iterator[Alert]:
+    """What a person is told of these runs. history: how the partitions of their assets stand."""
+    if failed:
+        history.look(instance)
+    attempts = _assets_by_run(history)
     bodies = _bodies(instance, [one.run_id for one in failed])
     for number, one in enumerate(failed):
         run = bodies.get(one.run_id)
         if run is None:
             continue  # Deleted meanwhile, by hand.
-        of = _name(run)
+        selected = (key.to_user_string() for key in run.asset_selection or ())
+        # A run of a whole job has no selection; what it was to materialize and did not is known all the same.
+        assets = sorted(selected) or attempts.get(one.run_id, [])
+        of = " and ".join(assets) or run.job_name
         error = _error(instance, one.run_id) if number < _WORDED else None
         yield Alert(
             kind=FAILED,
-            subject=_subject(run, one.partition),
+            subject=_subject(assets, run.job_name, one.partition),
             occurrence=one.run_id,
             severity="error",
             title=f"Run failed: {of} {one.partition}" if one.partition else f"Run failed: {of}",
@@ -100,7 +109,7 @@ def _stands(history: PartitionHistory, asset: str, partition: str) -> bool:
 
 
 def _succeeded_since(instance: dg.DagsterInstance, alert: Alert, names: Collection[str]) -> bool:
-    if names == ["job"]:
+    if names == [_JOB]:
         done = instance.get_runs(
             dg.RunsFilter(job_name=alert.subject.split("/")[1], statuses=[dg.DagsterRunStatus.SUCCESS]),
             limit=1,
@@ -111,18 +120,17 @@ def _succeeded_since(instance: dg.DagsterInstance, alert: Alert, names: Collecti
     return all(event is not None and event.timestamp > alert.at for event in events)
 
 
-def _subject(run: dg.DagsterRun, partition: str | None) -> str:
-    if not run.asset_selection:
-        return f"job/{run.job_name}/run"
-    return "/".join(part for part in (_assets(run), partition, "run") if part)
+def _subject(assets: Sequence[str], job: str, partition: str | None) -> str:
+    names = ["+".join(assets)] if assets else [_JOB, job]
+    return "/".join([*names, *([partition] if partition else []), "run"])
 
 
-def _assets(run: dg.DagsterRun) -> str:
-    return "+".join(sorted(key.to_user_string() for key in run.asset_selection or ()))
-
-
-def _name(run: dg.DagsterRun) -> str:
-    return _assets(run).replace("+", " and ") or run.job_name
+def _assets_by_run(history: PartitionHistory) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for asset in sorted(history.assets):
+        for attempt in history.open_attempts[asset].values():
+            found.setdefault(attempt.run_id, []).append(asset)
+    return found
 
 
 def _bodies(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> Mapping[str, dg.DagsterRun]:

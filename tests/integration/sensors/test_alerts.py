@@ -1,0 +1,316 @@
+"""The alerts sensor on a real Dagster instance with a real receiver: from a failing check to the message."""
+
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from resources.alerts.delivery import Delivery
+from resources.alerts.outbox import Outbox
+from resources.alerts.targets import checked_targets
+from sensors.alerts import Cursor, Lookout, build_alerts_sensor
+from sensors.ticks import record_tick
+
+ADDRESS = "http://127.0.0.1:3000"
+KEYS = dg.StaticPartitionsDefinition([f"{n:05d}" for n in range(10_000)])
+KEY = "00007"
+NOW = 1_790_000_000.0
+DO = "Put the missing images back."
+
+
+@dataclass
+class Bench:
+    """An instance, an asset that does as it is told, and the sensor."""
+
+    instance: dg.DagsterInstance
+    home: Path
+    receiver: object
+    does: str = "well"
+    cursor: str | None = None
+
+    def __post_init__(self):
+        self.outbox = Outbox(self.home / "alerts")
+        self.start_sensor()
+
+    def start_sensor(self):
+        """As after a restart of the code server."""
+        self.delivery = Delivery(self.outbox, checked_targets([self.receiver.url()]), home=self.home)
+        self.sensor = build_alerts_sensor(
+            self.delivery,
+            assets=["rows"],
+            watched={},
+            ticks=self.home / "ticks",
+            address=lambda: ADDRESS,
+        )
+
+    def tick(self) -> str:
+        context = dg.build_sensor_context(instance=self.instance, cursor=self.cursor)
+        said = self.sensor(context)
+        self.cursor = context.cursor
+        return said.skip_message
+
+    def run(self, does: str, *, tags: dict | None = None) -> dg.ExecuteInProcessResult:
+        """Materialize the partition: well, with a failing check, with a warning, or with an error."""
+        self.does = does
+        bench = self
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dg.PreviewWarning)
+            spec = dg.AssetCheckSpec("row_count", asset="rows", blocking=True, partitions_def=KEYS)
+
+        @dg.asset(partitions_def=KEYS, check_specs=[spec])
+        def rows():
+            if bench.does == "error":
+                raise dg.Failure("The images of p1 are gone. Put them back.", allow_retries=False)
+            found = 19 if bench.does in ("check", "warning") else 20
+            result = dg.AssetCheckResult(
+                passed=found == 20,
+                check_name="row_count",
+                severity=dg.AssetCheckSeverity.WARN
+                if bench.does == "warning"
+                else dg.AssetCheckSeverity.ERROR,
+                description=f"Expected 20 rows; found {found}.",
+                metadata={"expected": "20 rows", "found": str(found), "what to do": DO},
+            )
+            if bench.does == "check":
+                yield result
+                raise dg.Failure("Not published.", allow_retries=False)
+            yield dg.Output(None)
+            yield result
+
+        done = dg.materialize(
+            [rows],
+            selection=["rows"],
+            partition_key=KEY,
+            instance=self.instance,
+            tags=tags,
+            raise_on_error=False,
+        )
+        # A failed run says a moment later whether Dagster starts it again; that moment is over here.
+        self.settle(done.run_id)
+        return done
+
+    def settle(self, run_id: str) -> None:
+        """Put the end of a run five seconds back."""
+        import sqlalchemy as db
+        from dagster._core.storage.runs.schema import RunsTable
+
+        with self.instance.run_storage.connect() as connection:
+            connection.execute(
+                db.update(RunsTable).where(RunsTable.c.run_id == run_id).values(end_time=time.time() - 5)
+            )
+
+    def lines_of(self, number: int) -> list[str]:
+        return self.receiver.messages[number]["message"].splitlines()
+
+
+@pytest.fixture
+def bench(tmp_path, receiver) -> Bench:
+    (tmp_path / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
+        yield Bench(instance, tmp_path / "home", receiver)
+
+
+def test_a_failing_check_reaches_the_receiver_with_all_that_is_needed_and_then_its_recovery(bench):
+    """Partition, expected, found, link and next step, in one tick; told once; a notice when it passes."""
+    run = bench.run("check")
+    started = time.monotonic()
+    bench.tick()
+    assert time.monotonic() - started < 30
+    assert bench.receiver.titles == [f"row_count failed: rows {KEY}"], "the failed run is told by its check"
+    said = bench.lines_of(0)
+    for wanted in (
+        f"Partition: {KEY}",
+        "Expected: 20 rows",
+        "Found: 19",
+        f"Next step: {DO}",
+        f"Look: {ADDRESS}/runs/{run.run_id}",
+    ):
+        assert wanted in said
+    bench.tick()
+    bench.start_sensor()
+    bench.tick()
+    assert len(bench.receiver.messages) == 1
+    bench.run("well")
+    bench.tick()
+    assert bench.receiver.titles[1:] == [f"Right again: row_count failed: rows {KEY}"]
+    assert bench.outbox.open_subjects() == {}
+
+
+def test_a_check_that_fails_again_in_another_run_is_told_again(bench):
+    """Every failing evaluation reaches the person once."""
+    bench.run("check")
+    bench.tick()
+    bench.run("check")
+    bench.tick()
+    assert len(bench.receiver.messages) == 2
+    assert bench.receiver.repeated() == {}
+    assert len(bench.outbox.open_subjects()) == 1
+
+
+def test_a_warning_is_told_as_a_warning(bench):
+    """WARN reaches the person, and does not sound like an error."""
+    bench.run("warning")
+    bench.tick()
+    assert bench.receiver.titles == [f"row_count warns: rows {KEY}"]
+    assert bench.receiver.messages[0]["type"] == "warning"
+
+
+def test_a_result_without_a_run_is_told_with_a_link_to_the_check(bench):
+    """What the drift sensor finds on disk has no run: the link is the check's page."""
+    bench.instance.report_runless_asset_event(
+        dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey("rows"),
+            check_name="file_stands",
+            passed=False,
+            partition=KEY,
+            metadata={"expected": "20 rows", "found": "truncated"},
+        )
+    )
+    bench.tick()
+    assert bench.receiver.titles == [f"file_stands failed: rows {KEY}"]
+    assert f"Look: {ADDRESS}/assets/rows?view=checks&checkDetail=file_stands" in bench.lines_of(0)
+
+
+def test_a_failed_run_is_told_with_its_error_and_is_right_again_with_the_partition(bench):
+    """The asset's own sentence is in the message; a later materialization ends it."""
+    run = bench.run("error")
+    bench.tick()
+    assert bench.receiver.titles == [f"Run failed: rows {KEY}"]
+    assert "Found: The images of p1 are gone. Put them back." in bench.lines_of(0)
+    assert f"Look: {ADDRESS}/runs/{run.run_id}" in bench.lines_of(0)
+    bench.tick()
+    assert len(bench.receiver.messages) == 1
+    bench.run("well")
+    bench.tick()
+    assert bench.receiver.titles[1:] == [f"Right again: Run failed: rows {KEY}"]
+
+
+@pytest.mark.parametrize(
+    "tag", [{"dagster/failure_reason": "UNEXPECTED_TERMINATION"}, {"dagster/will_retry": "true"}]
+)
+def test_what_was_interrupted_or_is_retried_by_dagster_is_not_told(bench, tag):
+    """A kill from outside is resumed, a crash is started again: no alert until somebody gives up."""
+    run = bench.run("error")
+    bench.instance.add_run_tags(run.run_id, tag)
+    bench.tick()
+    assert bench.receiver.messages == []
+
+
+def test_a_run_that_has_just_failed_waits_until_it_says_whether_it_is_retried(bench):
+    """The status comes a moment before the tag."""
+    run = bench.run("error")
+    bench.settle(run.run_id)
+    import sqlalchemy as db
+    from dagster._core.storage.runs.schema import RunsTable
+
+    with bench.instance.run_storage.connect() as connection:
+        connection.execute(db.update(RunsTable).values(end_time=time.time() + 1))
+    bench.tick()
+    assert bench.receiver.messages == []
+    bench.settle(run.run_id)
+    bench.tick()
+    assert len(bench.receiver.messages) == 1
+
+
+def test_a_tick_that_was_killed_before_it_kept_its_cursor_tells_nothing_twice(bench):
+    """The tick is repeated from the old cursor."""
+    bench.run("check")
+    bench.run("error")
+    before = bench.cursor
+    bench.tick()
+    bench.cursor = before
+    bench.start_sensor()
+    bench.tick()
+    assert len(bench.receiver.messages) == 2
+    assert bench.receiver.repeated() == {}
+
+
+def test_another_sensor_that_is_silent_is_told_once_and_then_that_it_ticks(bench):
+    """A crashed sensor raises no alert of its own."""
+    ticks = bench.home / "ticks"
+    lookout = Lookout(bench.outbox, assets=["rows"], watched={"file_drift": 30.0}, ticks=ticks)
+
+    def told(now: float) -> list[str]:
+        before = len(bench.outbox.recent(100))
+        lookout.look(bench.instance, Cursor(), now=now)
+        return [one["event"] for one in bench.outbox.recent(100)[before:]]
+
+    record_tick(ticks, "file_drift", NOW - 4000, interval_seconds=30)
+    assert told(NOW) == [], "it was not expected to tick before this process began"
+    assert told(NOW + 301) == ["raised"]
+    assert told(NOW + 320) == []
+    assert list(bench.outbox.open_subjects()) == ["sensor/file_drift"]
+    record_tick(ticks, "file_drift", NOW + 330, interval_seconds=30)
+    assert told(NOW + 340) == ["recovered"]
+    assert told(NOW + 360) == []
+
+
+def test_ten_thousand_failures_at_once_are_one_message_and_then_a_tick_costs_little(bench):
+    """The storm is told once, with its count; a tick with ten thousand open and nothing new is cheap."""
+    bench.tick()
+    fail_everywhere(bench.instance, 10_000)
+    bench.tick()
+    assert bench.receiver.titles == ["10000 alerts of the kind check_failed"]
+    bench.tick()
+    started = time.process_time()
+    bench.tick()
+    spent = time.process_time() - started
+    print(f"\na tick with 10,000 open alerts and nothing new: {spent:.3f} s of CPU")
+    assert spent < 1.0
+    assert len(bench.receiver.messages) == 1
+
+
+def fail_everywhere(instance, partitions: int) -> None:
+    """One result is reported, and its row copied for the other partitions: reporting each takes minutes."""
+    import sqlalchemy as db
+    from dagster._core.storage.event_log.schema import SqlEventLogStorageTable as Events
+
+    instance.report_runless_asset_event(
+        dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey("rows"), check_name="row_count", passed=False, partition="00000"
+        )
+    )
+    with instance.event_log_storage.index_connection() as connection:
+        newest = db.select(Events).order_by(Events.c.id.desc()).limit(1)
+        row = dict(connection.execute(newest).mappings().one())
+        del row["id"]
+        keys = [f"{number:05d}" for number in range(1, partitions)]
+        copies = [
+            {**row, "partition": key, "event": row["event"].replace('"00000"', f'"{key}"')} for key in keys
+        ]
+        connection.execute(db.insert(Events), copies)
+
+
+def test_with_a_full_disk_one_message_says_that_alerts_cannot_be_written(bench, monkeypatch):
+    """The one trouble that cannot be written down is told all the same, once, and the cursor stays."""
+    from resources.alerts import alert_log
+
+    def full(*_):
+        raise alert_log.AlertLogError(28, "could not add to alerts.jsonl: No space left on device")
+
+    bench.run("check")
+    with monkeypatch.context() as patched:
+        patched.setattr(alert_log.AlertLog, "append", full)
+        for _ in range(2):
+            with pytest.raises(alert_log.AlertLogError):
+                bench.tick()
+    assert bench.receiver.titles == ["Alerts cannot be written down"]
+    bench.tick()
+    assert bench.receiver.titles[1:] == [f"row_count failed: rows {KEY}"]
+
+
+def test_a_lost_database_neither_tells_again_nor_keeps_quiet(bench, tmp_path):
+    """Dagster's state begins anew: what was told is known, what is new is told."""
+    bench.run("check")
+    bench.tick()
+    (tmp_path / "anew").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "anew")) as anew:
+        bench.instance, bench.cursor = anew, None
+        bench.start_sensor()
+        bench.run("check")
+        bench.tick()
+    assert len(bench.receiver.messages) == 2
+    assert bench.receiver.repeated() == {}
