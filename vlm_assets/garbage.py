@@ -53,8 +53,8 @@ class AnswerGuard:
             f"{len(refused)} of the model's last {WINDOW} answers are no descriptions ({kinds}), so this"
             f" partition was stopped before it fills with failed rows. The last one, {example.property_id!r}:"
             f" {example.error} It said: {(example.raw_text or 'nothing')[:_SHOWN]!r}. What is committed"
-            " stays. Look at the device (`vlm-assets devices`, `nvidia-smi`), and at the model, its revision, the"
-            " prompt and the schema with `vlm-assets try`; then materialize the partition with"
+            " stays. Look at the device (`vlm-assets devices`, `nvidia-smi`), and at the model, its revision,"
+            " the prompt and the schema with `vlm-assets try`; then materialize the partition with"
             " `retry_failed: true`. If such answers are to be expected: VLM_ASSETS_INVALID_SHARE_STOP=1."
         )
 
