@@ -86,7 +86,7 @@ def build_retrying(
             return dg.SkipReason(ticked.sentence)
         return [request(launch) for launch in ticked.launches]
 
-    @dg.op(name=BUTTON)
+    @dg.op
     def look_and_launch(context: dg.OpExecutionContext, config: FailedPartitionsNow) -> None:
         ticked = failed_partitions.tick(context.instance, tick=context.run.run_id, at_once=config.at_once)
         context.log.info(ticked.sentence)
