@@ -44,7 +44,7 @@ class Entry:
     launches: of all time, so that a run key is never used twice. attempts: in a row without a new row
     committed. interruptions: runs in a row that were ended from outside, without a new row. rows: committed
     when last reckoned. not_before: unix seconds. reckoned: the run whose end was last taken into account.
-    told: what a person was last told of it.
+    told: what a person was last told of it. alerted: whether anything was told that is to be called off.
     """
 
     key: str
@@ -57,6 +57,7 @@ class Entry:
     requested: Request | None = None
     given_up: bool = False
     told: str | None = None
+    alerted: bool = False
 
 
 class Attempts:

@@ -151,12 +151,12 @@ class _Tick:
         looked = candidates(self.watched, owner.history, states, requested)
         launchable: dict[str, Decision] = {}
         for key, candidate in looked.found.items():
-            if key in looked.busy:
+            if key in looked.busy or key in cancelled:
                 continue
-            if key in cancelled:
-                self.counts["cancelled by a person"] += 1
-            elif (decision := self._decide(key, candidate)) is not None:
+            decision = self._decide(key, candidate)
+            if decision is not None:
                 launchable[key] = decision
+        self.counts["cancelled by a person"] += len(self.watched.keys & cancelled.keys())
         launches = [*self.cut_short, *self._choose(launchable, looked.found)]
         self._forget_what_is_well({*looked.found, *looked.busy, *cancelled})
         # Told before it is written down that it was: told twice is told once, by its id.
@@ -215,10 +215,10 @@ class _Tick:
             told = f"person: {entry.reckoned}"
             if entry.told != told:
                 self.alerts.append(left_to_person(entry, decision.why, self.now))
-                self.entries[entry.key] = replace(entry, told=told)
+                self.entries[entry.key] = replace(entry, told=told, alerted=True)
         elif decision.action is Action.GIVE_UP:
             self.alerts.append(given_up(entry, decision.why, self.now))
-            self.entries[entry.key] = entry
+            self.entries[entry.key] = replace(entry, alerted=True)
         elif entry.key in self.entries:
             self.entries[entry.key] = self._told(entry)
 
@@ -227,7 +227,7 @@ class _Tick:
         if entry.interruptions < INTERRUPTIONS_TOLD or entry.told == "interrupted":
             return entry
         self.alerts.append(interrupted_again(entry, self.now))
-        return replace(entry, told="interrupted")
+        return replace(entry, told="interrupted", alerted=True)
 
     def _finish_launch(
         self, entry: Entry, request: Request, launched: RunState | None, candidate: Candidate
@@ -283,7 +283,7 @@ class _Tick:
         opened = {key for attempts in self.owner.history.open_attempts.values() for key in attempts}
         for key in self.entries.keys() - unwell - opened:
             entry = self.entries.pop(key)
-            if entry.given_up or entry.told:
+            if entry.alerted:
                 self.owner.outbox.recovered(
                     subject(key),
                     occurrence=entry.reckoned or str(entry.launches),

@@ -119,8 +119,15 @@ def reckoned(entry: Entry, facts: Facts, policy: Policy) -> Entry:
     entry = replace(entry, reckoned=run.run_id, requested=None)
     if run.is_by_hand:
         delay = 0.0 if interrupted else policy.delay(0)
-        fresh = Entry(entry.key, launches=entry.launches, rows=facts.rows, reckoned=run.run_id)
-        return replace(fresh, interruptions=int(interrupted), not_before=ended + delay)
+        return Entry(
+            entry.key,
+            launches=entry.launches,
+            interruptions=int(interrupted),
+            rows=facts.rows,
+            not_before=ended + delay,
+            reckoned=run.run_id,
+            alerted=entry.alerted,
+        )
     progress = facts.rows > entry.rows
     attempts = 0 if progress else entry.attempts + (not interrupted)
     interruptions = entry.interruptions + 1 if interrupted else 0

@@ -1,0 +1,164 @@
+"""A real Dagster instance on disk over two small assets that do what a test tells them."""
+
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.events import (
+    DagsterEvent,
+    DagsterEventType,
+    JobFailureData,
+    RunFailureReason,
+)
+
+from resources.alerts.outbox import Outbox
+from sensors.dagster_history import LAUNCHED_BY, RETRY
+from sensors.failed_partitions import FailedPartitions, Launch, Ticked
+from sensors.retry_candidates import Watched
+from sensors.retry_decision import Policy
+
+KEYS = ("a", "b", "c", "d", "e", "f")
+MINUTE = 60.0
+
+
+@dataclass
+class Behaviour:
+    """What the first asset does with a partition: succeed, or ``fail``, ``interrupt``, ``check``."""
+
+    of_key: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+    interrupted: set[str] = field(default_factory=set)
+    stale: set[str] = field(default_factory=set)
+    working: set[str] = field(default_factory=set)
+
+
+def two_assets() -> dg.JobDefinition:
+    """The job over two assets, of which no run is ever executed: their events are written as Dagster does."""
+    partitions = dg.StaticPartitionsDefinition(list(KEYS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        sound = dg.AssetCheckSpec("sound", asset="first", partitions_def=partitions)
+
+    @dg.asset(partitions_def=partitions, check_specs=[sound])
+    def first(): ...
+
+    @dg.asset(partitions_def=partitions, deps=[first])
+    def second(): ...
+
+    return dg.Definitions([first, second]).resolve_implicit_global_asset_job_def()
+
+
+JOB = two_assets()
+
+
+@dataclass
+class Orchestrator:
+    """Dagster with its assets, a clock that can be moved on, and the ticks of the re-materialization."""
+
+    instance: dg.DagsterInstance
+    state: Path
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    ahead: float = 0.0
+    cap: int = 3
+    ticks: int = 0
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """What a code server that was killed comes back with: nothing but the disk."""
+        told = self.behaviour
+        watched = Watched(
+            assets=("first", "second"),
+            keys=frozenset(KEYS),
+            interrupted=lambda asset: told.interrupted if asset == "first" else (),
+            missing=lambda asset, keys: told.missing & set(keys) if asset == "first" else (),
+            rows=lambda key: told.rows.get(key, 0),
+            is_stale=lambda asset, key: key in told.stale,
+            working=lambda: told.working,
+            heaviest_first=lambda keys: sorted(keys, reverse=True),
+        )
+        policy = Policy(attempts=5, backoff_seconds=10 * MINUTE)
+        self.failed_partitions = FailedPartitions(
+            watched, self.state, policy=policy, cap=self.cap, clock=lambda: time.time() + self.ahead
+        )
+
+    def look(self, *, tick: str | None = None, at_once: bool = False) -> Ticked:
+        """One tick, whose launches are not made."""
+        self.ticks += 1
+        return self.failed_partitions.tick(self.instance, tick=tick or f"tick {self.ticks}", at_once=at_once)
+
+    def tick(self, *, at_once: bool = False) -> list[str]:
+        """One tick, and the runs that it launches. Gives the keys that were launched."""
+        launches = self.look(at_once=at_once).launches
+        for launch in launches:
+            self.launch(launch)
+        return [launch.key for launch in launches]
+
+    def launch(self, launch: Launch) -> None:
+        tags = {LAUNCHED_BY: RETRY, "dagster/run_key": launch.run_key}
+        self.materialize(launch.key, tags=tags)
+
+    def materialize(self, key: str, *, tags: Mapping[str, str] | None = None) -> None:
+        """A run of this partition, as a person launches it where no tags say otherwise."""
+        run = self.created(key, **(tags or {}))
+        does = self.behaviour.of_key.get(key)
+        if does is None:
+            for asset in ("first", "second"):
+                self.instance.report_runless_asset_event(dg.AssetMaterialization(asset, partition=key))
+            self._report(run, DagsterEventType.RUN_SUCCESS, None)
+            return
+        if does == "check":
+            self._report(
+                run,
+                DagsterEventType.ASSET_CHECK_EVALUATION,
+                dg.AssetCheckEvaluation(
+                    dg.AssetKey("first"), "sound", passed=False, metadata={}, partition=key
+                ),
+            )
+        outside = does == "interrupt"
+        why = RunFailureReason.UNEXPECTED_TERMINATION if outside else RunFailureReason.STEP_FAILURE
+        self.instance.report_run_failed(run, does, JobFailureData(error=None, failure_reason=why))
+
+    def _report(self, run: dg.DagsterRun, kind: DagsterEventType, data: object) -> None:
+        event = DagsterEvent(kind.value, run.job_name, event_specific_data=data)
+        self.instance.report_dagster_event(event, run.run_id)
+
+    def created(self, key: str, **tags: str) -> dg.DagsterRun:
+        """A run of this partition that was created and not queued."""
+        return self.instance.create_run_for_job(job_def=JOB, tags={"dagster/partition": key, **tags})
+
+    def cancelled(self, key: str, **tags: str) -> None:
+        """A run of this partition that a person ended."""
+        self.instance.report_run_canceled(self.created(key, **tags))
+
+    @property
+    def told(self) -> list[tuple[str, str | None]]:
+        """Kind and partition of every alert that is open."""
+        opened = Outbox(self.state / "alerts").open_subjects().values()
+        return sorted((alert.kind, alert.partition) for alert in opened)
+
+
+@pytest.fixture(scope="session")
+def empty_instance(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with Dagster's empty database, made once."""
+    folder = tmp_path_factory.mktemp("dagster")
+    (folder / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    with dg.DagsterInstance.from_config(str(folder)) as instance:
+        instance.get_runs_count()
+        instance.all_instigator_state()
+    return folder
+
+
+@pytest.fixture
+def orchestrator(empty_instance: Path, tmp_path: Path) -> Iterator[Orchestrator]:
+    """Six partitions, nothing run yet."""
+    shutil.copytree(empty_instance, tmp_path / "dagster")
+    with dg.DagsterInstance.from_config(str(tmp_path / "dagster")) as instance:
+        yield Orchestrator(instance, tmp_path / "state")

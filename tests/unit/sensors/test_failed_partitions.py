@@ -1,0 +1,358 @@
+"""The scheduled re-materialization against a real Dagster instance, with the clock moved on by hand."""
+
+import shutil
+
+import dagster as dg
+import pytest
+
+from resources.pause import pause, resume
+from resources.row_retries import RowRetries, RowRetriesFile
+from sensors.attempts import Attempts
+
+HOUR = 3600.0
+
+
+def test_nothing_is_done_where_all_is_well(orchestrator):
+    """A dataset that was not started, or is complete, is left alone."""
+    assert orchestrator.look().sentence == "Every partition is as it should be."
+    orchestrator.materialize("a")
+    assert orchestrator.tick() == []
+    assert orchestrator.told == []
+
+
+def test_a_failed_partition_is_tried_again_after_the_back_off(orchestrator):
+    """Not before the back-off, then once, with what stands downstream; a success ends the matter."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    assert orchestrator.tick() == []
+    orchestrator.ahead += 11 * 60
+    (launch,) = orchestrator.look().launches
+    assert (launch.key, launch.assets) == ("a", ("first", "second"))
+    orchestrator.behaviour.of_key.clear()
+    orchestrator.launch(launch)
+    orchestrator.ahead += HOUR
+    assert orchestrator.tick() == []
+    assert Attempts(orchestrator.state).read() == {}
+
+
+def test_a_poison_partition_gets_five_attempts_then_quiet(orchestrator):
+    """Five attempts without a new row, each further apart, one alert, and then nothing for days."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    waits = []
+    for _ in range(5):
+        waited = 0
+        while not orchestrator.tick():
+            orchestrator.ahead += 5 * 60
+            waited += 5
+        waits.append(waited)
+        orchestrator.ahead = 0
+    assert waits == [10, 20, 40, 80, 160]
+    for _ in range(50):
+        orchestrator.ahead += 12 * HOUR
+        assert orchestrator.tick() == []
+    assert orchestrator.told == [("partition_given_up", "a")]
+    assert orchestrator.instance.get_runs_count() == 6
+
+
+def test_attempts_that_commit_new_rows_are_not_counted(orchestrator):
+    """What gets on is never given up, however often it fails."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    for attempt in range(8):
+        orchestrator.behaviour.rows["a"] = attempt
+        orchestrator.ahead += 6 * HOUR
+        assert orchestrator.tick() == ["a"]
+        orchestrator.behaviour.rows["a"] = attempt + 1
+    assert orchestrator.told == []
+
+
+def test_given_up_is_over_when_a_person_launches_it(orchestrator):
+    """A launch by hand begins the count anew; a complete partition recovers its alert."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    for _ in range(6):
+        orchestrator.ahead += 12 * HOUR
+        orchestrator.tick()
+    assert orchestrator.told == [("partition_given_up", "a")]
+    orchestrator.materialize("a")
+    orchestrator.ahead += HOUR
+    assert orchestrator.tick() == ["a"]
+    orchestrator.behaviour.of_key.clear()
+    orchestrator.materialize("a")
+    assert orchestrator.tick() == []
+    assert orchestrator.told == []
+    assert Attempts(orchestrator.state).read() == {}
+
+
+def test_the_button_waits_for_no_back_off_and_tries_what_was_given_up(orchestrator):
+    """`at_once` is how a person tries all again after the cause is gone."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    assert orchestrator.tick(at_once=False) == []
+    assert orchestrator.tick(at_once=True) == ["a"]
+    for _ in range(6):
+        orchestrator.ahead += 12 * HOUR
+        orchestrator.tick()
+    assert orchestrator.tick(at_once=False) == []
+    orchestrator.behaviour.of_key.clear()
+    assert orchestrator.tick(at_once=True) == ["a"]
+    assert orchestrator.tick() == []
+    assert orchestrator.told == []
+
+
+def test_interruptions_are_resumed_at_once_and_told_only_if_they_repeat(orchestrator):
+    """SIGTERM from outside is no attempt: resumed without back-off, told after three without a new row."""
+    orchestrator.behaviour.of_key["a"] = "interrupt"
+    orchestrator.materialize("a")
+    assert orchestrator.tick() == ["a"]
+    assert orchestrator.told == []
+    for _ in range(8):
+        orchestrator.ahead += 12 * HOUR
+        assert orchestrator.tick() == ["a"]
+    assert orchestrator.told == [("interrupted_again", "a")]
+    assert Attempts(orchestrator.state).read()["a"].attempts == 0
+
+
+def test_what_a_person_cancelled_stays_so_until_launched_by_hand(orchestrator):
+    """Through restarts and a lost memory; a new launch by hand makes it everyone's business again."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    orchestrator.cancelled("a")
+    orchestrator.cancelled("b")
+    orchestrator.behaviour.interrupted.add("b")
+    assert orchestrator.tick() == []
+    orchestrator.restart()
+    orchestrator.ahead += 24 * HOUR
+    ticked = orchestrator.look()
+    assert not ticked.launches
+    assert "2 cancelled by a person" in ticked.sentence
+
+
+def test_a_cancel_ends_with_a_launch_by_hand_and_not_with_one_of_ours(orchestrator):
+    """A person who launches a cancelled partition wants it; what we launched says nothing."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.cancelled("a")
+    orchestrator.tick()
+    stands = orchestrator.failed_partitions.cancels.read
+    assert set(stands()) == {"a"}
+    # Seconds are what the database keeps of a run's creation.
+    started = stands()["a"].at
+    orchestrator.materialize("a", tags={"vlm-assets/launched-by": "retry"})
+    orchestrator.tick()
+    assert set(stands()) == {"a"}
+    wait_for_second_after(orchestrator, started)
+    orchestrator.materialize("a")
+    orchestrator.tick()
+    assert stands() == {}
+    orchestrator.ahead += HOUR
+    assert orchestrator.tick() == ["a"]
+
+
+def wait_for_second_after(orchestrator, at):
+    """Runs are created until the database's clock, which counts seconds, is past ``at``."""
+    while True:
+        run = orchestrator.created("f")
+        record = orchestrator.instance.get_run_record_by_id(run.run_id)
+        orchestrator.instance.delete_run(run.run_id)
+        if record.create_timestamp.timestamp() > at:
+            return
+
+
+def test_a_stuck_worker_that_was_ended_is_not_cancelled(orchestrator):
+    """What the health sensor ends carries the reason, whatever Dagster calls it: it is resumed."""
+    orchestrator.cancelled("a", **{"dagster/failure_reason": "UNEXPECTED_TERMINATION"})
+    assert orchestrator.tick() == ["a"]
+
+
+def test_what_runs_or_is_queued_is_left_alone(orchestrator):
+    """By Dagster's word, or because a living process holds its heartbeat's lock."""
+    orchestrator.behaviour.of_key.update(a="fail", b="fail")
+    orchestrator.materialize("a")
+    orchestrator.materialize("b")
+    orchestrator.created("a")
+    orchestrator.behaviour.working.add("b")
+    orchestrator.ahead += HOUR
+    assert orchestrator.tick() == []
+
+
+def test_dagster_retries_a_crash_first(orchestrator):
+    """A run that Dagster says it retries is left to it for five minutes, then taken over."""
+    run = orchestrator.created("a")
+    orchestrator.instance.add_run_tags(run.run_id, {"dagster/will_retry": "true"})
+    orchestrator.instance.report_run_failed(run)
+    orchestrator.ahead += 4 * 60
+    ticked = orchestrator.look()
+    assert "left to Dagster's run retries" in ticked.sentence
+    orchestrator.ahead += HOUR
+    assert orchestrator.tick() == ["a"]
+
+
+def test_launches_stay_under_the_cap_heaviest_first(orchestrator):
+    """All that fails at once is tried a few at a time, and no more are queued beside those that run."""
+    for key in "abcdef":
+        orchestrator.behaviour.of_key[key] = "fail"
+        orchestrator.materialize(key)
+    orchestrator.ahead += HOUR
+    launches = orchestrator.look().launches
+    assert [launch.key for launch in launches] == ["f", "e", "d"]
+    for launch in launches:
+        orchestrator.created(launch.key, **{"dagster/run_key": launch.run_key})
+    ticked = orchestrator.look()
+    assert not ticked.launches
+    assert "3 waiting for their turn" in ticked.sentence
+
+
+@pytest.mark.parametrize("created", [False, True], ids=["before the run", "before its queueing"])
+def test_a_tick_that_was_killed_launches_nothing_twice(orchestrator, created):
+    """Killed between the note and the launch, the same run key is asked for again; later, by another tick."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    orchestrator.ahead += HOUR
+    (launch,) = orchestrator.look(tick="killed").launches
+    if created:
+        orchestrator.created("a", **{"dagster/run_key": launch.run_key, "vlm-assets/launched-by": "retry"})
+    orchestrator.restart()
+    (again,) = orchestrator.look(tick="killed").launches
+    assert again.run_key == launch.run_key
+    assert orchestrator.look(tick="the button, meanwhile").launches == ()
+    orchestrator.ahead += HOUR
+    (later,) = orchestrator.look(tick="the next").launches
+    assert later.run_key == launch.run_key
+    runs = orchestrator.instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": launch.run_key}))
+    assert runs == [], "what was created and never queued was taken away"
+    orchestrator.behaviour.of_key.clear()
+    orchestrator.launch(later)
+    assert orchestrator.look(tick="the next").launches == ()
+
+
+def refuse(orchestrator, **kinds):
+    """A run of partition a that a check refuses, with failed rows of these kinds."""
+    orchestrator.behaviour.of_key["a"] = "check"
+    orchestrator.materialize("a")
+    (run,) = orchestrator.instance.get_runs(limit=1)
+    failed = [(f"{kind}-{n}", kind) for kind, count in kinds.items() for n in range(count)]
+    told = {"run_id": run.run_id, "at": 0.0, "checks": ("sound",)}
+    standing = RowRetries("f", "g", run.run_id).refused(failed, {"io_error"}, **told)
+    RowRetriesFile(orchestrator.state, "first", "a").write(standing)
+
+
+def test_a_refused_partition_is_tried_again_while_rows_may_be_cured(orchestrator):
+    """A failed check with failed rows of a transient kind is a failed partition."""
+    refuse(orchestrator, io_error=2, missing=1)
+    orchestrator.ahead += HOUR
+    assert orchestrator.tick() == ["a"]
+
+
+def test_a_refused_partition_without_curable_rows_goes_to_a_person_once(orchestrator):
+    """Missing images come back by no number of retries: one alert, no run."""
+    refuse(orchestrator, missing=3)
+    for _ in range(5):
+        orchestrator.ahead += HOUR
+        assert orchestrator.tick() == []
+    assert orchestrator.told == [("partition_needs_person", "a")]
+    assert orchestrator.instance.get_runs_count() == 1
+
+
+def test_unreadable_row_counts_never_count_as_none(orchestrator):
+    """A damaged file goes to a person and launches nothing."""
+    refuse(orchestrator, io_error=2)
+    path = RowRetriesFile(orchestrator.state, "first", "a").path
+    path.write_bytes(path.read_bytes()[:-9])
+    orchestrator.ahead += HOUR
+    assert orchestrator.tick() == []
+    assert orchestrator.told == [("partition_needs_person", "a")]
+
+
+def drifted(orchestrator, key, severity=dg.AssetCheckSeverity.ERROR):
+    """What the drift sensor reports: a failed check of a partition, without a run."""
+    orchestrator.instance.report_runless_asset_event(
+        dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey("first"),
+            check_name="file",
+            passed=False,
+            metadata={},
+            severity=severity,
+            partition=key,
+        )
+    )
+
+
+def test_a_file_that_is_not_what_was_published_is_put_right(orchestrator):
+    """Failed checks with severity ERROR and missing files count; warnings and stale output are a person's."""
+    for key in "abcd":
+        orchestrator.materialize(key)
+    drifted(orchestrator, "a")
+    drifted(orchestrator, "b", dg.AssetCheckSeverity.WARN)
+    orchestrator.behaviour.missing.update("cd")
+    orchestrator.behaviour.stale.add("d")
+    ticked = orchestrator.look()
+    assert [launch.key for launch in ticked.launches] == ["c", "a"]
+    assert "1 made under other settings" in ticked.sentence
+
+
+def test_a_materialization_ends_a_failed_check_of_the_one_before(orchestrator):
+    """The result of a check for older output is none for the new."""
+    orchestrator.materialize("a")
+    drifted(orchestrator, "a")
+    orchestrator.materialize("a")
+    assert orchestrator.tick() == []
+
+
+def test_work_on_disk_that_dagster_has_forgotten_is_resumed(orchestrator):
+    """The database was lost: a journal without a published file tells that it was started."""
+    orchestrator.behaviour.interrupted.add("a")
+    assert orchestrator.tick() == ["a"]
+
+
+def test_paused_nothing_starts_and_the_page_says_why(orchestrator):
+    """The pause is the first thing that a tick looks at."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    orchestrator.ahead += HOUR
+    pause(orchestrator.state, "the machine is moved", now=1_800_000_000.0)
+    ticked = orchestrator.look()
+    assert not ticked.launches
+    assert "paused since 2027-" in ticked.sentence
+    assert "because the machine is moved" in ticked.sentence
+    resume(orchestrator.state)
+    assert orchestrator.tick() == ["a"]
+
+
+def test_a_damaged_ledger_is_kept_aside_and_told(orchestrator):
+    """Unreadable never counts as empty in silence; what is under way is still not launched twice."""
+    orchestrator.behaviour.of_key.update(a="fail", b="fail")
+    orchestrator.materialize("a")
+    orchestrator.ahead += HOUR
+    (launch,) = orchestrator.look().launches
+    orchestrator.created("a", **{"dagster/run_key": launch.run_key})
+    ledger = orchestrator.failed_partitions.attempts.path
+    ledger.write_bytes(b"x" + ledger.read_bytes())
+    assert orchestrator.tick() == []
+    assert [kind for kind, _ in orchestrator.told] == ["state_damaged"]
+    assert len(list((ledger.parent / "set_aside").iterdir())) == 1
+
+
+def test_a_lost_list_of_cancels_is_made_anew(orchestrator):
+    """Dagster's own runs still say what a person cancelled."""
+    orchestrator.cancelled("a")
+    orchestrator.behaviour.interrupted.add("a")
+    orchestrator.tick()
+    path = orchestrator.failed_partitions.cancels.path
+    path.write_bytes(path.read_bytes()[:-4])
+    orchestrator.restart()
+    assert orchestrator.tick() == []
+    assert [kind for kind, _ in orchestrator.told] == ["state_damaged"]
+
+
+def test_a_new_database_is_read_from_its_start(orchestrator, empty_instance, tmp_path):
+    """After the database was replaced, nothing that the old one said is believed."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    for _ in range(3):
+        orchestrator.materialize("a")
+    orchestrator.look()
+    shutil.copytree(empty_instance, tmp_path / "other")
+    with dg.DagsterInstance.from_config(str(tmp_path / "other")) as instance:
+        orchestrator.instance = instance
+        orchestrator.ahead += HOUR
+        assert orchestrator.tick() == []
