@@ -64,6 +64,9 @@ def _serve(lines: Iterable[str], channel: int) -> None:
             target = apprise.Apprise(asset=asset)
             target.add(said["url"])
         elif target is not None:
+            if os.getppid() != address["parent"]:
+                # It was killed since: nobody would record what is sent now, and the next process sends it.
+                return
             os.write(channel, json.dumps(_notify(target, address["url"], said)).encode() + b"\n")
 
 

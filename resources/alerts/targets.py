@@ -158,7 +158,7 @@ class TargetProcess:
         )
         # Not in its arguments, which every user of the machine can read.
         seconds = max(0.0, self._deadline - time.monotonic())
-        self._write(self._process, {"url": self.target.url, "seconds": seconds})
+        self._write(self._process, {"url": self.target.url, "parent": os.getpid(), "seconds": seconds})
         return self._process
 
     def _write(self, process: subprocess.Popen[bytes], said: object) -> None:
