@@ -14,6 +14,7 @@ _COMMITS = "resources/journal/commits.py"
 _JOURNAL = "resources/journal/journal.py"
 _LOCK = "resources/journal/writer_lock.py"
 _THREAD = "resources/journal/commit_thread.py"
+_DISCARDING = "resources/journal/discarding.py"
 
 MUTANTS = (
     Mutant(_FILES, "                view = view[os.write(descriptor, view) :]\n            os.fsync(descriptor)\n",
@@ -110,4 +111,16 @@ MUTANTS = (
     Mutant(_THREAD, "            self.wait_seconds += time.monotonic() - started\n            self._raise_error()\n", "            self.wait_seconds += time.monotonic() - started\n", "flush raises where a commit failed"),
     Mutant(_THREAD, "                    self._waiting.clear()\n                    self._changed.notify_all()\n                return\n",
            "                    self._changed.notify_all()\n                continue\n", "after a failed commit nothing more is committed"),
+    Mutant(_JOURNAL, "        except (OSError, JournalError) as error:\n            # Files", "        except OSError as error:\n            # Files", "a loss that a takeover explains is no loss"),
+    Mutant(_JOURNAL, "            named = self._lock.named_error(error, doing=\"reading the rows\")\n", "            named = error\n", "rows that a takeover took away say so"),
+    Mutant(_JOURNAL, "        except (OSError, SegmentUnreadableError) as error:\n            named", "        except OSError as error:\n            named", "a segment that a takeover cleared away says so"),
+    Mutant(_LOCK, "            if self._descriptor >= 0:\n                self.check()\n", "            pass\n", "an error after a takeover is named as one"),
+    Mutant(_LOCK, "        except OSError:\n            # The storage fails", "        except ZeroDivisionError:\n            # The storage fails", "storage that fails the look at the lock too is named by its first error"),
+    Mutant(_DISCARDING, "            sequence = _retire_mark(directory, head, key, generation, high_water_mark)\n", "            sequence = 1 + max(manifests.sequences(directory), default=0)\n", "a discarded journal's mark says so first"),
+    Mutant(_DISCARDING, "        lock = WriterLock(directory)\n", "        lock = WriterLock(directory.parent)\n", "a journal in use is not discarded"),
+    Mutant(_DISCARDING, "    if head is None and not {path.name for path in directory.iterdir()} <= {LOCK_NAME}:\n", "    if False:\n", "a journal that does not read is not discarded"),
+    Mutant(_DISCARDING, "            lock.check()\n", "", "a discarding that was overtaken stops"),
+    Mutant(_DISCARDING, "        rows = max(retired.rows, mark.rows if mark else 0)\n", "        rows = retired.rows\n", "a discarded journal's mark keeps the highest number of rows"),
+    Mutant(_DISCARDING, "        write_mark(high_water_mark, dataclasses.replace(mark, sequence=sequence, retired=True))\n", "        pass\n", "a discarding killed at its end still retires the mark"),
+    Mutant(_DISCARDING, "    sequence = 1 + max([*manifests.sequences(directory), mark.sequence if mark else 0])\n", "    sequence = 1 + max(manifests.sequences(directory), default=0)\n", "a discarding's number follows all others"),
 )  # fmt: skip

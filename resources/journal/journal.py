@@ -22,6 +22,7 @@ from resources.journal.errors import (
     DuplicateIdsError,
     FencedError,
     JournalClosedError,
+    JournalError,
     JournalIncompleteError,
     RowsRefusedError,
     SegmentUnreadableError,
@@ -29,7 +30,7 @@ from resources.journal.errors import (
     sample,
     storage_error,
 )
-from resources.journal.high_water_mark import clear_temporaries, write_mark
+from resources.journal.high_water_mark import clear_temporaries, read_mark, write_mark
 from resources.journal.identity import JournalIdentity
 from resources.journal.ordered_reading import read_in_order
 from resources.journal.recovery import Recovery, mark_of, refuse_loss, settle, survey
@@ -128,10 +129,11 @@ class Journal:
                     if attempt + 1 == _TAKEOVER_ATTEMPTS:
                         raise
             committer = Committer(directory, identity, manifest, lock, high_water_mark)
-        except OSError as error:
+        except (OSError, JournalError) as error:
+            # Files that went while they were read may be a loss, or another writer's at work.
             named = lock.named_error(error, doing="recovering the journal")
             lock.release()
-            raise named from error
+            raise named from (None if named is error else error)
         except BaseException:
             lock.release()
             raise
@@ -183,7 +185,7 @@ class Journal:
         self._refuse_closed()
         with self._guard:
             segments = tuple(self._segments)
-        return read_in_order(self._directory, segments, self._identity.schema, batch_rows)
+        return self._read(segments, batch_rows)
 
     def retire(self) -> None:
         """Remove the journal, after its rows were published and read back. Closes it.
@@ -254,6 +256,13 @@ class Journal:
             )
         return ids
 
+    def _read(self, segments: Sequence[Segment], batch_rows: int) -> Iterator[Any]:
+        try:
+            yield from read_in_order(self._directory, segments, self._identity.schema, batch_rows)
+        except SegmentUnreadableError as error:
+            named = self._lock.named_error(error, doing="reading the rows")
+            raise named from (None if named is error else error)
+
     def _commit(self, tables: Sequence[Any]) -> None:
         """Runs in the commit thread."""
         try:
@@ -286,7 +295,10 @@ def clear_retired(directory: Path, high_water_mark: Path) -> bool:
             clear_temporaries(high_water_mark)
             if head is not None:
                 # The crash may have come before the mark: left as it was, it would promise rows for ever.
-                write_mark(high_water_mark, mark_of(head))
+                retired = mark_of(head)
+                said = read_mark(high_water_mark, key=retired.key, generation=retired.generation).mark
+                if said is None or said.sequence != retired.sequence:
+                    write_mark(high_water_mark, retired)
                 remove_retired(directory, head)
             lock.release(remove=True)
             _remove_empty(directory)

@@ -29,7 +29,7 @@ VOLATILE = ["seconds", "described_at", "device"]
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS", "1"))
 SEED = int(os.environ.get("FAULTS_SEED", "20240229"))
 
-pytestmark = pytest.mark.timeout(300 + 60 * ROUNDS)
+pytestmark = pytest.mark.timeout(300 + 300 * ROUNDS)
 
 
 class Partition:

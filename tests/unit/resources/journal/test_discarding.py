@@ -2,8 +2,9 @@
 
 import pytest
 
+from resources.journal import discarding
 from resources.journal.discarding import discard
-from resources.journal.errors import JournalLockedError, JournalLossError
+from resources.journal.errors import FencedError, JournalLockedError, JournalLossError
 from resources.journal.high_water_mark import read_mark
 
 
@@ -65,3 +66,26 @@ def test_the_last_step_can_be_repeated(committed, left):
     assert discarded(committed)
     assert not committed.directory.exists()
     assert read_mark(committed.mark, key="KEY", generation="generation").mark.retired
+
+
+def test_a_mark_ahead_of_every_manifest_is_followed(committed):
+    """Damaged or lost manifests: the number follows the mark's, and the mark's rows are not lowered."""
+    for path in committed.manifests()[-2:]:
+        path.unlink()
+    assert discarded(committed)
+    mark = read_mark(committed.mark, key="KEY", generation="generation").mark
+    assert (mark.retired, mark.rows) == (True, 9)
+
+
+def test_a_discarding_that_is_overtaken_removes_nothing(committed, monkeypatch):
+    """The lock was taken while the mark was written: the other's rows stay, and this process is told."""
+    real = discarding.write_mark
+
+    def taken(path, mark):
+        (committed.directory / "writer.lock").unlink()
+        real(path, mark)
+
+    monkeypatch.setattr(discarding, "write_mark", taken)
+    with pytest.raises(FencedError):
+        discarded(committed)
+    assert len(committed.segments()) == 3

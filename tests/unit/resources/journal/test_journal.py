@@ -282,3 +282,32 @@ def test_an_open_overtaken_while_it_recovers_reads_again_only_while_it_holds_the
     else:
         home.open().close()
     assert len(attempts) == (1 if taken else 2)
+
+
+@pytest.mark.parametrize(("taken", "named"), [(True, FencedError), (False, JournalLossError)])
+def test_a_loss_that_a_takeover_explains_says_takeover(committed, monkeypatch, taken, named):
+    """Fault 14: paused while it read, an opener sees files go; that is a loss only while it is the writer."""
+    real = journal_module.survey
+
+    def late(directory, identity, mark):
+        committed.segments()[-1].unlink()
+        if taken:
+            (directory / "writer.lock").unlink()
+        return real(directory, identity, mark)
+
+    monkeypatch.setattr(journal_module, "survey", late)
+    with pytest.raises(named):
+        committed.open()
+    monkeypatch.undo()
+    with pytest.raises(JournalLossError):
+        committed.open()
+
+
+def test_rows_that_a_takeover_took_away_while_they_were_read_say_takeover(committed):
+    """Fault 14: another writer published and retired; whoever still reads for publication is told so."""
+    with committed.open() as journal:
+        (committed.directory / "writer.lock").unlink()
+        for path in committed.segments():
+            path.unlink()
+        with pytest.raises(FencedError, match="another writer may have taken over"):
+            list(journal.read_ordered())

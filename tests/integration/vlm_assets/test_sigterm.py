@@ -1,0 +1,113 @@
+"""A run's process hit by SIGTERM, as by a preempted machine, drains: nothing that is finished is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from resources.journal.high_water_mark import read_mark
+from resources.workers import Workers
+from vlm_assets.catalog import Catalog
+from vlm_assets.dagster_home import prepare_dagster_home
+from vlm_assets.dagster_server import DagsterServer, dagster_server, free_port
+from vlm_assets.ingest import ingest
+from vlm_assets.resource_settings import build_gpu
+from vlm_assets.settings import load_settings
+
+DESCRIPTIONS = "property_descriptions"
+PROPERTIES = 160
+KEY = f"{0:09d}-{PROPERTIES - 1:09d}"
+# No commit falls due by itself: every committed row is one that was drained.
+SETTINGS = {
+    "VLM_ASSETS_BATCH_SIZE": "2",
+    "VLM_ASSETS_COMMIT_SECONDS": "3600",
+    "VLM_ASSETS_COMMIT_ROWS": "100000",
+    "VLM_ASSETS_DEVICES": "cpu:1",
+}
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def committed(home: Path) -> int:
+    """Rows that the high-water mark says."""
+    marks = (home / ".state" / "high_water_marks" / DESCRIPTIONS / KEY).glob("*.json")
+    read = [read_mark(path, key=KEY, generation=path.stem).mark for path in marks]
+    return max((mark.rows for mark in read if mark is not None), default=0)
+
+
+def ended(process: psutil.Process) -> bool:
+    """A zombie has ended: reaping it is its parent's matter."""
+    try:
+        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(server: DagsterServer, reached: Callable[[], bool], what: str) -> None:
+    """Wait for what is to be seen from outside; a server that ends meanwhile is an error at once."""
+    deadline = time.monotonic() + 240.0
+    while not reached():
+        assert time.monotonic() < deadline, f"{what}: not in time"
+        server.group.watch(0.1)
+
+
+def test_sigterm_commits_what_is_finished_and_the_next_start_goes_on(listing: Path, tmp_path: Path) -> None:
+    """Every finished row committed, the device free, nothing published; the next start does the rest."""
+    images = json.loads(listing.read_text().splitlines()[0])["images"]
+    many = listing.with_name("sigterm.jsonl")
+    many.write_text(
+        "".join(json.dumps({"property_id": f"p{n}", "images": images}) + "\n" for n in range(PROPERTIES))
+    )
+    home, dagster_home = tmp_path / "home", tmp_path / "home" / "dagster"
+    ingest(many, home, range_size=PROPERTIES)
+    prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
+    file = home / DESCRIPTIONS / f"{KEY}.parquet"
+    workers = Workers(home / ".state" / "workers")
+    leases = build_gpu(load_settings(home=home, devices="cpu:1")).leases
+
+    def holds(pid: int) -> bool:
+        return any(held.record is not None and held.record.pid == pid for held in leases().holders())
+
+    with dagster_server(
+        home, dagster_home, port=free_port(3500), grace_seconds=10.0, environment=SETTINGS
+    ) as server:
+        server.start_pages()
+        server.api.launch_backfill([DESCRIPTIONS], [KEY], title="first", tags={})
+        server.start_daemon()
+        wait_until(server, lambda: any(one.computed for one in workers.living()), "first rows")
+        (worker,) = workers.living()
+        process = psutil.Process(worker.pid)
+        assert committed(home) == 0
+        assert holds(worker.pid)
+        os.kill(worker.pid, signal.SIGTERM)
+        wait_until(server, lambda: ended(process), "end of the run")
+        drained = committed(home)
+        assert worker.computed <= drained < PROPERTIES
+        # The last of its threads frees the lock, a moment after the first has ended. Somebody else, such as
+        # Dagster's own retry of the run, may have the device by then.
+        wait_until(server, lambda: not holds(worker.pid), "device free")
+        assert not file.exists()
+        assert KEY not in server.api.partition_keys(DESCRIPTIONS).materialized
+
+        # Dagster's retry of crashed runs is the next start.
+        wait_until(
+            server, lambda: KEY in server.api.partition_keys(DESCRIPTIONS).materialized, "materialized"
+        )
+    assert pq.read_table(file)["property_id"].to_pylist() == [f"p{n}" for n in range(PROPERTIES)]
+    with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
+        wanted = dg.AssetRecordsFilter(asset_key=dg.AssetKey(DESCRIPTIONS), asset_partitions=[KEY])
+        said = [
+            record.asset_observation.metadata["restored rows"].value
+            for record in instance.fetch_observations(wanted, limit=1000, ascending=True).records
+            if "restored rows" in record.asset_observation.metadata
+        ]
+    assert said == [0, drained], "the next start found all that was finished"
