@@ -1,0 +1,241 @@
+"""Runs whose process is gone are ended, living ones never; what is on disk is told to a lost database."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from dagster import DagsterRunStatus
+from dagster._core.events import EngineEventData
+
+from resources.processes import ProcessIdentity
+from resources.published import PublishedPartitions
+from resources.workers import Workers
+from sensors.dagster_runs import free_slots_of_ended, process_of
+from sensors.reconciliation import PublishedAsset, end_dead_runs, report_published
+
+HERE = {".dagster/grpc_info": json.dumps({"host": "localhost", "socket": "/somewhere"})}
+HOLDER = """
+import sys
+from pathlib import Path
+from resources.workers import Workers
+with Workers(Path(sys.argv[1])).begin(run_id=sys.argv[2], asset="a", partition="k", expected=9):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@dg.job
+def nothing():
+    """A job whose runs are only ever pretended to be under way."""
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@pytest.fixture
+def workers(tmp_path):
+    return Workers(tmp_path / "workers")
+
+
+@pytest.fixture
+def processes():
+    """Processes to be ended with the test."""
+    started = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def started_run(instance, pid=None, tags=HERE, status=DagsterRunStatus.STARTED):
+    """A run as Dagster keeps it once its process has said its pid."""
+    run = instance.create_run_for_job(nothing, tags=tags, status=status)
+    if pid is not None:
+        instance.report_engine_event("Started process for run.", run, EngineEventData.in_process(pid))
+    return run.run_id
+
+
+def holder(workers, run_id, processes):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, workers.directory, run_id],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    processes.append(process)
+    assert process.stdout.readline() == b"held\n"
+    return process
+
+
+def sleeper(processes):
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    processes.append(process)
+    return process
+
+
+def status(instance, run_id):
+    return instance.get_run_by_id(run_id).status
+
+
+def test_a_killed_materialization_is_ended_as_interrupted(instance, workers, processes):
+    """Its heartbeat's lock is free: the run ends, as one that was interrupted, and its record goes."""
+    run_id = started_run(instance)
+    process = holder(workers, run_id, processes)
+    assert end_dead_runs(instance, workers, {}) == ([], {})
+    process.kill()
+    process.wait()
+    assert end_dead_runs(instance, workers, {}) == ([run_id], {})
+    run = instance.get_run_by_id(run_id)
+    assert run.status is DagsterRunStatus.FAILURE
+    assert run.tags["dagster/failure_reason"] == "UNEXPECTED_TERMINATION"
+    assert not workers.dead()
+    assert end_dead_runs(instance, workers, {}) == ([], {}), "once"
+
+
+def test_a_living_worker_is_never_ended(instance, workers, processes):
+    """Whatever pid its run has said: the lock decides. Nor is a process that has no heartbeat yet."""
+    run_id = started_run(instance, pid=2**22 + 1)
+    holder(workers, run_id, processes)
+    process = sleeper(processes)
+    starting = started_run(instance, pid=process.pid)
+    ended, seen = end_dead_runs(instance, workers, {})
+    assert ended == []
+    assert seen == {starting: ProcessIdentity.of(process.pid)}
+    process.kill()
+    process.wait()
+    ended, _ = end_dead_runs(instance, workers, seen)
+    assert ended == [starting]
+    assert status(instance, run_id) is DagsterRunStatus.STARTED
+
+
+def test_a_clock_that_jumps_ends_nobody(processes):
+    """Fault 16: once seen, a process is told by its start and its boot; before, jumps forward harm nobody."""
+    process = sleeper(processes)
+    seen = ProcessIdentity.of(process.pid)
+    assert seen.lives()
+    said_at = time.time()
+    assert ProcessIdentity.that_spoke(process.pid, said_at) == seen
+    assert ProcessIdentity.that_spoke(process.pid, said_at, clock=lambda: said_at - 3600) == seen
+    inherited = ProcessIdentity.that_spoke(process.pid, said_at - 3600)
+    assert inherited is None, "a process that began an hour after the word has inherited the pid"
+    process.kill()
+    process.wait()
+    assert not seen.lives()
+
+
+def test_a_reused_pid_is_not_signalled(processes):
+    """A process of another start or boot with the same pid is another process."""
+    process = sleeper(processes)
+    seen = ProcessIdentity.of(process.pid)
+    for other in (dataclasses.replace(seen, start=seen.start - 1), dataclasses.replace(seen, boot_id="x")):
+        assert not other.send(signal.SIGKILL)
+    assert process.poll() is None
+    assert seen.send(signal.SIGKILL)
+    process.wait()
+
+
+def test_a_run_being_cancelled_ends_as_cancelled(instance, workers):
+    """What a person cancelled stays cancelled, though its process died before it could say so."""
+    run_id = started_run(instance, pid=2**22 + 1)
+    instance.report_run_canceling(instance.get_run_by_id(run_id))
+    assert end_dead_runs(instance, workers, {})[0] == [run_id]
+    assert status(instance, run_id) is DagsterRunStatus.CANCELED
+
+
+def test_runs_of_other_machines_are_left_to_their_launcher(instance, workers):
+    """Ray or Kubernetes look after their own runs: no pid of theirs means anything here."""
+    remote = {".dagster/grpc_info": json.dumps({"host": "code.example", "port": 4000})}
+    runs = [
+        started_run(instance, 2**22 + 1, {}),
+        started_run(instance, 2**22 + 1, remote),
+        started_run(instance),
+    ]
+    assert end_dead_runs(instance, workers, {})[0] == []
+    assert {status(instance, run) for run in runs} == {DagsterRunStatus.STARTED}
+
+
+def test_the_pid_is_that_of_the_run_and_not_of_a_step(instance):
+    """Only the run's own process says that the run lives."""
+    run_id = started_run(instance)
+    assert process_of(instance, run_id) is None
+    run = instance.get_run_by_id(run_id)
+    instance.report_engine_event("A step's", run, EngineEventData.in_process(1), step_key="step")
+    instance.report_engine_event("Started process for run.", run, EngineEventData.in_process(77))
+    assert process_of(instance, run_id)[0] == 77
+
+
+@pytest.fixture
+def sqlite():
+    """An instance that keeps pools; the one in memory does not."""
+    with dg.DagsterInstance.local_temp() as instance:
+        yield instance
+
+
+def test_pool_slots_of_ended_runs_are_freed(sqlite):
+    """Fault 21: no slot stays held by a run that is over or that the database does not know."""
+    instance = sqlite
+    storage = instance.event_log_storage
+    storage.set_concurrency_slots("gpu", 2)
+    living, over = started_run(instance), started_run(instance)
+    for run_id in (living, over, "unknown"):
+        storage.claim_concurrency_slot("gpu", run_id, "step")
+    instance.report_run_failed(instance.get_run_by_id(over))
+    assert free_slots_of_ended(instance) == sorted([over, "unknown"])
+    assert storage.get_concurrency_run_ids() == {living}
+    assert free_slots_of_ended(instance) == []
+
+
+def published(folder, key):
+    ids = [f"{key}-{n}" for n in range(3)]
+    table = pa.table({"property_id": ids, "ordinal": range(3)})
+    partitions = PublishedPartitions(folder)
+    staged = partitions.stage(
+        key, table.to_batches(), table.schema, expected_ids=ids, fingerprint="f", metadata={}
+    )
+    partitions.publish(staged)
+
+
+def known(instance):
+    return instance.get_materialized_partitions(dg.AssetKey("a"))
+
+
+def test_a_lost_database_is_told_what_is_on_disk(instance, workers, tmp_path, processes):
+    """Fault 20: published partitions are reported once, with their rows; one that is worked on is not."""
+    folder = tmp_path / "a"
+    for key in ("k0", "k1", "k"):
+        published(folder, key)
+    holder(workers, "r", processes)
+    asset = PublishedAsset("a", folder, ("k0", "k1", "k", "k9"))
+    assert report_published(instance, [asset], workers) == [("a", "k0"), ("a", "k1")]
+    assert known(instance) == {"k0", "k1"}
+    (record, *_) = instance.fetch_materializations(dg.AssetKey("a"), limit=1).records
+    metadata = record.asset_materialization.metadata
+    assert metadata["dagster/partition_row_count"].value == 3
+    assert report_published(instance, [asset], workers) == []
+
+
+def test_ten_thousand_lost_partitions_are_told_in_several_ticks(instance, workers, tmp_path):
+    """A tick has a minute: what does not fit is told by the next ones."""
+    folder = tmp_path / "a"
+    keys = tuple(f"k{n}" for n in range(4))
+    for key in keys:
+        published(folder, key)
+    asset = PublishedAsset("a", folder, keys)
+    times = iter([0.0, 1.0, 2.0, 30.0])
+    assert len(report_published(instance, [asset], workers, clock=lambda: next(times))) == 2
+    assert len(report_published(instance, [asset], workers)) == 2
+
+
+def test_nothing_published_is_nothing_to_tell(instance, workers, tmp_path):
+    """A home without output, and one whose folder is not there."""
+    assert report_published(instance, [PublishedAsset("a", tmp_path / "none", ("k",))], workers) == []

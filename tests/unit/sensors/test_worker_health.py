@@ -1,0 +1,192 @@
+"""Devices over time and slow workers: named once, left out after two failures, and never for a gap."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+
+from resources.alerts.outbox import Outbox
+from resources.gpu.devices import Device
+from resources.gpu.errors import DriverUnavailableError
+from resources.gpu.left_out import LeftOutDevices
+from resources.workers import Phase, Workers, boot_id
+from sensors.worker_health import HealthWatcher, Watch, build_worker_health_sensor
+
+GPUS = [Device(f"GPU-{n}", "cuda", "A100", None, f"GPU-{n}") for n in range(3)]
+HOT = "GPU-1 is throttled: it is too hot."
+
+
+class Clock:
+    """Seconds that stand still until they are moved."""
+
+    now = 1_000_000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Machine:
+    """Three GPUs as the driver lists and judges them; a test changes what it says."""
+
+    def __init__(self):
+        self.listed = list(GPUS)
+        self.against = {}
+        self.is_lost = False
+
+    def find(self):
+        if self.is_lost:
+            raise DriverUnavailableError("The driver does not answer.")
+        return self.listed
+
+    def judge(self, device):
+        if device.id not in {one.id for one in self.listed}:
+            return [f"{device.id} is no longer listed by the driver."]
+        return self.against.get(device.id, [])
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def machine():
+    return Machine()
+
+
+@pytest.fixture
+def watcher(tmp_path, clock, machine):
+    return HealthWatcher(
+        workers=Workers(tmp_path / "workers"),
+        outbox=Outbox(tmp_path / "alerts"),
+        left_out=LeftOutDevices(tmp_path / "devices_left_out.json", clock),
+        find=machine.find,
+        judge=machine.judge,
+        clock=clock,
+        monotonic=clock,
+    )
+
+
+@pytest.fixture
+def tick(watcher, clock):
+    """Ticks on, so many seconds after the last; gives the open alerts as (kind, subject)."""
+    watch = Watch(boot=boot_id(), at=clock.now, since=clock.now)
+
+    def tick(seconds=15.0):
+        clock.now += seconds
+        watch.at = clock.now
+        watcher.look(watch, interrupt=lambda run_id: None)
+        return [(one.kind, subject) for subject, one in watcher.outbox.open_subjects().items()]
+
+    return tick
+
+
+SICK = ("device_sick", "devices/GPU-1")
+LEFT_OUT = ("device_left_out", "devices/GPU-1/left out")
+
+
+def test_a_sick_device_is_named_once_and_its_recovery_too(tick, machine):
+    """Throttling, ECC and the like come from the driver's word; a moment of it leaves nothing out."""
+    assert tick() == []
+    machine.against["GPU-1"] = [HOT]
+    assert tick() == tick() == [SICK]
+    machine.against.clear()
+    assert tick() == []
+
+
+def test_a_device_that_stays_sick_is_left_out(tick, machine, watcher):
+    """Ten minutes of it are two failures; a person is told how to take it back, and that it is back."""
+    machine.against["GPU-1"] = [HOT]
+    tick()
+    assert tick(601) == [SICK, LEFT_OUT]
+    (alert,) = [one for one in watcher.outbox.open_subjects().values() if one.kind == "device_left_out"]
+    assert "--take-back GPU-1" in alert.next_step
+    assert alert.found == HOT
+    machine.against.clear()
+    assert tick() == [LEFT_OUT], "sound again, but left out until a person takes it back"
+    watcher.left_out.take_back("GPU-1")
+    assert tick() == []
+
+
+def test_a_lost_device_is_named_though_nobody_lists_it(tick, machine):
+    """A device that the driver lists no more would otherwise vanish without a word."""
+    tick()
+    machine.listed = [GPUS[0], GPUS[2]]
+    assert tick() == [SICK]
+
+
+def test_a_driver_that_does_not_answer_is_told_once(tick, machine):
+    """Nothing is known of any device then, and nothing is held against one."""
+    machine.is_lost = True
+    assert tick() == tick() == [("device_sick", "devices")]
+    machine.is_lost = False
+    assert tick() == []
+
+
+def test_a_slow_worker_is_named_after_ten_minutes_and_when_it_keeps_pace(
+    tick, watcher, monkeypatch, tmp_path
+):
+    """30% below its peers without a break: a warning that names device and partition; then its end."""
+    with Workers(tmp_path / "made").begin(run_id="r0", asset="a", partition="k0", expected=9) as beat:
+        made = replace(beat.worker, phase=Phase.WORKING, batch_seconds=10.0)
+    working = [
+        replace(made, run_id=f"r{n}", partition=f"k{n}", device=f"GPU-{n}", rate=10.0) for n in range(3)
+    ]
+    rates = {1: 6.0}
+
+    def living(self):
+        now = watcher.monotonic()
+        return [replace(one, moved=now, rate=rates.get(n, one.rate)) for n, one in enumerate(working)]
+
+    monkeypatch.setattr(Workers, "living", living)
+    assert [tick(60) for _ in range(10)] == [[]] * 10
+    assert tick(60) == tick(60) == [("worker_slow", "devices/GPU-1/slow")]
+    (alert,) = watcher.outbox.open_subjects().values()
+    assert (alert.severity, alert.partition, alert.page) == ("warning", "k1", "runs/r1")
+    assert "40% slower" in alert.title
+    rates[1] = 9.0
+    assert tick(60) == []
+
+
+def test_a_gap_in_watching_starts_everybodys_time_anew(clock):
+    """After a night's sleep, a reboot, or a cursor that does not read, nothing is concluded from before."""
+    watch = Watch(boot=boot_id(), at=1000.0, since=500.0, slow={"r.a": 600.0}, left_out=["GPU-1"])
+    cursor = json.dumps(watch.__dict__)
+    assert Watch.read(cursor, now=1015.0).since == 500.0
+    assert Watch.read(cursor, now=2000.0).since == 2000.0
+    rebooted = Watch.read(cursor.replace(boot_id(), "another boot"), now=20.0)
+    assert (rebooted.since, rebooted.slow, rebooted.left_out) == (20.0, {}, ["GPU-1"])
+    for broken in (None, "", "{", '{"other": 1}', "[]"):
+        assert Watch.read(broken, now=7.0).since == 7.0
+
+
+def test_the_pool_follows_the_devices_in_use(watcher, tmp_path):
+    """A device left out takes no run; a lower limit that a person set stays theirs."""
+    sensor = build_worker_health_sensor(watcher, pool="gpu", ticks=tmp_path / "ticks")
+    with dg.DagsterInstance.local_temp() as instance:
+        cursor = None
+
+        def limit_after_tick():
+            nonlocal cursor
+            context = dg.build_sensor_context(instance=instance, cursor=cursor)
+            sensor(context)
+            cursor = context.cursor
+            return {one.name: one.limit for one in instance.event_log_storage.get_pool_limits()}["gpu"]
+
+        instance.event_log_storage.set_concurrency_slots("gpu", 3)
+        assert limit_after_tick() == 3
+        for run in "12":
+            watcher.left_out.note_failure("GPU-1", occurrence=run, why="It is lost.")
+        assert limit_after_tick() == 2
+        watcher.left_out.take_back("GPU-1")
+        assert limit_after_tick() == 3
+        instance.event_log_storage.set_concurrency_slots("gpu", 1)
+        for run in "34":
+            watcher.left_out.note_failure("GPU-1", occurrence=run, why="It is lost.")
+        assert limit_after_tick() == 1
+        watcher.left_out.take_back("GPU-1")
+        assert limit_after_tick() == 1
+    assert (tmp_path / "ticks" / "worker_health.json").exists()
