@@ -40,7 +40,12 @@ class Settings(BaseSettings):
     """All settings. Each can be set as ``VLM_ASSETS_`` and its name in capitals, or in ``.env``."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_file=CHECKOUT / ".env", env_ignore_empty=True, extra="ignore", frozen=True
+        env_prefix=PREFIX,
+        env_file=CHECKOUT / ".env",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,  # some are secret; the errors of load_settings show the others
     )
 
     home: Path = Field(CHECKOUT / "data", description="Folder that holds the catalogue and all output.")
@@ -212,6 +217,10 @@ def _refuse_unknown_names() -> None:
             )
 
 
+def _shown(location: tuple[int | str, ...], value: object) -> str:
+    return "(secret)" if location[:1] == ("alert_targets",) else repr(value)
+
+
 def load_settings(**overrides: object) -> Settings:
     """Read and validate the settings. Raises SettingsError, which names every setting that is wrong."""
     _refuse_unknown_names()
@@ -219,7 +228,8 @@ def load_settings(**overrides: object) -> Settings:
         settings = Settings(**overrides)  # type: ignore[arg-type]  # pydantic validates what it is given
     except ValidationError as error:
         problems = "; ".join(
-            f"{PREFIX}{'_'.join(map(str, item['loc'])).upper()}={item['input']!r}: {item['msg']}"
+            f"{PREFIX}{'_'.join(map(str, item['loc'])).upper()}={_shown(item['loc'], item['input'])}:"
+            f" {item['msg']}"
             for item in error.errors()
         )
         raise SettingsError(f"{problems}. `vlm-assets settings` lists all settings.") from error
