@@ -119,3 +119,10 @@ def test_every_check_has_the_partitions_of_its_asset_and_a_sentence(home):
         assert spec.blocking
         assert spec.description
         assert spec.partitions_def is not None
+
+
+def test_definitions_load_as_a_code_server_loads_them(home):
+    """Names of jobs, ops, sensors and schedules do not collide: a server would refuse them all."""
+    import dagster as dg
+
+    dg.Definitions.validate_loadable(build_defs(load_settings(home=home)))
