@@ -16,20 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from resources.vlm.engine import ModelLoadError
+from resources.vlm.file_digests import file_digest
 
 _DECIDING_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt", ".py"})
 """Endings of the files of a model folder that decide what it answers: weights, settings, tokenizer, code."""
 
-_CHUNK = 1 << 20
-
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from: a local folder, or a hub id with a revision (commit, tag or branch)."""
+    """Where a model comes from: a local folder, or a hub id with a revision (commit, tag or branch).
+
+    digests: folder in which the digests of a local folder's large files are remembered, if any.
+    """
 
     name: str
     revision: str | None = None
     trust_remote_code: bool = False
+    digests: Path | None = None
 
     @property
     def folder(self) -> Path | None:
@@ -50,26 +53,16 @@ def exact_revision(source: ModelSource) -> str:
     local cache. Raises ModelLoadError where neither knows it.
     """
     if source.folder is not None:
-        return _folder_digest(source.folder)
+        return _folder_digest(source.folder, source.digests)
     return _hub_commit(source.name, source.revision)
 
 
-def _folder_digest(folder: Path) -> str:
+def _folder_digest(folder: Path, digests: Path | None) -> str:
     digest = hashlib.sha256()
     files = sorted(path for path in folder.iterdir() if path.suffix in _DECIDING_SUFFIXES and path.is_file())
     for path in files:
-        status = path.stat()
-        digest.update(f"{path.name}\0{_file_digest(path, status.st_size, status.st_mtime_ns)}\n".encode())
+        digest.update(f"{path.name}\0{file_digest(path, digests)}\n".encode())
     return f"sha256:{digest.hexdigest()}"
-
-
-@cache
-def _file_digest(path: Path, size: int, modified_ns: int) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 @cache

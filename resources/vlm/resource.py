@@ -6,6 +6,7 @@ What lives here: two thin resources, with no logic of their own. What does not: 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -27,11 +28,15 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
     model: str = Field(description="A local folder or a hub id.")
     revision: str | None = Field(None, description="Commit, tag or branch on the hub.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+    digests_directory: str | None = Field(
+        None, description="Folder in which digests of weights are remembered."
+    )
 
     @property
     def source(self) -> ModelSource:
         """Where the model comes from."""
-        return ModelSource(self.model, self.revision, self.trust_remote_code)
+        digests = Path(self.digests_directory) if self.digests_directory else None
+        return ModelSource(self.model, self.revision, self.trust_remote_code, digests)
 
     def exact_revision(self) -> str:
         """What exactly the model is now; needs no device and no torch. Raises ModelLoadError."""
@@ -52,11 +57,15 @@ class TextEmbeddingModel(dg.ConfigurableResource["TextEmbeddingModel"]):
     )
     revision: str | None = Field(None, description="Commit, tag or branch on the hub.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+    digests_directory: str | None = Field(
+        None, description="Folder in which digests of weights are remembered."
+    )
 
     @property
     def source(self) -> ModelSource:
         """Where the model comes from."""
-        return ModelSource(self.model, self.revision, self.trust_remote_code)
+        digests = Path(self.digests_directory) if self.digests_directory else None
+        return ModelSource(self.model, self.revision, self.trust_remote_code, digests)
 
     def exact_revision(self) -> str:
         """What exactly the model is now; needs no device and no torch. Raises ModelLoadError."""
