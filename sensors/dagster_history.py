@@ -271,26 +271,18 @@ def runs_created_since(instance: DagsterInstance, since: float) -> list[RunState
     return _runs_where(instance, _run_table().c.create_timestamp >= _naive(since))
 
 
-def unfinished_partitions(instance: DagsterInstance, partitions: Collection[str]) -> set[str]:
-    """Which of these partitions have a run that is queued, starting, started or ending."""
+def unfinished_partitions(instance: DagsterInstance) -> set[str]:
+    """Partitions that have a run which is queued, starting, started or ending, or was just created."""
     import sqlalchemy as db
 
     runs, tags = _run_table(), _tag_table()
-    wanted = sorted(partitions)
-    found: set[str] = set()
-    for start in range(0, len(wanted), _CHUNK):
-        query = (
-            db.select(tags.c.value)
-            .join(runs, runs.c.run_id == tags.c.run_id)
-            .where(
-                tags.c.key == _PARTITION,
-                tags.c.value.in_(wanted[start : start + _CHUNK]),
-                runs.c.status.not_in([one.value for one in FINISHED]),
-            )
-        )
-        with instance.run_storage.connect() as connection:  # type: ignore[attr-defined]
-            found.update(connection.execute(query).scalars())
-    return found
+    query = (
+        db.select(tags.c.value)
+        .join(runs, runs.c.run_id == tags.c.run_id)
+        .where(tags.c.key == _PARTITION, runs.c.status.not_in([one.value for one in FINISHED]))
+    )
+    with instance.run_storage.connect() as connection:  # type: ignore[attr-defined]
+        return set(connection.execute(query).scalars())
 
 
 def unfinished_runs(instance: DagsterInstance) -> list[RunState]:

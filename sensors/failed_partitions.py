@@ -8,7 +8,7 @@ does not: which partitions are not as they should be (``retry_candidates.py``), 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -106,7 +106,7 @@ class FailedPartitions:
         for one in found.values():
             if one.ended_at is not None and now - one.ended_at > _SETTLED_SECONDS:
                 self._settled[one.run_id] = one
-        return {one: self._settled.get(one) or found[one] for one in run_ids if one in self._settled | found}
+        return ChainMap(found, self._settled)
 
     def refusal(self, key: str, evaluation: Evaluation) -> Refusal | None:
         """The refusal that this failed check belongs to. Raises RowRetriesUnreadableError."""
@@ -253,7 +253,7 @@ class _Tick:
         free = self.owner.cap - under_way - unborn
         chosen: list[Launch] = []
         if launchable and free > 0:
-            queued = unfinished_partitions(self.instance, launchable.keys())
+            queued = unfinished_partitions(self.instance)
             for key in self.watched.heaviest_first(launchable.keys()):
                 if len(chosen) == free:
                     break
