@@ -114,7 +114,7 @@ class Status:
 
     def to_json(self) -> str:
         """Everything, for machines."""
-        content = asdict(self)
+        content = asdict(replace(self, published={}))
         del content["published"]
         content["partitions"] = [
             {**told, "percent": round(one.percent, 2)}
@@ -303,6 +303,16 @@ def _next_steps(
     if first is not None:
         waiting = sum(1 for one in partitions if one.turn)
         steps.append(f"{waiting} wait for their turn, the heaviest first: {first.key}.")
+    described = {one.key for one in partitions if one.images_left is not None and one.state is State.DONE}
+    to_embed = [
+        one
+        for one in partitions
+        if one.images_left is None and one.key in described and one.state is not State.DONE
+    ]
+    if to_embed:
+        steps.append(
+            f"{len(to_embed)} described and not embedded yet: little work, whenever they are launched."
+        )
     if all(one.state is State.DONE for one in partitions):
         steps.append("Everything is published; `vlm-assets audit` proves it.")
     elif dagster is None:

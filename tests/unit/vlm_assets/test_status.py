@@ -139,6 +139,16 @@ def test_what_needs_a_person_is_said_and_has_no_turn(uneven: Settings) -> None:
     assert damaged.exists(), "a look moves nothing"
 
 
+def test_what_is_described_and_not_embedded_is_said(dataset) -> None:
+    """Nothing is left to describe: what is left is named all the same, until all of it is published."""
+    assert status_of(dataset.settings).next_steps == (
+        "Everything is published; `vlm-assets audit` proves it.",
+    )
+    dataset.embeddings.set_aside(dataset.keys[0])
+    steps = status_of(dataset.settings).next_steps
+    assert steps[0].startswith("1 described and not embedded yet")
+
+
 def test_machines_get_everything(uneven: Settings) -> None:
     """--json holds every partition with its cost, turn and percentage."""
     commit(uneven, HEAVY, 1)
