@@ -15,6 +15,7 @@ from pathlib import Path
 
 import dagster as dg
 
+from resources.alerts.alert import Alert
 from resources.alerts.alert_log import AlertLogError
 from resources.alerts.delivery import Delivered, Delivery
 from resources.alerts.messages import alerts_cannot_be_written
@@ -35,10 +36,14 @@ _REMEMBERED = 100_000
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far was looked: the last check result, and the unix second of the last look at runs."""
+    """How far was looked: the last check result, and the unix second of the last look at runs.
+
+    standing_since: unix second since when runs are queued and none is under way.
+    """
 
     evaluations: int | None = None
     runs: float | None = None
+    standing_since: float | None = None
 
     @classmethod
     def read(cls, text: str | None) -> "Cursor":
@@ -57,15 +62,23 @@ class Lookout:
     """Looks for trouble and recoveries, and posts them. assets: the partitioned ones.
 
     watched: the other sensors and schedules and their intervals in seconds. ticks: HOME/.state/ticks.
+    paused: whether a person has everything stand still, which is then no trouble.
     """
 
     def __init__(
-        self, outbox: Outbox, *, assets: Sequence[str], watched: Mapping[str, float], ticks: Path
+        self,
+        outbox: Outbox,
+        *,
+        assets: Sequence[str],
+        watched: Mapping[str, float],
+        ticks: Path,
+        paused: Callable[[], bool],
     ) -> None:
         self.outbox = outbox
         self._assets = tuple(assets)
         self._watched = watched
         self._ticks = ticks
+        self._paused = paused
         self._history = PartitionHistory(assets)
         self._since: float | None = None
         # In memory, to save work; after a restart the outbox knows them.
@@ -89,20 +102,40 @@ class Lookout:
         else:
             of_runs = []
         silent = list(silent_sensors(self._ticks, self._watched, since=self._since, now=now))
-        posted = self.outbox.post_all([*of_checks, *of_runs, *silent])
+        standing_since, standstill = self._queue(instance, cursor, now)
+        posted = self.outbox.post_all([*of_checks, *of_runs, *silent, *standstill])
         self._posted_runs |= {one.run_id: None for one in new}
-        right = self._recovered(instance, evaluations, now)
+        right = self._recovered(instance, evaluations, now, queue_moves=standing_since is None)
         _forget_oldest(self._posted_runs)
         _forget_oldest(self._refused_runs)
         said = f"{len(posted)} new, {right} right again"
-        return Cursor(evaluations=until, runs=runs), said
+        return Cursor(evaluations=until, runs=runs, standing_since=standing_since), said
 
-    def _recovered(self, instance: dg.DagsterInstance, evaluations: Sequence[Evaluation], now: float) -> int:
+    def _queue(
+        self, instance: dg.DagsterInstance, cursor: Cursor, now: float
+    ) -> tuple[float | None, list[Alert]]:
+        queued = 0 if self._paused() else run_alerts.queued_while_nothing_runs(instance)
+        if not queued:
+            return None, []
+        since = now if cursor.standing_since is None else cursor.standing_since
+        alert = run_alerts.queue_stands(queued, since=since, now=now)
+        return since, [] if alert is None else [alert]
+
+    def _recovered(
+        self,
+        instance: dg.DagsterInstance,
+        evaluations: Sequence[Evaluation],
+        now: float,
+        *,
+        queue_moves: bool,
+    ) -> int:
         open_alerts = self.outbox.open_subjects()
         if not open_alerts:
             return 0
         seen = [one for one in check_alerts.passed_again(evaluations) if one[0] in open_alerts]
         seen += run_alerts.right_again(instance, open_alerts.values(), self._history)
+        if queue_moves and run_alerts.QUEUE in open_alerts:
+            seen.append((run_alerts.QUEUE, str(now), "Runs are started again, or none waits."))
         seen += ticking_again(self._ticks, open_alerts.keys(), now=now)
         return len(self.outbox.recovered_all(seen, at=now))
 
@@ -126,10 +159,11 @@ def build_alerts_sensor(
     assets: Sequence[str],
     watched: Mapping[str, float],
     ticks: Path,
+    paused: Callable[[], bool],
     address: Callable[[], str | None],
 ) -> dg.SensorDefinition:
     """The sensor. address: of the pages, as a person reaches them. The rest as in ``Lookout``."""
-    lookout = Lookout(delivery.outbox, assets=assets, watched=watched, ticks=ticks)
+    lookout = Lookout(delivery.outbox, assets=assets, watched=watched, ticks=ticks, paused=paused)
     cried_at: list[float] = []
 
     def cry(error: AlertLogError, now: float) -> None:

@@ -14,7 +14,13 @@ import dagster as dg
 from resources.alerts.alert import Alert
 from sensors.dagster_history import PartitionHistory, RunState, runs_ended_since
 
-FAILED = "run_failed"
+FAILED, STANDS = "run_failed", "queue_stands"
+QUEUE = "queue"
+"""Subject of the queue that stands."""
+
+STANDSTILL_SECONDS = 900.0
+"""How long runs may wait with none under way: longer than any start or retry takes."""
+
 
 _JOB = "job"
 _SETTLED_SECONDS = 3.0
@@ -79,6 +85,40 @@ def alerts_of(
             page=f"runs/{one.run_id}",
             at=one.ended_at or one.created_at,
         )
+
+
+def queued_while_nothing_runs(instance: dg.DagsterInstance) -> int:
+    """How many runs wait although none is under way; 0 where one is."""
+    under_way = (
+        dg.DagsterRunStatus.STARTING,
+        dg.DagsterRunStatus.STARTED,
+        dg.DagsterRunStatus.CANCELING,
+    )
+    queued = instance.get_runs_count(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED]))
+    if queued and instance.get_runs_count(dg.RunsFilter(statuses=list(under_way))):
+        return 0
+    return queued
+
+
+def queue_stands(queued: int, *, since: float, now: float) -> Alert | None:
+    """An alert where runs have waited for long and none was under way. since: unix seconds."""
+    if now - since <= STANDSTILL_SECONDS:
+        return None
+    return Alert(
+        kind=STANDS,
+        subject=QUEUE,
+        occurrence=f"{since:.0f}",
+        severity="error",
+        title=f"{queued} runs are queued and none is started",
+        expected="a run under way while others wait",
+        found=f"none for {(now - since) / 60:.0f} minutes",
+        next_step=(
+            "`vlm-assets devices` says which devices are left out or held: take one back, or end what holds"
+            " them. With free devices, look at the daemon's log and start Dagster again."
+        ),
+        page="runs?view=queued",
+        at=now,
+    )
 
 
 def right_again(

@@ -44,6 +44,7 @@ def build_defs(
     retrying = build_retries(settings, partitions)
     progress = build_dataset_progress(settings, followed=[descriptions.ASSET, embeddings.ASSET])
     watched.append(build_progress_sensor(settings, progress))
+    ticking = {retrying.schedule.name: settings.retry_every_minutes * 60.0}
     return dg.Definitions(
         assets=[
             build_property_catalog(settings),
@@ -54,7 +55,7 @@ def build_defs(
         ],
         jobs=[*retrying.jobs],
         schedules=[retrying.schedule],
-        sensors=[*watched, build_alerts(settings, watched)],
+        sensors=[*watched, build_alerts(settings, watched, schedules=ticking)],
         # One process a run: the device is leased by the process, and both assets of a partition share it.
         executor=dg.in_process_executor,
         resources={**build_resources(settings), **(resource_overrides or {})},

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.test_utils import create_run_for_test
 
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.alerts.targets import checked_targets
 from sensors.alerts import Cursor, Lookout, build_alerts_sensor
+from sensors.run_alerts import STANDSTILL_SECONDS
 from sensors.ticks import record_tick
 
 ADDRESS = "http://127.0.0.1:3000"
@@ -43,6 +45,7 @@ class Bench:
             assets=["rows"],
             watched={},
             ticks=self.home / "ticks",
+            paused=lambda: False,
             address=lambda: ADDRESS,
         )
 
@@ -231,7 +234,8 @@ def test_a_tick_that_was_killed_before_it_kept_its_cursor_tells_nothing_twice(be
 def test_another_sensor_that_is_silent_is_told_once_and_then_that_it_ticks(bench):
     """A crashed sensor raises no alert of its own."""
     ticks = bench.home / "ticks"
-    lookout = Lookout(bench.outbox, assets=["rows"], watched={"file_drift": 30.0}, ticks=ticks)
+    watched = {"file_drift": 30.0}
+    lookout = Lookout(bench.outbox, assets=["rows"], watched=watched, ticks=ticks, paused=lambda: False)
 
     def told(now: float) -> list[str]:
         before = len(bench.outbox.recent(100))
@@ -246,6 +250,33 @@ def test_another_sensor_that_is_silent_is_told_once_and_then_that_it_ticks(bench
     record_tick(ticks, "file_drift", NOW + 330, interval_seconds=30)
     assert told(NOW + 340) == ["recovered"]
     assert told(NOW + 360) == []
+
+
+def test_runs_that_wait_while_none_is_under_way_are_told_once_and_not_in_a_pause(bench):
+    """All devices left out, or a coordinator that hangs: nothing fails, and nothing gets on."""
+    paused = False
+    lookout = Lookout(bench.outbox, assets=[], watched={}, ticks=bench.home, paused=lambda: paused)
+    create_run_for_test(bench.instance, job_name="job", status=dg.DagsterRunStatus.QUEUED)
+
+    def told(cursor: Cursor, now: float) -> tuple[Cursor, list[str]]:
+        before = len(bench.outbox.recent(100))
+        cursor, _ = lookout.look(bench.instance, cursor, now=now)
+        return cursor, [one["event"] for one in bench.outbox.recent(100)[before:]]
+
+    cursor, events = told(Cursor(), NOW)
+    assert events == []
+    paused = True
+    cursor, events = told(cursor, NOW + 2000)
+    assert (cursor.standing_since, events) == (None, [])
+    paused = False
+    cursor, events = told(cursor, NOW + 2020)
+    cursor, events = told(cursor, NOW + 2020 + STANDSTILL_SECONDS + 1)
+    assert events == ["raised"]
+    cursor, events = told(cursor, NOW + 4000)
+    assert events == []
+    create_run_for_test(bench.instance, job_name="job", status=dg.DagsterRunStatus.STARTED)
+    cursor, events = told(cursor, NOW + 4020)
+    assert events == ["recovered"]
 
 
 def test_ten_thousand_failures_at_once_are_one_message_and_then_a_tick_costs_little(bench):
