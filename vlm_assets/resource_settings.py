@@ -24,7 +24,7 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
         model=settings.model,
         revision=settings.model_revision,
         trust_remote_code=settings.trust_remote_code,
-        digests_directory=str(settings.state_directory / "model_digests"),
+        records_directory=str(settings.state_directory / "models"),
     )
 
 
@@ -34,7 +34,7 @@ def build_text_embedding_model(settings: Settings) -> TextEmbeddingModel:
         model=settings.embedding_model or settings.model,
         revision=settings.embedding_revision if settings.embedding_model else settings.model_revision,
         trust_remote_code=settings.trust_remote_code,
-        digests_directory=str(settings.state_directory / "model_digests"),
+        records_directory=str(settings.state_directory / "models"),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from resources.vlm.engine import ModelLoadError
 from resources.vlm.file_digests import file_digest
+from resources.vlm.hub_pins import pinned_commit
 
 _DECIDING_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt", ".py"})
 """Endings of the files of a model folder that decide what it answers: weights, settings, tokenizer, code."""
@@ -26,13 +27,14 @@ _DECIDING_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".t
 class ModelSource:
     """Where a model comes from: a local folder, or a hub id with a revision (commit, tag or branch).
 
-    digests: folder in which the digests of a local folder's large files are remembered, if any.
+    records: folder that remembers what it is: digests of a local folder's large files, and the commit that a
+    hub's branch stood for when this home first used it.
     """
 
     name: str
     revision: str | None = None
     trust_remote_code: bool = False
-    digests: Path | None = None
+    records: Path | None = None
 
     @property
     def folder(self) -> Path | None:
@@ -50,18 +52,20 @@ def exact_revision(source: ModelSource) -> str:
     """What exactly this source names now: ``sha256:…`` over a folder's files, or the hub's commit.
 
     Needs no torch. A hub branch is asked for online and, where the hub cannot be reached, taken from the
-    local cache. Raises ModelLoadError where neither knows it.
+    local cache; with ``records`` it stays what it was at first. Raises ModelLoadError where nobody knows it.
     """
     if source.folder is not None:
-        return _folder_digest(source.folder, source.digests)
-    return _hub_commit(source.name, source.revision)
+        return _folder_digest(source.folder, source.records)
+    if source.records is None:
+        return _hub_commit(source.name, source.revision)
+    return pinned_commit(source.name, source.revision, source.records, _hub_commit)
 
 
-def _folder_digest(folder: Path, digests: Path | None) -> str:
+def _folder_digest(folder: Path, records: Path | None) -> str:
     digest = hashlib.sha256()
     files = sorted(path for path in folder.iterdir() if path.suffix in _DECIDING_SUFFIXES and path.is_file())
     for path in files:
-        digest.update(f"{path.name}\0{file_digest(path, digests)}\n".encode())
+        digest.update(f"{path.name}\0{file_digest(path, records)}\n".encode())
     return f"sha256:{digest.hexdigest()}"
 
 

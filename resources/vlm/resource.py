@@ -28,15 +28,15 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
     model: str = Field(description="A local folder or a hub id.")
     revision: str | None = Field(None, description="Commit, tag or branch on the hub.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
-    digests_directory: str | None = Field(
-        None, description="Folder in which digests of weights are remembered."
+    records_directory: str | None = Field(
+        None, description="Folder that remembers which commit and weights the model is."
     )
 
     @property
     def source(self) -> ModelSource:
         """Where the model comes from."""
-        digests = Path(self.digests_directory) if self.digests_directory else None
-        return ModelSource(self.model, self.revision, self.trust_remote_code, digests)
+        records = Path(self.records_directory) if self.records_directory else None
+        return ModelSource(self.model, self.revision, self.trust_remote_code, records)
 
     def exact_revision(self) -> str:
         """What exactly the model is now; needs no device and no torch. Raises ModelLoadError."""
@@ -57,15 +57,15 @@ class TextEmbeddingModel(dg.ConfigurableResource["TextEmbeddingModel"]):
     )
     revision: str | None = Field(None, description="Commit, tag or branch on the hub.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
-    digests_directory: str | None = Field(
-        None, description="Folder in which digests of weights are remembered."
+    records_directory: str | None = Field(
+        None, description="Folder that remembers which commit and weights the model is."
     )
 
     @property
     def source(self) -> ModelSource:
         """Where the model comes from."""
-        digests = Path(self.digests_directory) if self.digests_directory else None
-        return ModelSource(self.model, self.revision, self.trust_remote_code, digests)
+        records = Path(self.records_directory) if self.records_directory else None
+        return ModelSource(self.model, self.revision, self.trust_remote_code, records)
 
     def exact_revision(self) -> str:
         """What exactly the model is now; needs no device and no torch. Raises ModelLoadError."""
