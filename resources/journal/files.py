@@ -229,12 +229,22 @@ def publish_replacing(temporary: Path, path: Path) -> None:
 
 
 def write_new(path: Path, data: bytes) -> str:
-    """Write a file that must not exist yet, durably. Returns its SHA-256."""
-    publish_new(write_temporary(path, data), path)
+    """Write a file that must not exist yet, durably. Returns its SHA-256. Raises FileExistsError, OSError."""
+    temporary = write_temporary(path, data)
+    try:
+        publish_new(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     return hashlib.sha256(data).hexdigest()
 
 
 def write_replacing(path: Path, data: bytes) -> str:
     """Write a file in place of what stands there, durably and in one step. Returns its SHA-256."""
-    publish_replacing(write_temporary(path, data), path)
+    temporary = write_temporary(path, data)
+    try:
+        publish_replacing(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     return hashlib.sha256(data).hexdigest()

@@ -81,3 +81,11 @@ def test_a_streamed_file_is_synced_before_it_is_read_back(tmp_path, monkeypatch)
     streamed.write(b"bytes")
     streamed.seal()
     assert len(synced) == 1
+
+
+def test_a_file_that_stands_already_is_left_alone_and_nothing_else_is_left(tmp_path):
+    """Beaten to a name: the other's bytes stay, and no temporary file lies beside them."""
+    files.write_new(tmp_path / "note", b"first")
+    with pytest.raises(FileExistsError):
+        files.write_new(tmp_path / "note", b"second")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("note", b"first")]
