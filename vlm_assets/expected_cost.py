@@ -8,6 +8,8 @@ description and is not counted.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from resources.journal.files import make_directory, write_replacing
+from resources.journal.sealed_json import BrokenSealError, seal, unseal
 from resources.published import PublishedPartitions
 from resources.published_errors import RecordDamagedError
 from vlm_assets.audit_files import read_marks
@@ -27,6 +31,7 @@ from vlm_assets.settings import Settings
 
 DESCRIPTIONS = "property_descriptions"
 
+_ABOUT = "May be deleted: the images of each range of the catalogue, which are counted anew then."
 _ROWS_TOGETHER = 65_536
 
 _log = logging.getLogger(__name__)
@@ -46,9 +51,9 @@ class ExpectedCost:
 
     @classmethod
     def of(cls, settings: Settings, catalog: Catalog) -> ExpectedCost:
-        """The costs of a catalogue's ranges, counted once a process. Raises CatalogUnreadableError."""
+        """The costs of a catalogue's ranges, counted once a catalogue. Raises CatalogUnreadableError."""
         longest = max(map(len, catalog.ranges), default=0)
-        return cls(settings, _whole(catalog, settings.max_images), longest * settings.max_images)
+        return cls(settings, _whole(settings, catalog), longest * settings.max_images)
 
     def left(self, key: str) -> int:
         """Images of the properties of a range that are not committed: 0 where it is published.
@@ -110,18 +115,34 @@ def _is_published(settings: Settings, key: str) -> bool:
         return False
 
 
-_counted: dict[tuple[str, str, int, int], Mapping[str, int]] = {}
-"""The last count: reading a catalogue of a million properties takes most of a second."""
+_counted: dict[str, Mapping[str, int]] = {}
+"""The last count of this process. Counting a catalogue of a million properties takes most of a second."""
 
 
-def _whole(catalog: Catalog, max_images: int) -> Mapping[str, int]:
-    asked = (str(catalog.path), catalog.catalog_id, catalog.header.sequence, max_images)
+def _whole(settings: Settings, catalog: Catalog) -> Mapping[str, int]:
+    asked = f"{catalog.path} {catalog.catalog_id} {catalog.header.sequence} {settings.max_images}"
     known = _counted.get(asked)
     if known is None:
-        known = _images_of_ranges(catalog.path, catalog.ranges, max_images)
+        note = settings.state_directory / "expected_cost.json"
+        known = _noted(note, asked)
+        if known is None:
+            known = _images_of_ranges(catalog.path, catalog.ranges, settings.max_images)
+            with contextlib.suppress(OSError):  # Where nothing can be written, it is counted every time.
+                make_directory(note.parent)
+                content = {"about": _ABOUT, "of": asked, "images": known}
+                write_replacing(note, seal(json.dumps(content, separators=(",", ":")).encode()))
         _counted.clear()
         _counted[asked] = known
     return known
+
+
+def _noted(note: Path, asked: str) -> Mapping[str, int] | None:
+    try:
+        found = unseal(note.read_bytes())
+        images: Mapping[str, int] | None = found["images"] if found["of"] == asked else None
+    except (OSError, BrokenSealError, KeyError):
+        return None
+    return images
 
 
 def _images_of_ranges(path: Path, ranges: Sequence[PropertyRange], max_images: int) -> dict[str, int]:

@@ -302,7 +302,7 @@ def _next_steps(
     first = min((one for one in partitions if one.turn), key=lambda one: one.turn or 0, default=None)
     if first is not None:
         waiting = sum(1 for one in partitions if one.turn)
-        steps.append(f"{waiting} wait for their turn, the heaviest first: {first.key}.")
+        steps.append(f"To be described, the heaviest first: {waiting}, beginning with {first.key}.")
     described = {one.key for one in partitions if one.images_left is not None and one.state is State.DONE}
     to_embed = [
         one

@@ -8,6 +8,7 @@ import pytest
 
 from resources.journal.files import make_directory
 from resources.journal.high_water_mark import HighWaterMark, write_mark
+from vlm_assets import expected_cost
 from vlm_assets.catalog import Catalog, catalog_path
 from vlm_assets.expected_cost import ExpectedCost, heaviest_first
 from vlm_assets.settings import Settings
@@ -54,6 +55,20 @@ def test_priority_is_the_order_and_never_above_what_a_person_asks_for(uneven: Se
     ranked = sorted(cost.whole, key=cost.priority, reverse=True)
     assert ranked == cost.heaviest_first(cost.whole) == [LAST, MIDDLE, HEAVY, LIGHT]
     assert max(map(cost.priority, ranked)) < 1
+
+
+def test_images_are_counted_once_a_catalogue(uneven: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was counted is noted on disk; another setting, catalogue or a damaged note is counted anew."""
+    counted = cost_of(uneven).whole
+    note = uneven.state_directory / "expected_cost.json"
+    noted = note.read_bytes()
+    monkeypatch.setattr(expected_cost, "_counted", {})
+    monkeypatch.setattr(expected_cost, "_images_of_ranges", lambda *_: {"counted": 1})
+    assert cost_of(uneven).whole == counted
+    assert cost_of(uneven.model_copy(update={"max_images": 1})).whole == {"counted": 1}
+    note.write_bytes(noted[:-9])
+    monkeypatch.setattr(expected_cost, "_counted", {})
+    assert cost_of(uneven).whole == {"counted": 1}
 
 
 def test_an_unreadable_catalogue_gives_plain_order_and_says_so(
