@@ -119,11 +119,12 @@ class DriftWatcher:
         # Whatever a run is about to publish is looked at when it has ended.
         busy = {worker.partition for worker in self.workers.living()}
         failed_before = failing(watched.name) if snapshot.is_lost else ()
-        said = []
+        said: list[str] = []
         looked = 0
         for key in changed:
             if self.monotonic() > deadline:
-                said.append(f"{len(changed) - looked} partitions of {watched.name} are looked at next time.")
+                left = len(changed) - looked
+                said.insert(0, f"{left} partitions of {watched.name} are looked at next time.")
                 break
             looked += 1
             signature = standing.get(key, "")

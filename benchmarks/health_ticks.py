@@ -1,0 +1,107 @@
+"""CPU seconds of a tick of the sensors that look at files, workers and runs, over ten thousand partitions.
+
+``python -m benchmarks.health_ticks [--partitions 10000]``. A real catalogue, published files with records and
+second copies, a Dagster instance (SQLite) that knows all of them as materialized. Each sensor: its first
+look, ticks with nothing new, and for the files one after ten of them were truncated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.sensor_ticks import write_history
+from resources.published_record import PartitionManifest, PublishedRecord
+from sensors import row_count_drift
+from vlm_assets.catalog import Catalog
+from vlm_assets.health_sensors import build_health_sensors
+from vlm_assets.ingest import ingest
+from vlm_assets.settings import Settings, load_settings
+
+
+def make_home(folder: Path, partitions: int) -> Settings:
+    """A catalogue of one property a range, all of them published."""
+    listing = folder / "listing.jsonl"
+    listing.write_text(
+        "".join(
+            json.dumps({"property_id": f"p{n}", "images": [f"{n}.jpg"]}) + "\n" for n in range(partitions)
+        )
+    )
+    settings = load_settings(home=folder / "home", devices="cpu:2")
+    ingest(listing, settings.home, range_size=1)
+    pq.write_table(pa.table({"property_id": ["p"], "status": ["ok"]}), folder / "one.parquet")
+    content = (folder / "one.parquet").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    for asset in (settings.descriptions_directory, settings.embeddings_directory):
+        for name in (".manifest", ".backup"):
+            (asset / name).mkdir(parents=True, exist_ok=True)
+        for key in keys(settings):
+            record = PublishedRecord(key, 1, digest, len(content), 1, "ids", "f", "2026-01-01T00:00:00Z")
+            manifest = PartitionManifest(key, record).to_bytes()
+            (asset / f"{key}.parquet").write_bytes(content)
+            (asset / ".backup" / f"{key}.0.parquet").write_bytes(content)
+            (asset / ".manifest" / f"{key}.json").write_bytes(manifest)
+            (asset / ".backup" / f"{key}.json").write_bytes(manifest)
+    return settings
+
+
+def keys(settings: Settings) -> list[str]:
+    """The partitions of a home."""
+    return [one.key for one in Catalog.open(settings.home).ranges]
+
+
+class Ticking:
+    """A sensor and its cursor; each tick gets an instance of its own, as the code server makes one."""
+
+    def __init__(self, sensor: dg.SensorDefinition, dagster_home: str) -> None:
+        self._sensor = sensor
+        self._dagster_home = dagster_home
+        self._cursor: str | None = None
+
+    def tick(self, what: str) -> str:
+        """Tick, print the CPU seconds, and give what the tick said."""
+        with dg.DagsterInstance.from_config(self._dagster_home) as instance:
+            context = dg.build_sensor_context(instance=instance, cursor=self._cursor)
+            before = time.process_time()
+            said = self._sensor(context).skip_message
+            took = time.process_time() - before
+        self._cursor = context.cursor
+        print(f"{self._sensor.name}, {what}: {took:.2f} s of CPU ({said[:70]})", flush=True)
+        return said
+
+
+def main() -> None:
+    """Print a line a tick."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--partitions", type=int, default=10_000)
+    count = parser.parse_args().partitions
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings = make_home(folder, count)
+        (folder / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+        with dg.DagsterInstance.from_config(name) as instance:
+            write_history(instance, keys(settings), failed=False)
+        sensors = build_health_sensors(settings, Catalog.open(settings.home).ranges)
+        for sensor in sensors:
+            ticking = Ticking(sensor, name)
+            said = ticking.tick("first look")
+            while "next time" in said:
+                said = ticking.tick("goes on")
+            ticking.tick("nothing new")
+            ticking.tick("nothing new")
+            if sensor.name == row_count_drift.NAME:
+                for key in keys(settings)[:10]:
+                    (settings.descriptions_directory / f"{key}.parquet").write_bytes(b"x")
+                ticking.tick("ten truncated")
+
+
+if __name__ == "__main__":
+    main()
