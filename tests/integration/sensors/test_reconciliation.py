@@ -1,4 +1,4 @@
-"""Everything killed at once, then the database lost: a new start puts both right by itself."""
+"""Killed with its code server, stopped, truncated, forgotten: each is found and put right by itself."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.workers import Workers
+from sensors.dagster_history import PartitionHistory
 from vlm_assets.catalog import Catalog
 from vlm_assets.dagster_home import prepare_dagster_home
 from vlm_assets.dagster_server import dagster_server, free_port
@@ -22,15 +23,16 @@ from vlm_assets.demo.example import write_example
 from vlm_assets.ingest import ingest
 
 DESCRIPTIONS = "property_descriptions"
-PROPERTIES = 48
+PROPERTIES = 64
 STEPS = {
     "VLM_ASSETS_DEVICES": "cpu:2",
     "VLM_ASSETS_BATCH_SIZE": "1",
     "VLM_ASSETS_COMMIT_SECONDS": "0.5",
+    "VLM_ASSETS_STUCK_SECONDS": "10",
     "OMP_NUM_THREADS": "1",
 }
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -60,62 +62,94 @@ def wait_until(server, reached, what, seconds=240.0):
     return found
 
 
-def test_what_died_is_ended_and_what_was_lost_is_told_again(home):
-    """Code server and run worker killed together: the run is ended, its lease free, and it is retried.
+def materialized(instance, key):
+    return key in instance.get_materialized_partitions(dg.AssetKey(DESCRIPTIONS))
 
-    Then the database is deleted: the partition is on disk, and a new start says so.
-    """
+
+def at_work(workers, *, other_than=""):
+    """The one worker that has committed three rows in its own run."""
+    found = [
+        one for one in workers.living() if one.run_id != other_than and one.committed >= one.restored + 3
+    ]
+    return found[0] if found else None
+
+
+def kill_code_server_and_worker(worker):
+    """The code server first, so that nobody is left who would notice the worker's end."""
+    parents = [one for one in psutil.Process(worker.pid).parents() if one.pid != os.getpid()]
+    servers = [one for one in parents if {"code-server", "grpc"} & set(one.cmdline())]
+    assert servers
+    for process in [*servers, psutil.Process(worker.pid)]:
+        process.send_signal(signal.SIGKILL)
+
+
+def assert_interrupted(instance, run_id):
+    run = instance.get_run_by_id(run_id)
+    assert run.status is dg.DagsterRunStatus.FAILURE
+    assert run.tags["dagster/failure_reason"] == "UNEXPECTED_TERMINATION"
+
+
+def failing(instance, key):
+    history = PartitionHistory([DESCRIPTIONS])
+    history.look(instance)
+    return [one.check for one in history.failing(DESCRIPTIONS).get(key, [])]
+
+
+def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(home):
+    """One partition through all of it: killed with its code server, stopped, truncated, its database gone."""
     (key,) = [one.key for one in Catalog.open(home).ranges]
     workers = Workers(home / ".state" / "workers")
     with pytest.raises(Exception, match="code-server"), serve(home) as server:
         server.start_pages()
         server.api.launch_backfill([DESCRIPTIONS], [key], title="t", tags={})
         server.start_daemon()
-        wait_until(
-            server, lambda: any(one.committed >= 3 for one in workers.living()), "three rows committed"
-        )
-        (worker,) = workers.living()
-        # The code server first, so that nobody is left who would notice the worker's end.
-        parents = [one for one in psutil.Process(worker.pid).parents() if one.pid != os.getpid()]
-        servers = [one for one in parents if "code-server" in one.cmdline() or "grpc" in one.cmdline()]
-        assert servers
-        for process in [*servers, psutil.Process(worker.pid)]:
-            process.send_signal(signal.SIGKILL)
+        killed = wait_until(server, lambda: at_work(workers), "three rows committed")
+        kill_code_server_and_worker(killed)
         wait_until(server, lambda: False, "the end of the code server")
 
-    with dg.DagsterInstance.from_config(str(home / "dagster")) as instance:
-        run = instance.get_run_by_id(worker.run_id)
-        assert run.status is dg.DagsterRunStatus.STARTED, "Dagster alone never notices"
-        with serve(home) as server:
-            server.start_pages()
-            began = time.monotonic()
-            server.start_daemon()
-            wait_until(server, lambda: instance.get_run_by_id(worker.run_id).is_finished, "run ended", 90)
-            print(f"ended {time.monotonic() - began:.1f} s after the daemon's start")
-            run = instance.get_run_by_id(worker.run_id)
-            assert run.status is dg.DagsterRunStatus.FAILURE
-            assert run.tags["dagster/failure_reason"] == "UNEXPECTED_TERMINATION"
-            wait_until(
-                server,
-                lambda: key in instance.get_materialized_partitions(dg.AssetKey(DESCRIPTIONS)),
-                "the retry's end",
-            )
-    assert pq.read_metadata(home / DESCRIPTIONS / f"{key}.parquet").num_rows == PROPERTIES
+    with dg.DagsterInstance.from_config(str(home / "dagster")) as instance, serve(home) as server:
+        assert instance.get_run_by_id(killed.run_id).status is dg.DagsterRunStatus.STARTED, "nobody noticed"
+        server.start_pages()
+        began = time.monotonic()
+        server.start_daemon()
+        wait_until(server, lambda: instance.get_run_by_id(killed.run_id).is_finished, "run ended", 90)
+        print(f"killed run ended {time.monotonic() - began:.1f} s after the daemon's start")
+        assert_interrupted(instance, killed.run_id)
+
+        stopped = wait_until(server, lambda: at_work(workers, other_than=killed.run_id), "the retry at work")
+        assert stopped.restored >= killed.committed, "it went on from there"
+        os.kill(stopped.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        wait_until(server, lambda: instance.get_run_by_id(stopped.run_id).is_finished, "stuck run ended", 150)
+        print(
+            f"stuck run ended after {time.monotonic() - began:.1f} s;"
+            f" learned time {stopped.batch_seconds:.1f} s, stuck after {STEPS['VLM_ASSETS_STUCK_SECONDS']} s"
+        )
+        assert_interrupted(instance, stopped.run_id)
+        wait_until(server, lambda: materialized(instance, key), "the next retry's end")
+        (record,) = instance.fetch_materializations(dg.AssetKey(DESCRIPTIONS), limit=1).records
+        assert not record.asset_materialization.metadata["device"].value.startswith(stopped.device)
+
+        file = home / DESCRIPTIONS / f"{key}.parquet"
+        assert pq.read_metadata(file).num_rows == PROPERTIES
+        assert len(set(pq.read_table(file)["property_id"].to_pylist())) == PROPERTIES
+        file.write_bytes(file.read_bytes()[:-100])
+        began = time.monotonic()
+        wait_until(server, lambda: "published_file" in failing(instance, key), "the failing check", 150)
+        print(f"truncated file told after {time.monotonic() - began:.1f} s")
+        server.api.launch_backfill([DESCRIPTIONS], [key], title="restore", tags={})
+        wait_until(server, lambda: not failing(instance, key), "the check passing again")
+    assert pq.read_metadata(file).num_rows == PROPERTIES
     assert not workers.dead()
 
     for name in ("history", "storage", "schedules"):
         shutil.rmtree(home / "dagster" / name)
     with serve(home) as server, dg.DagsterInstance.from_config(str(home / "dagster")) as instance:
-        assert not instance.get_materialized_partitions(dg.AssetKey(DESCRIPTIONS))
+        assert not materialized(instance, key)
         server.start_pages()
         server.start_daemon()
-        wait_until(
-            server,
-            lambda: key in instance.get_materialized_partitions(dg.AssetKey(DESCRIPTIONS)),
-            "the partition told again",
-            90,
-        )
-        (record,) = instance.fetch_materializations(dg.AssetKey(DESCRIPTIONS), limit=5).records
+        wait_until(server, lambda: materialized(instance, key), "the partition told again", 90)
+        (record,) = instance.fetch_materializations(dg.AssetKey(DESCRIPTIONS), limit=1).records
         metadata = record.asset_materialization.metadata
         assert metadata["dagster/partition_row_count"].value == PROPERTIES
         assert metadata["found on disk"].value is True
