@@ -74,11 +74,13 @@ def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
     with dg.DagsterInstance.from_config(str(running.home / "dagster")) as instance:
         # No device until all are queued: what is queued first must not be taken first for that alone.
         instance.event_log_storage.set_concurrency_slots(POOL, 0)
-        api.launch_backfill([DESCRIPTIONS], [LIGHT, MIDDLE, HEAVY], title="all", tags={})
+        backfill = api.launch_backfill([DESCRIPTIONS], [LIGHT, MIDDLE, HEAVY], title="all", tags={})
         running.server.start_daemon()
-        queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED])
+        of_it = {"dagster/backfill": backfill}
+        queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED], tags=of_it)
         running.wait_until(lambda: instance.get_runs_count(queued) == 3, "three runs queued")
         instance.event_log_storage.set_concurrency_slots(POOL, 1)
         running.wait_until(lambda: not api.partition_keys(DESCRIPTIONS).rest, "all materialized")
-        started = sorted(instance.get_run_records(), key=lambda record: record.start_time or 0.0)
+        runs = instance.get_run_records(dg.RunsFilter(tags=of_it))
+    started = sorted(runs, key=lambda record: record.start_time or 0.0)
     assert [record.dagster_run.tags["dagster/partition"] for record in started] == [HEAVY, MIDDLE, LIGHT]

@@ -14,7 +14,6 @@ from PIL import Image
 from resources.pause import pause, resume
 from resources.published import PublishedPartitions
 from resources.workers import Workers
-from sensors.progress_picture import Drawn
 from vlm_assets.catalog import Catalog
 from vlm_assets.dataset_progress import LOOKS, build_dataset_progress, build_progress_sensor
 from vlm_assets.partition_states import State
@@ -87,16 +86,6 @@ def test_a_picture_is_drawn_where_something_moved_and_came_to_rest(dataset) -> N
     assert ticks.tick() == RESTS
     assert ticks.tick() not in (RESTS, first, second)
     assert ticks.tick() == RESTS
-
-
-def test_while_something_works_a_picture_is_drawn_every_ten_minutes() -> None:
-    """Not at every tick: the event log keeps each of them."""
-    drawn = Drawn("a", "a", at=1000.0)
-    assert not drawn.is_due("b", works=True, now=1599.0)
-    assert drawn.is_due("b", works=True, now=1600.0)
-    assert drawn.is_due("a", works=True, now=1600.0)
-    assert not drawn.is_due("a", works=False, now=9999.0)
-    assert Drawn.from_cursor("not json") == Drawn.from_cursor(None) == Drawn()
 
 
 def test_sensor_honours_the_pause_and_a_home_where_nothing_started(dataset, tmp_path: Path) -> None:
