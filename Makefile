@@ -45,10 +45,10 @@ faults: .venv/installed
 mutations: .venv/installed-dev
 	@$(BIN)/python -m faults.mutations $(ARGS)
 
-# Chromium for the browser tests; strace, and what makes and mounts file systems, for the fault tests; Postgres,
-# since Dagster can keep its state there; fonts
+# Chromium for the browser tests; strace, faketime, and what makes and mounts file systems, for the fault
+# tests; Postgres, since Dagster can keep its state there; fonts
 # for the screenshots.
-DEB_PACKAGES := chromium strace e2fsprogs xfsprogs mount postgresql fonts-dejavu-core fonts-liberation
+DEB_PACKAGES := chromium strace faketime e2fsprogs xfsprogs mount postgresql fonts-dejavu-core fonts-liberation
 test-deps:
 	@missing=$$(for p in $(DEB_PACKAGES); do \
 		dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \

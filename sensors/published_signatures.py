@@ -69,7 +69,7 @@ class Seen:
 
 @dataclass
 class Snapshot:
-    """What was seen of one asset. is_lost: nothing is known of an earlier look."""
+    """What was seen of one asset. is_lost: not every partition was looked at since nothing was known."""
 
     path: Path
     partitions: dict[str, Seen] = field(default_factory=dict)
@@ -82,7 +82,8 @@ class Snapshot:
             said = json.loads(path.read_bytes())
             if said["format"] != _FORMAT:
                 return cls(path, is_lost=True)
-            return cls(path, {key: Seen(*seen) for key, seen in said["partitions"].items()})
+            partitions = {key: Seen(*seen) for key, seen in said["partitions"].items()}
+            return cls(path, partitions, is_lost=bool(said["is_lost"]))
         except (OSError, ValueError, KeyError, TypeError):
             return cls(path, is_lost=True)
 
@@ -93,6 +94,7 @@ class Snapshot:
             key: [seen.signature, seen.expectation, seen.kind, seen.told]
             for key, seen in self.partitions.items()
         }
+        said = {"about": _ABOUT, "format": _FORMAT, "is_lost": self.is_lost, "partitions": partitions}
         temporary = temporary_beside(self.path)
-        temporary.write_text(json.dumps({"about": _ABOUT, "format": _FORMAT, "partitions": partitions}))
+        temporary.write_text(json.dumps(said))
         temporary.replace(self.path)

@@ -121,9 +121,11 @@ class DriftWatcher:
         failed_before = failing(watched.name) if snapshot.is_lost else ()
         said: list[str] = []
         looked = 0
+        is_cut_short = False
         for key in changed:
             if self.monotonic() > deadline:
                 left = len(changed) - looked
+                is_cut_short = True
                 said.insert(0, f"{left} partitions of {watched.name} are looked at next time.")
                 break
             looked += 1
@@ -143,7 +145,8 @@ class DriftWatcher:
                 told = verdict.told
                 said.append(f"{watched.name} {key}: {verdict.kind}. {verdict.found}")
             snapshot.partitions[key] = Seen(signature, expectation, verdict.kind, told)
-        snapshot.is_lost = False
+        # Until all were looked at once, those that are not there still have to be asked about.
+        snapshot.is_lost = snapshot.is_lost and is_cut_short
         snapshot.write()
         return said
 

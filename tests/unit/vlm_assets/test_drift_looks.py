@@ -175,6 +175,18 @@ def test_a_lost_snapshot_forgets_no_failure(desk, key):
     assert desk.tick() == []
 
 
+def test_a_first_look_that_is_cut_short_goes_on(dataset, monkeypatch):
+    """A tick has a minute: what it does not reach is looked at by the next ones, absent partitions too."""
+    key = dataset.keys[2]
+    truncate(dataset.descriptions.path(key))
+    times = iter(range(0, 10_000, 6))
+    desk = Desk(dataset, monkeypatch)
+    object.__setattr__(desk.watcher, "monotonic", lambda: next(times))
+    told = [desk.tick() for _ in range(4)]
+    assert [one for tick in told for one in tick] == [(ASSET, key, "truncated", "ERROR")]
+    assert told[0] == [], "not reached by the first"
+
+
 def test_what_vanished_with_its_record_is_told(desk, key):
     """A partition whose file and record are both gone was published once: its high-water mark says so."""
     marks = desk.settings.state_directory / "high_water_marks" / ASSET / key
