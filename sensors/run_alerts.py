@@ -134,7 +134,9 @@ def right_again(
             history.look(instance)
             looked = True
         names = alert.subject.split("/")[0].split("+")
-        if alert.partition is not None and set(names) <= set(history.assets):
+        if alert.partition is not None:
+            if not set(names) <= set(history.assets):
+                names = list(history.assets)  # of a run whose assets were not known: all of them
             if all(_stands(history, name, alert.partition) for name in names):
                 said = "The partition was materialized since."
                 found.append((alert.subject, f"after {alert.occurrence}", said))

@@ -17,7 +17,7 @@ from vlm_assets.definitions import defs
 asset = defs.get_repository_def().assets_defs_by_key
 keys = {key.to_user_string(): one.partitions_def.get_partition_keys() if one.partitions_def else None
         for key, one in asset.items()}
-heavy = sorted({"torch", "transformers", "xgrammar", "ray", "duckdb"} & set(sys.modules))
+heavy = sorted({"apprise", "torch", "transformers", "xgrammar", "ray", "duckdb"} & set(sys.modules))
 print(json.dumps({"keys": keys, "heavy": heavy}))
 """
 

@@ -63,7 +63,7 @@ def test_many_kills_at_random_moments_lose_nothing_and_repeat_only_with_the_same
         # As a tick that is repeated: what it could not finish it posts again.
         mine = unfinished + [next(numbers) for _ in range(3)]
         struck = posters.run(
-            home, numbers=mine, recover=mine[::3], deliver_each=True, after=choose.uniform(0.05, 2.5)
+            home, numbers=mine, recover=mine[::3], deliver_each=True, after=choose.uniform(0.05, 4.0)
         )
         promised |= set(struck.posted)
         recovered += len(struck.recovered)
