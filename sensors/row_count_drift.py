@@ -99,6 +99,8 @@ class DriftWatcher:
         deadline = self.monotonic() + _LOOK_SECONDS
         said: list[str] = []
         for watched in self.watched:
+            if not watched.keys:
+                continue  # No catalogue yet.
             said += self._look_at(watched, tell, failing, deadline)
             said += self._tell_foreign(watched)
         return said

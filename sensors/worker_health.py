@@ -142,7 +142,8 @@ class HealthWatcher:
             next_step=(
                 "Nothing for now: it is ended and its partition is retried on another device where there is"
                 " one; committed rows stay. If it happens again on the same device, look at `nvidia-smi` and"
-                " the kernel log: after two failures the device is left out."
+                " the kernel log: after two failures the device is left out. If its batches do take that"
+                " long: lower VLM_ASSETS_BATCH_SIZE, or raise VLM_ASSETS_STUCK_SECONDS."
             ),
             partition=worker.partition,
             expected=f"a commit within {one.allowed:.0f} s ({worker.phase})",
@@ -304,7 +305,8 @@ def build_worker_health_sensor(watcher: HealthWatcher, *, pool: str, ticks: Path
         watch = Watch.read(context.cursor, now=watcher.monotonic())
         told_before = set(watch.left_out)
         said = watcher.look(watch, interrupt=lambda run_id: mark_interrupted(instance, run_id))
-        if set(watch.left_out) != told_before:
+        # At each tick while one is left out: a new start sets the limit for all devices again.
+        if told_before or watch.left_out:
             known = set(watch.devices)
             fit_pool(
                 instance,

@@ -17,7 +17,7 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from resources.gpu.errors import NoDeviceFreeError
+from resources.gpu.errors import AllLeftOutError, NoDeviceFreeError
 from resources.journal.journal import Journal, clear_retired
 from resources.journal.recovery import Recovery
 from resources.parquet_io import AlreadyPublished
@@ -239,8 +239,8 @@ def _materialize(
 def _work(context: dg.AssetExecutionContext, steps: Steps, journal: Journal, progress: Progress) -> Metadata:
     try:
         return steps.work(journal, progress)
-    except NoDeviceFreeError:
-        # Waiting in vain says nothing of the partition: it is no attempt.
+    except (NoDeviceFreeError, AllLeftOutError):
+        # No device to work on says nothing of the partition: it is no attempt.
         context.instance.add_run_tags(context.run.run_id, {NO_ATTEMPT: context.run.run_id})
         raise
 

@@ -181,6 +181,8 @@ def test_the_pool_follows_the_devices_in_use(watcher, tmp_path):
         for run in "12":
             watcher.left_out.note_failure("GPU-1", occurrence=run, why="It is lost.")
         assert limit_after_tick() == 2
+        instance.event_log_storage.set_concurrency_slots("gpu", 3)
+        assert limit_after_tick() == 2, "a new start had set it for all devices"
         watcher.left_out.take_back("GPU-1")
         assert limit_after_tick() == 3
         instance.event_log_storage.set_concurrency_slots("gpu", 1)
