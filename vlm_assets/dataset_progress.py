@@ -9,7 +9,7 @@ What lives here: what the page shows, and what has to move for another picture. 
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import dagster as dg
@@ -88,12 +88,11 @@ def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
     return metadata
 
 
-def build_dataset_progress(settings: Settings, *, followed: Sequence[str]) -> dg.AssetsDefinition:
-    """The asset. ``followed``: the assets whose partitions it shows."""
+def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
+    """The asset. Upstream of it is nothing: its button would ask about each partition that is missing yet."""
 
     @dg.asset(
         name=ASSET,
-        deps=list(followed),
         group_name="properties",
         kinds={"duckdb"},
         description=(

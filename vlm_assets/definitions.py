@@ -42,7 +42,7 @@ def build_defs(
     partitions = partitions_definition(ranges)
     watched = [*build_health_sensors(settings, ranges)]
     retrying = build_retries(settings, partitions)
-    progress = build_dataset_progress(settings, followed=[descriptions.ASSET, embeddings.ASSET])
+    progress = build_dataset_progress(settings)
     watched.append(build_progress_sensor(settings, progress))
     ticking = {retrying.schedule.name: settings.retry_every_minutes * 60.0}
     return dg.Definitions(

@@ -19,14 +19,12 @@ from vlm_assets.dataset_progress import LOOKS, build_dataset_progress, build_pro
 from vlm_assets.partition_states import State
 from vlm_assets.settings import Settings, load_settings
 
-FOLLOWED = ["property_descriptions", "property_embeddings"]
-
 
 class Ticks:
     """The sensor of a home, ticked by hand once a minute."""
 
     def __init__(self, settings: Settings) -> None:
-        self.sensor = build_progress_sensor(settings, build_dataset_progress(settings, followed=FOLLOWED))
+        self.sensor = build_progress_sensor(settings, build_dataset_progress(settings))
         self.cursor: str | None = None
 
     def tick(self) -> str:
@@ -46,7 +44,7 @@ RESTS = "Nothing has moved, or the picture is young."
 
 def test_page_has_the_picture_and_the_figures(dataset) -> None:
     """Materialize: the picture inline, what happens next, and numbers that Dagster plots over time."""
-    progress = build_dataset_progress(dataset.settings, followed=FOLLOWED)
+    progress = build_dataset_progress(dataset.settings)
     result = dg.materialize([progress], selection=["dataset_progress"])
     (event,) = result.asset_materializations_for_node("dataset_progress")
     metadata = event.metadata
