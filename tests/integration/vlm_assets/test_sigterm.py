@@ -24,7 +24,7 @@ from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import load_settings
 
 DESCRIPTIONS = "property_descriptions"
-PROPERTIES = 160
+PROPERTIES = 100
 KEY = f"{0:09d}-{PROPERTIES - 1:09d}"
 # No commit falls due by itself: every committed row is one that was drained.
 SETTINGS = {
@@ -34,7 +34,7 @@ SETTINGS = {
     "VLM_ASSETS_DEVICES": "cpu:1",
 }
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def committed(home: Path) -> int:
@@ -54,7 +54,7 @@ def ended(process: psutil.Process) -> bool:
 
 def wait_until(server: DagsterServer, reached: Callable[[], bool], what: str) -> None:
     """Wait for what is to be seen from outside; a server that ends meanwhile is an error at once."""
-    deadline = time.monotonic() + 240.0
+    deadline = time.monotonic() + 480.0
     while not reached():
         assert time.monotonic() < deadline, f"{what}: not in time"
         server.group.watch(0.1)
@@ -78,7 +78,7 @@ def test_sigterm_commits_what_is_finished_and_the_next_start_goes_on(listing: Pa
         return any(held.record is not None and held.record.pid == pid for held in leases().holders())
 
     with dagster_server(
-        home, dagster_home, port=free_port(3500), grace_seconds=10.0, environment=SETTINGS
+        home, dagster_home, port=free_port(3750), grace_seconds=10.0, environment=SETTINGS
     ) as server:
         server.start_pages()
         server.api.launch_backfill([DESCRIPTIONS], [KEY], title="first", tags={})

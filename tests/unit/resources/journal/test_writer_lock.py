@@ -1,10 +1,12 @@
 """resources/journal/writer_lock.py: one holder, and the file that is locked is the one that stands there."""
 
+import errno
 import fcntl
+import os
 
 import pytest
 
-from resources.journal.errors import FencedError, JournalLockedError
+from resources.journal.errors import DiskFullError, FencedError, JournalLockedError
 from resources.journal.writer_lock import LOCK_NAME, WriterLock
 
 
@@ -44,3 +46,16 @@ def test_a_lock_that_was_taken_is_noticed(tmp_path, taken):
     taken(tmp_path / LOCK_NAME)
     with pytest.raises(FencedError):
         lock.check()
+
+
+def test_storage_that_fails_the_look_at_the_lock_too_keeps_its_first_error(tmp_path, monkeypatch):
+    """Whether it was a takeover cannot be seen then: the error that came first is the one that is named."""
+    lock = WriterLock(tmp_path)
+
+    def fails(*_):
+        raise OSError(errno.EIO, "injected")
+
+    monkeypatch.setattr(os, "pread", fails)
+    named = lock.named_error(OSError(errno.ENOSPC, "no space"), doing="a commit")
+    assert isinstance(named, DiskFullError)
+    lock.release()
