@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from resources.journal.files import make_directory, temporary_beside
 
@@ -38,7 +39,13 @@ def signatures(directory: Path, *, made_from: Path | None = None) -> dict[str, s
 
 def foreign_names(directory: Path, keys: Collection[str]) -> list[str]:
     """Names of parquet files that are no partition's but that whoever reads ``*.parquet`` reads too."""
-    return sorted(name for name, _ in _entries(directory, _FILE) if name not in keys)
+    try:
+        entries = os.scandir(directory)
+    except FileNotFoundError:
+        return []
+    with entries:
+        names = [one.name.removesuffix(_FILE) for one in entries if one.name.endswith(_FILE)]
+    return sorted(name for name in names if name not in keys and not name.startswith("."))
 
 
 def _entries(folder: Path, ending: str) -> Iterator[tuple[str, str]]:
@@ -56,10 +63,12 @@ def _entries(folder: Path, ending: str) -> Iterator[tuple[str, str]]:
                 yield entry.name.removesuffix(ending), f"{stat.st_size}.{stat.st_ctime_ns}.{stat.st_ino}"
 
 
-@dataclass(frozen=True)
-class Seen:
-    """One partition at its last look. expectation: what its record was compared with; kind: of the verdict;
-    told: the verdict that Dagster was told, "" where none was."""
+class Seen(NamedTuple):
+    """One partition at its last look.
+
+    expectation: what its record was compared with; kind: of the verdict; told: the verdict that Dagster was
+    told, "" where none was.
+    """
 
     signature: str
     expectation: str
@@ -90,11 +99,12 @@ class Snapshot:
     def write(self) -> None:
         """Replace the file, not synced. Raises OSError."""
         make_directory(self.path.parent)
-        partitions = {
-            key: [seen.signature, seen.expectation, seen.kind, seen.told]
-            for key, seen in self.partitions.items()
+        said = {
+            "about": _ABOUT,
+            "format": _FORMAT,
+            "is_lost": self.is_lost,
+            "partitions": self.partitions,
         }
-        said = {"about": _ABOUT, "format": _FORMAT, "is_lost": self.is_lost, "partitions": partitions}
         temporary = temporary_beside(self.path)
         temporary.write_text(json.dumps(said))
         temporary.replace(self.path)
