@@ -16,7 +16,6 @@ from pathlib import Path
 import dagster as dg
 
 from resources.alerts.alert import Alert
-from resources.alerts.alert_log import AlertLogError
 from resources.alerts.delivery import Delivered, Delivery
 from resources.alerts.messages import alerts_cannot_be_written
 from resources.alerts.outbox import Outbox
@@ -166,7 +165,7 @@ def build_alerts_sensor(
     lookout = Lookout(delivery.outbox, assets=assets, watched=watched, ticks=ticks, paused=paused)
     cried_at: list[float] = []
 
-    def cry(error: AlertLogError, now: float) -> None:
+    def cry(error: OSError, now: float) -> None:
         # Nothing can be written down, so this alone is sent without: once an hour, while the trouble lasts.
         if not cried_at or now - cried_at[-1] > _CRY_AGAIN_SECONDS:
             cried_at[:] = [now]
@@ -186,11 +185,11 @@ def build_alerts_sensor(
         try:
             record_tick(ticks, NAME, now, interval_seconds=INTERVAL_SECONDS)
             cursor, said = lookout.look(context.instance, Cursor.read(context.cursor), now=now)
-        except AlertLogError as error:
+            context.update_cursor(cursor.text())
+            delivered = delivery.deliver(now=now, seconds=DELIVERY_SECONDS, address=address())
+        except OSError as error:
             cry(error, now)
             raise
-        context.update_cursor(cursor.text())
-        delivered = delivery.deliver(now=now, seconds=DELIVERY_SECONDS, address=address())
         sentence = f"{said}; {_sentence(delivered)}"
         context.log.info(sentence)
         return dg.SkipReason(sentence)

@@ -40,7 +40,8 @@ def failed_runs(
 
     since: unix seconds; None at the very first look, which goes back an hour.
     """
-    start = now - _FIRST_LOOK_SECONDS if since is None else since - _LOOK_BACK_SECONDS
+    # A clock that was put back hides nothing.
+    start = now - _FIRST_LOOK_SECONDS if since is None else min(since, now) - _LOOK_BACK_SECONDS
     found = runs_ended_since(instance, start, [dg.DagsterRunStatus.FAILURE])
     return [one for one in found if _concerns_a_person(one, now)], now
 

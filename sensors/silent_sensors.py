@@ -83,8 +83,9 @@ def silent_daemon(directory: Path, *, now: float) -> Alert | None:
         expected="a tick of some sensor every 30 s",
         found=f"no tick of any since {_clock(last)}",
         next_step=(
-            "Is the machine short of memory or disk? Start Dagster again (`make run`, or its systemd units):"
-            " everything goes on from where it was. If you stopped it on purpose, there is nothing to do."
+            "Is the machine short of memory or disk? Do the definitions load (Deployment in the UI)? Start"
+            " Dagster again (`make run`, or its systemd units): everything goes on from where it was. If you"
+            " stopped it on purpose, there is nothing to do."
         ),
         page="deployment/daemons",
         at=now,

@@ -13,13 +13,17 @@ _ID = re.compile(r"^Id: (\S+)$", re.MULTILINE)
 
 
 class AlertReceiver:
-    """What a webhook of a person's is to us: apprise's ``json://``. answer: the status, or None to hang."""
+    """What a webhook of a person's is to us: apprise's ``json://``. answer: the status, or None to hang.
+
+    refused: titles that are never taken, whatever the answer to others is.
+    """
 
     def __init__(self) -> None:
         self.messages: list[dict] = []
         self.requests = 0
         self.authorizations: list[str | None] = []
         self.answer: int | None = 200
+        self.refused: tuple[str, ...] = ()
         self.arrived = threading.Condition()
         self.released = threading.Event()
         self.server: ThreadingHTTPServer | None = None
@@ -37,6 +41,9 @@ class AlertReceiver:
                 receiver.requests += 1
                 if receiver.answer is None:
                     receiver.released.wait(60)
+                    return
+                if message["title"] in receiver.refused:
+                    self.send_error(400)
                     return
                 if receiver.answer == 200:
                     with receiver.arrived:

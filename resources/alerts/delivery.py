@@ -85,7 +85,7 @@ class Delivery:
             for target in self.targets:
                 tray = record.trays[self._key(target, record)]
                 if tray.next_at <= now and not tray.idle:
-                    due.append((target, tray, tray.word(now, sender)))
+                    due.append((target, tray, tray.has_room and tray.word(now, sender)))
             if any(worded for _, _, worded in due):
                 self._save(record)
             sending = [(target, tray) for target, tray, _ in due if tray.flying]
@@ -214,15 +214,16 @@ class Delivery:
     def _send(
         self, record: Record, tray: Tray, process: TargetProcess, *, now: float
     ) -> tuple[int, list[str]]:
-        told, refused, said = 0, [], ""
-        for message in list(tray.flying):
+        told, said = 0, ""
+        refused: list[Message] = []
+        for message in tray.in_order():
             if told and process.out_of_time:
                 break
             answer = process.send(message)
             with self._guard:
                 if answer.took:
                     told += 1
-                    tray.flying.remove(message)
+                    tray.strike_off(message)
                     tray.tries, tray.next_at = 0, 0.0
                     self._taken.add((process.target, message.id))
                     self._save(record)
@@ -237,9 +238,7 @@ class Delivery:
             return told, []
         with self._guard:
             tray.tries += 1
-            if told:
-                # Behind the others, so that one that is never taken holds none of them up.
-                tray.flying = [one for one in tray.flying if one not in refused] + refused
+            tray.note_refused(refused)
             wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** (tray.tries - 1))
             tray.next_at = now + wait
             self._save(record)

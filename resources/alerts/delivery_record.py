@@ -7,6 +7,7 @@ recording (``delivery.py``).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,18 +20,25 @@ _ABOUT = (
 )
 
 
+PATIENT_TRIES = 3
+"""Failures up to which a target, or a message, is thought to be all right in a moment."""
+
+_MOST_FLYING = 10
+
+
 @dataclass
 class Tray:
     """What one target has still to be told.
 
     waiting: by event and kind, not yet worded. told: when how many of a kind were, in the last minutes.
-    flying: messages on their way, in order. tries, next_at: failures in a row, and the unix second of the
-    next try.
+    flying: messages on their way. refused: how often each of them was not taken, by id. tries, next_at:
+    failures in a row, and the unix second of the next try.
     """
 
     waiting: list[Group] = field(default_factory=list)
     told: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     flying: list[Message] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
     tries: int = 0
     next_at: float = 0.0
 
@@ -65,6 +73,25 @@ class Tray:
         changed = len(held) < len(self.waiting)
         self.waiting = held
         return changed
+
+    def in_order(self) -> list[Message]:
+        """What is on its way, oldest first, but what was refused often last: it holds no other up."""
+        return sorted(self.flying, key=lambda one: self.refused.get(one.id, 0) > PATIENT_TRIES)
+
+    def strike_off(self, message: Message) -> None:
+        """Forget a message that was taken."""
+        self.flying.remove(message)
+        self.refused.pop(message.id, None)
+
+    def note_refused(self, messages: Iterable[Message]) -> None:
+        """Count messages that were not taken."""
+        for one in messages:
+            self.refused[one.id] = self.refused.get(one.id, 0) + 1
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more should be worded: what waits for a target that stays down is told in groups then."""
+        return self.tries < PATIENT_TRIES or len(self.flying) < _MOST_FLYING
 
     @property
     def untold(self) -> int:

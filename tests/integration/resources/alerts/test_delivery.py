@@ -6,7 +6,9 @@ import time
 import pytest
 
 from resources.alerts.alert import Alert
-from resources.alerts.delivery import FIRST_WAIT_SECONDS, Delivery
+from resources.alerts.delivery import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, Delivery
+from resources.alerts.delivery_record import PATIENT_TRIES
+from resources.alerts.messages import BURST_SECONDS
 from resources.alerts.outbox import Outbox
 from resources.alerts.targets import checked_targets
 
@@ -97,6 +99,38 @@ def test_a_refused_message_is_told_when_the_target_takes_it(outbox, delivery, re
     assert "500" in deliver(delivery).troubles[0]
     receiver.answer = 200
     assert deliver(delivery, NOW + 100).told == 1
+
+
+def test_messages_that_are_never_taken_hold_no_other_up(outbox, delivery, receiver):
+    """A target that chokes on two messages still gets all others, and does not get those for ever first."""
+    receiver.refused = ("alert 0", "alert 1")
+    outbox.post_all(alert(number, kind=f"kind {number}") for number in range(3))
+    now = NOW
+    for _ in range(PATIENT_TRIES + 2):
+        deliver(delivery, now)
+        now += LONGEST_WAIT_SECONDS
+    assert receiver.titles == ["alert 2"]
+    outbox.post(alert(3))
+    deliver(delivery, now)
+    assert receiver.titles == ["alert 2", "alert 3"]
+
+
+def test_a_target_that_is_down_for_days_costs_little_room_and_is_then_told_in_groups(
+    outbox, delivery, receiver
+):
+    """Growth is bounded: what waits is counted, and the record stays small."""
+    receiver.down()
+    now = NOW
+    for number in range(14):
+        outbox.post(alert(number))
+        deliver(delivery, now)
+        now += LONGEST_WAIT_SECONDS
+    assert (outbox.log.directory / "delivery.json").stat().st_size < 15_000
+    receiver.up()
+    assert deliver(delivery, now).waiting == 4
+    assert deliver(delivery, now + BURST_SECONDS).waiting == 0
+    assert receiver.titles[-1] == "4 alerts of the kind check_failed"
+    assert receiver.repeated() == {}
 
 
 def test_a_second_deliverer_leaves_it_to_the_first(outbox, delivery):
