@@ -21,6 +21,7 @@ from resources.alerts.outbox import Outbox
 from resources.pause import pause_of
 from resources.row_retries import Refusal, RowRetriesFile, RowRetriesUnreadableError
 from sensors.attempts import Attempts, AttemptsUnreadableError, Entry, Request
+from sensors.backfill_queue import awaited_partitions
 from sensors.cancels import Cancels
 from sensors.dagster_history import (
     Evaluation,
@@ -254,6 +255,7 @@ class _Tick:
         chosen: list[Launch] = []
         if launchable and free > 0:
             queued = unfinished_partitions(self.instance)
+            queued |= awaited_partitions(self.instance, self.watched.assets)
             for key in self.watched.heaviest_first(launchable.keys()):
                 if len(chosen) == free:
                     break

@@ -152,6 +152,11 @@ class Orchestrator:
         self.instance.report_run_canceled(self.created(key, **tags))
 
     @property
+    def job(self) -> dg.JobDefinition:
+        """The job over both assets."""
+        return JOB
+
+    @property
     def told(self) -> list[tuple[str, str | None]]:
         """Kind and partition of every alert that is open."""
         opened = Outbox(self.state / "alerts").open_subjects().values()

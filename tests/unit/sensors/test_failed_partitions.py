@@ -2,6 +2,7 @@
 
 import dagster as dg
 import pytest
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
 from resources.pause import pause, resume
 from resources.row_retries import RowRetries, RowRetriesFile
@@ -172,6 +173,29 @@ def test_what_runs_or_is_queued_is_left_alone(orchestrator):
     orchestrator.behaviour.working.add("b")
     orchestrator.ahead += HOUR
     assert orchestrator.tick() == []
+
+
+def test_what_a_backfill_will_launch_is_queued(orchestrator):
+    """After a restart a new backfill covers what was interrupted: no second run is launched beside it."""
+    orchestrator.behaviour.interrupted.update("ab")
+    backfill = PartitionBackfill.from_asset_partitions(
+        backfill_id="b",
+        asset_graph=orchestrator.job.asset_layer.asset_graph,
+        partition_names=["a"],
+        asset_selection=[dg.AssetKey("first"), dg.AssetKey("second")],
+        backfill_timestamp=0.0,
+        tags={},
+        dynamic_partitions_store=orchestrator.instance,
+        all_partitions=False,
+        title=None,
+        description=None,
+        run_config=None,
+    )
+    orchestrator.instance.add_backfill(backfill)
+    assert [launch.key for launch in orchestrator.look().launches] == ["b"]
+    orchestrator.instance.update_backfill(backfill.with_status(BulkActionStatus.COMPLETED_SUCCESS))
+    orchestrator.behaviour.interrupted.remove("b")
+    assert orchestrator.tick() == ["a"]
 
 
 def test_dagster_retries_a_crash_first(orchestrator):
