@@ -29,8 +29,6 @@ from vlm_assets.catalog import Catalog, CatalogError, CatalogUnreadableError
 from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.settings import Settings
 
-DESCRIPTIONS = "property_descriptions"
-
 _ABOUT = "May be deleted: the images of each range of the catalogue, which are counted anew then."
 _ROWS_TOGETHER = 65_536
 
@@ -62,7 +60,7 @@ class ExpectedCost:
         KeyError for a range that the catalogue does not have.
         """
         whole = self.whole[key]
-        committed = committed_rows(self.settings, DESCRIPTIONS, key)
+        committed = committed_rows(self.settings, self.settings.descriptions_directory.name, key)
         if committed:
             return round(whole * (1.0 - committed / len(PropertyRange.from_key(key))))
         return 0 if _is_published(self.settings, key) else whole
