@@ -14,6 +14,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from resources.alerts.outbox import Outbox
+from resources.gpu.left_out import LeftOutDevices
 from resources.workers import Workers
 from sensors.dagster_history import PartitionHistory
 from vlm_assets.catalog import Catalog
@@ -25,7 +27,6 @@ from vlm_assets.ingest import ingest
 DESCRIPTIONS = "property_descriptions"
 PROPERTIES = 64
 STEPS = {
-    "VLM_ASSETS_DEVICES": "cpu:2",
     "VLM_ASSETS_BATCH_SIZE": "1",
     "VLM_ASSETS_COMMIT_SECONDS": "0.5",
     "VLM_ASSETS_STUCK_SECONDS": "10",
@@ -35,23 +36,24 @@ STEPS = {
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Path:
-    """One range, long enough to be killed in its middle."""
-    home = tmp_path_factory.mktemp("home")
+def make_home(home: Path, *, properties: int, range_size: int) -> Path:
+    """Ranges of properties that share two images, so that each takes a while and rendering does not."""
     listing = write_example(home, properties=2, seed=7)
     images = json.loads(listing.read_text().splitlines()[0])["images"][:2]
     listing.write_text(
-        "".join(json.dumps({"property_id": f"p{n}", "images": images}) + "\n" for n in range(PROPERTIES))
+        "".join(json.dumps({"property_id": f"p{n}", "images": images}) + "\n" for n in range(properties))
     )
-    ingest(listing, home, range_size=PROPERTIES)
+    ingest(listing, home, range_size=range_size)
     return home
 
 
-def serve(home: Path):
+def serve(home: Path, *, slots: int = 2, devices: str = "cpu:2"):
     catalog = Catalog.open(home)
-    prepare_dagster_home(home / "dagster", catalog_id=catalog.catalog_id, slots=2)
-    return dagster_server(home, home / "dagster", port=free_port(3500), grace_seconds=5.0, environment=STEPS)
+    prepare_dagster_home(home / "dagster", catalog_id=catalog.catalog_id, slots=slots)
+    environment = {**STEPS, "VLM_ASSETS_DEVICES": devices}
+    return dagster_server(
+        home, home / "dagster", port=free_port(3500), grace_seconds=5.0, environment=environment
+    )
 
 
 def wait_until(server, reached, what, seconds=240.0):
@@ -95,8 +97,9 @@ def failing(instance, key):
     return [one.check for one in history.failing(DESCRIPTIONS).get(key, [])]
 
 
-def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(home):
+def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(tmp_path):
     """One partition through all of it: killed with its code server, stopped, truncated, its database gone."""
+    home = make_home(tmp_path, properties=PROPERTIES, range_size=PROPERTIES)
     (key,) = [one.key for one in Catalog.open(home).ranges]
     workers = Workers(home / ".state" / "workers")
     with pytest.raises(Exception, match="code-server"), serve(home) as server:
@@ -153,3 +156,41 @@ def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(ho
         metadata = record.asset_materialization.metadata
         assert metadata["dagster/partition_row_count"].value == PROPERTIES
         assert metadata["found on disk"].value is True
+
+
+def test_a_device_that_hangs_twice_is_left_out_and_the_others_finish_everything(tmp_path):
+    """One of three devices stops whoever works on it: left out after the second, nothing lost nor doubled."""
+    make_home(tmp_path, properties=6 * 16, range_size=16)
+    keys = [one.key for one in Catalog.open(tmp_path).ranges]
+    workers = Workers(tmp_path / ".state" / "workers")
+    left_out = LeftOutDevices(tmp_path / ".state" / "devices_left_out.json")
+    stopped: list[str] = []
+
+    def hang() -> bool:
+        """The device at work: it stops each worker that has committed on it, until it is left out."""
+        for one in workers.living():
+            at_work = one.device == "cpu-0" and one.committed > one.restored
+            if at_work and one.run_id not in stopped and not left_out.left_out():
+                os.kill(one.pid, signal.SIGSTOP)
+                stopped.append(one.run_id)
+        return bool(left_out.left_out())
+
+    with serve(tmp_path, slots=3, devices="cpu:3") as server:
+        server.start_pages()
+        server.api.launch_backfill([DESCRIPTIONS], keys, title="t", tags={})
+        server.start_daemon()
+        began = time.monotonic()
+        wait_until(server, hang, "the device left out", 500)
+        assert list(left_out.left_out()) == ["cpu-0"]
+        assert len(stopped) == 2
+        done = server.api.partition_keys
+        wait_until(server, lambda: set(done(DESCRIPTIONS).materialized) == set(keys), "all done", 500)
+        print(f"{len(keys)} partitions done {time.monotonic() - began:.0f} s after the start, cpu-0 left out")
+    rows = [
+        one
+        for key in keys
+        for one in pq.read_table(tmp_path / DESCRIPTIONS / f"{key}.parquet")["property_id"].to_pylist()
+    ]
+    assert sorted(rows) == sorted(f"p{n}" for n in range(6 * 16))
+    alerts = Outbox(tmp_path / ".state" / "alerts").open_subjects()
+    assert alerts["devices/cpu-0/left out"].severity == "error"
