@@ -44,12 +44,16 @@ _SETTLED_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Launch:
-    """One run to be launched: of these assets of a partition, and for people why."""
+    """One run to be launched: of these assets of a partition, and for people why.
+
+    after: the run that it goes on with, which ended before it came to a check; None where there is none.
+    """
 
     key: str
     assets: tuple[str, ...]
     run_key: str
     why: str
+    after: str | None = None
 
 
 @dataclass(frozen=True)
@@ -278,7 +282,11 @@ class _Tick:
 
     def _launch(self, key: str, candidate: Candidate, run_key: str) -> Launch:
         # What stands downstream of a new result is made again with it.
-        return Launch(key, self.watched.assets[candidate.first :], run_key, "; ".join(candidate.why))
+        assets = self.watched.assets[candidate.first :]
+        run = max(candidate.runs, key=lambda one: one.created_at, default=None)
+        checked = candidate.evaluation.run_id if candidate.evaluation else None
+        after = run.run_id if run is not None and run.run_id != checked else None
+        return Launch(key, assets, run_key, "; ".join(candidate.why), after)
 
     def _forget_what_is_well(self, unwell: Collection[str]) -> None:
         """Drop the entries of partitions that are as they should be; an alert of theirs is over."""

@@ -41,29 +41,42 @@ class Retrying:
     schedule: dg.ScheduleDefinition
 
 
+RunConfigOf = Callable[[Sequence[str], Mapping[str, Any]], tuple[Mapping[str, Any], bool]]
+"""The run config of a run over these assets that comes after one with that run config, and whether it goes on
+with what a person had asked of that one: as a retry of it, under its root run."""
+
+
+def request(instance: dg.DagsterInstance, launch: Launch, run_config: RunConfigOf) -> dg.RunRequest:
+    """The run of a launch. What a person asked of the run before it is asked of this one too."""
+    before = instance.get_run_by_id(launch.after) if launch.after is not None else None
+    config, goes_on = run_config(launch.assets, before.run_config if before is not None else {})
+    tags = {LAUNCHED_BY: RETRY, WHY: launch.why[:_TAG_LENGTH]}
+    if goes_on and before is not None:
+        root = before.get_root_run_id() or before.run_id
+        tags |= {"dagster/root_run_id": root, "dagster/parent_run_id": before.run_id}
+    return dg.RunRequest(
+        run_key=launch.run_key,
+        partition_key=launch.key,
+        asset_selection=[dg.AssetKey(asset) for asset in launch.assets],
+        run_config=dict(config),
+        tags=tags,
+    )
+
+
 def build_retrying(
     failed_partitions: FailedPartitions,
     *,
     every_minutes: int,
-    run_config: Callable[[Sequence[str]], Mapping[str, object]],
+    run_config: RunConfigOf,
     ticks_directory: Path,
 ) -> Retrying:
-    """Schedule and button over the watched assets. run_config: of a run over these assets."""
+    """Schedule and button over the watched assets."""
     watched = failed_partitions.watched.assets
     again = dg.define_asset_job(
         JOB,
         selection=dg.AssetSelection.assets(*watched),
         description="One partition, materialized again. Launched by the schedule and the button beside it.",
     )
-
-    def request(launch: Launch) -> dg.RunRequest:
-        return dg.RunRequest(
-            run_key=launch.run_key,
-            partition_key=launch.key,
-            asset_selection=[dg.AssetKey(asset) for asset in launch.assets],
-            run_config=dict(run_config(launch.assets)),
-            tags={LAUNCHED_BY: RETRY, WHY: launch.why[:_TAG_LENGTH]},
-        )
 
     @dg.schedule(
         name=SCHEDULE,
@@ -84,14 +97,14 @@ def build_retrying(
             context.log.info(sentence)
         if not ticked.launches:
             return dg.SkipReason(ticked.sentence)
-        return [request(launch) for launch in ticked.launches]
+        return [request(context.instance, launch, run_config) for launch in ticked.launches]
 
     @dg.op
     def look_and_launch(context: dg.OpExecutionContext, config: FailedPartitionsNow) -> None:
         ticked = failed_partitions.tick(context.instance, tick=context.run.run_id, at_once=config.at_once)
         context.log.info(ticked.sentence)
         for launch, sentence in zip(ticked.launches, sentences(ticked.launches), strict=True):
-            run_id = launch_run(context, JOB, request(launch))
+            run_id = launch_run(context, JOB, request(context.instance, launch, run_config))
             context.log.info(f"Run {run_id}: {sentence}")
 
     @dg.job(

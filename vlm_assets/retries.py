@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
@@ -63,9 +64,17 @@ def build_retries(settings: Settings, partitions: dg.PartitionsDefinition[str]) 
     )
 
 
-def retry_config(assets: Sequence[str]) -> Mapping[str, object]:
-    """Finished rows are kept, but for those that a check refused and another try may cure."""
-    return {"ops": {asset: {"config": {"retry_transient": True}} for asset in assets}}
+def retry_config(assets: Sequence[str], before: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """The run config of a new attempt, and whether it goes on with what a person had asked of the one before.
+
+    Finished rows are kept, but for those that a check refused and another try may cure. A recomputation that
+    was cut short stays one: without that, the old file would be verified and the wish forgotten.
+    """
+    ops = before.get("ops", {})
+    asked = {asset: ops.get(asset, {}).get("config", {}) for asset in assets}
+    if any(one.get("recompute") or one.get("retry_failed") for one in asked.values()):
+        return {"ops": {asset: {"config": config} for asset, config in asked.items()}}, True
+    return {"ops": {asset: {"config": {"retry_transient": True}} for asset in assets}}, False
 
 
 class _Files:

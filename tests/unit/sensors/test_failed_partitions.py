@@ -7,6 +7,7 @@ from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from resources.pause import pause, resume
 from resources.row_retries import RowRetries, RowRetriesFile
 from sensors.attempts import Attempts
+from sensors.retry_schedule import request
 
 HOUR = 3600.0
 
@@ -196,6 +197,19 @@ def test_what_a_backfill_will_launch_is_queued(orchestrator):
     orchestrator.instance.update_backfill(backfill.with_status(BulkActionStatus.COMPLETED_SUCCESS))
     orchestrator.behaviour.interrupted.remove("b")
     assert orchestrator.tick() == ["a"]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_run_goes_on_with_the_one_before_where_that_was_asked_for_more(orchestrator, goes_on):
+    """Under the root run of the first, so that its generation is resumed; else it is a run of its own."""
+    orchestrator.behaviour.of_key["a"] = "interrupt"
+    orchestrator.materialize("a")
+    (before,) = orchestrator.instance.get_runs()
+    (launch,) = orchestrator.look().launches
+    assert launch.after == before.run_id
+    made = request(orchestrator.instance, launch, lambda assets, config: ({"ops": {}}, goes_on))
+    assert (made.partition_key, made.run_key) == ("a", launch.run_key)
+    assert made.tags.get("dagster/root_run_id") == (before.run_id if goes_on else None)
 
 
 def test_dagster_retries_a_crash_first(orchestrator):

@@ -78,9 +78,20 @@ def test_an_order_is_kept_for_a_while(dataset):
     assert asked[1:] == [{"d"}, {"d"}]
 
 
+def test_a_recomputation_that_was_cut_short_stays_one():
+    """What a person asked of the run that failed is asked of the next, and nothing else."""
+    asked = {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}}}
+    carried, goes_on = retry_config(ASSETS, asked)
+    assert goes_on
+    assert carried == {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}, EMBEDDINGS: {"config": {}}}}
+    assert not retry_config([EMBEDDINGS], asked)[1], "what was recomputed is published: the rest is as ever"
+
+
 def test_the_run_config_and_the_settings_reach_the_runs(dataset):
     """Every watched asset of a run tries its curable rows again; the cap is the setting's."""
-    assert retry_config([EMBEDDINGS]) == {"ops": {EMBEDDINGS: {"config": {"retry_transient": True}}}}
+    again = {"ops": {EMBEDDINGS: {"config": {"retry_transient": True}}}}
+    assert retry_config([EMBEDDINGS], {}) == (again, False)
+    assert retry_config([EMBEDDINGS], again) == (again, False)
     settings = dataset.settings.model_copy(update={"retry_runs": 7, "retry_backoff_minutes": 2.0})
     made = build_failed_partitions(settings, dataset.keys)
     assert (made.cap, made.policy.attempts, made.policy.backoff_seconds) == (7, 5, 120.0)
