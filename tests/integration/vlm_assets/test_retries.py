@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,10 +18,14 @@ from vlm_assets.catalog import Catalog
 from vlm_assets.cli import app
 from vlm_assets.dagster_home import prepare_dagster_home
 from vlm_assets.dagster_server import DagsterServer, dagster_server, free_port
+from vlm_assets.expected_cost import committed_rows
 from vlm_assets.ingest import ingest
+from vlm_assets.settings import load_settings
 
 DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
 BOTH = [DESCRIPTIONS, EMBEDDINGS]
+LONG = 60
+"""Properties of the range that takes a while."""
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -35,7 +40,7 @@ mutation($selector: JobOrPipelineSelector!, $config: RunConfigData) {
 
 @dataclass
 class Running:
-    """A home of four small ranges, and the Dagster that runs on it."""
+    """A home of two small ranges and a long one, and the Dagster that runs on it."""
 
     home: Path
     server: DagsterServer
@@ -85,11 +90,21 @@ def running(listing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """The daemon looks every minute, and waits three seconds before a first new attempt."""
     home = tmp_path_factory.mktemp("home")
     few = listing.with_name("few.jsonl")
-    few.write_text("".join(listing.read_text().splitlines(keepends=True)[:8]))
+    few.write_text("".join(listing.read_text().splitlines(keepends=True)[:4]))
     ingest(few, home, range_size=2)
+    images = json.loads(few.read_text().splitlines()[0])["images"][:1]
+    lines = [json.dumps({"property_id": f"long-{n}", "images": images}) + "\n" for n in range(LONG)]
+    few.write_text("".join(lines))
+    ingest(few, home, range_size=LONG)
     dagster_home = home / "dagster"
     prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
-    told = {"VLM_ASSETS_RETRY_EVERY_MINUTES": "1", "VLM_ASSETS_RETRY_BACKOFF_MINUTES": "0.05"}
+    told = {
+        "VLM_ASSETS_RETRY_EVERY_MINUTES": "1",
+        "VLM_ASSETS_RETRY_BACKOFF_MINUTES": "0.05",
+        # Small steps, so that a test can act between two commits.
+        "VLM_ASSETS_BATCH_SIZE": "1",
+        "VLM_ASSETS_COMMIT_SECONDS": "0.5",
+    }
     with (
         dagster_server(
             home, dagster_home, port=free_port(3500), grace_seconds=10.0, environment=told
@@ -142,3 +157,33 @@ def test_a_pause_is_what_the_schedule_says_and_the_button_tries_again(
     assert answer["launchRun"]["__typename"] == "LaunchRunSuccess", answer
     running.wait_until(lambda: running.published(key), "published by the button")
     assert len(running.runs(key, **{LAUNCHED_BY: RETRY})) == 1
+
+
+def test_a_pause_drains_what_works_and_it_goes_on_afterwards(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Committed, no failure, the device free; Dagster's own retry waits for the end and finishes it."""
+    key = running.keys[2]
+    monkeypatch.setenv("VLM_ASSETS_HOME", str(running.home))
+    settings = load_settings(home=running.home)
+    running.server.api.launch_backfill(BOTH, [key], title="long", tags={})
+    running.wait_until(lambda: committed_rows(settings, DESCRIPTIONS, key) > 0, "first commit")
+    paused = CliRunner().invoke(app, ["pause", "--home", str(running.home)])
+    assert paused.exit_code == 0, paused.output
+    (ended, *_) = running.runs(key)[::-1]
+    running.wait_until(lambda: running.instance.get_run_by_id(ended.run_id).is_finished, "the run ended")
+    tags = running.instance.get_run_by_id(ended.run_id).tags
+    assert tags["dagster/failure_reason"] == "UNEXPECTED_TERMINATION"
+    committed = committed_rows(settings, DESCRIPTIONS, key)
+    assert 0 < committed < LONG
+
+    running.wait_until(lambda: len(running.runs(key)) == 2, "retried by Dagster")
+    retry = running.runs(key)[0].run_id
+    running.wait_until(
+        lambda: any("Waiting, without a device" in one.message for one in running.instance.all_logs(retry)),
+        "the retry waits",
+    )
+    assert committed_rows(settings, DESCRIPTIONS, key) == committed
+    assert CliRunner().invoke(app, ["resume", "--home", str(running.home)]).exit_code == 0
+    running.wait_until(lambda: running.published(key), "published")
+    assert running.instance.get_run_by_id(retry).tags["dagster/retry_number"] == "1"
