@@ -79,8 +79,10 @@ def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
         of_it = {"dagster/backfill": backfill}
         queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED], tags=of_it)
         running.wait_until(lambda: instance.get_runs_count(queued) == 3, "three runs queued")
-        instance.event_log_storage.set_concurrency_slots(POOL, 1)
-        running.wait_until(lambda: not api.partition_keys(DESCRIPTIONS).rest, "all materialized")
-        runs = instance.get_run_records(dg.RunsFilter(tags=of_it))
-    started = sorted(runs, key=lambda record: record.start_time or 0.0)
-    assert [record.dagster_run.tags["dagster/partition"] for record in started] == [HEAVY, MIDDLE, LIGHT]
+        taken: list[str] = []
+        for slots in (1, 2, 3):
+            instance.event_log_storage.set_concurrency_slots(POOL, slots)
+            running.wait_until(lambda left=3 - slots: instance.get_runs_count(queued) == left, "a run taken")
+            left = {run.tags["dagster/partition"] for run in instance.get_runs(queued)}
+            taken += {LIGHT, MIDDLE, HEAVY} - left - set(taken)
+    assert taken == [HEAVY, MIDDLE, LIGHT]
