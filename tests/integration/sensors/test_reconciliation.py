@@ -143,7 +143,6 @@ def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(tm
         server.api.launch_backfill([DESCRIPTIONS], [key], title="restore", tags={})
         wait_until(server, lambda: not failing(instance, key), "the check passing again")
     assert pq.read_metadata(file).num_rows == PROPERTIES
-    assert not workers.dead()
 
     for name in ("history", "storage", "schedules"):
         shutil.rmtree(home / "dagster" / name)
@@ -152,6 +151,8 @@ def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(tm
         server.start_pages()
         server.start_daemon()
         wait_until(server, lambda: materialized(instance, key), "the partition told again", 90)
+        # Ending Dagster may have killed a run that only verified: nothing of it stays.
+        wait_until(server, lambda: not workers.dead(), "what dead workers left cleared away", 90)
         (record,) = instance.fetch_materializations(dg.AssetKey(DESCRIPTIONS), limit=1).records
         metadata = record.asset_materialization.metadata
         assert metadata["dagster/partition_row_count"].value == PROPERTIES
