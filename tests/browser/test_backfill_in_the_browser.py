@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Page, expect
 
+from resources.alerts.outbox import Outbox
 from vlm_assets.catalog import Catalog
 from vlm_assets.ingest import ingest
 
 DESCRIPTIONS = "property_descriptions"
-CHECKS = ("failed_share", "ids_conserved", "row_count", "row_schema", "unique_ids")
+CHECKS = ("failed_share", "ids_conserved", "published_file", "row_count", "row_schema", "unique_ids")
 RANGE_SIZE = 6
 
 # Runs are processes with a model each, and the daemon looks for backfills every 30 s.
@@ -92,3 +93,37 @@ def test_partition_without_images_is_red_and_says_what_to_do(
     assert not (published / f"{key}.parquet").exists()
     assert {file.stem for file in published.glob("*.parquet")} == before
     assert all(pq.read_metadata(file).num_rows == RANGE_SIZE for file in published.glob("*.parquet"))
+
+
+def test_the_alert_of_a_red_partition_leads_to_it(desk, page: Page, picture: Callable[[str], None]) -> None:
+    """What a person is told of the red partition above: expected, found, what to do, a link that shows it."""
+    outbox = Outbox(desk.home / ".state" / "alerts")
+    told = f"{DESCRIPTIONS}/{desk.keys[-1]}/failed_share"
+    desk.wait_until(lambda: told in outbox.open_subjects(), "the alert", seconds=60.0)
+    alert = outbox.open_subjects()[told]
+    assert alert.partition == desk.keys[-1]
+    assert alert.expected
+    assert f"{RANGE_SIZE} of {RANGE_SIZE} failed" in str(alert.found)
+    assert "vlm-assets show" in alert.next_step
+
+    page.goto(f"/{alert.page}")
+    expect(page.get_by_text("Failure", exact=True).first).to_be_visible()
+    expect(page.get_by_text(desk.keys[-1]).first).to_be_visible()
+    picture("alert-link")
+
+
+def test_a_deleted_file_is_put_back_by_the_button(desk, page: Page, picture: Callable[[str], None]) -> None:
+    """A published file that vanished: `failed_partitions_now` tries its partition again, and it is whole."""
+    api, key = desk.server.api, desk.keys[0]
+    published = desk.home / DESCRIPTIONS / f"{key}.parquet"
+    content = published.read_bytes()
+    published.unlink()
+    page.goto("/locations/vlm_assets/jobs/failed_partitions_now/playground")
+    page.get_by_role("button", name="Launch Run", exact=True).click()
+    desk.wait_until(published.exists, "the file is back")
+    assert published.read_bytes() == content
+    desk.wait_until(lambda: key not in api.partition_keys(DESCRIPTIONS).running, "the run has ended")
+
+    page.goto(f"/assets/{DESCRIPTIONS}?view=partitions&partition={key}")
+    expect(page.get_by_role("row", name=re.compile(r"^verified"))).to_contain_text("second copy")
+    picture("retried-partition")
