@@ -30,6 +30,12 @@ CHROMIUM = [
     "--disable-default-apps",
     "--no-first-run",
 ]
+WITHOUT_FOLDER = """folder => {
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+        texts.currentNode.data = texts.currentNode.data.replaceAll(folder, "");
+    }
+}"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -110,6 +116,8 @@ def picture(page: Page, request: pytest.FixtureRequest, tmp_path: Path) -> Calla
 
     def take(name: str) -> None:
         taken = tmp_path / f"{name}.png"
+        # Stack traces name folders of this machine, which are nobody's business.
+        page.evaluate(WITHOUT_FOLDER, f"{request.config.rootpath}/")
         page.screenshot(path=taken)
         if request.config.getoption("--update-screenshots"):
             folder = request.config.rootpath / "docs" / "images"
