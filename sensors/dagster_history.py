@@ -24,6 +24,8 @@ NO_ATTEMPT = "vlm-assets/no-attempt"
 
 The id, because Dagster's run retries inherit tags.
 """
+NEEDS_PERSON = "vlm-assets/needs-person"
+"""Run tag: the run's own id, where it stopped for what another start would only repeat."""
 
 _PARTITION = "dagster/partition"
 _RUN_KEY = "dagster/run_key"
@@ -82,6 +84,11 @@ class RunState:
         reason = self.tags.get(_FAILURE_REASON)
         outside = reason if reason == "UNEXPECTED_TERMINATION" else None
         return "no attempt" if self.tags.get(NO_ATTEMPT) == self.run_id else outside
+
+    @property
+    def needs_person(self) -> bool:
+        """Whether it stopped for what another start would only repeat."""
+        return self.tags.get(NEEDS_PERSON) == self.run_id
 
     @property
     def is_retried_by_dagster(self) -> bool:
@@ -318,7 +325,7 @@ def _runs_where(instance: DagsterInstance, *conditions: Any) -> list[RunState]:
     runs, tags = _run_table(), _tag_table()
     times = (runs.c.create_timestamp, runs.c.update_timestamp, runs.c.end_time)
     query = db.select(runs.c.run_id, runs.c.status, *times).where(*conditions).order_by(runs.c.id)
-    wanted = (*_TAGS, LAUNCHED_BY, NO_ATTEMPT)
+    wanted = (*_TAGS, LAUNCHED_BY, NO_ATTEMPT, NEEDS_PERSON)
     of_runs = db.select(tags.c.run_id, tags.c.key, tags.c.value).where(
         tags.c.key.in_(wanted), tags.c.run_id.in_(db.select(runs.c.run_id).where(*conditions))
     )

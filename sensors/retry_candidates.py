@@ -106,10 +106,11 @@ def _not_materialized(
     """Partitions whose latest run ended without materializing them: key, why, run. Fills ``busy``."""
     attempts = history.open_attempts[asset]
     known = states([one.run_id for one in attempts.values()])
-    for key, attempt in attempts.items():
+    for key, attempt in list(attempts.items()):
         run = known.get(attempt.run_id)
         if run is None:
-            # Deleted: what is on disk still tells.
+            # Deleted: forgotten here too, for what is on disk still tells.
+            del attempts[key]
             continue
         if run.status is dg.DagsterRunStatus.NOT_STARTED and key in launching:
             yield key, f"{asset}: its launch was cut short", None

@@ -14,6 +14,7 @@ a materialization that failed             this schedule, backing off; five attem
 a check that failed for its rows          this schedule: rows of a transient kind, three tries each; where
                                           none is left, a person
 a file that does not match its record     this schedule: the second copy, else as a materialization
+answers of the model that are garbage     a person: its failed rows are new rows, and would go on for ever
 settings or catalogue changed             a person, who is shown what it costs
 cancelled by a person                     that person, by launching it
 ========================================  ==========================================================
@@ -98,6 +99,9 @@ def decide(entry: Entry, facts: Facts, policy: Policy, *, now: float, at_once: b
         entry = replace(entry, attempts=0, given_up=False, not_before=0.0)
     if facts.unreadable is not None:
         return Decision(Action.PERSON, entry, facts.unreadable)
+    if run is not None and run.needs_person and not at_once:
+        why = f"run {run.run_id[:8]} stopped for what a new start would repeat: its error says what to do"
+        return Decision(Action.PERSON, entry, why)
     if facts.refusal is not None and not facts.refusal.curable:
         return Decision(Action.PERSON, entry, facts.refusal.sentence())
     if entry.given_up:

@@ -28,10 +28,11 @@ from resources.row_retries import RowRetries, RowRetriesFile
 from resources.staged_file import StagedFile
 from resources.vlm.failure_kinds import TRANSIENT_KINDS
 from resources.workers import Phase, WorkerBeat, Workers
-from sensors.dagster_history import NO_ATTEMPT
+from sensors.dagster_history import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.check_events import check_result, published_file_result
 from vlm_assets.checks import CheckOutcome
 from vlm_assets.fingerprint import Fingerprint
+from vlm_assets.garbage import GarbageOutputError
 from vlm_assets.pausing import PausableProgress, wait_while_paused
 from vlm_assets.progress import Progress
 from vlm_assets.row_rounds import (
@@ -243,6 +244,10 @@ def _work(context: dg.AssetExecutionContext, steps: Steps, journal: Journal, pro
         # No device to work on says nothing of the partition: it is no attempt.
         context.instance.add_run_tags(context.run.run_id, {NO_ATTEMPT: context.run.run_id})
         raise
+    except GarbageOutputError:
+        # Its failed rows are new rows all the same: tried again by itself, it would fill up with them.
+        context.instance.add_run_tags(context.run.run_id, {NEEDS_PERSON: context.run.run_id})
+        raise
 
 
 def _told(context: dg.AssetExecutionContext, outcomes: Sequence[CheckOutcome]) -> dict[str, Any]:
@@ -254,8 +259,18 @@ def _is_current(record: PublishedRecord, partition: Partition, generation: str, 
     if record.fingerprint != partition.fingerprint.digest:
         return False
     # A run retry of a recomputation that was already published must not compute it a third time.
-    asked_again = options.recompute or options.retry_failed
-    return not asked_again or record.metadata.get("generation") == generation
+    if options.recompute or options.retry_failed:
+        return record.metadata.get("generation") == generation
+    return not (options.retry_transient and _is_refused_beside(record, partition))
+
+
+def _is_refused_beside(record: PublishedRecord, partition: Partition) -> bool:
+    """Whether a recomputation, refused by a check, stands beside what is published."""
+    standing, _ = partition.row_retries.read_or_set_aside()
+    if standing is None or standing.fingerprint != record.fingerprint:
+        return False
+    journals = (partition.journal_directory(one) for one in (standing.generation, standing.source) if one)
+    return standing.generation != record.metadata.get("generation") and any(one.is_dir() for one in journals)
 
 
 def _verify(

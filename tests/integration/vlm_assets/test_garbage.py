@@ -2,6 +2,7 @@
 
 import json
 
+from sensors.dagster_history import NEEDS_PERSON
 from vlm_assets.expected_cost import committed_rows
 from vlm_assets.garbage import WINDOW
 from vlm_assets.ingest import ingest
@@ -22,6 +23,8 @@ def test_a_partition_of_garbage_stops_early_and_keeps_what_is_committed(desk, li
     assert not stopped.success
     assert f"of the model's last {WINDOW} answers are no descriptions" in stopped.failure
     assert not stopped.published
+    tags = desk.instance.get_run_by_id(stopped.result.run_id).tags
+    assert tags[NEEDS_PERSON] == stopped.result.run_id, "its failed rows are new rows: for a person"
     assert not stopped.checks
     committed = committed_rows(desk.settings, "property_descriptions", key)
     assert WINDOW <= committed < PROPERTIES

@@ -110,3 +110,18 @@ def test_an_interrupted_round_is_gone_on_with(desk, ids, materialize):
     done = materialize()
     assert done.success, done.failure
     assert set(described) == set(ids[:3])
+
+
+def test_a_refused_recomputation_is_gone_on_with_beside_what_is_published(desk, ids, materialize):
+    """A retry of it computes its failed rows, and never passes the old file off as the new one."""
+    assert materialize().success
+    ailing.update(ids[:3])
+    assert not materialize({"recompute": True}).success
+    ailing.clear()
+    done = materialize(AGAIN)
+    assert done.success, done.failure
+    assert set(described) == set(ids[:3])
+    assert done.published[0].metadata["kept rows"].value == 5
+    assert standing(desk) is None
+    assert materialize(AGAIN).success
+    assert described == [], "what is published now is the recomputation"

@@ -159,6 +159,19 @@ def wait_for_second_after(orchestrator, at):
             return
 
 
+def test_a_failed_run_that_a_person_deletes_hides_nothing(orchestrator):
+    """What the disk says of the partition counts then: an interrupted one is resumed."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    (run,) = orchestrator.instance.get_runs(limit=1)
+    orchestrator.materialize("b")
+    orchestrator.look()
+    orchestrator.behaviour.interrupted.add("a")
+    orchestrator.instance.delete_run(run.run_id)
+    orchestrator.ahead += HOUR
+    assert orchestrator.tick() == ["a"]
+
+
 def test_a_stuck_worker_that_was_ended_is_not_cancelled(orchestrator):
     """What the health sensor ends carries the reason, whatever Dagster calls it: it is resumed."""
     orchestrator.cancelled("a", **{"dagster/failure_reason": "UNEXPECTED_TERMINATION"})

@@ -4,7 +4,7 @@ from dagster import DagsterRunStatus
 
 from resources.row_retries import Refusal
 from sensors.attempts import Entry
-from sensors.dagster_history import LAUNCHED_BY, NO_ATTEMPT, RETRY, RunState
+from sensors.dagster_history import LAUNCHED_BY, NEEDS_PERSON, NO_ATTEMPT, RETRY, RunState
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Facts, Policy, decide
 
 POLICY = Policy(attempts=5, backoff_seconds=600.0)
@@ -48,6 +48,14 @@ def test_no_free_device_is_no_attempt():
     assert decide(entry(), facts(waited), POLICY, now=ENDED + 1).entry.attempts == 0
     inherited = run(dagster__failure_reason="STEP_FAILURE", **{NO_ATTEMPT: "another run"})
     assert decide(entry(), facts(inherited), POLICY, now=ENDED + 1).entry.attempts == 1
+
+
+def test_a_run_that_stopped_at_garbage_is_a_persons():
+    """Its failed rows are new rows, so it would never be given up; the button tries it all the same."""
+    garbage = run(dagster__failure_reason="STEP_FAILURE", **{NEEDS_PERSON: "run"})
+    assert decide(entry(), facts(garbage, rows=40), POLICY, now=ENDED + 1e6).action is Action.PERSON
+    asked = decide(entry(), facts(garbage, rows=40), POLICY, now=ENDED + 1e6, at_once=True)
+    assert asked.action is Action.LAUNCH
 
 
 def test_a_failed_materialization_backs_off_and_is_given_up():
