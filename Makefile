@@ -16,11 +16,12 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_D
 	$(BIN)/python -m pip -qq install --no-compile
 TESTS := $(wildcard tests/unit tests/faults tests/integration tests/browser)
 
-.PHONY: help run test test-deps faults mutations example-model bench-gpu clean
+.PHONY: help run test test-long test-deps faults mutations example-model bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
 	@echo "make test           environment, lint, types and all tests"
+	@echo "make test-long      the tests that take many minutes and are left out of make test"
 	@echo "make test-deps      what the tests need from apt (as root)"
 	@echo "make faults         the long fault campaign; goes on where it was stopped (as root: power cuts too)"
 	@echo "make faults HOME_DIR=/mnt/disk   says whether that storage can be trusted, and why not"
@@ -37,6 +38,10 @@ test: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest $(TESTS)
+
+# What waits for real daemons for many minutes: for a change of what they do, and before a release.
+test-long: .venv/installed-dev
+	$(BIN)/pytest -m long $(TESTS)
 
 # The storage part alone where HOME_DIR is given; ARGS='--help' lists what else can be asked.
 faults: .venv/installed

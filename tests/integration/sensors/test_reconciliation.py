@@ -159,6 +159,7 @@ def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(tm
         assert metadata["found on disk"].value is True
 
 
+@pytest.mark.long
 def test_a_device_that_hangs_twice_is_left_out_and_the_others_finish_everything(tmp_path):
     """One of three devices stops whoever works on it: left out after the second, nothing lost nor doubled."""
     make_home(tmp_path, properties=6 * 16, range_size=16)
