@@ -21,11 +21,10 @@ from resources.alerts.messages import alerts_cannot_be_written
 from resources.alerts.outbox import Outbox
 from sensors import check_alerts, run_alerts
 from sensors.dagster_history import Evaluation, PartitionHistory
-from sensors.silent_sensors import silent_sensors, ticking_again
+from sensors.silent_sensors import ALERTS, ALERTS_SECONDS, silent_sensors, ticking_again
 from sensors.ticks import record_tick
 
-NAME = "alerts"
-INTERVAL_SECONDS = 20
+NAME, INTERVAL_SECONDS = ALERTS, ALERTS_SECONDS
 DELIVERY_SECONDS = 20.0
 """Of a tick, after which a target that hangs is left for the next one. Dagster gives a tick 60."""
 
@@ -183,13 +182,18 @@ def build_alerts_sensor(
     def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         now = time.time()
         try:
-            record_tick(ticks, NAME, now, interval_seconds=INTERVAL_SECONDS)
             cursor, said = lookout.look(context.instance, Cursor.read(context.cursor), now=now)
             context.update_cursor(cursor.text())
             delivered = delivery.deliver(now=now, seconds=DELIVERY_SECONDS, address=address())
         except OSError as error:
             cry(error, now)
             raise
+        try:
+            record_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS)
+        except OSError as error:
+            # Raised, it would undo the cursor of a tick that has told.
+            context.log.warning(f"The tick could not be noted: {error}")
+            cry(error, now)
         sentence = f"{said}; {_sentence(delivered)}"
         context.log.info(sentence)
         return dg.SkipReason(sentence)

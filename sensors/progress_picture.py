@@ -12,7 +12,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from sensors.ticks import record_tick
+from sensors.ticks import note_tick
 
 NAME = "progress_picture"
 INTERVAL_SECONDS = 60
@@ -71,11 +71,15 @@ def build_progress_picture_sensor(
     )
     def progress_picture(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         now = clock()
-        record_tick(ticks, NAME, now, interval_seconds=INTERVAL_SECONDS)
+        result = look(context.cursor, now)
+        note_tick(ticks, NAME, now, interval_seconds=INTERVAL_SECONDS, log=context.log)
+        return result
+
+    def look(kept: str | None, now: float) -> dg.SensorResult:
         pause = paused()
         if pause is not None:
             return dg.SensorResult(skip_reason=f"Nothing moves: {pause}.")
-        drawn, there = Drawn.from_cursor(context.cursor), moved()
+        drawn, there = Drawn.from_cursor(kept), moved()
         if not there:
             return dg.SensorResult(skip_reason="Nothing was ever started.")
         if drawn.is_due(there, works=works(), now=now):

@@ -27,7 +27,7 @@ from sensors.dagster_runs import (
     runs_under_way,
     unknown_to_dagster,
 )
-from sensors.ticks import record_tick
+from sensors.ticks import note_tick
 
 NAME = "reconciliation"
 INTERVAL_SECONDS = 30
@@ -186,7 +186,6 @@ def build_reconciliation_sensor(
         ),
     )
     def reconciliation(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        record_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS)
         instance = context.instance
         ended, still = end_dead_runs(instance, workers, _seen(context.cursor))
         done = Reconciled(
@@ -196,6 +195,7 @@ def build_reconciliation_sensor(
         )
         context.update_cursor(json.dumps({run: asdict(process) for run, process in still.items()}))
         context.log.info(done.sentence())
+        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=context.log)
         return dg.SkipReason(done.sentence())
 
     return reconciliation

@@ -16,7 +16,7 @@ import dagster as dg
 from sensors.dagster_history import LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, sentences
 from sensors.run_launching import launch_run
-from sensors.ticks import record_tick
+from sensors.ticks import note_tick
 
 SCHEDULE = "failed_partitions_again"
 BUTTON = "failed_partitions_now"
@@ -90,14 +90,14 @@ def build_retrying(
     )
     def failed_partitions_again(context: dg.ScheduleEvaluationContext):  # type: ignore[no-untyped-def]
         at = context.scheduled_execution_time
-        record_tick(ticks_directory, SCHEDULE, at.timestamp(), interval_seconds=every_minutes * 60.0)
         ticked = failed_partitions.tick(context.instance, tick=at.isoformat())
         context.log.info(ticked.sentence)
         for sentence in sentences(ticked.launches):
             context.log.info(sentence)
-        if not ticked.launches:
-            return dg.SkipReason(ticked.sentence)
-        return [request(context.instance, launch, run_config) for launch in ticked.launches]
+        requests = [request(context.instance, launch, run_config) for launch in ticked.launches]
+        interval = every_minutes * 60.0
+        note_tick(ticks_directory, SCHEDULE, at.timestamp(), interval_seconds=interval, log=context.log)
+        return requests or dg.SkipReason(ticked.sentence)
 
     @dg.op
     def look_and_launch(context: dg.OpExecutionContext, config: FailedPartitionsNow) -> None:

@@ -21,7 +21,7 @@ from resources.alerts.outbox import Outbox
 from resources.workers import Workers
 from sensors.dagster_history import PartitionHistory, report_evaluation
 from sensors.published_signatures import Seen, Snapshot, foreign_names, signatures
-from sensors.ticks import record_tick
+from sensors.ticks import note_tick
 
 NAME = "row_count_drift"
 CHECK = "published_file"
@@ -220,7 +220,6 @@ def build_row_count_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> dg.Se
         ),
     )
     def row_count_drift(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        record_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS)
         instance = context.instance
 
         def tell(asset: str, key: str, verdict: Verdict) -> None:
@@ -234,6 +233,7 @@ def build_row_count_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> dg.Se
         said = watcher.look(tell, failing)
         for sentence in said:
             context.log.info(sentence)
+        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=context.log)
         return dg.SkipReason(" ".join(said[:5]) or "Nothing has changed on disk since the last look.")
 
     return row_count_drift

@@ -11,15 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from resources.alerts.alert import Alert
-from sensors.ticks import last_ticks
+from sensors.ticks import LONGEST_SILENCE_SECONDS, last_ticks, longest_silence
 
 SILENT, DAEMON_SILENT = "sensor_silent", "daemon_silent"
 
-LONGEST_SILENCE_SECONDS = 300.0
-"""No tick for this long, nor for five of its own intervals, is silence."""
+ALERTS, ALERTS_SECONDS = "alerts", 20
+"""Name and interval of the sensor that looks at the others: it is looked at from outside Dagster."""
 
 _DAEMON = "daemon"
-_INTERVALS = 5.0
 
 
 def silent_sensors(
@@ -33,7 +32,7 @@ def silent_sensors(
     for name, interval in watched.items():
         tick = ticks.get(name)
         last = max(tick.at, since) if tick else since
-        if now - last <= max(_INTERVALS * interval, LONGEST_SILENCE_SECONDS):
+        if now - last <= longest_silence(interval):
             continue
         yield Alert(
             kind=SILENT,
@@ -60,8 +59,7 @@ def ticking_again(
     if _DAEMON in open_subjects:
         found.append((_DAEMON, str(now), "The daemon ticks."))
     for tick in last_ticks(directory).values():
-        quiet = now - tick.at > max(_INTERVALS * tick.interval_seconds, LONGEST_SILENCE_SECONDS)
-        if _subject(tick.name) in open_subjects and not quiet:
+        if _subject(tick.name) in open_subjects and not tick.is_quiet(now):
             found.append((_subject(tick.name), str(tick.at), f"It ticked at {_clock(tick.at)}."))
     return found
 
@@ -90,6 +88,17 @@ def silent_daemon(directory: Path, *, now: float) -> Alert | None:
         page="deployment/daemons",
         at=now,
     )
+
+
+def silent_alerts(directory: Path, *, now: float) -> Alert | None:
+    """An alert where others tick and the alerts sensor, which nobody inside Dagster looks at, does not."""
+    others = [tick for tick in last_ticks(directory).values() if tick.name != ALERTS]
+    ticking = [tick.since for tick in others if now - tick.at <= LONGEST_SILENCE_SECONDS]
+    if not ticking:
+        return None
+    # From when the daemon runs: just started, it had no time for this one yet.
+    found = silent_sensors(directory, {ALERTS: ALERTS_SECONDS}, since=min(ticking), now=now)
+    return next(found, None)
 
 
 def _subject(name: str) -> str:

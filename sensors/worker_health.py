@@ -26,7 +26,7 @@ from resources.gpu.left_out import LeftOutDevices
 from resources.processes import ProcessIdentity
 from resources.workers import Worker, Workers, boot_id
 from sensors.dagster_runs import fit_pool, mark_interrupted
-from sensors.ticks import record_tick
+from sensors.ticks import note_tick
 from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
 
 NAME = "worker_health"
@@ -300,7 +300,6 @@ def build_worker_health_sensor(watcher: HealthWatcher, *, pool: str, ticks: Path
         ),
     )
     def worker_health(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        record_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS)
         instance = context.instance
         watch = Watch.read(context.cursor, now=watcher.monotonic())
         told_before = set(watch.left_out)
@@ -317,6 +316,7 @@ def build_worker_health_sensor(watcher: HealthWatcher, *, pool: str, ticks: Path
         context.update_cursor(json.dumps(asdict(watch)))
         for sentence in said:
             context.log.info(sentence)
+        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=context.log)
         return dg.SkipReason(" ".join(said) or "Every worker moves and every device is sound.")
 
     return worker_health

@@ -83,17 +83,18 @@ def test(home: Home = None) -> None:
 
 @app.command()
 def deliver(home: Home = None) -> None:
-    """Notice a daemon that has gone silent, and deliver what waits: for cron or a systemd timer.
+    """Notice a silent daemon or alerts sensor, and deliver what waits: for cron or a systemd timer.
 
     Works with Dagster up or down. Exit code 1 if something waits that a target did not take.
     """
-    from sensors.silent_sensors import silent_daemon
+    from sensors.silent_sensors import silent_alerts, silent_daemon
     from vlm_assets.alert_settings import build_delivery, pages_address, ticks_directory
 
     current = chosen_settings(home)
     delivery = build_delivery(current)
     now = time.time()
-    silent = silent_daemon(ticks_directory(current), now=now)
+    ticks = ticks_directory(current)
+    silent = silent_daemon(ticks, now=now) or silent_alerts(ticks, now=now)
     if silent is not None:
         delivery.outbox.post(silent)
     done = delivery.deliver(now=now, seconds=_SECONDS, address=pages_address(current))

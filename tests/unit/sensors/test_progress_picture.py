@@ -1,6 +1,10 @@
 """When the picture of all partitions is drawn anew."""
 
-from sensors.progress_picture import Drawn
+import dagster as dg
+import pytest
+
+from sensors.progress_picture import NAME, Drawn, build_progress_picture_sensor
+from sensors.ticks import last_ticks
 
 
 def test_while_something_works_a_picture_is_drawn_every_ten_minutes() -> None:
@@ -11,3 +15,27 @@ def test_while_something_works_a_picture_is_drawn_every_ten_minutes() -> None:
     assert drawn.is_due("a", works=True, now=1600.0)
     assert not drawn.is_due("a", works=False, now=9999.0)
     assert Drawn.from_cursor("not json") == Drawn.from_cursor(None) == Drawn()
+
+
+@pytest.mark.parametrize("sentence", ["paused since noon", None])
+def test_a_tick_is_noted_at_its_end_and_in_a_pause_too(tmp_path, sentence) -> None:
+    """One that fails each time counts as silent; one that has nothing to do does not."""
+
+    def moved() -> str:
+        raise ValueError("the catalogue does not read")
+
+    @dg.asset
+    def picture() -> None: ...
+
+    def sensor(moved):
+        return build_progress_picture_sensor(
+            picture, moved=moved, works=lambda: False, paused=lambda: sentence, ticks=tmp_path / "ticks"
+        )
+
+    if sentence is None:
+        with pytest.raises(ValueError, match="catalogue"):
+            sensor(moved)(dg.build_sensor_context())
+        assert last_ticks(tmp_path / "ticks") == {}
+        moved = str
+    sensor(moved)(dg.build_sensor_context())
+    assert list(last_ticks(tmp_path / "ticks")) == [NAME]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sensors.silent_sensors import LONGEST_SILENCE_SECONDS, silent_daemon, silent_sensors, ticking_again
-from sensors.ticks import record_tick
+from sensors.silent_sensors import silent_alerts, silent_daemon, silent_sensors, ticking_again
+from sensors.ticks import LONGEST_SILENCE_SECONDS, record_tick
 
 NOW = 1_790_000_000.0
 WATCHED = {"drift": 30.0, "retries": 600.0}
@@ -70,3 +70,34 @@ def test_a_daemon_is_silent_when_nothing_ticks_and_once_a_time(ticks):
 def test_a_home_where_nothing_ever_ticked_has_no_silent_daemon(tmp_path):
     """Installed and not started yet is no alarm."""
     assert silent_daemon(tmp_path / "ticks", now=NOW) is None
+
+
+def test_the_alerts_sensor_is_looked_at_on_its_own(tmp_path):
+    """It fails at each tick while the others tick: nobody inside Dagster would say so."""
+    record_tick(tmp_path, "alerts", NOW, interval_seconds=20)
+    for after in range(0, 361, 60):
+        record_tick(tmp_path, "drift", NOW + after, interval_seconds=30)
+    assert silent_alerts(tmp_path, now=NOW + LONGEST_SILENCE_SECONDS) is None
+    found = silent_alerts(tmp_path, now=NOW + 361)
+    assert found is not None
+    assert (found.kind, found.subject) == ("sensor_silent", "sensor/alerts")
+    record_tick(tmp_path, "alerts", NOW + 370, interval_seconds=20)
+    assert silent_alerts(tmp_path, now=NOW + 371) is None
+    assert [one[0] for one in ticking_again(tmp_path, {"sensor/alerts"}, now=NOW + 371)] == ["sensor/alerts"]
+
+
+def test_an_alerts_sensor_that_never_ticked_is_silent_too(tmp_path):
+    """One that fails from the first start has no tick of its own."""
+    for after in range(0, 361, 60):
+        record_tick(tmp_path, "drift", NOW + after, interval_seconds=30)
+    found = silent_alerts(tmp_path, now=NOW + 361)
+    assert found is not None
+    assert found.found == "no tick ever"
+
+
+def test_with_the_daemon_down_or_just_back_the_alerts_sensor_is_no_trouble_of_its_own(ticks):
+    """A dead daemon is one alert; a new start leaves the sensor the time for its first tick."""
+    record_tick(ticks, "alerts", NOW, interval_seconds=20)
+    assert silent_alerts(ticks, now=NOW + 4000) is None
+    record_tick(ticks, "drift", NOW + 4000, interval_seconds=30)
+    assert silent_alerts(ticks, now=NOW + 4010) is None

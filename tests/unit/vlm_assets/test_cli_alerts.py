@@ -103,6 +103,17 @@ def test_deliver_tells_what_waits_and_that_the_daemon_is_silent_with_dagster_dow
     assert len(told.messages) == 2
 
 
+def test_deliver_tells_that_the_alerts_sensor_alone_is_silent(home, told):
+    """Who watches the others is watched from outside."""
+    ticks, now = home / ".state" / "ticks", time.time()
+    record_tick(ticks, "alerts", now - 900)
+    for before in range(600, -1, -200):
+        record_tick(ticks, "drift", now - before)
+    said = run("deliver")
+    assert said.exit_code == 0, said.output
+    assert told.titles == ["alerts has gone silent"]
+
+
 def test_deliver_says_by_its_exit_code_that_something_waits(home, outbox, told):
     """A systemd unit goes red where nobody can be told."""
     told.down()
