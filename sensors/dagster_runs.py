@@ -6,6 +6,7 @@ What lives here: asking the instance for that. What does not: who is ended and w
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -16,11 +17,8 @@ _SERVER_TAG = ".dagster/grpc_info"
 _INTERRUPTED = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
 """What Dagster says of a run that was ended from outside. Its retries do not inherit this tag."""
 
-_IN_PROGRESS = (
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-)
+_AT_WORK = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED)
+_IN_PROGRESS = (*_AT_WORK, dg.DagsterRunStatus.CANCELING)
 _HERE = {None, "", "localhost", "127.0.0.1", "::1"}
 
 
@@ -75,8 +73,14 @@ def end_interrupted(instance: dg.DagsterInstance, run_id: str, why: str) -> bool
 
 
 def mark_interrupted(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Say on a run, before it is ended from outside, that this is no failure of its partition."""
-    instance.add_run_tags(run_id, _INTERRUPTED)
+    """Say on a run, before it is ended from outside, that this is no failure of its partition.
+
+    Not on one that a person cancels: it would be retried. One that Dagster has forgotten has nothing to say.
+    """
+    run = instance.get_run_by_id(run_id)
+    if run is not None and run.status in _AT_WORK:
+        with contextlib.suppress(dg.DagsterRunNotFoundError):  # deleted since it was looked at
+            instance.add_run_tags(run_id, _INTERRUPTED)
 
 
 def free_slots_of_ended(instance: dg.DagsterInstance) -> list[str]:

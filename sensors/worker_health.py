@@ -108,9 +108,9 @@ class HealthWatcher:
                 self.outbox.post(self._stuck(one))
                 self._hold_against_device(one)
                 interrupt(one.worker.run_id)
-                _process(one.worker).send(signal.SIGTERM)
                 watch.ended[one.worker.name] = now
-                said.append(f"{_who(one.worker)} stands still for {one.still:.0f} s and was told to end.")
+                said.append(f"{_who(one.worker)} stands still for {one.still:.0f} s and is told to end.")
+                _send(one.worker, signal.SIGTERM, said)
         alive = {worker.name: worker for worker in living}
         for name, at in list(watch.ended.items()):
             worker = alive.get(name)
@@ -118,7 +118,7 @@ class HealthWatcher:
                 del watch.ended[name]
                 run_id, _, asset = name.partition(".")
                 said.append(f"The stuck worker of run {run_id} ({asset}) has ended; its device is free.")
-            elif now - at >= self.limits.grace and _process(worker).send(signal.SIGKILL):
+            elif now - at >= self.limits.grace and _send(worker, signal.SIGKILL, said):
                 said.append(f"{_who(worker)} did not end within {self.limits.grace:.0f} s and was killed.")
         self._tell_freed(alive)
         return said
@@ -126,7 +126,10 @@ class HealthWatcher:
     def _tell_freed(self, alive: dict[str, Worker]) -> None:
         for subject, alert in self.outbox.open_subjects().items():
             if alert.kind == "worker_stuck" and f"{alert.occurrence}.{subject.split('/')[0]}" not in alive:
-                sentence = "The stuck worker has ended and its device is free; its partition is retried."
+                sentence = (
+                    "The stuck worker has ended and its device is free; its partition is retried unless a"
+                    " person cancelled its run."
+                )
                 self.outbox.recovered(
                     subject, occurrence=alert.occurrence, sentence=sentence, at=self.clock()
                 )
@@ -324,6 +327,18 @@ def build_worker_health_sensor(watcher: HealthWatcher, *, pool: str, ticks: Path
 
 def _process(worker: Worker) -> ProcessIdentity:
     return ProcessIdentity(worker.pid, worker.process_start or 0, worker.boot_id)
+
+
+def _send(worker: Worker, number: signal.Signals, said: list[str]) -> bool:
+    """Whether the signal reached the worker; says so where it may not be sent."""
+    try:
+        return _process(worker).send(number)
+    except PermissionError:
+        said.append(
+            f"{_who(worker)} is another user's process and cannot be ended from here: end it as that user,"
+            " or run Dagster as the user whose runs they are."
+        )
+        return False
 
 
 def _who(worker: Worker) -> str:

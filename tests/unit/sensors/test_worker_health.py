@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 from dataclasses import replace
 
 import dagster as dg
 import pytest
+from dagster import DagsterRunStatus
 
 from resources.alerts.outbox import Outbox
 from resources.gpu.devices import Device
 from resources.gpu.errors import DriverUnavailableError
 from resources.gpu.left_out import LeftOutDevices
+from resources.processes import ProcessIdentity
 from resources.workers import Phase, Workers, boot_id
+from sensors.dagster_runs import mark_interrupted
 from sensors.worker_health import HealthWatcher, Watch, build_worker_health_sensor
 
 GPUS = [Device(f"GPU-{n}", "cuda", "A100", None, f"GPU-{n}") for n in range(3)]
@@ -86,6 +92,97 @@ def tick(watcher, clock):
 
 SICK = ("device_sick", "devices/GPU-1")
 LEFT_OUT = ("device_left_out", "devices/GPU-1/left out")
+
+
+class Standing:
+    """Workers whose processes do nothing; ``stopped`` ones do not even take SIGTERM."""
+
+    def __init__(self, made, clock):
+        self.made = made
+        self.clock = clock
+        self.processes = {}
+        self.workers = {}
+
+    def begin(self, run_id, *, partition="k", device="GPU-1", stopped=False, **changes):
+        process = self.processes[run_id] = subprocess.Popen(["sleep", "1000"])
+        if stopped:
+            process.send_signal(signal.SIGSTOP)
+        start = ProcessIdentity.of(process.pid).start
+        changes = {"phase": Phase.WORKING, "batch_seconds": 10.0, "moved": self.clock.now, **changes}
+        fields = {"run_id": run_id, "partition": partition, "device": device, "pid": process.pid}
+        self.workers[run_id] = replace(self.made, **fields, process_start=start, **changes)
+
+    def living(self):
+        return [one for run_id, one in self.workers.items() if self.processes[run_id].poll() is None]
+
+    def ended_by(self, run_id):
+        return signal.Signals(-self.processes[run_id].wait(timeout=20))
+
+
+@pytest.fixture
+def standing(tmp_path, clock, monkeypatch):
+    with Workers(tmp_path / "made").begin(run_id="r0", asset="a", partition="k0", expected=9) as beat:
+        standing = Standing(beat.worker, clock)
+    monkeypatch.setattr(Workers, "living", standing.living)
+    yield standing
+    for process in standing.processes.values():
+        process.kill()
+        process.wait()
+
+
+@dg.job
+def nothing():
+    """A job whose runs are only ever pretended to be under way."""
+
+
+def test_a_cancel_is_not_overruled_by_the_end_of_a_stuck_worker():
+    """Marked as interrupted, what a person stopped would be started again; so would what has ended."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        marked = set()
+        for status in set(DagsterRunStatus) - {DagsterRunStatus.QUEUED}:  # which has no worker
+            run_id = instance.create_run_for_job(nothing, status=status).run_id
+            mark_interrupted(instance, run_id)
+            if "dagster/failure_reason" in instance.get_run_by_id(run_id).tags:
+                marked.add(status)
+        mark_interrupted(instance, "forgotten")
+    assert marked == {DagsterRunStatus.STARTING, DagsterRunStatus.STARTED}
+
+
+def test_a_stuck_worker_is_ended_though_dagster_does_not_know_its_run(watcher, clock, standing, tmp_path):
+    """After a lost database or a deleted run the device is freed all the same."""
+    sensor = build_worker_health_sensor(watcher, pool="gpu", ticks=tmp_path / "ticks")
+    standing.begin("unknown")
+    with dg.DagsterInstance.ephemeral() as instance:
+        cursor = None
+        for _ in range(5):
+            context = dg.build_sensor_context(instance=instance, cursor=cursor)
+            sensor(context)
+            cursor = context.cursor
+            clock.now += 15
+    assert standing.ended_by("unknown") is signal.SIGTERM
+
+
+def test_another_users_stuck_worker_does_not_keep_the_others(watcher, clock, standing, monkeypatch):
+    """A signal that may not be sent is said, and the tick goes on to the next worker."""
+    standing.begin("theirs", device="GPU-0")
+    standing.begin("ours")
+    send = ProcessIdentity.send
+
+    def refusing(self, number):
+        if self.pid == standing.workers["theirs"].pid:
+            raise PermissionError(1, os.strerror(1))
+        return send(self, number)
+
+    monkeypatch.setattr(ProcessIdentity, "send", refusing)
+    watch = Watch(boot=boot_id(), at=clock.now, since=clock.now)
+    watch.at += 31
+    said = watcher.look(watch, interrupt=lambda run_id: None)
+    assert standing.ended_by("ours") is signal.SIGTERM
+    assert len([one for one in said if "run theirs" in one and "another user" in one]) == 1
+    watch.at += 15
+    said = watcher.look(watch, interrupt=lambda run_id: None)
+    assert any("another user" in one for one in said)
+    assert not any("was killed" in one for one in said)
 
 
 def test_a_sick_device_is_named_once_and_its_recovery_too(tick, machine):
