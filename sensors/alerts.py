@@ -100,10 +100,13 @@ class Lookout:
         else:
             of_runs = []
         silent = list(silent_sensors(self._ticks, self._watched, since=self._since, now=now))
-        standing_since, standstill = self._queue(instance, cursor, now)
+        paused = self._paused()
+        standing_since, standstill = (None, []) if paused else self._queue(instance, cursor, now)
         posted = self.outbox.post_all([*of_checks, *of_runs, *silent, *standstill])
         self._posted_runs |= {one.run_id: None for one in new}
-        right = self._recovered(instance, evaluations, now, queue_moves=standing_since is None)
+        # In a pause nothing is started: what stood before it has not come right.
+        queue_moves = standing_since is None and not paused
+        right = self._recovered(instance, evaluations, now, queue_moves=queue_moves)
         _forget_oldest(self._posted_runs)
         _forget_oldest(self._refused_runs)
         said = f"{len(posted)} new, {right} right again"
@@ -112,7 +115,7 @@ class Lookout:
     def _queue(
         self, instance: dg.DagsterInstance, cursor: Cursor, now: float
     ) -> tuple[float | None, list[Alert]]:
-        queued = 0 if self._paused() else run_alerts.queued_while_nothing_runs(instance)
+        queued = run_alerts.queued_while_nothing_runs(instance)
         if not queued:
             return None, []
         since = now if cursor.standing_since is None else cursor.standing_since

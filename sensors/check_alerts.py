@@ -27,10 +27,11 @@ def new_evaluations(
 ) -> tuple[list[Evaluation], int]:
     """The results since the last look, oldest first, some of them seen before, and where to go on.
 
-    At the very first look (cursor None) of a long history: what stands failed now, not what once did.
+    At the very first look (cursor None) of a long history: what stands failed now, not what once did. A
+    history that was wiped or lost counts from 1 again: it is looked at as the first time.
     """
-    if cursor is None:
-        newest = newest_evaluation(instance)
+    newest = newest_evaluation(instance)
+    if cursor is None or newest < cursor:
         found, until = evaluations_since(instance, 0, limit=_AT_ONCE)
         if until >= newest:
             return found, until

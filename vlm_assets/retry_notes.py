@@ -36,7 +36,7 @@ class RetryNotes:
         if key in self._cancelled:
             return State.CANCELLED, "a person cancelled it: it is launched by hand only"
         if entry.get("given_up"):
-            return State.GIVEN_UP, entry.get("told") or "tried too often without progress"
+            return State.GIVEN_UP, _given_up(entry.get("attempts", 0))
         if state is State.REFUSED:
             return state, self._refusal(asset, key)
         if entry.get("attempts"):
@@ -62,7 +62,16 @@ class RetryNotes:
         return found if isinstance(found, dict) else {}
 
 
+def _given_up(attempts: int) -> str:
+    return f"failed {_times(attempts)} in a row without progress: it is launched by hand only"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def _tried(attempts: int, not_before: float) -> str:
-    times = "once" if attempts == 1 else f"{attempts} times"
     when = datetime.fromtimestamp(not_before).astimezone().isoformat(" ", "minutes") if not_before else None
-    return f"failed {times} in a row without progress" + (f"; tried again after {when}" if when else "")
+    return f"failed {_times(attempts)} in a row without progress" + (
+        f"; tried again after {when}" if when else ""
+    )

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import dagster as dg
@@ -274,6 +274,10 @@ def test_runs_that_wait_while_none_is_under_way_are_told_once_and_not_in_a_pause
     assert events == ["raised"]
     cursor, events = told(cursor, NOW + 4000)
     assert events == []
+    paused = True
+    cursor, events = told(cursor, NOW + 4010)
+    assert events == [], "in a pause nothing is started, so nothing is right again"
+    paused = False
     put_run(bench.instance, dg.DagsterRunStatus.STARTED)
     cursor, events = told(cursor, NOW + 4020)
     assert events == ["recovered"]
@@ -357,3 +361,34 @@ def test_a_lost_database_neither_tells_again_nor_keeps_quiet(bench, tmp_path):
         bench.tick()
     assert len(bench.receiver.messages) == 2
     assert bench.receiver.repeated() == {}
+
+
+def test_after_a_wiped_history_new_failures_are_told(bench):
+    """`dagster run wipe` keeps the sensor's cursor, and the results count from 1 again."""
+    for _ in range(3):
+        bench.run("check")
+    bench.tick()
+    told = len(bench.receiver.messages)
+    read = Cursor.read(bench.cursor)
+    # As far on as a history of some weeks: further than a look goes back.
+    bench.cursor = replace(read, evaluations=read.evaluations + 10_000).text()
+    bench.instance.run_storage.wipe()
+    bench.instance.event_log_storage.wipe()
+    bench.run("check")
+    bench.tick()
+    assert bench.receiver.titles[told:] == [f"row_count failed: rows {KEY}"]
+    bench.tick()
+    assert len(bench.receiver.messages) == told + 1
+
+
+def test_a_full_disk_undoes_no_tick_that_has_told(bench, monkeypatch):
+    """The note of the tick comes last: the cursor is kept, and somebody hears of the disk."""
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sensors.alerts.record_tick", full)
+    bench.run("check")
+    bench.tick()
+    assert bench.receiver.titles == [f"row_count failed: rows {KEY}", "Alerts cannot be written down"]
+    assert Cursor.read(bench.cursor).evaluations
