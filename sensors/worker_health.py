@@ -24,7 +24,7 @@ from resources.gpu.devices import Device
 from resources.gpu.errors import DeviceError
 from resources.gpu.left_out import LeftOutDevices
 from resources.processes import ProcessIdentity
-from resources.workers import Worker, Workers, boot_id
+from resources.workers import Phase, Worker, Workers, boot_id
 from sensors.dagster_runs import fit_pool, mark_interrupted
 from sensors.ticks import note_tick
 from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
@@ -106,7 +106,6 @@ class HealthWatcher:
         for one in stuck:
             if one.worker.name not in watch.ended:
                 self.outbox.post(self._stuck(one))
-                self._hold_against_device(one)
                 interrupt(one.worker.run_id)
                 watch.ended[one.worker.name] = now
                 said.append(f"{_who(one.worker)} stands still for {one.still:.0f} s and is told to end.")
@@ -119,6 +118,7 @@ class HealthWatcher:
                 run_id, _, asset = name.partition(".")
                 said.append(f"The stuck worker of run {run_id} ({asset}) has ended; its device is free.")
             elif now - at >= self.limits.grace and _send(worker, signal.SIGKILL, said):
+                self._hold_against_device(worker)
                 said.append(f"{_who(worker)} did not end within {self.limits.grace:.0f} s and was killed.")
         self._tell_freed(alive)
         return said
@@ -145,8 +145,8 @@ class HealthWatcher:
             next_step=(
                 "Nothing for now: it is ended and its partition is retried on another device where there is"
                 " one; committed rows stay. If it happens again on the same device, look at `nvidia-smi` and"
-                " the kernel log: after two failures the device is left out. If its batches do take that"
-                " long: lower VLM_ASSETS_BATCH_SIZE, or raise VLM_ASSETS_STUCK_SECONDS."
+                " the kernel log: after two partitions that had to be killed on it, it is left out. If its"
+                " batches do take that long: lower VLM_ASSETS_BATCH_SIZE, or raise VLM_ASSETS_STUCK_SECONDS."
             ),
             partition=worker.partition,
             expected=f"a commit within {one.allowed:.0f} s ({worker.phase})",
@@ -155,10 +155,17 @@ class HealthWatcher:
             at=self.clock(),
         )
 
-    def _hold_against_device(self, one: Stuck) -> None:
-        if one.worker.device is not None:
-            why = f"A worker stood still on it for {one.still:.0f} s (run {one.worker.run_id})."
-            self.left_out.note_failure(one.worker.device, occurrence=one.worker.run_id, why=why)
+    def _hold_against_device(self, worker: Worker) -> None:
+        """For a worker that did not honour SIGTERM: a hung device lets none through, a wait in Python does.
+
+        A partition counts once, so that one whose images are the trouble takes no device out.
+        """
+        if worker.device is not None and _may_be_the_device(worker):
+            why = (
+                f"A worker of {worker.partition} stood still on it until it was killed (run {worker.run_id})."
+            )
+            occurrence = f"{worker.asset}/{worker.partition}"
+            self.left_out.note_failure(worker.device, occurrence=occurrence, why=why)
 
     def _name_slow(self, watch: Watch, living: Sequence[Worker]) -> list[str]:
         slow = slow_workers(living, self.limits)
@@ -339,6 +346,18 @@ def _send(worker: Worker, number: signal.Signals, said: list[str]) -> bool:
             " or run Dagster as the user whose runs they are."
         )
         return False
+
+
+def _may_be_the_device(worker: Worker) -> bool:
+    """Whether the device may be why it stood still: not where it was done, or computed on without commits.
+
+    Those are the storage's, and a worker that ends waits for its last commit there.
+    """
+    if worker.phase is Phase.PUBLISHING or worker.percent >= 100:
+        return False
+    waiting = worker.computed > worker.committed - worker.restored
+    computed_on = worker.beat_at - worker.committed_at > worker.batch_seconds > 0
+    return not (waiting and computed_on)
 
 
 def _who(worker: Worker) -> str:

@@ -21,7 +21,7 @@ from resources.journal.files import make_directory, set_aside, write_replacing
 from resources.journal.sealed_json import BrokenSealError, seal, unseal
 
 FAILURES = 2
-"""Failures of a device, each of another run, after which it is left out."""
+"""Failures of a device, each of another occurrence, after which it is left out."""
 
 WITHIN_SECONDS = 24 * 3600.0
 """Failures that are further apart are those of software or of chance."""
@@ -85,7 +85,7 @@ class LeftOutDevices:
         return {id_: one for id_, one in self.records().items() if one.left_out_at is not None}
 
     def note_failure(self, device: str, *, occurrence: str, why: str) -> bool:
-        """Note, durably, that a device failed a run; the same occurrence counts once.
+        """Note, durably, that a device failed; the same occurrence counts once within a day.
 
         Returns whether this is what leaves it out. Raises OSError.
         """
@@ -93,9 +93,9 @@ class LeftOutDevices:
         with self._locked():
             records = self._read_or_set_aside()
             before = records.get(device, DeviceRecord())
-            if any(one.occurrence == occurrence for one in before.failures):
-                return False
             recent = [one for one in before.failures if abs(now - one.at) <= WITHIN_SECONDS]
+            if any(one.occurrence == occurrence for one in recent):
+                return False
             failures = (*recent, DeviceFailure(occurrence, why, now))
             leaves = before.left_out_at is None and len(failures) >= FAILURES
             since = now if leaves else before.left_out_at

@@ -26,7 +26,9 @@ LIMITS = WorkerLimits(least=0.5, grace=0.3)
 
 def working(state, run_id, seconds=0.2):
     process = subprocess.Popen(
-        [sys.executable, SCRIPT, state, run_id, str(seconds)], stdout=subprocess.PIPE, text=True
+        [sys.executable, SCRIPT, state, run_id, f"k of {run_id}", str(seconds)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     return process, process.stdout.readline().strip()
 
@@ -80,7 +82,7 @@ def test_a_stopped_worker_is_ended_and_its_device_freed(tmp_path, gpu, watcher):
         assert interrupted == ["stuck"]
         assert [held.device.id for held in gpu.leases().holders()] == [other]
         (alert,) = watcher.outbox.open_subjects().values()
-        assert (alert.kind, alert.partition, alert.page) == ("worker_stuck", "k", "runs/stuck")
+        assert (alert.kind, alert.partition, alert.page) == ("worker_stuck", "k of stuck", "runs/stuck")
         said = tick(watcher, watch, interrupted)
         assert any("has ended" in sentence for sentence in said)
         assert not watcher.outbox.open_subjects(), "told that it is over"
@@ -93,7 +95,7 @@ def test_a_stopped_worker_is_ended_and_its_device_freed(tmp_path, gpu, watcher):
 
 
 def test_twice_stuck_on_a_device_leaves_it_out(tmp_path, gpu, watcher):
-    """The device is left out, a person is told once how to take it back, and the other one takes over."""
+    """With two partitions: a person is told once how to take it back, and the other one takes over."""
     watch, interrupted = Watch.read(None, now=time.monotonic()), []
     devices = []
     for run in ("r1", "r2", "r3"):

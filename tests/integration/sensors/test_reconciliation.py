@@ -161,7 +161,7 @@ def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(tm
 
 @pytest.mark.long
 def test_a_device_that_hangs_twice_is_left_out_and_the_others_finish_everything(tmp_path):
-    """One of three devices stops whoever works on it: left out after the second, nothing lost nor doubled."""
+    """One of three devices stops two partitions' workers: it is left out, nothing is lost nor doubled."""
     make_home(tmp_path, properties=6 * 16, range_size=16)
     keys = [one.key for one in Catalog.open(tmp_path).ranges]
     workers = Workers(tmp_path / ".state" / "workers")
@@ -169,12 +169,12 @@ def test_a_device_that_hangs_twice_is_left_out_and_the_others_finish_everything(
     stopped: list[str] = []
 
     def hang() -> bool:
-        """The device at work: it stops each worker that has committed on it, until it is left out."""
+        """The device at work: it stops who has committed on it, a partition once, until it is left out."""
         for one in workers.living():
             at_work = one.device == "cpu-0" and one.committed > one.restored
-            if at_work and one.run_id not in stopped and not left_out.left_out():
+            if at_work and one.partition not in stopped and not left_out.left_out():
                 os.kill(one.pid, signal.SIGSTOP)
-                stopped.append(one.run_id)
+                stopped.append(one.partition)
         return bool(left_out.left_out())
 
     with serve(tmp_path, slots=3, devices="cpu:3") as server:

@@ -185,6 +185,52 @@ def test_another_users_stuck_worker_does_not_keep_the_others(watcher, clock, sta
     assert not any("was killed" in one for one in said)
 
 
+@pytest.fixture
+def end(tick, standing, watcher):
+    """Begins a worker, lets it stand still until it is ended; gives how, and what its device then failed."""
+
+    def end(run_id, **begun):
+        standing.begin(run_id, **begun)
+        tick(watcher.limits.loading + 1)
+        if not begun.get("stopped"):
+            standing.ended_by(run_id)
+        tick(watcher.limits.grace)
+        how = standing.ended_by(run_id)
+        tick()
+        records = watcher.left_out.records()
+        return how, [one.occurrence for one in records["GPU-1"].failures] if records else []
+
+    return end
+
+
+def test_a_worker_that_ends_when_told_is_not_held_against_its_device(end):
+    """Two stalls of the storage in a day would otherwise take every device out."""
+    assert end("r1", partition="k1") == (signal.SIGTERM, [])
+    assert end("r2", partition="k2") == (signal.SIGTERM, [])
+
+
+def test_two_partitions_that_had_to_be_killed_leave_a_device_out(end, watcher):
+    """One poison partition alone, at each of its retries, does not."""
+    assert end("r1", partition="k1", stopped=True) == (signal.SIGKILL, ["a/k1"])
+    assert end("r2", partition="k1", stopped=True) == (signal.SIGKILL, ["a/k1"])
+    assert not watcher.left_out.left_out()
+    assert end("r3", partition="k2", stopped=True) == (signal.SIGKILL, ["a/k1", "a/k2"])
+    assert list(watcher.left_out.left_out()) == ["GPU-1"]
+
+
+@pytest.mark.parametrize(
+    "stalled",
+    [
+        {"phase": Phase.PUBLISHING},
+        {"computed": 9},
+        {"computed": 5, "committed": 2, "committed_at": 100.0, "beat_at": 120.0},
+    ],
+)
+def test_a_stall_of_the_storage_is_not_held_against_the_device(end, stalled):
+    """Its device was done, or went on after the last commit, and the end of its worker waits for the disk."""
+    assert end("r1", stopped=True, **stalled) == (signal.SIGKILL, [])
+
+
 def test_a_sick_device_is_named_once_and_its_recovery_too(tick, machine):
     """Throttling, ECC and the like come from the driver's word; a moment of it leaves nothing out."""
     assert tick() == []

@@ -58,6 +58,14 @@ def test_failures_a_day_apart_are_chance(left_out, clock):
     assert not left_out.note_failure("GPU-1", occurrence="r2", why="b")
 
 
+def test_an_occurrence_counts_anew_after_a_day(left_out, clock):
+    """A partition that hung on it days ago and hangs again is one of today's failures."""
+    left_out.note_failure("GPU-1", occurrence="a/k1", why="a")
+    clock.now += WITHIN_SECONDS + 1
+    assert not left_out.note_failure("GPU-1", occurrence="a/k1", why="b")
+    assert left_out.note_failure("GPU-1", occurrence="a/k2", why="c")
+
+
 def test_a_person_takes_a_device_back(left_out):
     """Its failures are forgotten with it, so that the next one does not leave it out at once."""
     for run in "12":
