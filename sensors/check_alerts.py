@@ -15,6 +15,9 @@ from sensors.dagster_history import Evaluation, PartitionHistory, evaluations_si
 
 FAILED, WARNED = "check_failed", "check_warning"
 
+FOUND_AT = "found at"
+"""Metadata of a result without a run: when it was found. It may be reported twice, with the same."""
+
 _LOOK_BACK = 200
 """Events that are read again: on Postgres a lower id may become visible after a higher one."""
 
@@ -62,7 +65,7 @@ def alert_of(one: Evaluation) -> Alert | None:
         kind=FAILED if stops else WARNED,
         subject=subject_of(one),
         # Not the row's number: a database begun anew counts from 1 again.
-        occurrence=one.run_id or f"{one.at:.3f}",
+        occurrence=_occurrence(one),
         severity="error" if stops else "warning",
         title=f"{one.check} {'failed' if stops else 'warns'}: {of}",
         partition=one.partition,
@@ -80,7 +83,11 @@ def passed_again(evaluations: Iterable[Evaluation]) -> list[tuple[str, str, str]
     """(subject, occurrence, sentence) of what passed at its latest result among these."""
     latest = {subject_of(one): one for one in sorted(evaluations, key=lambda one: one.storage_id)}
     return [
-        (subject, one.run_id or f"{one.at:.3f}", f"{one.check} passed. {one.description}".strip())
+        (subject, _occurrence(one), f"{one.check} passed. {one.description}".strip())
         for subject, one in latest.items()
         if one.passed
     ]
+
+
+def _occurrence(one: Evaluation) -> str:
+    return one.run_id or one.metadata.get(FOUND_AT) or f"{one.at:.3f}"

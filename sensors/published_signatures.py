@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from resources.journal.files import make_directory, temporary_beside
+from resources.journal.files import make_directory, write_replacing
 
 _FORMAT = 1
 _ABOUT = "What was seen at the last look; may be deleted: every partition is then looked at anew."
@@ -67,13 +67,16 @@ class Seen(NamedTuple):
     """One partition at its last look.
 
     expectation: what its record was compared with; kind: of the verdict; told: the verdict that Dagster was
-    told, "" where none was.
+    told, "" where none was. owed: the verdict that it is to be told, "" where none is; it may have been told
+    already by a tick that then died. at: when the owed one was found, in unix seconds.
     """
 
     signature: str
     expectation: str
     kind: str
     told: str
+    owed: str = ""
+    at: float = 0.0
 
 
 @dataclass
@@ -97,7 +100,7 @@ class Snapshot:
             return cls(path, is_lost=True)
 
     def write(self) -> None:
-        """Replace the file, not synced. Raises OSError."""
+        """Replace the file, durably when it returns. Raises OSError."""
         make_directory(self.path.parent)
         said = {
             "about": _ABOUT,
@@ -105,6 +108,4 @@ class Snapshot:
             "is_lost": self.is_lost,
             "partitions": self.partitions,
         }
-        temporary = temporary_beside(self.path)
-        temporary.write_text(json.dumps(said))
-        temporary.replace(self.path)
+        write_replacing(self.path, json.dumps(said).encode())

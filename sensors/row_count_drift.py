@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ import dagster as dg
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.workers import Workers
+from sensors.check_alerts import FOUND_AT
 from sensors.dagster_history import PartitionHistory, report_evaluation
 from sensors.published_signatures import Seen, Snapshot, foreign_names, signatures
 from sensors.ticks import note_tick
@@ -28,6 +30,9 @@ CHECK = "published_file"
 INTERVAL_SECONDS = 60
 _LOOK_SECONDS = 15.0
 """Of a tick, for looking; what is left is looked at in the next ticks."""
+_TOLD_AT_ONCE = 200
+"""Verdicts between two writes of the snapshot."""
+
 _FOREIGN = "foreign_file"
 
 SOUND, STALE = "sound", "stale"
@@ -76,8 +81,9 @@ class DriftWatched:
     made_from: Path | None = None
 
 
-Tell = Callable[[str, str, Verdict], None]
-"""Says the verdict on an asset's partition."""
+Tell = Callable[[str, str, Verdict, float], None]
+"""Says the verdict on an asset's partition, and when it was found (unix seconds): the same where it is said
+again because a tick died before it noted that it was said."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,7 @@ class DriftWatcher:
         busy = {worker.partition for worker in self.workers.living()}
         failed_before = failing(watched.name) if snapshot.is_lost else ()
         said: list[str] = []
+        owed: dict[str, Verdict] = {}
         looked = 0
         is_cut_short = False
         for key in changed:
@@ -135,18 +142,23 @@ class DriftWatcher:
             before = snapshot.partitions.get(key)
             if key in busy:
                 continue
-            if before is not None and before.signature == signature:
+            if before is not None and before.signature == signature and not before.owed:
                 verdict = watched.look_again(key) if before.kind in (SOUND, STALE) else None
             else:
                 verdict = watched.look(key)
             if verdict is None:
                 continue
-            told = before.told if before is not None else ""
-            if verdict.told != (told or SOUND) or (not told and key in failed_before):
-                tell(watched.name, key, verdict)
-                told = verdict.told
-                said.append(f"{watched.name} {key}: {verdict.kind}. {verdict.found}")
-            snapshot.partitions[key] = Seen(signature, expectation, verdict.kind, told)
+            seen = Seen(signature, expectation, verdict.kind, before.told if before is not None else "")
+            if before is not None and before.owed:
+                at = before.at if before.owed == verdict.told else self.clock()
+                owed[key], seen = verdict, seen._replace(owed=verdict.told, at=at)
+            elif verdict.told != (seen.told or SOUND) or (not seen.told and key in failed_before):
+                owed[key], seen = verdict, seen._replace(owed=verdict.told, at=self.clock())
+            snapshot.partitions[key] = seen
+            if len(owed) >= _TOLD_AT_ONCE:
+                said += _tell_owed(watched.name, owed, snapshot, tell)
+                owed = {}
+        said += _tell_owed(watched.name, owed, snapshot, tell)
         # Until all were looked at once, those that are not there still have to be asked about.
         snapshot.is_lost = snapshot.is_lost and is_cut_short
         snapshot.write()
@@ -181,18 +193,42 @@ class DriftWatcher:
         return [f"{path} is no partition." for path in standing.values()]
 
 
+def _tell_owed(asset: str, owed: dict[str, Verdict], snapshot: Snapshot, tell: Tell) -> list[str]:
+    if not owed:
+        return []
+    # Written down first, with their times: a tick that dies now says them again as the same ones, and where
+    # nothing can be written nothing is said, rather than the same at each tick.
+    snapshot.write()
+    try:
+        for key, verdict in owed.items():
+            seen = snapshot.partitions[key]
+            tell(asset, key, verdict, seen.at)
+            snapshot.partitions[key] = seen._replace(told=seen.owed, owed="", at=0.0)
+    finally:
+        snapshot.write()
+    return [f"{asset} {key}: {verdict.kind}. {verdict.found}" for key, verdict in owed.items()]
+
+
 def _is_changed(snapshot: Snapshot, key: str, standing: dict[str, str], expectation: str) -> bool:
     seen = snapshot.partitions.get(key)
     signature = standing.get(key, "")
     if seen is None:
         # With nothing known of an earlier look, one that is not there may have been published once.
         return bool(signature) or snapshot.is_lost
-    return seen.signature != signature or (seen.expectation != expectation and bool(signature))
+    return (
+        bool(seen.owed)
+        or seen.signature != signature
+        or (seen.expectation != expectation and bool(signature))
+    )
 
 
-def evaluation(asset: str, key: str, verdict: Verdict) -> dg.AssetCheckEvaluation:
-    """The verdict as a result of the check, for its partition."""
-    metadata: dict[str, str] = {"expected": verdict.expected, "found": verdict.found}
+def evaluation(asset: str, key: str, verdict: Verdict, at: float) -> dg.AssetCheckEvaluation:
+    """The verdict as a result of the check, for its partition. at: when it was found, in unix seconds."""
+    metadata = {
+        "expected": verdict.expected,
+        "found": verdict.found,
+        FOUND_AT: datetime.fromtimestamp(at, UTC).isoformat(" ", "milliseconds"),
+    }
     if verdict.next_step and not verdict.passed:
         metadata["what to do"] = verdict.next_step
     step = f" {verdict.next_step}" if verdict.next_step and not verdict.passed else ""
@@ -222,8 +258,8 @@ def build_row_count_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> dg.Se
     def row_count_drift(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         instance = context.instance
 
-        def tell(asset: str, key: str, verdict: Verdict) -> None:
-            report_evaluation(instance, evaluation(asset, key, verdict))
+        def tell(asset: str, key: str, verdict: Verdict, at: float) -> None:
+            report_evaluation(instance, evaluation(asset, key, verdict, at))
 
         def failing(asset: str) -> Collection[str]:
             history = PartitionHistory([asset])

@@ -63,7 +63,7 @@ class RetryNotes:
 
 
 def _given_up(attempts: int) -> str:
-    return f"failed {_times(attempts)} in a row without progress: it is launched by hand only"
+    return f"failed {_times(attempts)} in a row without progress: it is not tried again by itself"
 
 
 def _times(count: int) -> str:

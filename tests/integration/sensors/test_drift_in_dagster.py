@@ -5,13 +5,15 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from sensors.dagster_history import PartitionHistory, report_evaluation
+from sensors.check_alerts import alert_of
+from sensors.dagster_history import PartitionHistory, evaluations_since, report_evaluation
 from sensors.row_count_drift import CHECK, Verdict, evaluation
 
 PARTITIONS = dg.StaticPartitionsDefinition(["k0", "k1"])
 DAMAGED = Verdict("truncated", "ERROR", "3 rows", "a truncated file.", "Materialize it.")
 STALE = Verdict("stale", "WARN", "today's settings", "others.", "By hand.")
 SOUND = Verdict("sound", None, "3 rows", "3 rows.")
+AT = 1_790_000_000.25
 
 
 @pytest.fixture
@@ -33,11 +35,20 @@ def failing(instance):
 
 def test_a_verdict_is_a_check_result_of_its_partition(instance):
     """Told as it is, by partition: an ERROR fails it, a WARN does not, and a sound look ends both."""
-    report_evaluation(instance, evaluation("a", "k1", DAMAGED))
+    report_evaluation(instance, evaluation("a", "k1", DAMAGED, AT))
     assert failing(instance) == {"k1": [(CHECK, "ERROR", "a truncated file.")]}
-    report_evaluation(instance, evaluation("a", "k0", STALE))
+    report_evaluation(instance, evaluation("a", "k0", STALE, AT))
     assert set(failing(instance)) == {"k1"}
-    report_evaluation(instance, evaluation("a", "k1", SOUND))
+    report_evaluation(instance, evaluation("a", "k1", SOUND, AT))
     assert failing(instance) == {}
-    report_evaluation(instance, evaluation("a", "k1", DAMAGED))
+    report_evaluation(instance, evaluation("a", "k1", DAMAGED, AT))
     assert set(failing(instance)) == {"k1"}, "Dagster itself takes only one such result a partition"
+
+
+def test_a_verdict_that_is_told_twice_is_one_alert(instance):
+    """A tick that died after telling tells it again; found another time it is another alert."""
+    for at in (AT, AT, AT + 60):
+        report_evaluation(instance, evaluation("a", "k1", DAMAGED, at))
+    found, _ = evaluations_since(instance, 0)
+    first, again, later = [alert_of(one).id for one in found]
+    assert first == again != later

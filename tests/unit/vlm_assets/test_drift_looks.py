@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +14,7 @@ from resources.journal.files import make_directory, write_replacing
 from resources.journal.high_water_mark import HighWaterMark, write_mark
 from resources.published_record import PartitionManifest, PendingPublication
 from resources.workers import Workers
+from sensors.published_signatures import Snapshot
 from sensors.row_count_drift import evaluation
 from vlm_assets import descriptions, embeddings
 from vlm_assets.health_sensors import build_drift_watcher, published_assets
@@ -41,12 +44,12 @@ class Desk:
     def tick(self):
         """What one tick told: (asset, key, kind, severity)."""
         told = []
-        self.watcher.look(
-            lambda asset, key, verdict: told.append((asset, key, verdict)),
-            lambda asset: self.failing.get(asset, ()),
-        )
-        self.verdicts = {(asset, key): verdict for asset, key, verdict in told}
-        return [(asset, key, verdict.kind, verdict.severity) for asset, key, verdict in told]
+        try:
+            self.watcher.look(lambda *one: told.append(one), lambda asset: self.failing.get(asset, ()))
+        finally:
+            self.verdicts = {(asset, key): verdict for asset, key, verdict, _ in told}
+            self.times = {(asset, key): at for asset, key, _, at in told}
+        return [(asset, key, verdict.kind, verdict.severity) for asset, key, verdict, _ in told]
 
 
 @pytest.fixture
@@ -90,7 +93,7 @@ def test_damage_is_told_once_and_so_is_its_end(desk, key, damage, kind):
     published = desk.dataset.descriptions
     damage(published.path(key))
     assert desk.tick() == [(ASSET, key, kind, "ERROR")]
-    event = evaluation(ASSET, key, desk.verdicts[ASSET, key])
+    event = evaluation(ASSET, key, desk.verdicts[ASSET, key], desk.times[ASSET, key])
     assert (event.partition, event.passed, event.check_name) == (key, False, "published_file")
     assert "Materialize" in event.metadata["what to do"].value
     assert desk.tick() == []
@@ -173,6 +176,69 @@ def test_a_lost_snapshot_forgets_no_failure(desk, key):
     desk.failing = {ASSET: {sound}}
     assert desk.tick() == [(ASSET, sound, "sound", None), (ASSET, key, "truncated", "ERROR")]
     assert desk.tick() == []
+
+
+def test_what_could_not_be_noted_as_told_is_told_again_as_the_same(desk, key, monkeypatch):
+    """A tick that dies after telling repeats itself with the same time, so with the same alert; then it ends."""
+    published = desk.dataset.descriptions
+    truncate(published.path(key))
+    with monkeypatch.context() as patched:
+        fail_write(patched, number=2)
+        with pytest.raises(OSError, match="No space"):
+            desk.tick()
+    first = desk.times
+    assert set(first) == {(ASSET, key)}
+    desk.begin()
+    assert desk.tick() == [(ASSET, key, "truncated", "ERROR")]
+    assert desk.times == first
+    assert desk.tick() == []
+
+
+def test_what_may_have_been_told_is_called_off_where_it_is_sound_again(desk, key, monkeypatch):
+    """Told, not noted, and restored before the next tick: the check must not stand failed for ever."""
+    published = desk.dataset.descriptions
+    truncate(published.path(key))
+    with monkeypatch.context() as patched:
+        fail_write(patched, number=2)
+        with pytest.raises(OSError, match="No space"):
+            desk.tick()
+    published.restore(key)
+    assert desk.tick() == [(ASSET, key, "sound", None)]
+    assert desk.tick() == []
+
+
+def test_with_a_full_disk_nothing_is_told_rather_than_the_same_at_each_tick(desk, key, monkeypatch):
+    """The write that fails comes before the telling, nothing is left of it, and once it works it is told."""
+    truncate(desk.dataset.descriptions.path(key))
+    kept = sorted((desk.settings.state_directory / "drift").iterdir())
+    with monkeypatch.context() as patched:
+        fail_write(patched, number=1)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space"):
+                desk.tick()
+            assert desk.times == {}
+    assert sorted((desk.settings.state_directory / "drift").iterdir()) == kept
+    assert desk.tick() == [(ASSET, key, "truncated", "ERROR")]
+
+
+def fail_write(patched, *, number):
+    """From this write of a snapshot on, the disk is full: its bytes are there and cannot be synced."""
+    writes = iter(range(1, 1000))
+    sync = os.fsync
+    write = Snapshot.write
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def counted(snapshot):
+        if next(writes) >= number:
+            patched.setattr(os, "fsync", full)
+        try:
+            write(snapshot)
+        finally:
+            patched.setattr(os, "fsync", sync)
+
+    patched.setattr(Snapshot, "write", counted)
 
 
 def test_a_first_look_that_is_cut_short_goes_on(dataset, monkeypatch):

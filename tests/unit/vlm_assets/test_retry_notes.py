@@ -15,9 +15,9 @@ def test_what_was_given_up_says_so_in_words(tmp_path):
     notes = RetryNotes(tmp_path)
     assert notes.of("rows", "a", State.INTERRUPTED) == (
         State.GIVEN_UP,
-        "failed 5 times in a row without progress: it is launched by hand only",
+        "failed 5 times in a row without progress: it is not tried again by itself",
     )
     assert notes.of("rows", "b", State.NOT_STARTED) == (
         State.GIVEN_UP,
-        "failed once in a row without progress: it is launched by hand only",
+        "failed once in a row without progress: it is not tried again by itself",
     )
