@@ -34,7 +34,7 @@ INTERVAL_SECONDS = 15
 _BLIND_SECONDS = 8.0 * INTERVAL_SECONDS
 """After so long without a tick nothing is known of the time between: everybody's time counts anew."""
 _SICK_AGAIN_SECONDS = 600.0
-"""A device that is still sick after so long has failed a second time."""
+"""A device that is sick for so long without a break has failed twice; sound for so long, it is over."""
 
 
 @dataclass
@@ -42,8 +42,9 @@ class Watch:
     """What the watcher remembers between ticks; may be lost, and then everybody's time counts anew.
 
     at, since: monotonic seconds of the last tick, and of the first of those without a gap. ended: when
-    SIGTERM was sent, by worker. slow: since when, by worker. sick: since when (unix seconds), by device.
-    devices: those seen since this boot. left_out: those told of.
+    SIGTERM was sent, by worker. slow: since when, by worker. sick: since when (unix seconds), by device;
+    sick_again: since when without a break; sound: since when again. blind_since: since when (unix seconds)
+    the driver does not answer. devices: those seen since this boot. left_out: those told of.
     """
 
     boot: str = ""
@@ -52,6 +53,9 @@ class Watch:
     ended: dict[str, float] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)
     sick: dict[str, float] = field(default_factory=dict)
+    sick_again: dict[str, float] = field(default_factory=dict)
+    sound: dict[str, float] = field(default_factory=dict)
+    blind_since: float | None = None
     devices: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
@@ -210,26 +214,34 @@ class HealthWatcher:
 
     def _look_at_devices(self, watch: Watch) -> list[str]:
         subject, now = "devices", self.clock()
+        opened = self.outbox.open_subjects()
+        # What a watch that was lost had told of goes on: no second failure, and not told anew.
+        for told, alert in opened.items():
+            if alert.kind == "device_sick" and told != subject:
+                watch.sick.setdefault(told.removeprefix("devices/"), alert.at)
         try:
             found = self.find()
             # One that the driver lists no more is looked at too: nothing else would say that it is lost.
             watch.devices |= {device.id: asdict(device) for device in found}
             reasons = {id_: self.judge(Device(**one)) for id_, one in watch.devices.items()}
         except DeviceError as error:
+            if watch.blind_since is None:
+                watch.blind_since = opened[subject].at if subject in opened else now
             self.outbox.post(
                 Alert(
                     kind="device_sick",
                     subject=subject,
-                    occurrence=f"{watch.boot}",
+                    occurrence=f"blind since {watch.blind_since:.0f}",
                     severity="error",
                     title="The devices cannot be looked at",
                     next_step="Look at `nvidia-smi` and the kernel log; a reboot may be needed.",
                     found=str(error),
-                    at=now,
+                    at=watch.blind_since,
                 )
             )
             return [str(error)]
-        if subject in self.outbox.open_subjects():
+        watch.blind_since = None
+        if subject in opened:
             sentence = "The driver answers again."
             self.outbox.recovered(subject, occurrence=f"{now:.0f}", sentence=sentence, at=now)
         said: list[str] = []
@@ -237,15 +249,25 @@ class HealthWatcher:
             if why:
                 self._tell_sick(watch, device, " ".join(why))
                 said.extend(why)
-            elif watch.sick.pop(device, None) is not None:
-                sentence = f"Nothing speaks against {device} any more."
-                self.outbox.recovered(f"devices/{device}", occurrence=f"{now:.0f}", sentence=sentence, at=now)
+            elif device in watch.sick:
+                self._tell_sound(watch, device)
         return said
+
+    def _tell_sound(self, watch: Watch, device: str) -> None:
+        """Once it has been so for long enough: one that throttles on and off is one trouble, not many."""
+        watch.sick_again.pop(device, None)
+        since = watch.sound[device] = max(watch.sound.get(device, watch.at), watch.since)
+        if watch.at - since >= _SICK_AGAIN_SECONDS:
+            del watch.sick[device], watch.sound[device]
+            now = self.clock()
+            sentence = f"Nothing has spoken against {device} for {_SICK_AGAIN_SECONDS / 60:.0f} minutes."
+            self.outbox.recovered(f"devices/{device}", occurrence=f"{now:.0f}", sentence=sentence, at=now)
 
     def _tell_sick(self, watch: Watch, device: str, why: str) -> None:
         now = self.clock()
-        since = watch.sick.setdefault(device, now)
-        occurrence = f"sick since {since:.0f}"
+        occurrence = f"sick since {watch.sick.setdefault(device, now):.0f}"
+        watch.sound.pop(device, None)
+        since = watch.sick_again[device] = max(watch.sick_again.get(device, watch.at), watch.since)
         self.outbox.post(
             Alert(
                 kind="device_sick",
@@ -254,8 +276,8 @@ class HealthWatcher:
                 severity="warning",
                 title=f"{device} is not sound",
                 next_step=(
-                    "Nothing new starts on it while this lasts. Look at it: after two failures within a day"
-                    " it is left out until you take it back."
+                    "Nothing new starts on it while this lasts. Look at it: after ten minutes without a"
+                    " break, or a second failure within a day, it is left out until you take it back."
                 ),
                 expected="nothing that speaks against it",
                 found=why,
@@ -263,7 +285,7 @@ class HealthWatcher:
             )
         )
         self.left_out.note_failure(device, occurrence=occurrence, why=why)
-        if now - since >= _SICK_AGAIN_SECONDS:
+        if watch.at - since >= _SICK_AGAIN_SECONDS:
             self.left_out.note_failure(device, occurrence=f"{occurrence}, still", why=why)
 
     def _tell_left_out(self, watch: Watch) -> list[str]:
