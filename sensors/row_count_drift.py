@@ -215,11 +215,9 @@ def _is_changed(snapshot: Snapshot, key: str, standing: dict[str, str], expectat
     if seen is None:
         # With nothing known of an earlier look, one that is not there may have been published once.
         return bool(signature) or snapshot.is_lost
-    return (
-        bool(seen.owed)
-        or seen.signature != signature
-        or (seen.expectation != expectation and bool(signature))
-    )
+    if seen.owed or seen.signature != signature:
+        return True
+    return seen.expectation != expectation and bool(signature)
 
 
 def evaluation(asset: str, key: str, verdict: Verdict, at: float) -> dg.AssetCheckEvaluation:

@@ -179,7 +179,7 @@ def test_a_lost_snapshot_forgets_no_failure(desk, key):
 
 
 def test_what_could_not_be_noted_as_told_is_told_again_as_the_same(desk, key, monkeypatch):
-    """A tick that dies after telling repeats itself with the same time, so with the same alert; then it ends."""
+    """A tick that dies after telling repeats itself with the same time: the same alert; then it ends."""
     published = desk.dataset.descriptions
     truncate(published.path(key))
     with monkeypatch.context() as patched:
