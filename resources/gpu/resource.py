@@ -13,7 +13,7 @@ from pydantic import Field
 
 from resources.gpu.device_failures import device_failure
 from resources.gpu.devices import Device, find_devices
-from resources.gpu.errors import AllLeftOutError
+from resources.gpu.errors import AllLeftOutError, NoDeviceFreeError
 from resources.gpu.health import HealthCheck
 from resources.gpu.lease_records import LeaseHolder
 from resources.gpu.leases import DeviceLeases, Lease
@@ -61,12 +61,17 @@ class GpuResource(ConfigurableResource["GpuResource"]):
     def lease(self, *, run_id: str, partition: str, step: str, log: logging.Logger) -> Lease:
         """This process's device, pinned; the same at every call, and held until the process ends.
 
-        Raises AllLeftOutError at once where every device is, NoDeviceFreeError after ``wait_seconds``,
+        After ``wait_seconds`` it raises AllLeftOutError where every device is, else NoDeviceFreeError: one
+        that is taken back meanwhile is used, and a backfill's queue does not run through at once. Raises
         PinnedElsewhereError where torch already runs CUDA on something else, and the other children of
         DeviceError.
         """
         holder = LeaseHolder(run_id=run_id, partition=partition, step=step)
-        return lease_for_process(self._usable_leases, holder, wait_seconds=self.wait_seconds, log=log)
+        try:
+            return lease_for_process(self.leases, holder, wait_seconds=self.wait_seconds, log=log)
+        except NoDeviceFreeError:
+            self._refuse_if_all_are_left_out()
+            raise
 
     @contextlib.contextmanager
     def blamed(self, device: Device, *, run_id: str, log: logging.Logger) -> Iterator[None]:
@@ -79,10 +84,12 @@ class GpuResource(ConfigurableResource["GpuResource"]):
                 log.error("%s has failed twice and is left out from now on.", device.id)
             raise
 
-    def _usable_leases(self) -> DeviceLeases:
-        leases = self.leases()
+    def _refuse_if_all_are_left_out(self) -> None:
         left_out = self.left_out().left_out()
-        if all(device.id in left_out and not device.given for device in leases.devices):
-            held_against = " ".join(left_out[device.id].sentence(device.id) for device in leases.devices)
-            raise AllLeftOutError(f"No device is left to work on. {held_against}")
-        return leases
+        devices = self.find()
+        if all(device.id in left_out and not device.given for device in devices):
+            held_against = " ".join(left_out[device.id].sentence(device.id) for device in devices)
+            raise AllLeftOutError(
+                f"No device is left to work on, and none was taken back within {self.wait_seconds:.0f} s."
+                f" {held_against}"
+            )

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from resources.gpu import process_lease
 from resources.gpu.device_failures import device_failure
 from resources.gpu.errors import AllLeftOutError
 from resources.gpu.lease_records import LeaseHolder
@@ -35,8 +36,8 @@ def left_out(tmp_path, clock):
     return LeftOutDevices(tmp_path / "devices_left_out.json", clock)
 
 
-def gpu(folder, devices="cpu:2"):
-    return GpuResource(leases_directory=str(folder / "leases"), devices=devices, wait_seconds=0)
+def gpu(folder, devices="cpu:2", wait_seconds=0):
+    return GpuResource(leases_directory=str(folder / "leases"), devices=devices, wait_seconds=wait_seconds)
 
 
 def test_the_second_failure_leaves_a_device_out(left_out):
@@ -100,13 +101,43 @@ def test_the_others_take_over(tmp_path):
             resource.leases().acquire(holder, wait_seconds=0, log=LOG)
 
 
-def test_all_left_out_is_said_at_once(tmp_path):
-    """Waiting ten minutes for a device that nobody will give back helps nobody."""
-    resource = gpu(tmp_path, "cpu:1")
+@pytest.fixture
+def none_leased(monkeypatch):
+    """A process that holds no device yet and is as it was afterwards."""
+    monkeypatch.setattr(process_lease, "_lease", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "as before")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def all_left_out(resource):
     for run in "12":
         resource.left_out().note_failure("cpu-0", occurrence=run, why="It is lost.")
+    return resource
+
+
+def test_all_left_out_is_said_with_the_way_back(tmp_path, none_leased):
+    """Not as if others held the devices: nobody will give one back by itself."""
+    resource = all_left_out(gpu(tmp_path, "cpu:1"))
     with pytest.raises(AllLeftOutError, match=r"No device is left.*It is lost.*--take-back cpu-0"):
         resource.lease(run_id="r", partition="k", step="s", log=LOG)
+
+
+def test_a_run_that_waits_uses_the_device_that_is_taken_back(tmp_path, none_leased):
+    """A person takes it back and the runs that wait go on; they have not run through the queue."""
+    resource = all_left_out(gpu(tmp_path, "cpu:1", wait_seconds=60))
+    said = []
+
+    class Person(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+            if "No device is free; waiting" in said[-1]:
+                resource.left_out().take_back("cpu-0")
+
+    log = logging.Logger("waiting")
+    log.addHandler(Person())
+    with resource.lease(run_id="r", partition="k", step="s", log=log) as lease:
+        assert lease.device.id == "cpu-0"
+    assert "--take-back cpu-0" in said[0]
 
 
 @pytest.mark.parametrize(
