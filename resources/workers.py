@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -110,7 +111,7 @@ class WorkerBeat:
     """The heartbeat of this process's materialization, as a context: the lock is held inside it.
 
     A beat is one small file replaced without fsync, at each commit and else every two seconds at most. One
-    that cannot be written is logged and work goes on.
+    that cannot be written is logged and work goes on. Any thread may call: commits happen beside the work.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class WorkerBeat:
         self._record, self._lock = _paths(directory, worker.name)
         self._clock = clock
         self._monotonic = monotonic
+        self._guard = threading.Lock()
         self._written = monotonic()
         self._intervals: deque[float] = deque(maxlen=_INTERVALS)
         self._samples: deque[tuple[float, int]] = deque([(self._written, 0)])
@@ -142,48 +144,64 @@ class WorkerBeat:
 
     def resume(self, *, restored: int) -> None:
         """Say how many rows were found committed."""
-        self.worker = replace(self.worker, restored=restored, committed=restored)
-        self._write()
+        with self._guard:
+            self.worker = replace(self.worker, restored=restored, committed=restored)
+            self._write()
 
     def enter(self, phase: Phase, *, device: str | None = None) -> None:
         """Say what comes next, and on which device; the time that it may take counts from here."""
-        now = self._monotonic()
-        self.worker = replace(
-            self.worker, phase=phase, device=device or self.worker.device, moved=now, beat_at=self._clock()
-        )
-        self._samples = deque([(now, self.worker.computed)])
-        self._write()
+        with self._guard:
+            now = self._monotonic()
+            device = device or self.worker.device
+            self.worker = replace(self.worker, phase=phase, device=device, moved=now, beat_at=self._clock())
+            self._samples = deque([(now, self.worker.computed)])
+            self._write()
 
     def beat(self, *, computed: int, committed: int) -> None:
         """Say how far it is, after a batch. Costs nothing but a look at the clock in between."""
-        now = self._monotonic()
-        moved, said = self.worker.moved, self._clock()
-        has_committed = committed > self.worker.committed
-        if has_committed:
-            self._intervals.append(now - moved)
-            self.worker = replace(self.worker, committed=committed, committed_at=said, moved=now)
-        self._samples.append((now, computed))
-        while len(self._samples) > 2 and now - self._samples[1][0] >= _RATE_SECONDS:
-            self._samples.popleft()
-        since, before = self._samples[0]
-        self.worker = replace(
-            self.worker,
-            computed=computed,
-            beat_at=said,
-            rate=(computed - before) / (now - since) if now > since else self.worker.rate,
-            batch_seconds=max(self._intervals, default=0.0),
-        )
-        # A commit is written at once: by it others judge whether this process stands still.
-        if has_committed or now - self._written >= _BEAT_SECONDS:
-            self._write()
+        with self._guard:
+            has_committed = self._has_committed(committed)
+            now = self._monotonic()
+            self._samples.append((now, computed))
+            while len(self._samples) > 2 and now - self._samples[1][0] >= _RATE_SECONDS:
+                self._samples.popleft()
+            since, before = self._samples[0]
+            rate = (computed - before) / (now - since) if now > since else self.worker.rate
+            self.worker = replace(self.worker, computed=computed, beat_at=self._clock(), rate=rate)
+            # A commit is written at once: by it others judge whether this process stands still.
+            if has_committed or now - self._written >= _BEAT_SECONDS:
+                self._write()
+
+    def commit(self, committed: int) -> None:
+        """Say how many rows are committed, at the moment when they are. Nothing is written after the end."""
+        with self._guard:
+            if self._has_committed(committed) and self._descriptor in _descriptors:
+                self._write()
 
     def end(self) -> None:
         """Take the record away and free the lock. Safe to call twice."""
-        if self._descriptor not in _descriptors:
-            return
-        self._record.unlink(missing_ok=True)
-        self._lock.unlink(missing_ok=True)
-        _close(self._descriptor)
+        with self._guard:
+            if self._descriptor not in _descriptors:
+                return
+            self._record.unlink(missing_ok=True)
+            self._lock.unlink(missing_ok=True)
+            _close(self._descriptor)
+
+    def _has_committed(self, committed: int) -> bool:
+        """Take note of a commit; False where it was said already, by the work or by the commit itself."""
+        if committed <= self.worker.committed:
+            return False
+        now, said = self._monotonic(), self._clock()
+        self._intervals.append(now - self.worker.moved)
+        self.worker = replace(
+            self.worker,
+            committed=committed,
+            committed_at=said,
+            beat_at=said,
+            moved=now,
+            batch_seconds=max(self._intervals),
+        )
+        return True
 
     def _write(self) -> None:
         self._written = self._monotonic()

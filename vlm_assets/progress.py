@@ -40,6 +40,8 @@ class Progress:
         self._clock = clock
         self._started = self._last_report = clock()
         self.computed = 0
+        # Commits come from the journal's own thread, between two batches and during a long one.
+        journal.on_commit(beat.commit)
 
     def load(self, device: str) -> None:
         """The device is leased and the model is next."""

@@ -7,6 +7,7 @@ of a commit are in commits.py, what a crash leaves in recovery.py, the terms in 
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ from resources.journal.writer_lock import LOCK_NAME, WriterLock
 
 _TAKEOVER_ATTEMPTS = 3
 
+_log = logging.getLogger(__name__)
+
 
 class Journal:
     """Rows of one key and generation, committed beside the caller. Open it with ``Journal.open``."""
@@ -66,6 +69,7 @@ class Journal:
         self._taken = set(self._done)
         self._guard = threading.Lock()
         self._closed = False
+        self._tell: Callable[[int], None] | None = None
         self._thread = CommitThread(self._commit, **thread_settings)
 
     @classmethod
@@ -161,6 +165,14 @@ class Journal:
     def commit_wait_seconds(self) -> float:
         """Seconds that the caller has spent waiting for this journal since it was opened."""
         return self._thread.wait_seconds
+
+    def on_commit(self, tell: Callable[[int], None]) -> None:
+        """Have ``tell`` called after each commit with the rows committed, in the thread that commits.
+
+        Its errors are logged: they cost the telling, not the rows.
+        """
+        with self._guard:
+            self._tell = tell
 
     def submit(self, table: Any) -> None:
         """Queue the rows of a whole planned batch (pyarrow table); does not wait for the disk.
@@ -273,6 +285,12 @@ class Journal:
         with self._guard:
             self._segments.append(segment)
             self._done.update(segment.ids)
+            tell, rows = self._tell, len(self._done)
+        if tell is not None:
+            try:
+                tell(rows)
+            except Exception:
+                _log.exception("A commit of %s was not told; it stands.", self._identity.key)
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -102,6 +103,35 @@ def test_beats_say_rate_and_learned_time(workers, clock):
             clock.now += 20
             beat.beat(computed=8 * batch, committed=10 + 8 * batch)
         assert workers.living()[0].rate == pytest.approx(0.4)
+
+
+def test_a_commit_is_said_when_it_happens(workers, clock):
+    """Not at the next batch, which may take long: a worker that has just committed does not stand still."""
+    with begin(workers, clock) as beat:
+        beat.enter(Phase.WORKING)
+        clock.now += 5
+        beat.beat(computed=8, committed=10)
+        clock.now += 30
+        beat.commit(18)
+        (worker,) = workers.living()
+        assert (worker.committed, worker.moved, worker.batch_seconds) == (18, clock.now, 35)
+        clock.now += 60
+        beat.beat(computed=16, committed=18)
+        (worker,) = workers.living()
+        assert (worker.computed, worker.moved, worker.batch_seconds) == (16, clock.now - 60, 35), "said once"
+    beat.commit(26)
+    assert not list(workers.directory.iterdir()), "nothing stays behind its end"
+
+
+def test_batches_and_commits_may_be_said_by_two_threads(workers):
+    """The commit thread and the work say at once; no word of either is lost."""
+    with workers.begin(run_id="r1", asset="a", partition="k", expected=1000) as beat:
+        thread = threading.Thread(target=lambda: [beat.commit(rows) for rows in range(1, 501)])
+        thread.start()
+        for batch in range(1, 501):
+            beat.beat(computed=batch, committed=0)
+        thread.join()
+        assert (beat.worker.computed, beat.worker.committed) == (500, 500)
 
 
 def test_beats_are_cheap(workers, clock):

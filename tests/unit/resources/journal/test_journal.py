@@ -33,6 +33,34 @@ def test_rows_come_back_as_they_were_submitted_in_catalogue_order(home):
     assert home.restored() == list(range(12))
 
 
+def test_each_commit_is_told_when_it_happens(home):
+    """With all rows that are committed by then; the heartbeat of a long batch depends on it."""
+    told = []
+    with home.open() as journal:
+        journal.submit(home.rows(0, 1))
+        journal.flush()
+        journal.on_commit(told.append)
+        for ordinals in ((2,), (3, 4)):
+            journal.submit(home.rows(*ordinals))
+            journal.flush()
+    assert told == [3, 5]
+
+
+def test_a_commit_that_cannot_be_told_stands(home, caplog):
+    """Whoever is told may fail: the journal goes on."""
+
+    def fail(rows):
+        raise OSError("no heartbeat")
+
+    with home.open() as journal:
+        journal.on_commit(fail)
+        for ordinal in (0, 1):
+            journal.submit(home.rows(ordinal))
+            journal.flush()
+    assert home.restored() == [0, 1]
+    assert "it stands" in caplog.text
+
+
 def test_rows_waiting_at_close_are_committed(home):
     """Leaving the with-block is a flush."""
     with home.open() as journal:
