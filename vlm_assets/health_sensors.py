@@ -47,17 +47,23 @@ def build_health_sensors(settings: Settings, ranges: Sequence[PropertyRange]) ->
         left_out=gpu.left_out(),
         find=gpu.find,
         judge=HealthCheck(DriverNvml()),
-        limits=WorkerLimits(
-            most=settings.stuck_seconds,
-            loading=settings.model_load_seconds,
-            waiting=settings.device_wait_seconds,
-        ),
+        limits=worker_limits(settings),
     )
     return [
         build_reconciliation_sensor(assets, workers=workers, ticks=ticks),
         build_worker_health_sensor(watcher, pool=POOL, ticks=ticks),
         build_row_count_drift_sensor(build_drift_watcher(settings, assets, workers, outbox), ticks=ticks),
     ]
+
+
+def worker_limits(settings: Settings) -> WorkerLimits:
+    """How long a worker may stand still, and commit once it is told to end."""
+    return WorkerLimits(
+        most=settings.stuck_seconds,
+        loading=settings.model_load_seconds,
+        waiting=settings.device_wait_seconds,
+        grace=settings.grace_seconds,
+    )
 
 
 def build_drift_watcher(

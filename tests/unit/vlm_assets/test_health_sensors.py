@@ -9,7 +9,7 @@ from sensors.failed_partitions import FailedPartitions
 from sensors.row_count_drift import DriftWatcher
 from sensors.ticks import last_ticks
 from sensors.worker_health import HealthWatcher
-from vlm_assets.health_sensors import build_health_sensors
+from vlm_assets.health_sensors import build_health_sensors, worker_limits
 from vlm_assets.retries import build_retries
 
 NAMES = ["failed_partitions_again", "reconciliation", "row_count_drift", "worker_health"]
@@ -61,3 +61,10 @@ def test_a_note_that_cannot_be_written_stops_no_work(tick, dataset, name):
     ticks.parent.mkdir(parents=True, exist_ok=True)
     ticks.write_bytes(b"in the way")
     assert tick(name).skip_message
+
+
+def test_a_stuck_worker_gets_the_settings_grace_to_commit(dataset):
+    """As long as any other run that is told to end: killed before, it would lose finished rows."""
+    settings = dataset.settings.model_copy(update={"grace_seconds": 77.0, "stuck_seconds": 88.0})
+    limits = worker_limits(settings)
+    assert (limits.grace, limits.most) == (77.0, 88.0)
