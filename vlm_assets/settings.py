@@ -119,7 +119,7 @@ class Settings(BaseSettings):
     commit_seconds: PositiveFloat = Field(30.0, description="Longest time a finished row stays uncommitted.")
     commit_rows: PositiveInt = Field(2000, description="Finished rows that are committed at once, at most.")
     grace_seconds: PositiveFloat = Field(
-        30.0, description="Seconds for runs to commit what they have finished when `vlm-assets` ends Dagster."
+        30.0, description="Seconds to commit what is finished when Dagster, or a stuck worker, is ended."
     )
 
     failed_share_warn: Share = Field(0.01, description="Share of failed rows from which a partition warns.")
