@@ -92,7 +92,7 @@ class Dataset:
                 "images_seen": 2,
                 "device": "cpu-0",
                 # A batch of one property each two seconds.
-                "described_at": BEGAN + timedelta(seconds=2 * row["ordinal"]),
+                "described_at": BEGAN + timedelta(seconds=2 * (row["ordinal"] or 0)),
                 "fingerprint": f"fp-{settings}",
                 **row,
             }
