@@ -98,6 +98,7 @@ def failing(instance, key):
     return [one.check for one in history.failing(DESCRIPTIONS).get(key, [])]
 
 
+@pytest.mark.long
 def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(tmp_path):
     """One partition through all of it: killed with its code server, stopped, truncated, its database gone."""
     home = make_home(tmp_path, properties=PROPERTIES, range_size=PROPERTIES)

@@ -159,6 +159,7 @@ def test_a_pause_is_what_the_schedule_says_and_the_button_tries_again(
     assert len(running.runs(key, **{LAUNCHED_BY: RETRY})) == 1
 
 
+@pytest.mark.long
 def test_a_pause_drains_what_works_and_it_goes_on_afterwards(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
