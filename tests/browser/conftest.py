@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,12 +31,18 @@ CHROMIUM = [
     "--disable-default-apps",
     "--no-first-run",
 ]
-WITHOUT_FOLDER = """folder => {
+WITHOUT_FOLDERS = """folders => {
     const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (texts.nextNode()) {
-        texts.currentNode.data = texts.currentNode.data.replaceAll(folder, "");
+        for (const folder of folders) {
+            texts.currentNode.data = texts.currentNode.data.replaceAll(folder + "/", "");
+            texts.currentNode.data = texts.currentNode.data.replaceAll(folder, ".");
+        }
     }
 }"""
+NOTHING_MOVES = """() => document.getAnimations().every(
+    one => one.playState === "finished" || one.effect.getComputedTiming().endTime === Infinity
+)"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,14 +118,32 @@ def page(browser: Browser, desk: Desk, request: pytest.FixtureRequest) -> Iterat
 
 
 @pytest.fixture
-def picture(page: Page, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], None]:
+def screenshot(
+    page: Page, desk: Desk, request: pytest.FixtureRequest, tmp_path: Path
+) -> Callable[[str], Path]:
+    """Takes a screenshot of what stands still, without the folders of this machine."""
+    # Stack traces and messages name them, and they are nobody's business.
+    folders = [str(desk.home), str(request.config.rootpath), str(Path(sys.prefix).parent)]
+
+    def take(name: str) -> Path:
+        taken = tmp_path / f"{name}.png"
+        # A dialog fades in, and a spinner turns for ever.
+        page.wait_for_function(NOTHING_MOVES)
+        page.evaluate(WITHOUT_FOLDERS, folders)
+        page.screenshot(path=taken)
+        shown = page.locator("body").inner_text()
+        assert [folder for folder in folders if folder in shown] == []
+        return taken
+
+    return take
+
+
+@pytest.fixture
+def picture(screenshot: Callable[[str], Path], request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Takes a screenshot, which replaces the one in docs/images only if asked to."""
 
     def take(name: str) -> None:
-        taken = tmp_path / f"{name}.png"
-        # Stack traces name folders of this machine, which are nobody's business.
-        page.evaluate(WITHOUT_FOLDER, f"{request.config.rootpath}/")
-        page.screenshot(path=taken)
+        taken = screenshot(name)
         if request.config.getoption("--update-screenshots"):
             folder = request.config.rootpath / "docs" / "images"
             folder.mkdir(parents=True, exist_ok=True)
