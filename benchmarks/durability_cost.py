@@ -30,7 +30,7 @@ from vlm_assets.catalog import Catalog
 from vlm_assets.demo.example import write_example
 from vlm_assets.descriptions import ASSET, DescriptionWork
 from vlm_assets.ingest import ingest
-from vlm_assets.materialization import Partition
+from vlm_assets.partition import Partition
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.settings import Settings, load_settings
 

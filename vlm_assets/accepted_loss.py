@@ -21,7 +21,7 @@ from vlm_assets.audit_files import read_marks
 from vlm_assets.catalog import Catalog
 from vlm_assets.descriptions import DescriptionWork
 from vlm_assets.embeddings import EmbeddingWork
-from vlm_assets.materialization import Partition
+from vlm_assets.partition import Partition
 from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.settings import Settings
@@ -72,7 +72,7 @@ def _partitions(
     """The partition of each asset with the columns of its rows; embeddings only where they can be made."""
     described = DescriptionWork.of(settings, catalog, wanted, build_vision_language_model(settings))
     yield (
-        _partition(settings, descriptions.ASSET, described, wanted),
+        Partition.at_home(settings, descriptions.ASSET, wanted.key, described),
         described.rows_schema(),
     )
     try:
@@ -81,23 +81,8 @@ def _partitions(
         return
     embedded = EmbeddingWork.of(catalog, wanted, rows, build_text_embedding_model(settings))
     yield (
-        _partition(settings, embeddings.ASSET, embedded, wanted),
+        Partition.at_home(settings, embeddings.ASSET, wanted.key, embedded),
         embedded.rows_schema(),
-    )
-
-
-def _partition(
-    settings: Settings, asset: str, work: DescriptionWork | EmbeddingWork, wanted: PropertyRange
-) -> Partition:
-    return Partition(
-        asset=asset,
-        key=wanted.key,
-        expected_ids=work.ids,
-        fingerprint=work.fingerprint,
-        directory=settings.home / asset,
-        state_directory=settings.state_directory,
-        commit_seconds=settings.commit_seconds,
-        commit_rows=settings.commit_rows,
     )
 
 

@@ -43,12 +43,12 @@ from vlm_assets.image_root import InvalidImagePathError
 from vlm_assets.materialization import (
     OK,
     Metadata,
-    Partition,
     RunOptions,
     Steps,
     materialize,
     one_partition,
 )
+from vlm_assets.partition import Partition
 from vlm_assets.progress import Progress
 from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.settings import Settings
@@ -371,16 +371,7 @@ def build_property_descriptions(
             with gpu.blamed(lease.device, run_id=context.run.run_id, log=context.log):
                 return work.describe(journal, progress, lease.device)
 
-        partition = Partition(
-            asset=ASSET,
-            key=key,
-            expected_ids=work.ids,
-            fingerprint=work.fingerprint,
-            directory=settings.descriptions_directory,
-            state_directory=settings.state_directory,
-            commit_seconds=settings.commit_seconds,
-            commit_rows=settings.commit_rows,
-        )
+        partition = Partition.at_home(settings, ASSET, key, work)
         steps = Steps(work.rows_schema, describe, work.check, work.for_people)
         yield from materialize(context, partition, config, steps)
 

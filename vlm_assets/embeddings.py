@@ -34,12 +34,12 @@ from vlm_assets.garbage import refuse_unsound
 from vlm_assets.materialization import (
     OK,
     Metadata,
-    Partition,
     RunOptions,
     Steps,
     materialize,
     one_partition,
 )
+from vlm_assets.partition import Partition
 from vlm_assets.progress import Progress
 from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.settings import Settings
@@ -209,16 +209,7 @@ def build_property_embeddings(
             with gpu.blamed(lease.device, run_id=context.run.run_id, log=context.log):
                 return work.embed(journal, progress, lease.device)
 
-        partition = Partition(
-            asset=ASSET,
-            key=key,
-            expected_ids=work.ids,
-            fingerprint=work.fingerprint,
-            directory=settings.embeddings_directory,
-            state_directory=settings.state_directory,
-            commit_seconds=settings.commit_seconds,
-            commit_rows=settings.commit_rows,
-        )
+        partition = Partition.at_home(settings, ASSET, key, work)
         steps = Steps(work.rows_schema, embed, work.check, work.for_people)
         yield from materialize(context, partition, config, steps)
 

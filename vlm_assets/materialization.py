@@ -24,15 +24,15 @@ from resources.parquet_io import AlreadyPublished
 from resources.published import PublishedPartitions
 from resources.published_errors import CannotRestoreError
 from resources.published_record import PublishedRecord
-from resources.row_retries import RowRetries, RowRetriesFile
+from resources.row_retries import RowRetries
 from resources.staged_file import StagedFile
 from resources.vlm.failure_kinds import TRANSIENT_KINDS
 from resources.workers import Phase, WorkerBeat, Workers
 from sensors.dagster_history import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.check_events import check_result, published_file_result
 from vlm_assets.checks import CheckOutcome
-from vlm_assets.fingerprint import Fingerprint
 from vlm_assets.garbage import GarbageOutputError
+from vlm_assets.partition import Partition
 from vlm_assets.pausing import PausableProgress, wait_while_paused
 from vlm_assets.progress import Progress
 from vlm_assets.row_rounds import (
@@ -45,7 +45,7 @@ from vlm_assets.row_rounds import (
     round_of,
 )
 
-__all__ = ["OK", "Metadata", "Partition", "RunOptions", "Steps", "materialize", "one_partition"]
+__all__ = ["OK", "Metadata", "RunOptions", "Steps", "materialize", "one_partition"]
 
 Metadata = dict[str, dg.MetadataValue]
 Event = dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult
@@ -71,55 +71,6 @@ class ManyPartitionsError(ValueError):
 
 class ConflictingOptionsError(ValueError):
     """Run options that exclude each other."""
-
-
-@dataclass(frozen=True)
-class Partition:
-    """What is to come out: one row for each expected id, in the order of the catalogue.
-
-    directory: the asset's folder. state_directory: where high-water marks are kept, apart from it.
-    """
-
-    asset: str
-    key: str
-    expected_ids: tuple[str, ...]
-    fingerprint: Fingerprint
-    directory: Path
-    state_directory: Path
-    commit_seconds: float
-    commit_rows: int
-
-    def journal_directory(self, generation: str) -> Path:
-        """Where the work under way of a generation lies."""
-        return self.directory / ".journal" / self.key / generation
-
-    @property
-    def row_retries(self) -> RowRetriesFile:
-        """Which of its rows are tried again."""
-        return RowRetriesFile(self.state_directory, self.asset, self.key)
-
-    def high_water_mark(self, generation: str) -> Path:
-        """The file of a generation's high-water mark."""
-        return self.state_directory / "high_water_marks" / self.asset / self.key / f"{generation}.json"
-
-    def open_journal(self, generation: str, schema: pa.Schema, *, accept_loss: str | None = None) -> Journal:
-        """Open a generation's journal: recover and verify it. Raises JournalError.
-
-        accept_loss: what a person said who gives up rows that cannot be restored.
-        """
-        return Journal.open(
-            self.journal_directory(generation),
-            key=self.key,
-            generation=generation,
-            fingerprints=dict(self.fingerprint.parts),
-            schema=schema,
-            expected_ids=self.expected_ids,
-            high_water_mark=self.high_water_mark(generation),
-            quarantine=self.directory / ".quarantine",
-            accept_loss=accept_loss,
-            commit_seconds=self.commit_seconds,
-            commit_rows=self.commit_rows,
-        )
 
 
 @dataclass(frozen=True)

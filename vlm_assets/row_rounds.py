@@ -24,7 +24,8 @@ from resources.row_retries import RowRetries
 from resources.vlm.failure_kinds import TRANSIENT_KINDS
 
 if TYPE_CHECKING:
-    from vlm_assets.materialization import Partition, RunOptions
+    from vlm_assets.materialization import RunOptions
+    from vlm_assets.partition import Partition
 
 OK = "ok"
 
