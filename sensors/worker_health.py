@@ -22,7 +22,7 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.gpu.devices import Device
 from resources.gpu.errors import DeviceError
-from resources.gpu.left_out import LeftOutDevices
+from resources.gpu.left_out import LeftOutDevices, at_work_on
 from resources.processes import ProcessIdentity
 from resources.workers import Phase, Worker, Workers, boot_id
 from sensors.dagster_runs import fit_pool, mark_interrupted
@@ -160,15 +160,12 @@ class HealthWatcher:
         )
 
     def _hold_against_device(self, worker: Worker) -> None:
-        """For a worker that did not honour SIGTERM: a hung device lets none through, a wait in Python does.
-
-        A partition counts once, so that one whose images are the trouble takes no device out.
-        """
+        """For one that did not honour SIGTERM: a hung device lets none through, a wait in Python does."""
         if worker.device is not None and _may_be_the_device(worker):
             why = (
                 f"A worker of {worker.partition} stood still on it until it was killed (run {worker.run_id})."
             )
-            occurrence = f"{worker.asset}/{worker.partition}"
+            occurrence = at_work_on(worker.asset, worker.partition)
             self.left_out.note_failure(worker.device, occurrence=occurrence, why=why)
 
     def _name_slow(self, watch: Watch, living: Sequence[Worker]) -> list[str]:

@@ -206,7 +206,7 @@ def build_property_embeddings(
         def embed(journal: Journal, progress: Progress) -> Metadata:
             lease = gpu.lease(run_id=context.run.run_id, partition=key, step=ASSET, log=context.log)
             progress.load(lease.device.id)
-            with gpu.blamed(lease.device, run_id=context.run.run_id, log=context.log):
+            with gpu.blamed(lease.device, asset=ASSET, partition=key, log=context.log):
                 return work.embed(journal, progress, lease.device)
 
         partition = Partition.at_home(settings, ASSET, key, work)

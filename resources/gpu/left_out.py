@@ -38,9 +38,17 @@ class UnknownDeviceError(DeviceError):
     """A device that is to be taken back is not left out."""
 
 
+def at_work_on(asset: str, partition: str) -> str:
+    """The occurrence of a failure at work, whatever run it was in.
+
+    A partition counts once, so that one whose images are the trouble takes no device out by its retries.
+    """
+    return f"{asset}/{partition}"
+
+
 @dataclass(frozen=True)
 class DeviceFailure:
-    """One failure. occurrence: tells it from others, e.g. a run's id; why: a sentence; at: unix seconds."""
+    """One failure. occurrence: tells it from others, see ``at_work_on``; at: unix seconds."""
 
     occurrence: str
     why: str

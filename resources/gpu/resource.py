@@ -17,7 +17,7 @@ from resources.gpu.errors import AllLeftOutError, NoDeviceFreeError
 from resources.gpu.health import HealthCheck
 from resources.gpu.lease_records import LeaseHolder
 from resources.gpu.leases import DeviceLeases, Lease
-from resources.gpu.left_out import LeftOutDevices
+from resources.gpu.left_out import LeftOutDevices, at_work_on
 from resources.gpu.nvml import DriverNvml
 from resources.gpu.process_lease import lease_for_process
 
@@ -74,13 +74,14 @@ class GpuResource(ConfigurableResource["GpuResource"]):
             raise
 
     @contextlib.contextmanager
-    def blamed(self, device: Device, *, run_id: str, log: logging.Logger) -> Iterator[None]:
-        """Note an error of the device itself against it, and let the error pass."""
+    def blamed(self, device: Device, *, asset: str, partition: str, log: logging.Logger) -> Iterator[None]:
+        """Note an error of the device itself against it, once a partition, and let the error pass."""
         try:
             yield
         except Exception as error:
             why = device_failure(error)
-            if why is not None and self.left_out().note_failure(device.id, occurrence=run_id, why=why):
+            occurrence = at_work_on(asset, partition)
+            if why is not None and self.left_out().note_failure(device.id, occurrence=occurrence, why=why):
                 log.error("%s has failed twice and is left out from now on.", device.id)
             raise
 

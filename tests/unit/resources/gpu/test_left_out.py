@@ -9,7 +9,7 @@ from resources.gpu import process_lease
 from resources.gpu.device_failures import device_failure
 from resources.gpu.errors import AllLeftOutError
 from resources.gpu.lease_records import LeaseHolder
-from resources.gpu.left_out import WITHIN_SECONDS, LeftOutDevices, UnknownDeviceError
+from resources.gpu.left_out import WITHIN_SECONDS, LeftOutDevices, UnknownDeviceError, at_work_on
 from resources.gpu.resource import GpuResource
 from resources.vlm.engine import EngineLostError
 
@@ -88,17 +88,32 @@ def test_a_damaged_file_is_kept_aside_and_named(left_out, tmp_path, caplog):
 
 
 def test_the_others_take_over(tmp_path):
-    """A device that failed once comes last, one that failed twice is passed over."""
+    """A device that failed once comes last, one that failed at two partitions is passed over."""
     resource = gpu(tmp_path)
-    for run in ("r1", "r2"):
-        with pytest.raises(EngineLostError), resource.blamed(resource.find()[0], run_id=run, log=LOG):
-            raise EngineLostError("the device is lost") from LOST
+    for partition in ("k1", "k2"):
+        _lose(resource, partition)
         assert [device.id for device in resource.leases().devices] == ["cpu-1", "cpu-0"]
     holder = LeaseHolder("r3", "k", "s")
     with resource.leases().acquire(holder, wait_seconds=0, log=LOG) as lease:
         assert lease.device.id == "cpu-1"
         with pytest.raises(Exception, match="cpu-0 is left out since it failed 2 times"):
             resource.leases().acquire(holder, wait_seconds=0, log=LOG)
+
+
+def test_the_retries_of_one_partition_leave_no_device_out(tmp_path):
+    """Nor together with a worker of it that had to be killed: one partition is one failure, in any run."""
+    resource = gpu(tmp_path)
+    _lose(resource, "k1")
+    _lose(resource, "k1")
+    resource.left_out().note_failure("cpu-0", occurrence=at_work_on("a", "k1"), why="stood still")
+    assert not resource.left_out().left_out()
+    assert len(resource.left_out().records()["cpu-0"].failures) == 1
+
+
+def _lose(resource, partition):
+    first = resource.find()[0]
+    with pytest.raises(EngineLostError), resource.blamed(first, asset="a", partition=partition, log=LOG):
+        raise EngineLostError("the device is lost") from LOST
 
 
 @pytest.fixture
