@@ -1,0 +1,134 @@
+"""How many requests a model server gets at once: bounded, grown while it keeps up, cut when it does not.
+
+What lives here: the limit, and the slots that hold requests to it. What does not: what a request is, and when
+one that was refused is tried again (``back_off.py``). Term: additive increase, multiplicative decrease, as in
+TCP's congestion control. Everything here belongs to one event loop; nothing is locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+_FIRST_LIMIT: Final = 4.0
+_CUT_WHEN_BUSY: Final = 0.5
+_CUT_WHEN_SLOW: Final = 0.9
+
+_SLOW: Final = 4.0
+"""A first token that takes so many times the fastest one, for its images, stood in the server's queue."""
+
+_SLACK_SECONDS: Final = 1.0
+"""So much longer is never called slow: below it, noise decides."""
+
+_FORGETTING: Final = 1.01
+"""What the fastest is multiplied by with each answer, so that a server that became slower is believed."""
+
+
+class AdaptiveLimit:
+    """Requests that may be under way at once: between 1 and ``most``.
+
+    Doubles with each round of answers until the server first shows that it is too much, then grows by one a
+    round. A refusal (429, 503) halves it; a first token that had to wait in line takes a tenth. What was
+    asked before the last cut cuts no second time.
+    """
+
+    def __init__(self, most: int, *, clock: Callable[[], float]) -> None:
+        self._most = float(most)
+        self._limit = min(_FIRST_LIMIT, self._most)
+        self._clock = clock
+        self._doubling = True
+        self._cut_at = float("-inf")
+        self._fastest: float | None = None
+
+    @property
+    def requests(self) -> int:
+        """The limit now."""
+        return int(self._limit)
+
+    def answered(self, *, asked_at: float, full: bool, images: int, first_token_seconds: float) -> None:
+        """Take in an answer. full: as many requests as the limit allows were under way with it."""
+        per_image = first_token_seconds / max(images, 1)
+        fastest = per_image if self._fastest is None else min(per_image, self._fastest * _FORGETTING)
+        self._fastest = fastest
+        if first_token_seconds > fastest * max(images, 1) * _SLOW + _SLACK_SECONDS:
+            self._cut(_CUT_WHEN_SLOW, asked_at)
+        elif full:
+            # Once an answer: over a round of `limit` answers, twice as many, or one more.
+            self._limit = min(self._limit + (1.0 if self._doubling else 1.0 / self._limit), self._most)
+
+    def refused(self, *, asked_at: float) -> None:
+        """Take in that the server has too much to do."""
+        self._cut(_CUT_WHEN_BUSY, asked_at)
+
+    def start_anew(self) -> None:
+        """Begin low again: another process answers now."""
+        self._limit = min(_FIRST_LIMIT, self._most)
+        self._doubling = True
+        self._cut_at = self._clock()
+        self._fastest = None
+
+    def _cut(self, to: float, asked_at: float) -> None:
+        if asked_at <= self._cut_at:
+            return
+        self._limit = max(self._limit * to, 1.0)
+        self._doubling = False
+        self._cut_at = self._clock()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Leave to ask once. asked_at: on the limit's clock. full: no other request would have had leave."""
+
+    asked_at: float
+    full: bool
+
+
+class Slots:
+    """Gives leave to ask, in the order of asking, to as many at once as the limit says."""
+
+    def __init__(self, limit: AdaptiveLimit, *, clock: Callable[[], float]) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._under_way = 0
+        self._alone = False
+        self._waiting: deque[tuple[asyncio.Future[None], bool]] = deque()
+
+    @asynccontextmanager
+    async def slot(self, *, alone: bool = False) -> AsyncIterator[Slot]:
+        """Wait for leave, and hold it. alone: with no other request under way, for one that may do harm."""
+        await self._enter(alone)
+        try:
+            yield Slot(self._clock(), self._under_way >= self._limit.requests)
+        finally:
+            self._under_way -= 1
+            self._alone = False
+            self._admit()
+
+    async def _enter(self, alone: bool) -> None:
+        leave: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((leave, alone))
+        self._admit()
+        try:
+            await leave
+        except asyncio.CancelledError:
+            if leave.done() and not leave.cancelled():
+                # It was let in and taken away in the same moment.
+                self._under_way -= 1
+                self._alone = False
+            self._admit()
+            raise
+
+    def _admit(self) -> None:
+        while self._waiting:
+            leave, alone = self._waiting[0]
+            if not leave.done():
+                if self._alone or self._under_way >= (1 if alone else self._limit.requests):
+                    return
+                leave.set_result(None)
+                self._under_way += 1
+                self._alone = alone
+            self._waiting.popleft()
