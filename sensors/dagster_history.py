@@ -79,8 +79,11 @@ class RunState:
     def interrupted_by(self) -> str | None:
         """What ended it, where that is no fault of its partition; ``UNEXPECTED_TERMINATION`` from outside.
 
-        A stuck worker is ended as one from outside, whatever Dagster calls the end: that is no cancel.
+        Nothing did where a person cancelled it, whatever was said of it just before: a stuck worker that is
+        told to end ends its run as failed, and as cancelled only where somebody asked Dagster for that.
         """
+        if self.status is DagsterRunStatus.CANCELED:
+            return None
         reason = self.tags.get(_FAILURE_REASON)
         outside = reason if reason == "UNEXPECTED_TERMINATION" else None
         return "no attempt" if self.tags.get(NO_ATTEMPT) == self.run_id else outside

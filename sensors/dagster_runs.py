@@ -63,12 +63,23 @@ def end_interrupted(instance: dg.DagsterInstance, run_id: str, why: str) -> bool
     run = instance.get_run_by_id(run_id)
     if run is None or run.is_finished:
         return False
-    if run.status is dg.DagsterRunStatus.CANCELING:
-        instance.report_run_canceled(run, why)
-    else:
+    if not end_cancelled(instance, run_id, why):
         mark_interrupted(instance, run_id)
         instance.report_run_failed(run, why)
     instance.event_log_storage.free_concurrency_slots_for_run(run_id)
+    return True
+
+
+def end_cancelled(instance: dg.DagsterInstance, run_id: str, why: str) -> bool:
+    """End a run that a person is cancelling as cancelled; False where nobody is.
+
+    Before its process is killed: the code server calls a killed one failed, whatever was asked for, and
+    Dagster would start again what a person has just stopped.
+    """
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.status is not dg.DagsterRunStatus.CANCELING:
+        return False
+    instance.report_run_canceled(run, why)
     return True
 
 

@@ -25,12 +25,13 @@ from resources.gpu.errors import DeviceError
 from resources.gpu.left_out import LeftOutDevices, at_work_on
 from resources.processes import ProcessIdentity
 from resources.workers import Phase, Worker, Workers, boot_id
-from sensors.dagster_runs import fit_pool, mark_interrupted
+from sensors.dagster_runs import end_cancelled, fit_pool, mark_interrupted
 from sensors.ticks import note_tick
 from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
 
 NAME = "worker_health"
 INTERVAL_SECONDS = 15
+_KILLED = "A person cancelled this run, its process did not end, and it is killed now."
 _BLIND_SECONDS = 8.0 * INTERVAL_SECONDS
 """After so long without a tick nothing is known of the time between: everybody's time counts anew."""
 _SICK_AGAIN_SECONDS = 600.0
@@ -78,8 +79,8 @@ class Watch:
 class HealthWatcher:
     """What a tick looks at. Plain Python: what Dagster lends is handed in.
 
-    find: the devices that the settings mean. judge: why one should not be used now. interrupt: says on a run
-    that it is ended from outside. clock: unix seconds; monotonic: seconds of the machine's clock.
+    find: the devices that the settings mean. judge: why one should not be used now. clock: unix seconds;
+    monotonic: seconds of the machine's clock.
     """
 
     workers: Workers
@@ -91,18 +92,28 @@ class HealthWatcher:
     clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
 
-    def look(self, watch: Watch, *, interrupt: Callable[[str], None]) -> list[str]:
-        """One tick: changes ``watch``, posts alerts, ends what is stuck. Returns sentences."""
+    def look(
+        self, watch: Watch, *, interrupt: Callable[[str], None], settle: Callable[[str], object]
+    ) -> list[str]:
+        """One tick: changes ``watch``, posts alerts, ends what is stuck. Returns sentences.
+
+        interrupt: says on a run that it is ended from outside, before its worker is told to. settle: ends a
+        run that a person is cancelling, before its worker is killed.
+        """
         living = [worker for worker in self.workers.living() if worker.pid]
         return [
-            *self._end_stuck(watch, living, interrupt),
+            *self._end_stuck(watch, living, interrupt, settle),
             *self._name_slow(watch, living),
             *self._look_at_devices(watch),
             *self._tell_left_out(watch),
         ]
 
     def _end_stuck(
-        self, watch: Watch, living: Sequence[Worker], interrupt: Callable[[str], None]
+        self,
+        watch: Watch,
+        living: Sequence[Worker],
+        interrupt: Callable[[str], None],
+        settle: Callable[[str], object],
     ) -> list[str]:
         said = []
         now = watch.at
@@ -121,9 +132,11 @@ class HealthWatcher:
                 del watch.ended[name]
                 run_id, _, asset = name.partition(".")
                 said.append(f"The stuck worker of run {run_id} ({asset}) has ended; its device is free.")
-            elif now - at >= self.limits.grace and _send(worker, signal.SIGKILL, said):
-                self._hold_against_device(worker)
-                said.append(f"{_who(worker)} did not end within {self.limits.grace:.0f} s and was killed.")
+            elif now - at >= self.limits.grace:
+                settle(worker.run_id)
+                if _send(worker, signal.SIGKILL, said):
+                    self._hold_against_device(worker)
+                    said.append(f"{_who(worker)} did not end when told to, and was killed.")
         self._tell_freed(alive)
         return said
 
@@ -162,9 +175,7 @@ class HealthWatcher:
     def _hold_against_device(self, worker: Worker) -> None:
         """For one that did not honour SIGTERM: a hung device lets none through, a wait in Python does."""
         if worker.device is not None and _may_be_the_device(worker):
-            why = (
-                f"A worker of {worker.partition} stood still on it until it was killed (run {worker.run_id})."
-            )
+            why = f"A worker of {worker.partition} stood still until it was killed (run {worker.run_id})."
             occurrence = at_work_on(worker.asset, worker.partition)
             self.left_out.note_failure(worker.device, occurrence=occurrence, why=why)
 
@@ -332,7 +343,11 @@ def build_worker_health_sensor(watcher: HealthWatcher, *, pool: str, ticks: Path
         instance = context.instance
         watch = Watch.read(context.cursor, now=watcher.monotonic())
         told_before = set(watch.left_out)
-        said = watcher.look(watch, interrupt=lambda run_id: mark_interrupted(instance, run_id))
+        said = watcher.look(
+            watch,
+            interrupt=lambda run_id: mark_interrupted(instance, run_id),
+            settle=lambda run_id: end_cancelled(instance, run_id, _KILLED),
+        )
         # At each tick while one is left out: a new start sets the limit for all devices again.
         if told_before or watch.left_out:
             known = set(watch.devices)

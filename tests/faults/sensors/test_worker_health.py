@@ -59,7 +59,7 @@ def watcher(tmp_path, gpu):
 
 def tick(watcher, watch, interrupted):
     watch.at = time.monotonic()
-    return watcher.look(watch, interrupt=interrupted.append)
+    return watcher.look(watch, interrupt=interrupted.append, settle=lambda run_id: None)
 
 
 def test_a_stopped_worker_is_ended_and_its_device_freed(tmp_path, gpu, watcher):

@@ -7,6 +7,7 @@ from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from resources.pause import pause, resume
 from resources.row_retries import RowRetries, RowRetriesFile
 from sensors.attempts import Attempts
+from sensors.dagster_history import NO_ATTEMPT
 from sensors.retry_schedule import request
 
 HOUR = 3600.0
@@ -172,10 +173,15 @@ def test_a_failed_run_that_a_person_deletes_hides_nothing(orchestrator):
     assert orchestrator.tick() == ["a"]
 
 
-def test_a_stuck_worker_that_was_ended_is_not_cancelled(orchestrator):
-    """What the health sensor ends carries the reason, whatever Dagster calls it: it is resumed."""
-    orchestrator.cancelled("a", **{"dagster/failure_reason": "UNEXPECTED_TERMINATION"})
-    assert orchestrator.tick() == ["a"]
+def test_a_persons_cancel_of_a_stuck_worker_wins(orchestrator):
+    """Terminated in the seconds after it was called stuck, or after it found no device: it is not resumed."""
+    outside = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
+    orchestrator.cancelled("a", **outside)
+    run = orchestrator.created("b")
+    orchestrator.instance.add_run_tags(run.run_id, {NO_ATTEMPT: run.run_id})
+    orchestrator.instance.report_run_canceled(run)
+    orchestrator.instance.report_run_failed(orchestrator.created("c", **outside))
+    assert orchestrator.tick() == ["c"], "what nobody cancelled is"
 
 
 def test_what_runs_or_is_queued_is_left_alone(orchestrator):

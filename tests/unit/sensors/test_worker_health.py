@@ -18,10 +18,12 @@ from resources.gpu.errors import DriverUnavailableError
 from resources.gpu.left_out import LeftOutDevices
 from resources.processes import ProcessIdentity
 from resources.workers import Phase, Workers, boot_id
+from sensors.dagster_history import run_states
 from sensors.dagster_runs import mark_interrupted
 from sensors.worker_health import HealthWatcher, Watch, build_worker_health_sensor
 
 GPUS = [Device(f"GPU-{n}", "cuda", "A100", None, f"GPU-{n}") for n in range(3)]
+UNTOLD = {"interrupt": lambda run_id: None, "settle": lambda run_id: None}
 HOT = "GPU-1 is throttled: it is too hot."
 
 
@@ -84,7 +86,7 @@ def tick(watcher, clock):
     def tick(seconds=15.0):
         clock.now += seconds
         watch.at = clock.now
-        watcher.look(watch, interrupt=lambda run_id: None)
+        watcher.look(watch, **UNTOLD)
         return [(one.kind, subject) for subject, one in watcher.outbox.open_subjects().items()]
 
     return tick
@@ -148,6 +150,30 @@ def test_a_cancel_is_not_overruled_by_the_end_of_a_stuck_worker():
     assert marked == {DagsterRunStatus.STARTING, DagsterRunStatus.STARTED}
 
 
+def test_a_cancel_of_a_stuck_worker_stands_though_it_has_to_be_killed(watcher, clock, standing, tmp_path):
+    """The code server calls a killed run failed, and Dagster would start it again: it is cancelled before."""
+    sensor = build_worker_health_sensor(watcher, pool="gpu", ticks=tmp_path / "ticks")
+    cursor = None
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = instance.create_run_for_job(nothing, status=DagsterRunStatus.STARTED)
+        standing.begin(run.run_id, stopped=True)
+
+        def tick():
+            nonlocal cursor
+            context = dg.build_sensor_context(instance=instance, cursor=cursor)
+            sensor(context)
+            cursor = context.cursor
+            clock.now += 15
+            return instance.get_run_by_id(run.run_id).status
+
+        assert [tick() for _ in range(4)] == [DagsterRunStatus.STARTED] * 4
+        assert "dagster/failure_reason" in instance.get_run_by_id(run.run_id).tags, "called stuck"
+        instance.report_run_canceling(run)
+        assert tick() is DagsterRunStatus.CANCELED
+        assert standing.ended_by(run.run_id) is signal.SIGKILL
+        assert run_states(instance, [run.run_id])[run.run_id].interrupted_by is None
+
+
 def test_a_stuck_worker_is_ended_though_dagster_does_not_know_its_run(watcher, clock, standing, tmp_path):
     """After a lost database or a deleted run the device is freed all the same."""
     sensor = build_worker_health_sensor(watcher, pool="gpu", ticks=tmp_path / "ticks")
@@ -176,11 +202,11 @@ def test_another_users_stuck_worker_does_not_keep_the_others(watcher, clock, sta
     monkeypatch.setattr(ProcessIdentity, "send", refusing)
     watch = Watch(boot=boot_id(), at=clock.now, since=clock.now)
     watch.at += 31
-    said = watcher.look(watch, interrupt=lambda run_id: None)
+    said = watcher.look(watch, **UNTOLD)
     assert standing.ended_by("ours") is signal.SIGTERM
     assert len([one for one in said if "run theirs" in one and "another user" in one]) == 1
     watch.at += 15
-    said = watcher.look(watch, interrupt=lambda run_id: None)
+    said = watcher.look(watch, **UNTOLD)
     assert any("another user" in one for one in said)
     assert not any("was killed" in one for one in said)
 
@@ -290,14 +316,14 @@ def test_a_sick_device_that_was_told_of_is_known_though_the_watch_is_lost(watche
     """After a killed tick or a reboot it is the same trouble: one failure, one alert, and one recovery."""
     machine.against["GPU-1"] = [HOT]
     for _ in range(3):
-        watcher.look(Watch.read(None, now=clock.now), interrupt=lambda run_id: None)
+        watcher.look(Watch.read(None, now=clock.now), **UNTOLD)
         clock.now += 15
     assert len(watcher.outbox.recent(10)) == 1
     assert len(watcher.left_out.records()["GPU-1"].failures) == 1
     machine.against.clear()
     watch = Watch.read(None, now=clock.now)
     for _ in range(2):
-        watcher.look(watch, interrupt=lambda run_id: None)
+        watcher.look(watch, **UNTOLD)
         watch.at += 600
     assert not watcher.outbox.open_subjects()
 
@@ -306,7 +332,7 @@ def test_a_silence_of_the_driver_is_told_once_though_the_watch_is_lost(watcher, 
     """A tick that is killed after it told has lost what it remembered."""
     machine.is_lost = True
     for _ in range(3):
-        watcher.look(Watch.read(None, now=clock.now), interrupt=lambda run_id: None)
+        watcher.look(Watch.read(None, now=clock.now), **UNTOLD)
         clock.now += 15
     assert len(watcher.outbox.recent(10)) == 1
 
