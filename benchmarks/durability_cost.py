@@ -26,6 +26,7 @@ from resources.gpu.devices import Device
 from resources.gpu.pinning import pin
 from resources.vlm.engine import Engine
 from resources.vlm.images import LoadedProperty
+from resources.vlm.ladder import describe_batch
 from vlm_assets.catalog import Catalog
 from vlm_assets.demo.example import write_example
 from vlm_assets.descriptions import ASSET, DescriptionWork
@@ -101,7 +102,9 @@ class Bench:
         return Turn(seconds, cpu, waited, committing, segments)
 
     def _rows(self, batch: Sequence[LoadedProperty]) -> pa.Table:
-        return self._work.rows(self._work.answer(self._engine, batch), self._engine, self._device)
+        work = self._work
+        described = describe_batch(self._engine, work.schema, batch, work.ladder)
+        return work.rows(described, self._engine, self._device)
 
 
 def _commit_thread_seconds() -> float:

@@ -28,8 +28,9 @@ from resources.staged_file import StagedFile
 from resources.vlm.batch_plan import Batch, PlannedProperty, plan_batches, remaining
 from resources.vlm.decode_workers import DecodeWorkers
 from resources.vlm.engine import Engine
+from resources.vlm.feeding import Feeding
 from resources.vlm.images import ImageFailure, LoadedProperty, PropertyJob
-from resources.vlm.ladder import Described, LadderSettings, describe_batch
+from resources.vlm.ladder import Described, LadderSettings
 from resources.vlm.prompt import Prompt, build_prompt
 from resources.vlm.resource import VisionLanguageModel
 from resources.vlm.schema import DescriptionSchema, load_schema
@@ -181,7 +182,7 @@ class DescriptionWork:
         """Describe every property that the journal lacks, and hand it rows a planned batch at a time."""
         batches = self.plan(journal.done_ids)
         clock = time.monotonic
-        model_seconds = longest = 0.0
+        longest = 0.0
         images = 0
         warned = False
         guard = AnswerGuard(self.settings.invalid_share_stop)
@@ -190,33 +191,28 @@ class DescriptionWork:
             engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
             load_seconds = clock() - started
             progress.start()
-            try:
-                for number, loaded in enumerate(self.load(workers, batches)):
-                    before = clock()
-                    described = self.answer(engine, loaded)
-                    took = clock() - before
-                    model_seconds += took
-                    longest = max(longest, took)
+            with self.feeding(engine, workers) as feeding:
+                for number, batch in enumerate(feeding.described(self.load(workers, batches))):
+                    described = batch.described
+                    longest = max(longest, batch.seconds)
                     # The first batch of a process pays for what is compiled and allocated once.
-                    if number and not warned and (advice := long_batch(described, took)) is not None:
+                    if number and not warned and (advice := long_batch(described, batch.seconds)) is not None:
                         progress.warn(advice)
                         warned = True
                     images += sum(one.images_seen for one in described)
                     journal.submit(self.rows(described, engine, device))
                     progress.advance(len(described))
                     guard.take(described)
-            finally:
-                engine.close()
-            decode_wait = workers.wait_seconds
         journal.flush()
+        spent = feeding.spent
         seconds = progress.seconds
         return {
             "device": dg.MetadataValue.text(f"{device.id} ({device.name})"),
             "properties/s": dg.MetadataValue.float(round(progress.computed / seconds, 3)),
             "images/s": dg.MetadataValue.float(round(images / seconds, 3)),
-            "seconds in model": dg.MetadataValue.float(round(model_seconds, 3)),
+            "seconds in model": dg.MetadataValue.float(round(spent.model, 3)),
             "seconds of the longest batch": dg.MetadataValue.float(round(longest, 3)),
-            "seconds waiting for decode": dg.MetadataValue.float(round(decode_wait, 3)),
+            "seconds waiting for decode": dg.MetadataValue.float(round(spent.waiting_decode, 3)),
             "seconds waiting for commit": dg.MetadataValue.float(round(journal.commit_wait_seconds, 3)),
             "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
         }
@@ -250,10 +246,14 @@ class DescriptionWork:
                 refused.setdefault(planned.property_id, []).append(failure)
         return PropertyJob(planned.property_id, planned.ordinal, tuple(paths), tuple(uris))
 
-    def answer(self, engine: Engine, loaded: Sequence[LoadedProperty]) -> list[Described]:
-        """One terminal result a property. Raises EngineLostError where the engine must be given up."""
-        settings = LadderSettings(max_new_tokens=self.settings.max_new_tokens)
-        return describe_batch(engine, self.schema, loaded, settings)
+    def feeding(self, engine: Engine, workers: DecodeWorkers) -> Feeding:
+        """What has the engine describe what the workers load; leaving it closes the engine."""
+        return Feeding(engine, self.schema, self.ladder, end_batches=workers.close)
+
+    @property
+    def ladder(self) -> LadderSettings:
+        """How far a property may climb that is not answered at once."""
+        return LadderSettings(max_new_tokens=self.settings.max_new_tokens)
 
     def rows(self, described: Sequence[Described], engine: Engine, device: Device) -> pa.Table:
         """Results as rows, with where each came from."""

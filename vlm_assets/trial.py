@@ -92,12 +92,11 @@ def run_trial(
         started = time.monotonic()
         engine = work.model.load(lease.device, schema=work.schema, prompt=work.prompt)
         loaded = time.monotonic()
-        for batch in work.load(workers, work.plan(frozenset())):
-            answers = work.answer(engine, batch)
-            described += answers
-            tables.append(work.rows(answers, engine, lease.device))
-        ended = time.monotonic()
-        engine.close()
+        with work.feeding(engine, workers) as feeding:
+            for batch in feeding.described(work.load(workers, work.plan(frozenset()))):
+                described += batch.described
+                tables.append(work.rows(batch.described, engine, lease.device))
+            ended = time.monotonic()
     stream = io.BytesIO()
     pq.write_table(pa.concat_tables(tables), stream, compression="zstd")
     return Trial(

@@ -79,10 +79,13 @@ class DecodePool:
         self._wake()
 
     def close(self) -> None:
-        """End all workers, at work or not, and return when they are gone."""
+        """End all workers, at work or not, and return when they are gone. Who waits for images is woken."""
         self._stopping = True
         self._wake()
         self._thread.join()
+        with self.changed:
+            self.error = self.error or DecodeWorkersError("The decode workers were ended.")
+            self.changed.notify_all()
 
     def _wake(self) -> None:
         with self.changed:

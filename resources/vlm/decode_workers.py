@@ -59,8 +59,9 @@ class DecodeWorkers:
         self._max_images = max_images
         self._image_seconds = image_seconds
         self._pool: DecodePool | None = None
+        self._closed = False
         self.wait_seconds = 0.0
-        """Seconds that the consumer has waited for images so far: what decode costs the model."""
+        """Seconds that the consumer has waited for images so far."""
 
     def __enter__(self) -> Self:
         if self._workers:
@@ -72,6 +73,11 @@ class DecodeWorkers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers. Who waits for a batch in another thread gets a DecodeWorkersError."""
+        self._closed = True
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -132,6 +138,8 @@ class DecodeWorkers:
             del loaded
 
     def _load_here(self, job: PropertyJob) -> LoadedProperty:
+        if self._closed:
+            raise DecodeWorkersError("Decoding was ended.")
         images = _PropertyImages(job, self._max_images, threading.Event())
         tasks = deque(images.first_tasks())
         while tasks:

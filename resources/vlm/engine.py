@@ -76,6 +76,21 @@ class Engine(Protocol):
     def revision(self) -> str:
         """What exactly was loaded: a commit, or a digest of the files."""
 
+    @property
+    def batches_at_once(self) -> int:
+        """Batches that keep it busy: so many calls of ``describe``, each in a thread, at a time.
+
+        With 1, all calls come from the caller's own thread. It is asked before each batch, and may change
+        from one above 1 to another.
+        """
+
+    def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
+        """Do ahead, beside the model, what ``describe`` of the same batch and attempt would do before it.
+
+        Called from another thread than ``describe``; may do nothing. What it raises, ``describe`` raises
+        again when it is asked: here it is dropped.
+        """
+
     def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer]:
         """One answer a property, in order. Each property has at least one image.
 
@@ -84,7 +99,10 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """Give the model's memory back. The engine cannot be used afterwards."""
+        """Give the model's memory back. The engine cannot be used afterwards.
+
+        Calls of ``describe`` under way in other threads end soon, with EngineLostError.
+        """
 
 
 def sampling_seed(seed: int, property_id: str, attempt: int) -> int:

@@ -39,6 +39,11 @@ class LadderSettings:
     temperature: float = 0.7
     seed: int = 0
 
+    @property
+    def first_attempt(self) -> Attempt:
+        """How a property is asked at first."""
+        return Attempt(number=1, max_new_tokens=self.max_new_tokens, seed=self.seed)
+
 
 @dataclass(frozen=True)
 class Described:
@@ -75,8 +80,7 @@ def describe_batch(
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Described]:
     """One terminal result a property, in order. Raises EngineLostError, and nothing else for any content."""
-    first = Attempt(number=1, max_new_tokens=settings.max_new_tokens, seed=settings.seed)
-    climbs = [_Climb(one, first) for one in batch]
+    climbs = [_Climb(one, settings.first_attempt) for one in batch]
     for climb in climbs:
         if not climb.loaded.images:
             climb.result = _without_images(climb.loaded)

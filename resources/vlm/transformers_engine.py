@@ -48,6 +48,8 @@ class TransformersEngine:
     Raises ModelLoadError, and SchemaError where the schema cannot guide decoding.
     """
 
+    batches_at_once = 1
+
     def __init__(
         self,
         source: ModelSource,
@@ -115,6 +117,9 @@ class TransformersEngine:
         )
         text_config = self._model.config.get_text_config()
         self._context: int | None = getattr(text_config, "max_position_embeddings", None)
+
+    def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
+        """Nothing is prepared ahead yet. See Engine."""
 
     def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer]:
         """One answer a property, in order. See Engine; raises RequestTooLargeError for a single property."""

@@ -1,0 +1,254 @@
+"""Feeding an engine: loaded batches in, described batches out in their order, the device never waiting.
+
+What lives here: preparing the next batch beside the model, keeping as many batches under way as the engine
+takes, and where the time went. What does not: reading and decoding images (``decode_workers``), what becomes
+of one property (``ladder``), the model (the engines). What comes out does not depend on ``batches_at_once``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+from resources.vlm.engine import Engine
+from resources.vlm.images import LoadedProperty
+from resources.vlm.ladder import Described, LadderSettings, describe_batch
+from resources.vlm.schema import DescriptionSchema
+
+_KEPT_PER_PLACE: Final = 2
+"""Batches kept for each that the engine takes at once: for order, finished ones wait behind a slow one."""
+
+_ENDING_SECONDS: Final = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DescribedBatch:
+    """What became of a batch. seconds: from its first question to its last answer."""
+
+    described: list[Described]
+    seconds: float
+
+
+@dataclass
+class TimeSpent:
+    """Seconds of a feeding so far.
+
+    model: a batch, at least, was with the engine. While none was: waiting_decode, waiting_preparation. Beside
+    the model, in other processes and threads, summed up: decoding (reading included), preparing.
+    """
+
+    model: float = 0.0
+    waiting_decode: float = 0.0
+    waiting_preparation: float = 0.0
+    decoding: float = 0.0
+    preparing: float = 0.0
+
+
+class Feeding:
+    """Feeds one engine from one iterator of loaded batches. A context manager: leaving closes the engine.
+
+    A thread draws from the iterator and has the next batch prepared beside the model. An engine that takes
+    one batch at once is asked in the caller's own thread, where interrupts reach it; one that takes more, in
+    a thread for each batch. After an error or an interrupt nothing more is asked, and leaving waits for the
+    threads.
+
+    end_batches: makes the iterator end, or raise, where it waits in another thread.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        schema: DescriptionSchema,
+        settings: LadderSettings,
+        *,
+        end_batches: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spent = TimeSpent()
+        """Where the time went so far."""
+        self._engine = engine
+        self._schema = schema
+        self._settings = settings
+        self._end_batches = end_batches
+        self._clock = clock
+        # Guards all that follows; notified whenever any of it changes.
+        self._changed = threading.Condition()
+        self._ready: _Ready | None = None
+        self._drawn = False
+        self._draw_error: BaseException | None = None
+        self._asking = 0
+        self._turned = clock()
+        self._stopped = False
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        try:
+            self._end_batches()
+        finally:
+            self._engine.close()
+        for thread in self._threads:
+            thread.join(_ENDING_SECONDS)
+            if thread.is_alive():
+                _log.warning("Thread %s still waits for the engine; the process goes on.", thread.name)
+
+    def described(self, batches: Iterable[Sequence[LoadedProperty]]) -> Iterator[DescribedBatch]:
+        """Describe batch after batch, each in the order in which it was given.
+
+        Raises EngineLostError, and what ``batches`` raises, after all that was finished before.
+        """
+        self._start("feeding-ahead", lambda: self._draw(batches))
+        return self._one_at_a_time() if self._engine.batches_at_once == 1 else self._several_at_once()
+
+    def _one_at_a_time(self) -> Iterator[DescribedBatch]:
+        while True:
+            began = self._clock()
+            with self._changed:
+                self._changed.wait_for(lambda: self._ready is not None or self._drawn)
+            if self._ready is None:
+                return self._raise_draw_error()
+            yield self._ask(self._take(began))
+
+    def _several_at_once(self) -> Iterator[DescribedBatch]:
+        under_way: deque[_UnderWay] = deque()
+        while True:
+            began = self._clock()
+            with self._changed:
+                self._changed.wait_for(lambda: self._can_go_on(under_way))
+            if any(one.error is not None for one in under_way):
+                yield from [one.outcome for one in under_way if one.outcome is not None]
+                raise next(one.error for one in under_way if one.error is not None)
+            if self._can_ask(under_way):
+                under_way.append(_UnderWay())
+                self._start("feeding-batch", partial(self._ask_apart, under_way[-1], self._take(began)))
+            elif under_way and under_way[0].outcome is not None:
+                yield under_way[0].outcome
+                under_way.popleft()
+            else:
+                return self._raise_draw_error()
+
+    def _can_go_on(self, under_way: Sequence[_UnderWay]) -> bool:
+        failed = any(one.error is not None for one in under_way)
+        first_is_there = bool(under_way) and under_way[0].outcome is not None
+        all_is_done = self._drawn and self._ready is None and not under_way
+        return failed or first_is_there or all_is_done or self._can_ask(under_way)
+
+    def _can_ask(self, under_way: Sequence[_UnderWay]) -> bool:
+        at_once = max(1, self._engine.batches_at_once)
+        asking = sum(one.outcome is None for one in under_way)
+        has_place = asking < at_once and len(under_way) < at_once * _KEPT_PER_PLACE
+        return has_place and self._ready is not None
+
+    def _start(self, name: str, run: Callable[[], None]) -> None:
+        # Daemons: an interrupt while they are waited for must not keep the process from ending.
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        thread.start()
+
+    def _draw(self, batches: Iterable[Sequence[LoadedProperty]]) -> None:
+        """Have a batch ready, always: drawn and prepared while the one before is with the engine."""
+        try:
+            for loaded in batches:
+                drawn_at = self._clock()
+                self._prepare(loaded)
+                with self._changed:
+                    self.spent.decoding += sum(one.seconds for one in loaded)
+                    self.spent.preparing += self._clock() - drawn_at
+                    self._ready = _Ready(loaded, drawn_at)
+                    del loaded  # Who takes it alone decides how long the pixels stay.
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._ready is None or self._stopped)
+                    if self._stopped:
+                        return
+        except BaseException as error:
+            self._draw_error = error
+        finally:
+            with self._changed:
+                self._drawn = True
+                self._changed.notify_all()
+
+    def _prepare(self, loaded: Sequence[LoadedProperty]) -> None:
+        shown = [one for one in loaded if one.images]
+        if shown:
+            # What is wrong with a batch shows again when it is asked, where the ladder decides about it.
+            with contextlib.suppress(Exception):
+                self._engine.prepare(shown, attempt=self._settings.first_attempt)
+
+    def _raise_draw_error(self) -> None:
+        if self._draw_error is not None:
+            raise self._draw_error
+
+    def _take(self, began: float) -> Sequence[LoadedProperty]:
+        """The batch that is ready, for which the caller has waited since ``began``."""
+        with self._changed:
+            assert self._ready is not None
+            ready, self._ready = self._ready, None
+            if not self._asking:
+                since, now = max(began, self._turned), self._clock()
+                decode = min(max(ready.drawn_at - since, 0.0), now - since)
+                self.spent.waiting_decode += decode
+                self.spent.waiting_preparation += now - since - decode
+            self._changed.notify_all()
+        return ready.loaded
+
+    def _ask(self, loaded: Sequence[LoadedProperty]) -> DescribedBatch:
+        began = self._turn(1)
+        try:
+            described = describe_batch(self._engine, self._schema, loaded, self._settings, clock=self._clock)
+        finally:
+            ended = self._turn(-1)
+        return DescribedBatch(described, ended - began)
+
+    def _turn(self, change: int) -> float:
+        """Count who asks the engine, and the time in which anybody does; the moment of the change."""
+        with self._changed:
+            now = self._clock()
+            if self._asking:
+                self.spent.model += now - self._turned
+            self._asking += change
+            self._turned = now
+        return now
+
+    def _ask_apart(self, one: _UnderWay, loaded: Sequence[LoadedProperty]) -> None:
+        """Ask in a thread of its own."""
+        try:
+            outcome = self._ask(loaded)
+        except BaseException as error:
+            one.error = error
+        else:
+            one.outcome = outcome
+        with self._changed:
+            self._changed.notify_all()
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A batch that may be asked about. drawn_at: when its images were decoded."""
+
+    loaded: Sequence[LoadedProperty]
+    drawn_at: float
+
+
+@dataclass(eq=False)
+class _UnderWay:
+    """A batch that a thread asks about, or has asked about."""
+
+    outcome: DescribedBatch | None = None
+    error: BaseException | None = None
