@@ -102,7 +102,8 @@ class Lookout:
         silent = list(silent_sensors(self._ticks, self._watched, since=self._since, now=now))
         paused = self._paused()
         standing_since, standstill = (None, []) if paused else self._queue(instance, cursor, now)
-        posted = self.outbox.post_all([*of_checks, *of_runs, *silent, *standstill])
+        found = [*of_checks, *of_runs, *silent, *standstill]
+        posted = self.outbox.post_all(found, once_while_open=True)
         self._posted_runs |= {one.run_id: None for one in new}
         # In a pause nothing is started: what stood before it has not come right.
         queue_moves = standing_since is None and not paused

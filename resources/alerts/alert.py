@@ -58,12 +58,16 @@ class Alert:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What an alert was about is right again. sentence: what was seen. at: unix seconds."""
+    """What an alert was about is right again. sentence: what was seen. at: unix seconds.
+
+    since: unix seconds since when it had been wrong; the alert is the latest of those times.
+    """
 
     alert: Alert
     occurrence: str
     sentence: str
     at: float
+    since: float
 
     @property
     def id(self) -> str:
@@ -77,12 +81,15 @@ class Recovery:
             "occurrence": self.occurrence,
             "sentence": _cut(self.sentence),
             "at": self.at,
+            "since": self.since,
         }
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Recovery:
         """What ``as_json`` gave. Raises TypeError or KeyError where something is missing."""
-        return cls(Alert.from_json(found["alert"]), found["occurrence"], found["sentence"], found["at"])
+        alert = Alert.from_json(found["alert"])
+        since = found.get("since", alert.at)
+        return cls(alert, found["occurrence"], found["sentence"], found["at"], since)
 
 
 def _digest(*parts: str) -> str:

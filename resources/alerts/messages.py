@@ -132,7 +132,7 @@ def _of_recovery(entry: dict[str, Any], sender: Sender) -> Message:
     alert = recovery.alert
     lines = [
         ("Partition", alert.partition),
-        ("Was", f"{alert.title}, since {_clock(alert.at)}"),
+        ("Was", f"{alert.title}, since {_clock(recovery.since)}"),
         ("Now", recovery.sentence),
         ("Look", _link(alert, sender)),
         ("At", _clock(recovery.at)),

@@ -18,8 +18,11 @@ from resources.alerts.alert_log import AlertLog, Position
 LONGEST_FILE = 8 << 20
 """Bytes of ``alerts.jsonl`` from which a new file is begun: some ten thousand alerts."""
 
-RAISED, RECOVERED, CARRIED, KNOWN = "raised", "recovered", "carried", "known"
-"""What a line is. Carried lines repeat at the head of a new file what is open, known ones what was told."""
+RAISED, AGAIN, RECOVERED = "raised", "again", "recovered"
+"""What a line is. Of trouble that begins and of its end a person is told; of what comes again in it, not."""
+
+CARRIED, KNOWN = "carried", "known"
+"""Lines at the head of a new file, of what is open and of what was noted."""
 
 _REMEMBERED = 5000
 
@@ -32,6 +35,7 @@ class Outbox:
         self._guard = threading.Lock()
         self._position: Position | None = None
         self._open: dict[str, Alert] = {}
+        self._since: dict[str, float] = {}
         self._known: dict[str, None] = {}
         self._damaged = 0
         self._began_with = 0
@@ -40,10 +44,12 @@ class Outbox:
         """Note an alert, durably. False: this occurrence is known already. Raises AlertLogError."""
         return bool(self.post_all([alert]))
 
-    def post_all(self, alerts: Iterable[Alert]) -> list[Alert]:
-        """Note many at once, durably, for the price of one. Returns those that are new.
+    def post_all(self, alerts: Iterable[Alert], *, once_while_open: bool = False) -> list[Alert]:
+        """Note many at once, durably, for the price of one. Returns those that are told.
 
-        Raises AlertLogError, and then none of them is noted.
+        once_while_open: another occurrence of what is open, by an alert of the same kind, is noted and not
+        told: whoever tries again by itself would ring the phone at each try. Raises AlertLogError, and then
+        none of them is noted.
         """
         wanted = {alert.id: alert for alert in alerts}
         if not wanted:
@@ -51,8 +57,20 @@ class Outbox:
         with self._guard, self.log.locked():
             self._read_on()
             new = [alert for id_, alert in wanted.items() if id_ not in self._known]
-            self._append([_raised(alert) for alert in new])
-        return new
+            again = self._again(new) if once_while_open else set()
+            self._append([{**_raised(one), "event": AGAIN if one.id in again else RAISED} for one in new])
+        return [one for one in new if one.id not in again]
+
+    def _again(self, new: Sequence[Alert]) -> set[str]:
+        """The ids of those whose subject is open, when they come, with the same kind."""
+        again = set()
+        kinds: dict[str, str] = {}
+        for one in new:
+            standing = self._open.get(one.subject)
+            if one.kind == kinds.get(one.subject, standing.kind if standing is not None else None):
+                again.add(one.id)
+            kinds[one.subject] = one.kind
+        return again
 
     def recovered(self, subject: str, *, occurrence: str, sentence: str, at: float) -> bool:
         """Note, durably, that something is right again. False where nothing of it is open.
@@ -72,7 +90,7 @@ class Outbox:
         with self._guard, self.log.locked():
             self._read_on()
             new = [
-                Recovery(self._open[subject], occurrence, sentence, at)
+                Recovery(self._open[subject], occurrence, sentence, at, self._since[subject])
                 for subject, occurrence, sentence in wanted
                 if subject in self._open
             ]
@@ -115,7 +133,10 @@ class Outbox:
             self._read_on()
             if self._position != told or told.offset - self._began_with <= LONGEST_FILE:
                 return False
-            carried = [{**_raised(alert), "event": CARRIED} for alert in self._open.values()]
+            carried = [
+                {**_raised(alert), "event": CARRIED, "since": self._since[subject]}
+                for subject, alert in self._open.items()
+            ]
             known = {"event": KNOWN, "ids": list(self._known)[-_REMEMBERED:]}
             self.log.start_anew([known, *carried])
         return True
@@ -131,7 +152,7 @@ class Outbox:
     def _read_on(self) -> None:
         found = self.log.read(self._position)
         if self._position is None or found.end.file != self._position.file:
-            self._open, self._known, self._damaged = {}, {}, 0
+            self._open, self._since, self._known, self._damaged = {}, {}, {}, 0
         self._position = found.end
         self._damaged += found.damaged
         self._began_with = found.began_with
@@ -140,14 +161,18 @@ class Outbox:
 
     def _take(self, entry: dict[str, Any]) -> None:
         event = entry["event"]
-        if event in (RAISED, CARRIED):
+        if event in (RAISED, AGAIN, CARRIED):
             alert = Alert.from_json(entry)
             self._known[alert.id] = None
             # The newest last: what is said again counts from now.
             self._open.pop(alert.subject, None)
             self._open[alert.subject] = alert
+            if event != AGAIN or alert.subject not in self._since:
+                self._since[alert.subject] = entry.get("since", alert.at)
         elif event == RECOVERED:
-            self._open.pop(Recovery.from_json(entry).alert.subject, None)
+            subject = Recovery.from_json(entry).alert.subject
+            self._open.pop(subject, None)
+            self._since.pop(subject, None)
         elif event == KNOWN:
             self._known |= dict.fromkeys(entry["ids"])
 

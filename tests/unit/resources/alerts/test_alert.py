@@ -35,6 +35,6 @@ def test_long_texts_are_cut_where_they_are_written_down_and_the_id_stays(alert):
 
 def test_a_recovery_comes_back_as_it_was(alert):
     """What is read from the file is what was written."""
-    one = Recovery(alert(), "run-2", "It passed.", 5.0)
+    one = Recovery(alert(), "run-2", "It passed.", 5.0, 1.0)
     assert Recovery.from_json(one.as_json()) == one
     assert Recovery.from_json(one.as_json()).id == one.id

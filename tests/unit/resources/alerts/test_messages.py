@@ -14,7 +14,7 @@ def raised(alert):
 
 
 def recovered(alert):
-    one = Recovery(alert, "run-2", "It passed.", NOW)
+    one = Recovery(alert, "run-2", "It passed.", NOW, NOW)
     return {"event": RECOVERED, "id": one.id, **one.as_json()}
 
 

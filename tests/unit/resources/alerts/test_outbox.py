@@ -22,10 +22,30 @@ def test_the_same_occurrence_is_posted_once_by_any_number_of_processes(outbox, a
 
 
 def test_another_occurrence_of_the_same_subject_is_told_and_is_still_one_open_subject(outbox, alert):
-    """A check that fails again in another run is told again; it is one thing that is wrong."""
+    """A second giving-up, after a person began a new count, is told again; it is one thing that is wrong."""
     assert outbox.post(alert(occurrence="run-1"))
     assert outbox.post(alert(occurrence="run-2"))
     assert [one.occurrence for one in outbox.open_subjects().values()] == ["run-2"]
+
+
+def test_what_comes_again_while_it_is_open_is_noted_and_not_told(outbox, alert, monkeypatch):
+    """Each try of a schedule fails anew: that is known, in this process and the next, and no news."""
+    monkeypatch.setattr(module, "LONGEST_FILE", 100)
+
+    def tries(*occurrences, kind="k"):
+        posted = [alert(occurrence=one, kind=kind, at=float(one[-1])) for one in occurrences]
+        return [one.occurrence for one in outbox.post_all(posted, once_while_open=True)]
+
+    assert tries("run-1", "run-2") == ["run-1"]
+    assert outbox.begin_new_file_where_long(outbox.log.read().end)
+    outbox = Outbox(outbox.log.directory)
+    assert tries("run-2", "run-3") == []
+    assert outbox.log.read().entries[-1]["occurrence"] == "run-3", "it stands in the file"
+    assert tries("run-4", kind="worse") == ["run-4"], "another kind of trouble is news"
+    assert tries("run-5", kind="worse") == []
+    (recovery,) = outbox.recovered_all([(alert().subject, "run-6", "It passed.")], at=6.0)
+    assert (recovery.alert.occurrence, recovery.since) == ("run-5", 4.0)
+    assert tries("run-7") == ["run-7"], "it was right in between"
 
 
 def test_only_what_is_open_recovers_and_only_once(outbox, alert):
