@@ -275,8 +275,8 @@ class PartitionFiles:
             if isinstance(one, RecordDamagedError):
                 raise RecordDamagedError(
                     f"{one}. Neither {self.record_path} nor its copy {self.record_copy} is whole. The "
-                    f"partition's file is left as it is; set_aside({self.key!r}) moves all its files to "
-                    f"{self.quarantine} and lets it be materialized anew."
+                    f"partition's file is left as it is; `vlm-assets repair` moves all its files to "
+                    f"{self.quarantine} and has it materialized anew."
                 )
         return None
 

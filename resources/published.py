@@ -29,7 +29,7 @@ from resources.published_errors import (
     WrongPartitionError,
 )
 from resources.published_record import PartitionManifest, PublishedRecord
-from resources.published_verification import Finding, FindingKind, Verification, compare, judge
+from resources.published_verification import PUT_BACK, Finding, FindingKind, Verification, compare, judge
 from resources.staged_file import InUseMark, StagedFile, read_back, write_rows
 
 
@@ -247,9 +247,7 @@ class PublishedPartitions:
             )
         damage = judge(partition.published, record, deep=False)
         if damage:
-            raise PublishedFileDamagedError(
-                f"Partition {key}: {damage[1]} restore() puts its second copy back."
-            )
+            raise PublishedFileDamagedError(f"Partition {key}: {damage[1]} {PUT_BACK}")
         return PartitionRows(
             partition.published, record, tuple(columns) if columns is not None else None, self.id_column
         )

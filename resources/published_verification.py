@@ -17,6 +17,11 @@ from resources.journal import files
 from resources.partition_files import PartitionFiles
 from resources.published_record import PartitionManifest, PublishedRecord
 
+PUT_BACK = (
+    "`vlm-assets repair`, or materializing that partition, puts its second copy back, without a device."
+)
+"""What to do about a published file that is not what its record says."""
+
 
 class FindingKind(StrEnum):
     """What is wrong with a partition's files."""
@@ -89,9 +94,7 @@ def compare(
         judged = judge(partition.published, record, deep=deep)
         if judged:
             kind, what = judged
-            findings.append(
-                Finding(kind, f"Partition {partition.key}: {what} restore() puts its second copy back.")
-            )
+            findings.append(Finding(kind, f"Partition {partition.key}: {what} {PUT_BACK}"))
         if backups:
             for number, version in enumerate((record, *manifest.previous)):
                 judged = judge(partition.slot(number), version, deep=deep)
@@ -99,7 +102,9 @@ def compare(
                     missing = judged[0] is FindingKind.MISSING
                     kind = FindingKind.BACKUP_MISSING if missing else FindingKind.BACKUP_DIFFERS
                     advice = (
-                        "restore() makes it anew." if number == 0 else "The next publication leaves it out."
+                        "`vlm-assets repair` makes it anew."
+                        if number == 0
+                        else "The next publication leaves it out."
                     )
                     findings.append(
                         Finding(kind, f"Backup {number} of partition {partition.key}: {judged[1]} {advice}")

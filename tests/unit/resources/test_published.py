@@ -302,7 +302,7 @@ def test_reading_what_is_not_there(partitions: PublishedPartitions) -> None:
     publish(partitions)
     path = partitions.path(KEY)
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(PublishedFileDamagedError, match="truncated"):
+    with pytest.raises(PublishedFileDamagedError, match="truncated.*`vlm-assets repair`"):
         partitions.read(KEY)
     path.unlink()
     with pytest.raises(PublishedFileDamagedError, match="missing"):
@@ -335,6 +335,7 @@ def test_damage_is_found_and_restored(
     found = partitions.verify(KEY)
     assert [one.kind for one in found.findings] == [kind]
     assert str(partitions.path(KEY)) in found.sentence()
+    assert "`vlm-assets repair`" in found.sentence(), "a command, not a function's name"
     assert partitions.verify(KEY, deep=False).ok is not shallow
     damaged = partitions.path(KEY).read_bytes() if partitions.path(KEY).exists() else None
     restoration = partitions.restore(KEY)
@@ -450,7 +451,7 @@ def test_both_records_damaged_is_not_nothing(partitions: PublishedPartitions) ->
     publish(partitions, "a")
     for path in PartitionFiles(partitions.directory, KEY).record_paths:
         flip(path)
-    with pytest.raises(RecordDamagedError, match="set_aside"):
+    with pytest.raises(RecordDamagedError, match="vlm-assets repair"):
         partitions.record(KEY)
     with pytest.raises(RecordDamagedError):
         stage(partitions, "b")
