@@ -302,7 +302,7 @@ def test_reading_what_is_not_there(partitions: PublishedPartitions) -> None:
     publish(partitions)
     path = partitions.path(KEY)
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(PublishedFileDamagedError, match="truncated.*`vlm-assets repair`"):
+    with pytest.raises(PublishedFileDamagedError, match=r"truncated.*`vlm-assets repair`"):
         partitions.read(KEY)
     path.unlink()
     with pytest.raises(PublishedFileDamagedError, match="missing"):
