@@ -7,7 +7,7 @@ engines), what makes an answer valid (schema.py), what happens to one that is no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -84,6 +84,14 @@ class Engine(Protocol):
         from one above 1 to another.
         """
 
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds inside ``describe`` so far, by what it did, for people; empty where it does not know.
+
+        ``processor``: what ``prepare`` had not done. ``prefill``: images and prompt, up to the first token.
+        ``generation``: all other tokens.
+        """
+
     def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
         """Do ahead, beside the model, what ``describe`` of the same batch and attempt would do before it.
 
@@ -91,11 +99,13 @@ class Engine(Protocol):
         again when it is asked: here it is dropped.
         """
 
-    def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer]:
-        """One answer a property, in order. Each property has at least one image.
+    def describe(
+        self, batch: Sequence[LoadedProperty], *, attempt: Attempt
+    ) -> Sequence[Answer | EngineError]:
+        """One answer a property, in order, or the error that is this property's own.
 
-        Raises EngineLostError where the engine must be given up, and anything else where this batch cannot be
-        answered as a whole; the caller then asks singly.
+        Each property has at least one image. Raises EngineLostError where the engine must be given up, and
+        anything else where this batch cannot be answered as a whole; the caller then asks singly.
         """
 
     def close(self) -> None:

@@ -188,6 +188,7 @@ def _ask(
 ) -> list[_Outcome]:
     """Ask for all at once; where that raises, one by one, so that only the culprit pays."""
     began = clock()
+    answers: Sequence[Answer | Exception]
     try:
         answers = engine.describe([climb.loaded for climb in climbs], attempt=attempt)
         if len(answers) != len(climbs):
@@ -199,11 +200,17 @@ def _ask(
     except Exception as error:  # whatever a model's code raises for one property, the others go on
         if len(climbs) > 1:
             return [outcome for climb in climbs for outcome in _ask(engine, [climb], attempt, clock)]
-        kind = error.kind if isinstance(error, RequestTooLargeError) else "engine_error"
-        text = str(error) if isinstance(error, RequestTooLargeError) else f"{type(error).__name__}: {error}"
-        return [_Outcome(clock() - began, kind=kind, error=text)]
+        answers = [error]
     share = (clock() - began) / len(climbs)
-    return [_Outcome(share, answer=answer) for answer in answers]
+    return [_outcome(answer, share) for answer in answers]
+
+
+def _outcome(answer: Answer | Exception, seconds: float) -> _Outcome:
+    if isinstance(answer, Answer):
+        return _Outcome(seconds, answer=answer)
+    if isinstance(answer, RequestTooLargeError):
+        return _Outcome(seconds, kind=answer.kind, error=str(answer))
+    return _Outcome(seconds, kind="engine_error", error=f"{type(answer).__name__}: {answer}")
 
 
 def _kind_of(answer: Answer, verdict: InvalidDescription) -> tuple[str, str]:

@@ -5,7 +5,7 @@ import json
 import pydantic
 import pytest
 
-from resources.vlm.engine import Answer, Attempt, EngineLostError, RequestTooLargeError
+from resources.vlm.engine import Answer, Attempt, EngineError, EngineLostError, RequestTooLargeError
 from resources.vlm.images import ImageFailure
 from resources.vlm.ladder import (
     RAW_TEXT_LIMIT,
@@ -147,6 +147,22 @@ def test_engine_error_of_one_property(describe):
     assert [result.status for result in results] == ["ok", "failed", "ok"]
     assert (results[1].error_kind, results[1].error) == ("engine_error", "ValueError: odd image")
     assert [ids for ids, _ in engine.calls] == [["a", "b", "c"], ["a"], ["b"], ["c"]]
+
+
+def test_errors_beside_answers_cost_no_second_call(describe):
+    """An engine that tells each property's own error is not asked again for the others."""
+
+    class TellingEngine(ScriptedEngine):
+        def describe(self, batch, *, attempt):
+            self.calls.append(([one.property_id for one in batch], attempt))
+            return [self.scripts[one.property_id].pop(0) for one in batch]
+
+    too_long = RequestTooLargeError("prompt_too_long", "9 of 8 tokens")
+    engine = TellingEngine(a=[GOOD], b=[EngineError("refused")], c=[too_long, GOOD])
+    first, second, third = describe(engine)
+    assert [ids for ids, _ in engine.calls] == [["a", "b", "c"], ["c"]]
+    assert (first.status, third.status, third.images_seen) == ("ok", "ok", 2)
+    assert (second.error_kind, second.error) == ("engine_error", "EngineError: refused")
 
 
 def test_too_large_property_gets_fewer_images(describe):

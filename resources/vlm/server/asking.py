@@ -1,0 +1,278 @@
+"""Asking a model server about one property until there is an answer, or an error that is this property's own.
+
+What lives here: what follows from each way in which a request can end: asking again, waiting, leaving out a
+field, giving the property up, giving the server up. What does not: whether an answer is a description, and
+other attempts (``ladder.py``); threads (``engine.py``). Everything here belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from resources.vlm.engine import Answer, Attempt, EngineError, EngineLostError
+from resources.vlm.server.answer_stream import (
+    SilentServerError,
+    StreamedAnswer,
+    TimeLimits,
+    TokenWatch,
+    UnusableAnswerError,
+    read_answer,
+)
+from resources.vlm.server.back_off import asked_seconds, back_off_seconds
+from resources.vlm.server.chat_request import chat_request, proof_request
+from resources.vlm.server.concurrency import AdaptiveLimit, Slots
+from resources.vlm.server.image_transport import ImageTransport
+from resources.vlm.server.model_server import ModelServer, ServerAddress
+from resources.vlm.server.refusals import (
+    BusyServerError,
+    FailingServerError,
+    FieldRefusedError,
+    refusal,
+)
+from resources.vlm.server.server_life import ServerLife
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from resources.vlm.images import LoadedProperty
+
+MOST_TRIES: Final = 3
+"""Tries for one property where the server fails, breaks off, answers nonsense or falls silent."""
+
+MOST_BUSY_TRIES: Final = 8
+"""Tries where it has too much to do: about two minutes of waiting."""
+
+MOST_DEATHS: Final = 2
+"""Lives of the server that one property may see the end of. At its second it was under way alone."""
+
+_CONNECT_SECONDS: Final = 10.0
+_IDLE_CONNECTION_SECONDS: Final = 2.0
+"""Less than the five after which servers close a connection: one that is just being closed cuts a request."""
+
+_ERROR_BYTES: Final = 1 << 16
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What all properties are asked alike. model: its name at the server."""
+
+    model: str
+    prompt: str
+    json_schema: Mapping[str, Any]
+
+
+@dataclass
+class _SoFar:
+    """What one property has been through. life: of the server, in which it was asked last."""
+
+    tries: int = 0
+    busy: int = 0
+    deaths: int = 0
+    life: int = 0
+
+    def begin_life(self, suspect: bool, failure: str) -> None:
+        """The server was restarted. suspect: this property may be why."""
+        # What the old life left unanswered says nothing of a property, unless it happens again.
+        self.tries = self.busy = 0
+        self.deaths += suspect
+        if self.deaths >= MOST_DEATHS:
+            raise FailingServerError(
+                f"the model server died {self.deaths} times while it was asked about this property, the last"
+                f" time about nothing else ({failure})"
+            )
+
+
+class Asking:
+    """Asks one server. encoding: threads that turn pixels into request bodies beside the loop."""
+
+    def __init__(
+        self,
+        server: ModelServer,
+        question: Question,
+        *,
+        limit: AdaptiveLimit,
+        slots: Slots,
+        limits: TimeLimits,
+        images: ImageTransport,
+        encoding: Executor,
+    ) -> None:
+        import httpx2
+
+        self._question = question
+        self._limit = limit
+        self._slots = slots
+        self._limits = limits
+        self._images = images
+        self._encoding = encoding
+        self._without: set[str] = set()
+        self._chance = random.Random()  # noqa: S311 - it spreads waiting, it hides nothing
+        self._life = ServerLife(server, self._prove, limit.start_anew)
+        self._client = httpx2.AsyncClient(
+            # How long an answer may take is the token watch's to say.
+            timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
+            limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_CONNECTION_SECONDS),
+            # Proxies and passwords of the environment are for other servers.
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def answer(self, one: LoadedProperty, attempt: Attempt) -> Answer | EngineError:
+        """The answer about one property, or why there is none. Raises EngineLostError and nothing else."""
+        shown = one.images[: attempt.images]
+        urls: list[str] = []
+        try:
+            urls = await self._beside(lambda: self._images.urls(shown))
+            return await self._until_answered(one, urls, attempt)
+        except EngineLostError:
+            raise
+        except EngineError as error:
+            return error
+        finally:
+            self._images.forget(urls)
+
+    async def _until_answered(self, one: LoadedProperty, urls: Sequence[str], attempt: Attempt) -> Answer:
+        import httpx2
+
+        so_far = _SoFar()
+        while True:
+            try:
+                return await self._ask(one, urls, attempt, so_far)
+            except FieldRefusedError as refused:
+                self._leave_out(refused)
+                continue
+            except BusyServerError as error:
+                so_far.busy += 1
+                if so_far.busy < MOST_BUSY_TRIES:
+                    await self._back_off(so_far.busy, error.retry_after)
+                    continue
+                failure, suspect = str(error), False
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                so_far.tries += 1
+                failure, suspect = _said(error), False
+            except (FailingServerError, UnusableAnswerError, SilentServerError) as error:
+                so_far.tries += 1
+                failure, suspect = str(error), True
+            except httpx2.HTTPError as error:
+                so_far.tries += 1
+                failure, suspect = _said(error), True
+            if await self._life.renewed(so_far.life, failure):
+                so_far.begin_life(suspect, failure)
+            elif so_far.tries >= MOST_TRIES or so_far.busy >= MOST_BUSY_TRIES:
+                raise FailingServerError(f"given up after {max(so_far.tries, so_far.busy)} tries: {failure}")
+            else:
+                await self._back_off(so_far.tries, None)
+
+    async def _ask(
+        self, one: LoadedProperty, urls: Sequence[str], attempt: Attempt, so_far: _SoFar
+    ) -> Answer:
+        """Ask once."""
+        async with self._slots.slot(alone=so_far.deaths > 0) as slot:
+            without = frozenset(self._without)
+            body = await self._beside(lambda: self._body(one, urls, attempt, without))
+            so_far.life = self._life.number
+            try:
+                got = await self._send(self._life.address, body, without)
+            except BusyServerError:
+                self._limit.refused(asked_at=slot.asked_at)
+                raise
+            self._limit.answered(
+                asked_at=slot.asked_at,
+                full=slot.full,
+                images=len(urls),
+                first_token_seconds=got.first_token_seconds,
+            )
+            return got.answer
+
+    def _body(
+        self, one: LoadedProperty, urls: Sequence[str], attempt: Attempt, without: frozenset[str]
+    ) -> bytes:
+        body = chat_request(
+            urls,
+            model=self._question.model,
+            prompt=self._question.prompt,
+            json_schema=self._question.json_schema,
+            property_id=one.property_id,
+            attempt=attempt,
+            without=without,
+        )
+        return json.dumps(body).encode()
+
+    async def _send(self, address: ServerAddress, body: bytes, without: frozenset[str]) -> StreamedAnswer:
+        headers = {"Content-Type": "application/json"}
+        if address.api_key is not None:
+            headers["Authorization"] = f"Bearer {address.api_key}"
+        url = f"{address.url}/chat/completions"
+        async with (
+            TokenWatch.over(self._limits, on_token=self._life.token) as watch,
+            self._client.stream("POST", url, content=body, headers=headers) as response,
+        ):
+            if response.status_code == 200:
+                return await read_answer(response, watch)
+            raise refusal(
+                response.status_code,
+                await _beginning(response),
+                retry_after=response.headers.get("retry-after"),
+                url=address.url,
+                model=self._question.model,
+                without=without,
+            )
+
+    async def _prove(self, address: ServerAddress) -> bool:
+        """Whether one token comes for the shortest question, or a refusal that took thought."""
+        import httpx2
+
+        body = json.dumps(proof_request(self._question.model)).encode()
+        try:
+            await self._send(address, body, frozenset())
+        except (FailingServerError, UnusableAnswerError, SilentServerError, httpx2.HTTPError):
+            return False
+        except BusyServerError as error:
+            return error.status == 429
+        except EngineLostError:
+            raise
+        except EngineError:
+            return True
+        return True
+
+    def _leave_out(self, refused: FieldRefusedError) -> None:
+        new = [field for field in refused.fields if field not in self._without]
+        self._without.update(new)
+        for field in new:
+            _log.warning(
+                "%s: from now on requests go without %s%s.",
+                refused,
+                field,
+                "; answers are held to the schema by validation alone" if field == "response_format" else "",
+            )
+
+    async def _back_off(self, tries: int, asked: str | None) -> None:
+        await asyncio.sleep(back_off_seconds(tries, asked_seconds(asked), chance=self._chance))
+
+    async def _beside(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
+
+
+def _said(error: Exception) -> str:
+    """Transport errors often have no text of their own."""
+    return f"{type(error).__name__}: {error}"
+
+
+async def _beginning(response: httpx2.Response) -> str:
+    body = bytearray()
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > _ERROR_BYTES:
+            break
+    return body.decode(errors="replace")
