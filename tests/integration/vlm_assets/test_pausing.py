@@ -1,14 +1,15 @@
 """Paused, what works commits and ends as interrupted, what starts waits, and nothing is lost or failed."""
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import dagster as dg
 import pytest
 
 from resources.pause import pause, resume
 from resources.vlm.resource import VisionLanguageModel
-from sensors.dagster_history import run_states
+from sensors.dagster_internals.runs import run_states
 from vlm_assets.expected_cost import committed_rows
 from vlm_assets.resource_settings import build_vision_language_model
 
@@ -55,22 +56,31 @@ def test_a_working_materialization_commits_its_batch_and_ends_as_interrupted(des
     assert done.published[0].metadata["restored rows"].value == 4
 
 
-def test_a_start_waits_for_the_end_of_the_pause(desk):
+@pytest.fixture
+def shared_desk(desk, tmp_path):
+    """The desk with its instance on disk: two threads at once lock each other out of one in memory."""
+    (tmp_path / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
+        yield replace(desk, instance=instance)
+
+
+def test_a_start_waits_for_the_end_of_the_pause(shared_desk):
     """No queue of a backfill burns: a run waits without a device, and goes on when the pause is lifted."""
-    state = desk.settings.state_directory
+    desk, state = shared_desk, shared_desk.settings.state_directory
     pause(state, "", now=time.time())
-    done = []
-    waiting = threading.Thread(target=lambda: done.append(desk.materialize()))
-    waiting.start()
-    started = [dg.DagsterRunStatus.STARTED]
-    while not desk.instance.get_runs(dg.RunsFilter(statuses=started)):
-        assert waiting.is_alive()
-    (run,) = desk.instance.get_runs()
-    while not any(
-        "Waiting, without a device" in entry.message for entry in desk.instance.all_logs(run.run_id)
-    ):
-        assert waiting.is_alive()
-    assert not list((state / "leases").glob("*.lock"))
-    resume(state)
-    waiting.join(timeout=120)
-    assert done[0].success, done[0].failure
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(desk.materialize)
+        try:
+            while not _says_that_it_waits(desk.instance):
+                assert not waiting.done(), waiting.result().failure
+            assert not list((state / "leases").glob("*.lock"))
+        finally:
+            resume(state)
+        done = waiting.result(timeout=120)
+    assert done.success, done.failure
+
+
+def _says_that_it_waits(instance):
+    started = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+    logs = [entry.message for run in started for entry in instance.all_logs(run.run_id)]
+    return any("Waiting, without a device" in message for message in logs)
