@@ -16,7 +16,7 @@ import dagster as dg
 
 from resources.journal.files import make_directory, set_aside, write_replacing
 from resources.journal.sealed_json import BrokenSealError, seal, unseal
-from sensors.dagster_history import RunState, runs_created_since, runs_ended_since
+from sensors.dagster_internals.runs import RunState, runs_created_since, runs_ended_since
 
 _ABOUT = (
     "Truth about which partitions a person cancelled. Deleted, it is made anew from the runs that Dagster's"

@@ -1,7 +1,7 @@
 """Which check results a person is told of, and which say that something is right again.
 
 What lives here: reading the new results, and what an alert of one says. What does not: the tick
-(``alerts.py``), what was found wrong (the checks), what Dagster's tables look like (``dagster_history.py``).
+(``alerts.py``), what was found wrong (the checks), what Dagster's tables look like (``dagster_internals``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 import dagster as dg
 
 from resources.alerts.alert import Alert
-from sensors.dagster_history import Evaluation, PartitionHistory, evaluations_since, newest_evaluation
+from sensors.dagster_internals.check_results import Evaluation, evaluations_since, newest_evaluation
+from sensors.dagster_internals.partition_history import PartitionHistory
 
 FAILED, WARNED = "check_failed", "check_warning"
 

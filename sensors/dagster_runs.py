@@ -1,7 +1,7 @@
 """Runs as Dagster keeps them: which are under way here, their processes, and how one is ended from outside.
 
 What lives here: asking the instance for that. What does not: who is ended and why (``reconciliation.py``,
-``worker_health.py``), and the history of partitions (``dagster_history.py``).
+``worker_health.py``), and how partitions stand (``dagster_internals``).
 """
 
 from __future__ import annotations

@@ -21,16 +21,11 @@ from resources.alerts.outbox import Outbox
 from resources.pause import pause_of
 from resources.row_retries import Refusal, RowRetriesFile, RowRetriesUnreadableError
 from sensors.attempts import Attempts, AttemptsUnreadableError, Entry, Request
-from sensors.backfill_queue import awaited_partitions
 from sensors.cancels import Cancels
-from sensors.dagster_history import (
-    Evaluation,
-    PartitionHistory,
-    RunState,
-    run_states,
-    runs_with_key,
-    unfinished_partitions,
-)
+from sensors.dagster_internals.backfill_queue import awaited_partitions
+from sensors.dagster_internals.check_results import Evaluation
+from sensors.dagster_internals.partition_history import PartitionHistory
+from sensors.dagster_internals.runs import RunState, run_states, runs_with_key, unfinished_partitions
 from sensors.retry_alerts import damaged, given_up, interrupted_again, left_to_person, subject
 from sensors.retry_candidates import Candidate, Watched, candidates
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Decision, Facts, Policy, decide

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from sensors.dagster_history import Evaluation, PartitionHistory, RunState
+from sensors.dagster_internals.check_results import Evaluation
+from sensors.dagster_internals.partition_history import PartitionHistory
+from sensors.dagster_internals.runs import RunState
 
 
 @dataclass(frozen=True)

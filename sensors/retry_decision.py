@@ -30,7 +30,7 @@ from enum import StrEnum
 
 from resources.row_retries import Refusal
 from sensors.attempts import Entry
-from sensors.dagster_history import RunState
+from sensors.dagster_internals.runs import RunState
 
 INTERRUPTIONS_TOLD = 3
 """Interruptions in a row without a new row, from which a person is told."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import dagster as dg
 
-from sensors.dagster_history import LAUNCHED_BY, RETRY
+from sensors.dagster_internals.run_launching import launch_run
+from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, sentences
-from sensors.run_launching import launch_run
 from sensors.ticks import note_tick
 
 SCHEDULE = "failed_partitions_again"

@@ -21,7 +21,8 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.workers import Workers
 from sensors.check_alerts import FOUND_AT
-from sensors.dagster_history import PartitionHistory, report_evaluation
+from sensors.dagster_internals.check_results import report_evaluation
+from sensors.dagster_internals.partition_history import PartitionHistory
 from sensors.published_signatures import Seen, Snapshot, foreign_names, signatures
 from sensors.ticks import note_tick
 

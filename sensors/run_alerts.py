@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import dagster as dg
 
 from resources.alerts.alert import Alert
-from sensors.dagster_history import PartitionHistory, RunState, runs_ended_since
+from sensors.dagster_internals.partition_history import PartitionHistory
+from sensors.dagster_internals.runs import RunState, runs_ended_since
 
 FAILED, STANDS = "run_failed", "queue_stands"
 QUEUE = "queue"

@@ -28,7 +28,7 @@ from resources.row_retries import RowRetries
 from resources.staged_file import StagedFile
 from resources.vlm.failure_kinds import TRANSIENT_KINDS
 from resources.workers import Phase, WorkerBeat, Workers
-from sensors.dagster_history import NEEDS_PERSON, NO_ATTEMPT
+from sensors.dagster_internals.runs import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.check_events import check_result, published_file_result
 from vlm_assets.checks import CheckOutcome
 from vlm_assets.garbage import GarbageOutputError

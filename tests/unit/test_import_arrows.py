@@ -43,6 +43,13 @@ def test_imports_point_from_assets_to_sensors_to_resources(path):
         assert not tops(path) & {"dagster", "torch", "transformers", "numpy", "duckdb"}
 
 
+def test_what_dagster_does_not_promise_is_used_in_one_package_alone():
+    """An upgrade of Dagster is looked through in one place."""
+    private = [path for path in MODULES if any(name.startswith("dagster._") for name in imported(path))]
+    assert private
+    assert {path.parent.relative_to(CHECKOUT) for path in private} == {Path("sensors/dagster_internals")}
+
+
 @pytest.mark.parametrize("path", [path for path in MODULES if path.name == "__init__.py"], ids=str)
 def test_packages_import_nothing(path):
     """Importing one module never drags its neighbours in."""

@@ -6,7 +6,8 @@ import dagster as dg
 import pytest
 
 from sensors.check_alerts import alert_of
-from sensors.dagster_history import PartitionHistory, evaluations_since, report_evaluation
+from sensors.dagster_internals.check_results import evaluations_since, report_evaluation
+from sensors.dagster_internals.partition_history import PartitionHistory
 from sensors.row_count_drift import CHECK, Verdict, evaluation
 
 PARTITIONS = dg.StaticPartitionsDefinition(["k0", "k1"])

@@ -17,7 +17,7 @@ import pytest
 from resources.alerts.outbox import Outbox
 from resources.gpu.left_out import LeftOutDevices
 from resources.workers import Workers
-from sensors.dagster_history import PartitionHistory
+from sensors.dagster_internals.partition_history import PartitionHistory
 from vlm_assets.catalog import Catalog
 from vlm_assets.dagster_home import prepare_dagster_home
 from vlm_assets.dagster_server import dagster_server, free_port

@@ -2,7 +2,7 @@
 
 import json
 
-from sensors.dagster_history import NEEDS_PERSON
+from sensors.dagster_internals.runs import NEEDS_PERSON
 from vlm_assets.expected_cost import committed_rows
 from vlm_assets.garbage import WINDOW
 from vlm_assets.ingest import ingest

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 from typer.testing import CliRunner
 
-from sensors.dagster_history import LAUNCHED_BY, RETRY
+from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_schedule import BUTTON, SCHEDULE
 from vlm_assets.catalog import Catalog
 from vlm_assets.cli import app

@@ -17,7 +17,7 @@ from dagster._core.events import (
 )
 
 from resources.alerts.outbox import Outbox
-from sensors.dagster_history import LAUNCHED_BY, RETRY
+from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, Ticked
 from sensors.retry_candidates import Watched
 from sensors.retry_decision import Policy

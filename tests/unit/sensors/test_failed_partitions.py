@@ -7,7 +7,7 @@ from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from resources.pause import pause, resume
 from resources.row_retries import RowRetries, RowRetriesFile
 from sensors.attempts import Attempts
-from sensors.dagster_history import NO_ATTEMPT
+from sensors.dagster_internals.runs import NO_ATTEMPT
 from sensors.retry_schedule import request
 
 HOUR = 3600.0

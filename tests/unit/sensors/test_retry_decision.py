@@ -4,7 +4,7 @@ from dagster import DagsterRunStatus
 
 from resources.row_retries import Refusal
 from sensors.attempts import Entry
-from sensors.dagster_history import LAUNCHED_BY, NEEDS_PERSON, NO_ATTEMPT, RETRY, RunState
+from sensors.dagster_internals.runs import LAUNCHED_BY, NEEDS_PERSON, NO_ATTEMPT, RETRY, RunState
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Facts, Policy, decide
 
 POLICY = Policy(attempts=5, backoff_seconds=600.0)

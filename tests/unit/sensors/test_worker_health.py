@@ -18,7 +18,7 @@ from resources.gpu.errors import DriverUnavailableError
 from resources.gpu.left_out import LeftOutDevices
 from resources.processes import ProcessIdentity
 from resources.workers import Phase, Workers, boot_id
-from sensors.dagster_history import run_states
+from sensors.dagster_internals.runs import run_states
 from sensors.dagster_runs import mark_interrupted
 from sensors.worker_health import HealthWatcher, Watch, build_worker_health_sensor
 

@@ -1,4 +1,4 @@
-"""sensors/dagster_history.py on both databases that Dagster can keep its state in: SQLite and Postgres."""
+"""sensors/dagster_internals on both databases that Dagster can keep its state in: SQLite and Postgres."""
 
 import warnings
 from pathlib import Path
@@ -6,13 +6,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sensors.dagster_history import (
-    PartitionHistory,
-    evaluations_since,
-    run_states,
-    runs_ended_since,
-    unfinished_runs,
-)
+from sensors.dagster_internals.check_results import evaluations_since
+from sensors.dagster_internals.partition_history import PartitionHistory
+from sensors.dagster_internals.runs import run_states, runs_ended_since, unfinished_runs
 
 RANGES = dg.StaticPartitionsDefinition(["a", "b", "c"])
 

@@ -1,0 +1,143 @@
+"""The results of checks by the rows of Dagster's tables, and telling it one that no run made.
+
+What lives here: reading what is new since a cursor, and the latest failures. What does not: what is told of
+them (``check_alerts.py``), and which of them stand (``partition_history.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dagster import AssetCheckEvaluation, AssetKey, DagsterInstance
+from dagster import DagsterEventType as EventType
+
+from sensors.dagster_internals.tables import (
+    Row,
+    check_table,
+    entry_of,
+    event_table,
+    events_where,
+    newest_event,
+    of_events,
+)
+
+Severity = Literal["WARN", "ERROR"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One result of a check. metadata: as text. storage_id: grows with every event of the database."""
+
+    asset: str
+    check: str
+    partition: str | None
+    passed: bool
+    severity: Severity
+    description: str
+    metadata: Mapping[str, str]
+    run_id: str
+    at: float
+    storage_id: int
+
+    @property
+    def stops(self) -> bool:
+        """Whether it is a failed check that kept, or must keep, the partition from being used."""
+        return not self.passed and self.severity == "ERROR"
+
+
+def evaluations_since(
+    instance: DagsterInstance, cursor: int, *, look_back: int = 0, limit: int = 1000
+) -> tuple[list[Evaluation], int]:
+    """Check results written after ``cursor`` (0: from the start), oldest first, and where to go on.
+
+    A result has its id from when it came, not from when its check was planned. ``look_back`` reads that many
+    ids before the cursor again: on Postgres they may have become visible since; keep what was seen.
+    """
+    rows = _rows_of_evaluations(instance, cursor - look_back, limit)
+    found = [one for row in rows if (one := _evaluation(row)) is not None]
+    return found, max([cursor, *(row["id"] for row in rows)])
+
+
+def newest_evaluation(instance: DagsterInstance) -> int:
+    """A cursor after all results that are there now."""
+    return newest_event(instance, EventType.ASSET_CHECK_EVALUATION.value)
+
+
+def latest_failures(instance: DagsterInstance, assets: Sequence[str]) -> Iterator[Evaluation]:
+    """The latest result of every check and partition where it failed: only these texts are read."""
+    import sqlalchemy as db
+
+    executions = check_table()
+    newest = (
+        db.select(db.func.max(executions.c.id))
+        .where(
+            executions.c.asset_key.in_([AssetKey(asset).to_string() for asset in assets]),
+            # A run that ended before its checks leaves them planned for ever; the result before it stands.
+            executions.c.execution_status != "PLANNED",
+        )
+        .group_by(executions.c.asset_key, executions.c.check_name, executions.c.partition)
+    )
+    query = db.select(
+        executions.c.evaluation_event_storage_id.label("id"), executions.c.evaluation_event.label("event")
+    ).where(executions.c.id.in_(newest), executions.c.execution_status == "FAILED")
+    for row in events_where(instance, query):
+        if row["id"] is not None and (one := _evaluation(row)) is not None:
+            yield one
+
+
+def report_evaluation(instance: DagsterInstance, found: AssetCheckEvaluation) -> None:
+    """Tell Dagster the result of a check that no run made, for one partition; replaces the one told before.
+
+    Dagster keeps one such result a check and partition, and refuses the next: a unique index over asset,
+    check, partition and run, and the run is the same empty name for all. The earlier event stays in its log.
+    """
+    import sqlalchemy as db
+
+    executions = check_table()
+    told_before = (
+        executions.c.asset_key == found.asset_key.to_string(),
+        executions.c.check_name == found.check_name,
+        executions.c.partition == found.partition,
+        executions.c.run_id == "",
+    )
+    with of_events(instance) as connection:
+        connection.execute(db.delete(executions).where(*told_before))
+    # Killed here, nothing is told, and whoever tells it has not noted that it did.
+    instance.report_runless_asset_event(found)
+
+
+def _rows_of_evaluations(instance: DagsterInstance, after: int, limit: int) -> Sequence[Row]:
+    import sqlalchemy as db
+
+    events = event_table()
+    query = (
+        db.select(events.c.id, events.c.event)
+        .where(
+            events.c.dagster_event_type == EventType.ASSET_CHECK_EVALUATION.value,
+            events.c.id > after,
+        )
+        .order_by(events.c.id)
+        .limit(limit)
+    )
+    return events_where(instance, query)
+
+
+def _evaluation(row: Row) -> Evaluation | None:
+    entry = entry_of(row["event"])
+    found = entry.dagster_event.event_specific_data if entry.dagster_event else None
+    if not isinstance(found, AssetCheckEvaluation):
+        return None
+    return Evaluation(
+        asset=found.asset_key.to_user_string(),
+        check=found.check_name,
+        partition=found.partition,
+        passed=found.passed,
+        severity=found.severity.value,
+        description=found.description or "",
+        metadata={name: str(value.value) for name, value in found.metadata.items()},
+        run_id=entry.run_id,
+        at=entry.timestamp,
+        storage_id=row["id"],
+    )

@@ -1,0 +1,58 @@
+"""How partitions stand, a look at a time, is what Dagster says of them."""
+
+import dagster as dg
+
+from sensors.dagster_internals.check_results import report_evaluation
+from sensors.dagster_internals.partition_history import PartitionHistory
+
+
+def evaluate(orchestrator, key, passed, severity=dg.AssetCheckSeverity.ERROR):
+    report_evaluation(
+        orchestrator.instance,
+        dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey("first"),
+            check_name="file",
+            passed=passed,
+            metadata={"found": dg.MetadataValue.int(7)},
+            severity=severity,
+            partition=key,
+        ),
+    )
+
+
+def test_a_look_that_reads_on_says_what_a_first_look_says(orchestrator):
+    """Whatever happened in between: attempts, materializations and failed checks are the same."""
+    kept = PartitionHistory(["first", "second"])
+    for step in (
+        lambda: orchestrator.materialize("a"),
+        lambda: evaluate(orchestrator, "a", passed=False),
+        lambda: orchestrator.behaviour.of_key.update(b="fail"),
+        lambda: orchestrator.materialize("b"),
+        lambda: evaluate(orchestrator, "b", passed=False, severity=dg.AssetCheckSeverity.WARN),
+        lambda: evaluate(orchestrator, "c", passed=False),
+        lambda: evaluate(orchestrator, "c", passed=True),
+        lambda: evaluate(orchestrator, "d", passed=False),
+        lambda: orchestrator.materialize("d"),
+        lambda: orchestrator.created("d"),
+    ):
+        step()
+        kept.look(orchestrator.instance)
+        fresh = PartitionHistory(["first", "second"])
+        fresh.look(orchestrator.instance)
+        assert kept.open_attempts == fresh.open_attempts
+        assert kept.materialized == fresh.materialized
+        assert {key: [one.check for one in each] for key, each in kept.failing("first").items()} == {
+            key: [one.check for one in each] for key, each in fresh.failing("first").items()
+        }
+    assert set(kept.failing("first")) == {"a"}
+    assert set(kept.open_attempts["first"]) == {"b", "d"}
+
+
+def test_a_check_that_was_only_planned_hides_no_failure(orchestrator):
+    """A run that ended before its checks leaves them planned for ever: the result before it stands."""
+    orchestrator.behaviour.of_key["a"] = "check"
+    orchestrator.materialize("a")
+    orchestrator.created("a")
+    first = PartitionHistory(["first"])
+    first.look(orchestrator.instance)
+    assert set(first.failing("first")) == {"a"}
