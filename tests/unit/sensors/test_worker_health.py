@@ -106,7 +106,8 @@ class Standing:
         self.workers = {}
 
     def begin(self, run_id, *, partition="k", device="GPU-1", stopped=False, **changes):
-        process = self.processes[run_id] = subprocess.Popen(["sleep", "1000"])
+        # Whatever these tests were started from: what it ignores, its children would ignore.
+        process = self.processes[run_id] = subprocess.Popen(["env", "--default-signal", "sleep", "1000"])
         if stopped:
             process.send_signal(signal.SIGSTOP)
         start = ProcessIdentity.of(process.pid).start
@@ -180,7 +181,7 @@ def test_a_stuck_worker_is_ended_though_dagster_does_not_know_its_run(watcher, c
     standing.begin("unknown")
     with dg.DagsterInstance.ephemeral() as instance:
         cursor = None
-        for _ in range(5):
+        while not watcher.outbox.open_subjects():
             context = dg.build_sensor_context(instance=instance, cursor=cursor)
             sensor(context)
             cursor = context.cursor
