@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +13,16 @@ from typing import Any, NoReturn
 import pytest
 
 _missing: set[str] = set()
+
+
+def pytest_sessionstart() -> None:
+    """Make interrupts work whatever started the tests.
+
+    A background job of a script ignores SIGINT, Dagster gives SIGTERM whatever SIGINT has after each run in
+    this process, and every child then starts deaf to both.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

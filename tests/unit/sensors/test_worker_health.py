@@ -106,8 +106,7 @@ class Standing:
         self.workers = {}
 
     def begin(self, run_id, *, partition="k", device="GPU-1", stopped=False, **changes):
-        # Whatever these tests were started from: what it ignores, its children would ignore.
-        process = self.processes[run_id] = subprocess.Popen(["env", "--default-signal", "sleep", "1000"])
+        process = self.processes[run_id] = subprocess.Popen(["sleep", "1000"])
         if stopped:
             process.send_signal(signal.SIGSTOP)
         start = ProcessIdentity.of(process.pid).start
