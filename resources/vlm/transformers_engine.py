@@ -1,14 +1,16 @@
 """The engine in this process: any image-text-to-text model that transformers loads, greedy by default.
 
 What lives here: from loaded images to answers, batch by batch, on one CPU or GPU, and what to do when its
-memory is too small. What does not: loading (model_loading.py), guided decoding (guided.py), retries
-(ladder.py).
+memory is too small. What does not: loading (model_loading.py), the processor (model_inputs.py), choosing
+tokens (greedy_decoding.py, guided.py), retries (ladder.py).
 """
 
 from __future__ import annotations
 
+import copy
 import gc
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from resources.vlm.engine import (
@@ -19,7 +21,9 @@ from resources.vlm.engine import (
     RequestTooLargeError,
     sampling_seed,
 )
+from resources.vlm.greedy_decoding import GreedyDecoding
 from resources.vlm.guided import Grammar, SampledBatch
+from resources.vlm.model_inputs import InputPreparation, ModelInputs
 from resources.vlm.model_loading import ModelSource, exact_revision, load_model, load_processor
 
 if TYPE_CHECKING:
@@ -100,26 +104,33 @@ class TransformersEngine:
         from transformers import GenerationConfig
 
         self.largest_batch: int | None = None
-        self._prompt = prompt
         self._device = device
-        self._processor = processor
-        self._tokenizer = processor.tokenizer
+        self._inputs = InputPreparation(processor, prompt, dtype=model.dtype, pinned=device == "cuda")
+        # The processor's own is in use in another thread while answers are read here.
+        self._tokenizer = copy.deepcopy(processor.tokenizer)
         self._model = model
         self._grammar = grammar
         self._stop_token_ids = _stop_token_ids(model, self._tokenizer)
+        padding = self._tokenizer.pad_token_id
+        self._pad_token_id: int = self._stop_token_ids[0] if padding is None else padding
         # A clean one: penalties and sampling that a model ships with would break JSON and repeatability.
         self._model.generation_config = GenerationConfig(
-            eos_token_id=list(self._stop_token_ids),
-            pad_token_id=self._tokenizer.pad_token_id
-            if self._tokenizer.pad_token_id is not None
-            else self._stop_token_ids[0],
-            do_sample=False,
+            eos_token_id=list(self._stop_token_ids), pad_token_id=self._pad_token_id, do_sample=False
         )
+        self._decodes_itself = _takes_a_decoding(model)
+        self._seconds = {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
         text_config = self._model.config.get_text_config()
         self._context: int | None = getattr(text_config, "max_position_embeddings", None)
 
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds inside ``describe`` so far. See Engine."""
+        return self._seconds
+
     def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
-        """Nothing is prepared ahead yet. See Engine."""
+        """Run the processor ahead. See Engine."""
+        size = self.largest_batch or len(batch)
+        self._inputs.prepare([batch[at : at + size] for at in range(0, len(batch), size)], attempt)
 
     def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer]:
         """One answer a property, in order. See Engine; raises RequestTooLargeError for a single property."""
@@ -171,45 +182,38 @@ class TransformersEngine:
         import torch
         from transformers import LogitsProcessorList
 
-        inputs = self._inputs(batch, attempt)
-        prompt_tokens: list[int] = inputs["attention_mask"].sum(dim=1).tolist()
-        room = [self._room(tokens, attempt) for tokens in prompt_tokens]
+        began = time.monotonic()
+        inputs = self._inputs.take(batch, attempt)
+        self._seconds["processor"] += time.monotonic() - began
+        limits = [self._room(tokens, attempt) for tokens in inputs.prompt_tokens]
         processors: list[Any] = [self._grammar.for_batch(len(batch))]
         if attempt.temperature > 0:
             seeds = [sampling_seed(attempt.seed, one.property_id, attempt.number) for one in batch]
             processors.append(SampledBatch(attempt.temperature, seeds))
         with torch.inference_mode():
-            sequences = self._model.generate(
-                **inputs.to(self._device, self._model.dtype),
-                max_new_tokens=max(room),
-                logits_processor=LogitsProcessorList(processors),
-            )
-        generated = sequences[:, inputs["input_ids"].shape[1] :].tolist()
+            sequences = self._generate(inputs, LogitsProcessorList(processors), limits)
+        generated = sequences[:, inputs.tensors["input_ids"].shape[1] :].tolist()
         return [
             self._answer(tokens[:limit], prompt)
-            for tokens, limit, prompt in zip(generated, room, prompt_tokens, strict=True)
+            for tokens, limit, prompt in zip(generated, limits, inputs.prompt_tokens, strict=True)
         ]
 
-    def _inputs(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> Any:
-        """The processor's tensors, prompts padded on the left, so that all answers begin side by side."""
-        from PIL import Image
-
-        conversations = []
-        for one in batch:
-            # As PIL images they need no guessing of which axis holds the channels.
-            content: list[dict[str, Any]] = [
-                {"type": "image", "image": Image.fromarray(image)} for image in one.images[: attempt.images]
-            ]
-            content.append({"type": "text", "text": self._prompt.text})
-            conversations.append([{"role": "user", "content": content}])
-        return self._processor.apply_chat_template(
-            conversations,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-            processor_kwargs={"padding": True, "padding_side": "left"},
+    def _generate(self, inputs: ModelInputs, processors: Any, limits: Sequence[int]) -> Any:
+        """Prompts and answers as tokens [properties, tokens]."""
+        began = time.monotonic()
+        decoding = GreedyDecoding(
+            stop_token_ids=self._stop_token_ids, pad_token_id=self._pad_token_id, limits=limits
         )
+        sequences = self._model.generate(
+            **inputs.tensors.to(self._device, non_blocking=True),
+            max_new_tokens=max(limits),
+            logits_processor=processors,
+            custom_generate=decoding if self._decodes_itself else None,
+        )
+        seconds = time.monotonic() - began
+        self._seconds["prefill"] += decoding.prefill_seconds
+        self._seconds["generation"] += seconds - decoding.prefill_seconds
+        return sequences
 
     def _room(self, prompt_tokens: int, attempt: Attempt) -> int:
         """Tokens that this property's answer may have: by itself, not by the longest prompt of the batch."""
@@ -246,6 +250,14 @@ def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
             "add eos_token_id"
         )
     return tuple(dict.fromkeys(ids))
+
+
+def _takes_a_decoding(model: Any) -> bool:
+    """Whether answers are decoded by our own loop: not by a model that brings a way of its own."""
+    from transformers import GenerationMixin
+
+    ours = type(model).generate is GenerationMixin.generate and type(model)._sample is GenerationMixin._sample
+    return ours and not model.config.is_encoder_decoder
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from resources.vlm.embedder import TextEmbedder
 from resources.vlm.engine import Attempt
+from resources.vlm.guided import Grammar
 from resources.vlm.model_loading import ModelSource
 from resources.vlm.prompt import Prompt
 from resources.vlm.schema import DescriptionSchema
@@ -29,11 +30,18 @@ TEXT = {
 }  # fmt: skip
 
 
+PROMPT = Prompt("Describe.")
+GREEDY = Attempt(number=1, max_new_tokens=60)
+
+
 class House(pydantic.BaseModel):
     """A short answer."""
 
     roof: Literal["flat", "hip"]
     name: str = pydantic.Field(max_length=8)
+
+
+SCHEMA = DescriptionSchema(House)
 
 
 def save_llava(folder, tokenizer):
@@ -88,19 +96,99 @@ def save_gemma3(folder, tokenizer):
     ).save_pretrained(folder)
 
 
-@pytest.mark.parametrize("save", [save_llava, save_gemma3])
-def test_family(save, tmp_path, tokenizer, load_property):
-    """Another family answers by the schema, alone as in a batch, and its language layers embed."""
+def around_qwen(tokenizer, *, name, vision):
+    """An engine around a Qwen-VL in memory. Its video processor, which needs torchvision, is left out."""
+    import transformers
+
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<video>", "<see>", "<seen>"]})
+    tokenizer.image_token, tokenizer.video_token = "<image>", "<video>"
+    names = {"image": "<image>", "video": "<video>", "vision_start": "<see>", "vision_end": "<seen>"}
+    config = getattr(transformers, f"{name}Config")(
+        vision_config={
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 8,
+            "out_hidden_size": 48, **vision,
+        },
+        text_config={
+            **TEXT, "head_dim": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]},
+        },
+        **{f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in names.items()},
+    )  # fmt: skip
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+
+    class ImagesOnly(getattr(transformers, f"{name}Processor")):
+        def check_argument_for_proper_class(self, argument_name, argument):
+            return type(argument)
+
+    processor = ImagesOnly(
+        image_processor=transformers.Qwen2VLImageProcessorPil(
+            patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 48 * 48}
+        ),
+        tokenizer=tokenizer,
+        video_processor=None,
+        chat_template=TEMPLATE.replace("IMAGE", "<see><image><seen>"),
+    )
+    grammar = Grammar(SCHEMA.json_schema, tokenizer, logits_width=TEXT["vocab_size"], stop_token_ids=[2])
+    return TransformersEngine.around(model, processor, grammar=grammar, prompt=PROMPT, device="cpu")
+
+
+def from_folder(folder):
+    return TransformersEngine(ModelSource(str(folder)), schema=SCHEMA, prompt=PROMPT, device="cpu")
+
+
+@pytest.fixture(params=["idefics3", "llava", "gemma3", "qwen2.5-vl", "qwen3-vl"])
+def engine(request, tmp_path, tokenizer):
+    """The engine around a model of a family, with random weights."""
     import torch
 
     torch.manual_seed(3)
-    save(tmp_path, copy.deepcopy(tokenizer))
-    schema = DescriptionSchema(House)
-    source = ModelSource(str(tmp_path))
-    engine = TransformersEngine(source, schema=schema, prompt=Prompt("Describe."), device="cpu")
+    own = copy.deepcopy(tokenizer)
+    match request.param:
+        case "idefics3":
+            return from_folder(request.getfixturevalue("model_folder"))
+        case "llava":
+            save_llava(tmp_path, own)
+        case "gemma3":
+            save_gemma3(tmp_path, own)
+        case "qwen2.5-vl":
+            windows = {"window_size": 32, "fullatt_block_indexes": [1]}
+            return around_qwen(own, name="Qwen2_5_VL", vision=windows)
+        case "qwen3-vl":
+            deep = {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+            return around_qwen(own, name="Qwen3VL", vision=deep)
+    return from_folder(tmp_path)
+
+
+def test_answers_follow_the_schema_and_not_the_batch(engine, load_property):
+    """Each family answers by the schema, alone as in a batch."""
     batch = [load_property(f"property {at}", at) for at in (1, 3, 2)]
-    attempt = Attempt(number=1, max_new_tokens=60)
+    answers = engine.describe(batch, attempt=GREEDY)
+    assert answers == [engine.describe([one], attempt=GREEDY)[0] for one in batch]
+    assert all(set(SCHEMA.parse(answer.text)) == {"roof", "name"} for answer in answers)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_finished_answers_leave_the_batch(engine, load_property, temperature):
+    """The model computes ever fewer rows, and each text is what transformers' own decoding makes of it."""
+    batch = [load_property(f"property {at}", 1 + at % 3) for at in range(5)]
+    attempt = Attempt(number=1, max_new_tokens=40, temperature=temperature)
+    rows = []
+    engine._model.register_forward_pre_hook(
+        lambda model, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
     answers = engine.describe(batch, attempt=attempt)
-    assert answers == [engine.describe([one], attempt=attempt)[0] for one in batch]
-    assert all(set(schema.parse(answer.text)) == {"roof", "name"} for answer in answers)
-    assert TextEmbedder(source, device="cpu").embed(["a house"]).shape == (1, 48)
+    left, rows[:] = list(rows), []
+    engine._decodes_itself = False
+    assert answers == engine.describe(batch, attempt=attempt)
+    assert len({answer.output_tokens for answer in answers}) > 1
+    assert set(rows) == {5}
+    assert len(left) == len(rows)
+    assert left == sorted(left, reverse=True)
+    assert left[0] == 5
+    assert left[-1] < 5
+
+
+def test_language_layers_embed(tmp_path, tokenizer):
+    """The language layers of another family embed a text."""
+    save_gemma3(tmp_path, copy.deepcopy(tokenizer))
+    assert TextEmbedder(ModelSource(str(tmp_path)), device="cpu").embed(["a house"]).shape == (1, 48)

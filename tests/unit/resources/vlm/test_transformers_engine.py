@@ -1,6 +1,7 @@
 """The in-process engine on a tiny model with random weights, loaded as any model folder is."""
 
 import itertools
+import threading
 from typing import Literal
 
 import pydantic
@@ -169,6 +170,61 @@ def test_lost_device(engine, batch, monkeypatch, error):
     monkeypatch.setattr(engine._model, "generate", generate)
     with pytest.raises(EngineLostError):
         engine.describe(batch, attempt=GREEDY)
+
+
+@pytest.fixture
+def processed(engine, monkeypatch):
+    """The number of properties in each call of the processor."""
+    template, sizes = engine._inputs._processor.apply_chat_template, []
+
+    def counted(conversations, **arguments):
+        sizes.append(len(conversations))
+        return template(conversations, **arguments)
+
+    monkeypatch.setattr(engine._inputs._processor, "apply_chat_template", counted)
+    return sizes
+
+
+def test_what_is_prepared_ahead_is_not_made_again(engine, batch, processed):
+    """A batch prepared in another thread is answered alike, and its processor runs once."""
+    expected = engine.describe(batch, attempt=GREEDY)
+    processed.clear()
+    ahead = threading.Thread(target=engine.prepare, args=(batch,), kwargs={"attempt": GREEDY})
+    ahead.start()
+    ahead.join()
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    assert processed == [6]
+
+
+def test_what_was_prepared_for_another_question_is_not_used(engine, batch, processed):
+    """Another attempt, or other properties, are prepared for themselves."""
+    fewer = Attempt(number=2, max_new_tokens=60, images=1)
+    expected = engine.describe(batch, attempt=fewer)
+    engine.prepare(batch, attempt=GREEDY)
+    processed.clear()
+    assert engine.describe(batch, attempt=fewer) == expected
+    assert engine.describe(batch[:3], attempt=fewer) == expected[:3]
+    assert processed == [6, 3]
+
+
+def test_out_of_memory_splits_what_was_prepared(engine, batch, memory_for, processed):
+    """A prepared batch that does not fit is prepared again in parts; the next one is prepared in parts."""
+    expected = engine.describe(batch, attempt=GREEDY)
+    memory_for(3)
+    processed.clear()
+    for _ in range(2):
+        engine.prepare(batch, attempt=GREEDY)
+        assert engine.describe(batch, attempt=GREEDY) == expected
+    assert processed == [6, 3, 3, 3, 3]
+
+
+def test_where_the_time_went(engine, batch):
+    """Time inside the engine is told apart: what was not prepared, prompt, answers."""
+    before = dict(engine.seconds)
+    engine.describe(batch, attempt=GREEDY)
+    spent = {name: seconds - before[name] for name, seconds in engine.seconds.items()}
+    assert set(spent) == {"processor", "prefill", "generation"}
+    assert all(seconds > 0 for seconds in spent.values())
 
 
 def test_provenance(engine, model_folder):
