@@ -1,21 +1,9 @@
-"""The fork server of processes that post, deliver and are killed; how long the campaign runs.
+"""Processes that post, deliver and are killed, and what each said."""
 
-FAULTS_ROUNDS multiplies the random part (40 rounds: 200 kills); FAULTS_SEED replays a failure; FAULTS_DIR
-puts the outboxes on a storage of your choice.
-"""
-
-import itertools
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-
-PROCESS = Path(__file__).with_name("alert_process.py")
 
 
 @dataclass
@@ -29,27 +17,19 @@ class Outcome:
     operations: int = 0
     open: list[str] = field(default_factory=list)
     error: str | None = None
+    message: str = ""
 
 
 class Posters:
     """Starts processes on outboxes, one at a time."""
 
-    def __init__(self, root: Path, url: str) -> None:
-        self.root, self.url = root, url
-        self.homes = itertools.count()
-        self.process = subprocess.Popen(
-            [sys.executable, str(PROCESS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def new_home(self) -> Path:
-        """An empty home for one outbox."""
-        return self.root / f"home-{next(self.homes):05d}"
+    def __init__(self, server, url: str) -> None:
+        self.server, self.url = server, url
+        self.new_home = server.new_home
 
     def run(self, home: Path, **order) -> Outcome:
         """Run one process on a home; the order is alert_process.py's."""
-        self.process.stdin.write(json.dumps({"home": str(home), "url": self.url, **order}) + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
+        answer = self.server.ask(home=str(home), url=self.url, **order)
         outcome = Outcome(answer["killed"])
         for said in answer["said"]:
             for name, value in said.items():
@@ -57,36 +37,15 @@ class Posters:
                     getattr(outcome, name).append(value)
                 else:
                     setattr(outcome, name, value)
-        assert outcome.error is None, outcome.error
+        assert outcome.error is None, f"{outcome.error}: {outcome.message}"
         return outcome
-
-    def close(self) -> None:
-        """End the server."""
-        self.process.stdin.close()
-        self.process.wait(timeout=30)
 
 
 @pytest.fixture
-def posters(receiver):
+def posters(fork_server, receiver):
     """Processes that are killed, and a real receiver that they deliver to."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    chosen = os.environ.get("FAULTS_DIR", memory)
-    with tempfile.TemporaryDirectory(prefix="alert-faults-", dir=chosen) as root:
-        started = Posters(Path(root), receiver.url())
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="session")
-def rounds() -> int:
-    """How many times the random part of the campaign runs."""
-    return int(os.environ.get("FAULTS_ROUNDS", "1"))
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Seed of the random part; a failure prints it in its assertion."""
-    return int(os.environ.get("FAULTS_SEED", "20240229"))
+    with fork_server(Path(__file__).with_name("alert_process.py")) as server:
+        yield Posters(server, receiver.url())
 
 
 @pytest.fixture(scope="session")

@@ -1,21 +1,10 @@
-"""The fork server of failing writers, and how long a campaign runs.
+"""Writers that fail on purpose, and what each said."""
 
-FAULTS_ROUNDS multiplies the random part (default 1); FAULTS_DIR puts the journals on
-a storage of your choice; FAULTS_SEED replays a failure.
-"""
-
-import itertools
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-WRITER = Path(__file__).with_name("writer_process.py")
 TOTAL, BATCH = 9, 3
 
 
@@ -40,29 +29,15 @@ class Outcome:
 class Writers:
     """Starts writers, one at a time, and holds every journal to the promise."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.homes = itertools.count()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-        self.process = subprocess.Popen(
-            [sys.executable, str(WRITER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-
-    def new_home(self) -> Path:
-        """An empty home for one journal."""
-        return self.root / f"home-{next(self.homes):05d}"
+    def __init__(self, server) -> None:
+        self.server = server
+        self.new_home = server.new_home
 
     def ask(self, **order) -> Outcome:
         """Send one order and gather the answer."""
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
+        answer = self.server.ask(**order)
         outcome = Outcome(answer["killed"], answer["stopped"], answer["child"])
-        for said in answer.get("said", []):
+        for said in answer["said"]:
             for name, value in said.items():
                 if name in ("promised", "submitted"):
                     getattr(outcome, name).extend(value)
@@ -84,34 +59,12 @@ class Writers:
         assert resumed.final == list(range(total))
         return resumed
 
-    def close(self) -> None:
-        """End the server."""
-        self.process.stdin.close()
-        self.process.wait(timeout=30)
-
 
 @pytest.fixture(scope="session")
-def writers():
+def writers(fork_server):
     """Failing writers on the storage under test."""
-    # A kill leaves the page cache alone, so memory shows the same states as a disk, without its waits.
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    chosen = os.environ.get("FAULTS_DIR", memory)
-    with tempfile.TemporaryDirectory(prefix="journal-faults-", dir=chosen) as root:
-        started = Writers(Path(root))
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="session")
-def rounds() -> int:
-    """How many times the random part of the campaign runs."""
-    return int(os.environ.get("FAULTS_ROUNDS", "1"))
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Seed of the random part; a failure prints it in its assertion."""
-    return int(os.environ.get("FAULTS_SEED", "20240229"))
+    with fork_server(Path(__file__).with_name("writer_process.py")) as server:
+        yield Writers(server)
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,15 @@
-"""Writers that fail on purpose, each a forked process of its own; run as a script by conftest.py.
+"""What a writer does that fails on purpose; run by fork_server.py.
 
-The script reads one order a line (JSON) on stdin, forks a child that opens a journal, reads it, submits
-what is missing, and kills itself, stops, or meets an error at its Nth file operation. It answers with what
-the child had been promised, over a pipe that survives the kill.
+It opens a journal, reads it, submits what is missing, and kills itself, stops, or meets an error at its Nth
+file operation. It reports what it was promised.
 """
 
 from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 
@@ -78,6 +75,14 @@ class Failpoint:
 
 
 def work(order: dict, report) -> None:
+    """Commit, and report an error that has its name by that."""
+    try:
+        commit(order, report)
+    except JournalError as error:
+        report(error=type(error).__name__, message=str(error))
+
+
+def commit(order: dict, report) -> None:
     """Open, report what was restored, commit the rest batch by batch, report each as it is promised."""
     home = Path(order["home"])
     failpoint = Failpoint(order.get("mode", "none"), order.get("at", 0), order.get("only"))
@@ -109,50 +114,3 @@ def work(order: dict, report) -> None:
 
 def rows_of(found: list[dict]) -> list[dict]:
     return rows([row["ordinal"] for row in found]).to_pylist()
-
-
-def run(order: dict) -> dict:
-    """Fork, let the child work, and gather what it said before it ended or stopped."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        write = os.write  # the failpoint must not count our own reports
-        report = lambda **said: write(writing, (json.dumps(said) + "\n").encode())  # noqa: E731
-        code = 1
-        try:
-            work(order, report)
-            code = 0
-        except JournalError as error:
-            report(error=type(error).__name__, message=str(error))
-        except BaseException as error:
-            report(error=f"UNNAMED {type(error).__name__}", message=str(error))
-        finally:
-            os._exit(code)
-    os.close(writing)
-    return gather(child, reading)
-
-
-def gather(child: int, reading: int) -> dict:
-    _, status = os.waitpid(child, os.WUNTRACED)
-    answer = {"child": child, "stopped": os.WIFSTOPPED(status), "killed": os.WIFSIGNALED(status)}
-    if answer["stopped"]:
-        STOPPED[child] = reading
-        return answer
-    with os.fdopen(reading) as stream:
-        answer["said"] = [json.loads(line) for line in stream]
-    return answer
-
-
-STOPPED: dict[int, int] = {}
-
-
-def wake(child: int) -> dict:
-    os.kill(child, signal.SIGCONT)
-    return gather(child, STOPPED.pop(child))
-
-
-if __name__ == "__main__":
-    for line in sys.stdin:
-        order = json.loads(line)
-        print(json.dumps(wake(order["wake"]) if "wake" in order else run(order)), flush=True)
