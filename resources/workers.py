@@ -7,7 +7,6 @@ that), who holds which device (``resources/gpu``), and what is made of a worker 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from typing import Self
 
 from resources.gpu.lease_records import process_start
 from resources.journal.files import make_directory, temporary_beside
+from resources.lock_files import LockFile, is_held
 
 _ABOUT = (
     "For people and for the health sensor; this file may be deleted. Whether its process lives is decided by"
@@ -123,7 +123,7 @@ class WorkerBeat:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker = worker
-        self._record, self._lock = _paths(directory, worker.name)
+        self._record, self._path = _paths(directory, worker.name)
         self._clock = clock
         self._monotonic = monotonic
         self._guard = threading.Lock()
@@ -132,7 +132,7 @@ class WorkerBeat:
         self._samples: deque[tuple[float, int]] = deque([(self._written, 0)])
         self._write()
         # Locked before it has its name, so that whoever finds it finds it held.
-        self._descriptor = _locked_file(self._lock)
+        self._lock = _locked_file(self._path)
 
     def __enter__(self) -> Self:
         return self
@@ -175,17 +175,17 @@ class WorkerBeat:
     def commit(self, committed: int) -> None:
         """Say how many rows are committed, at the moment when they are. Nothing is written after the end."""
         with self._guard:
-            if self._has_committed(committed) and self._descriptor in _descriptors:
+            if self._has_committed(committed) and self._lock.is_open:
                 self._write()
 
     def end(self) -> None:
         """Take the record away and free the lock. Safe to call twice."""
         with self._guard:
-            if self._descriptor not in _descriptors:
+            if not self._lock.is_open:
                 return
             self._record.unlink(missing_ok=True)
-            self._lock.unlink(missing_ok=True)
-            _close(self._descriptor)
+            self._path.unlink(missing_ok=True)
+            self._lock.close()
 
     def _has_committed(self, committed: int) -> bool:
         """Take note of a commit; False where it was said already, by the work or by the commit itself."""
@@ -276,13 +276,13 @@ class Workers:
     def forget(self, worker: Worker) -> None:
         """Remove what a dead worker left. A living one's files stay."""
         record, lock = _paths(self.directory, worker.name)
-        if not _is_held(lock):
+        if not is_held(lock):
             record.unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
 
     def _records(self) -> Iterator[tuple[Path, bool]]:
         for lock in sorted(self.directory.glob("*.lock")):
-            held = _is_held(lock)
+            held = is_held(lock)
             if held is not None:
                 yield lock.with_suffix(".json"), held
 
@@ -319,47 +319,14 @@ def _replace(path: Path, content: object) -> None:
         raise
 
 
-def _is_held(lock: Path) -> bool | None:
-    """Whether a process holds a lock; None where the file is gone."""
-    try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-_descriptors: set[int] = set()
-"""Locks of this process: what a child made by fork must close, or it would keep a dead parent alive."""
-
-
-def _locked_file(path: Path) -> int:
+def _locked_file(path: Path) -> LockFile:
     temporary = temporary_beside(path)
-    descriptor = os.open(temporary, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    file = LockFile(temporary)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.take()
         temporary.replace(path)
     except BaseException:
-        os.close(descriptor)
+        file.close()
         temporary.unlink(missing_ok=True)
         raise
-    _descriptors.add(descriptor)
-    return descriptor
-
-
-def _close(descriptor: int) -> None:
-    _descriptors.discard(descriptor)
-    os.close(descriptor)
-
-
-def _forget_in_forked_child() -> None:
-    for descriptor in tuple(_descriptors):
-        _close(descriptor)
-
-
-os.register_at_fork(after_in_child=_forget_in_forked_child)
+    return file

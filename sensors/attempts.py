@@ -8,15 +8,14 @@ run will carry, so that a tick that was killed finds out whether its run came to
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from resources.journal.files import make_directory, set_aside, write_replacing
 from resources.journal.sealed_json import BrokenSealError, seal, unseal
+from resources.lock_files import locked
 
 _ABOUT = (
     "Truth about how often partitions were tried again. Deleted, each has all its attempts once more; it"
@@ -71,12 +70,8 @@ class Attempts:
     def locked(self) -> Iterator[None]:
         """One at a time, over processes and threads; any death frees it."""
         make_directory(self.directory)
-        descriptor = os.open(self.directory / "attempts.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locked(self.directory / "attempts.lock"):
             yield
-        finally:
-            os.close(descriptor)
 
     def read(self) -> dict[str, Entry]:
         """Entries by partition key. Raises AttemptsUnreadableError, once: the file is then moved aside."""

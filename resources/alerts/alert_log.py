@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -28,6 +27,7 @@ from resources.journal.files import (
     write_new,
     write_temporary,
 )
+from resources.lock_files import locked
 
 LINES = "alerts.jsonl"
 OLDER_LINES = "alerts.1.jsonl"
@@ -75,12 +75,8 @@ class AlertLog:
     def locked(self) -> Iterator[None]:
         """One process or thread at a time; held for milliseconds, and freed by any death. Raises OSError."""
         make_directory_once(self.directory)
-        descriptor = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locked(self.directory / _LOCK):
             yield
-        finally:
-            os.close(descriptor)
 
     def read(self, since: Position | None = None) -> Read:
         """The whole lines after a position; from the start where that was in another file. Raises OSError."""

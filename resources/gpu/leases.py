@@ -6,7 +6,6 @@ Which devices there are is devices.py's, what is refused is health.py's. A lease
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import socket
@@ -22,6 +21,7 @@ from resources.gpu.devices import Device
 from resources.gpu.errors import LeaseDirectoryError, NoDeviceFreeError
 from resources.gpu.lease_records import HeldDevice, LeaseHolder, LeaseRecord, process_start
 from resources.journal.files import make_directory
+from resources.lock_files import LockFile
 
 _POLL_SECONDS = 0.5
 _NOTICE_SECONDS = 60.0
@@ -45,18 +45,17 @@ class Clock(Protocol):
 class Lease:
     """A device that this process holds until ``release``, the end of the ``with`` block, or its own death."""
 
-    def __init__(self, device: Device, descriptor: int, record_path: Path, waited_seconds: float) -> None:
+    def __init__(self, device: Device, lock: LockFile, record_path: Path, waited_seconds: float) -> None:
         self.device = device
         self.waited_seconds = waited_seconds
-        self._descriptor: int | None = descriptor
-        self._pid = os.getpid()
+        self._lock = lock
         self._record_path = record_path
         self._since = datetime.now(UTC).isoformat(timespec="seconds")
 
     @property
     def held(self) -> bool:
         """Whether this process still holds it: false after release, and in a forked child."""
-        return self._descriptor is not None and self._pid == os.getpid()
+        return self._lock.is_open
 
     def hand_to(self, holder: LeaseHolder, log: logging.Logger) -> None:
         """Say beside the lock who works on the device now. A failure is logged: the lock is what counts."""
@@ -77,12 +76,11 @@ class Lease:
 
     def release(self) -> None:
         """Give the device back. Safe to call twice."""
-        if not self.held or self._descriptor is None:
+        if not self.held:
             return
         # While the lock is still held: a moment later the record may be the next holder's.
         self._record_path.unlink(missing_ok=True)
-        _close(self._descriptor)
-        self._descriptor = None
+        self._lock.close()
 
     def __enter__(self) -> Lease:
         return self
@@ -120,10 +118,10 @@ class DeviceLeases:
         while True:
             refused: dict[str, Sequence[str]] = {}
             for device in self.devices:
-                descriptor = self._lock_if_sound(device, refused, log)
-                if descriptor is not None:
+                lock = self._lock_if_sound(device, refused, log)
+                if lock is not None:
                     waited = clock.monotonic() - started
-                    lease = Lease(device, descriptor, self._path(device, ".json"), waited)
+                    lease = Lease(device, lock, self._path(device, ".json"), waited)
                     lease.hand_to(holder, log)
                     log.info("%s (%s) is leased after %.0f s", device.id, device.name, waited)
                     return lease
@@ -149,23 +147,23 @@ class DeviceLeases:
             path = self._path(device, ".lock")
             if not path.exists():
                 continue  # never leased; lock files are never removed
-            descriptor = _open(path, create=0)
+            lock = _open(path, create=False)
             try:
-                if not _flock(descriptor, fcntl.LOCK_SH):
+                if not _take(lock, shared=True):
                     held.append(HeldDevice(device, LeaseRecord.read(self._path(device, ".json"))))
             finally:
-                _close(descriptor)
+                lock.close()
         return held
 
     def _lock_if_sound(
         self, device: Device, refused: dict[str, Sequence[str]], log: logging.Logger
-    ) -> int | None:
-        """The descriptor that holds the device's lock; None where another has it or it is refused."""
+    ) -> LockFile | None:
+        """The device's lock, taken; None where another has it or it is refused."""
         path = self._path(device, ".lock")
-        descriptor = _open(path)
+        lock = _open(path)
         keep = False
         try:
-            if not _flock(descriptor, fcntl.LOCK_EX):
+            if not _take(lock):
                 return None
             _refuse_if_locks_do_not_hold(path)
             reasons = self._refusals(device)
@@ -177,10 +175,10 @@ class DeviceLeases:
                 refused[device.id] = reasons
                 return None
             keep = True
-            return descriptor
+            return lock
         finally:
             if not keep:
-                _close(descriptor)
+                lock.close()
 
     def _standing(self, refused: Mapping[str, Sequence[str]]) -> str:
         sentences = [held.sentence() for held in self.holders()]
@@ -201,55 +199,31 @@ class DeviceLeases:
             ) from error
 
 
-_descriptors: set[int] = set()
-"""Open lock files of this process: what a child made by fork must close."""
-
-
-def _open(path: Path, create: int = os.O_CREAT) -> int:
-    """Open a lock file; never inherited through exec. Read-only is enough to lock, for any user."""
+def _open(path: Path, *, create: bool = True) -> LockFile:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | create, 0o644)
+        return LockFile(path, create=create)
     except OSError as error:
         raise LeaseDirectoryError(f"The lease file {path} cannot be opened: {error.strerror}.") from error
-    _descriptors.add(descriptor)
-    return descriptor
 
 
-def _flock(descriptor: int, kind: int) -> bool:
+def _take(file: LockFile, *, shared: bool = False) -> bool:
     """Try to lock without waiting; whether it worked."""
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return file.take(shared=shared)
     except OSError as error:
         raise LeaseDirectoryError(
             f"The file system of the leases cannot lock ({error.strerror}): put them on a local disk."
         ) from error
-    return True
 
 
 def _refuse_if_locks_do_not_hold(path: Path) -> None:
     """Lock a second time through a new descriptor, which must fail; some network file systems let it pass."""
-    descriptor = _open(path)
+    file = _open(path)
     try:
-        if _flock(descriptor, fcntl.LOCK_EX):
+        if _take(file):
             raise LeaseDirectoryError(
                 f"The file system of {path.parent} does not keep locks (a network mount?), so two processes "
                 "could take one device. Put the leases on a local disk."
             )
     finally:
-        _close(descriptor)
-
-
-def _close(descriptor: int) -> None:
-    _descriptors.discard(descriptor)
-    os.close(descriptor)
-
-
-def _forget_in_forked_child() -> None:
-    """Close the locks in a child made by fork: it would keep its dead parent's device. The parent's stay."""
-    for descriptor in tuple(_descriptors):
-        _close(descriptor)
-
-
-os.register_at_fork(after_in_child=_forget_in_forked_child)
+        file.close()

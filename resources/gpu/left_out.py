@@ -7,10 +7,8 @@ What lives here: noting failures, leaving out, taking back. What does not: what 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,6 +17,7 @@ from pathlib import Path
 from resources.gpu.errors import DeviceError
 from resources.journal.files import make_directory, set_aside, write_replacing
 from resources.journal.sealed_json import BrokenSealError, seal, unseal
+from resources.lock_files import locked
 
 FAILURES = 2
 """Failures of a device, each of another occurrence, after which it is left out."""
@@ -129,13 +128,8 @@ class LeftOutDevices:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         make_directory(self.path.parent)
-        lock = self.path.with_suffix(".lock")
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locked(self.path.with_suffix(".lock")):
             yield
-        finally:
-            os.close(descriptor)
 
     def _read(self) -> dict[str, DeviceRecord]:
         try:

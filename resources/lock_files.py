@@ -1,0 +1,86 @@
+"""Lock files (flock): whoever dies, however, holds none any more, and a child made by fork holds none at all.
+
+What lives here: opening, taking, looking, and closing them in a forked child, which would otherwise keep what
+its dead parent held. What does not: what each lock means, and the journal's own lock, for the journal stands
+on nothing else (``journal/writer_lock.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class LockFile:
+    """An open lock file of this process; never inherited through exec."""
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        """Open it, unlocked. Read-only is enough to lock, for any user. Raises OSError."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self._descriptor: int | None = os.open(path, flags, 0o644)
+        _open.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        """False after ``close``, and in a forked child."""
+        return self._descriptor is not None
+
+    def take(self, *, shared: bool = False) -> bool:
+        """Try to lock without waiting; whether it worked. Raises OSError where the file system cannot."""
+        assert self._descriptor is not None, "it is closed"
+        try:
+            fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def wait(self) -> None:
+        """Lock, however long another has it. Raises OSError."""
+        assert self._descriptor is not None, "it is closed"
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        """Free the lock. Safe to call twice."""
+        if self._descriptor is not None:
+            _open.discard(self)
+            # Before the descriptor: its number may be another file's a moment later.
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+
+_open: set[LockFile] = set()
+"""Those of this process."""
+
+
+def is_held(path: Path) -> bool | None:
+    """Whether any process has the lock at this moment; None where the file is gone. Raises OSError."""
+    try:
+        file = LockFile(path, create=False)
+    except FileNotFoundError:
+        return None
+    try:
+        return not file.take(shared=True)
+    finally:
+        file.close()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One at a time, over processes and threads; any death frees it. Raises OSError."""
+    file = LockFile(path)
+    try:
+        file.wait()
+        yield
+    finally:
+        file.close()
+
+
+def _forget_in_forked_child() -> None:
+    for file in tuple(_open):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_forget_in_forked_child)
