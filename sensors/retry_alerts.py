@@ -5,7 +5,7 @@ What lives here: the alerts. What does not: when they are posted (``failed_parti
 
 from __future__ import annotations
 
-from resources.alerts.alert import Alert
+from resources.alerts.alert import Alert, Severity
 from sensors.attempts import Entry
 
 
@@ -16,62 +16,51 @@ def subject(key: str) -> str:
 
 def interrupted_again(entry: Entry, now: float) -> Alert:
     """A partition whose runs are ended from outside again and again, without a new row."""
-    return Alert(
+    return _alert(
+        entry,
+        now,
         kind="interrupted_again",
-        subject=subject(entry.key),
-        occurrence=_occurrence(entry),
         severity="warning",
         title=f"Partition {entry.key} was interrupted {entry.interruptions} times without a new row",
         next_step=(
             "See what ends its runs (the machine's log, a time limit, memory); it is resumed all the same,"
             " less and less often."
         ),
-        partition=entry.key,
         expected="a new row committed between two interruptions",
         found=f"{entry.interruptions} in a row without one",
-        page=_page(entry),
-        at=now,
     )
 
 
 def given_up(entry: Entry, why: str, now: float) -> Alert:
     """A partition that was tried often enough."""
-    return Alert(
+    return _alert(
+        entry,
+        now,
         kind="partition_given_up",
-        subject=subject(entry.key),
-        occurrence=_occurrence(entry),
-        severity="error",
         title=f"Partition {entry.key} is given up after {entry.attempts} attempts without a new row",
         next_step=(
             "Open its last run and read the error. When its cause is gone, materialize the partition by hand:"
             " what is committed is kept, and its attempts count from the start. All that were given up at"
             " once: the job failed_partitions_now with `at_once: true`."
         ),
-        partition=entry.key,
         expected="a materialization that gets on",
         found=why,
-        page=_page(entry),
-        at=now,
     )
 
 
 def left_to_person(entry: Entry, why: str, now: float) -> Alert:
     """A partition that a check refused and that no further try would cure."""
-    return Alert(
+    return _alert(
+        entry,
+        now,
         kind="partition_needs_person",
-        subject=subject(entry.key),
-        occurrence=_occurrence(entry),
-        severity="error",
         title=f"Partition {entry.key} is not tried again by itself",
         next_step=(
             "`vlm-assets show ID` shows a failed property. Put right what its kind says (missing or damaged"
             " images, limits, prompt), then materialize with `retry_failed: true`."
         ),
-        partition=entry.key,
         expected="failed rows that another try may cure",
         found=why,
-        page=_page(entry),
-        at=now,
     )
 
 
@@ -88,9 +77,28 @@ def damaged(what: str, sentence: str, now: float) -> Alert:
     )
 
 
-def _occurrence(entry: Entry) -> str:
-    return entry.reckoned or f"launch {entry.launches}"
-
-
-def _page(entry: Entry) -> str | None:
-    return f"runs/{entry.reckoned}" if entry.reckoned else None
+def _alert(
+    entry: Entry,
+    now: float,
+    *,
+    kind: str,
+    title: str,
+    next_step: str,
+    expected: str,
+    found: str,
+    severity: Severity = "error",
+) -> Alert:
+    """An alert of a partition's attempts: its subject, run and page follow from the entry."""
+    return Alert(
+        kind=kind,
+        subject=subject(entry.key),
+        occurrence=entry.reckoned or f"launch {entry.launches}",
+        severity=severity,
+        title=title,
+        next_step=next_step,
+        partition=entry.key,
+        expected=expected,
+        found=found,
+        page=f"runs/{entry.reckoned}" if entry.reckoned else None,
+        at=now,
+    )
