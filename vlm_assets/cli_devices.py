@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def devices(home: Home = None, take_back: TakeBack = None, as_json: AsJson = False) -> None:
-    """Show the devices: free, held by which run, failed before, or left out after two failures."""
+    """Show the devices: free, held by which run, with a model server, failed before, or left out."""
     from vlm_assets.resource_settings import build_gpu
 
     gpu = build_gpu(chosen_settings(home))
@@ -33,6 +33,7 @@ def devices(home: Home = None, take_back: TakeBack = None, as_json: AsJson = Fal
         return
     records = gpu.left_out().records()
     held = {one.device.id: one for one in gpu.leases().holders()}
+    residents = {one.device: one for one in gpu.residents().living()}
     shown = []
     for device in gpu.find():
         record = records.get(device.id)
@@ -43,6 +44,7 @@ def devices(home: Home = None, take_back: TakeBack = None, as_json: AsJson = Fal
             state = "left out"
         said = [held[device.id].sentence()] if device.id in held else []
         said += [record.sentence(device.id)] if record is not None else []
+        said += [residents[device.id].sentence()] if device.id in residents else []
         shown.append({"id": device.id, "name": device.name, "state": state, "said": " ".join(said)})
     if as_json:
         typer.echo(json.dumps(shown, indent=2))

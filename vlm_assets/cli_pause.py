@@ -6,6 +6,7 @@ What lives here: arguments, output, and waiting until the devices are free. What
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,8 +36,10 @@ def pause(
     """Let every schedule, retry and materialization stand still; returns when the devices are free.
 
     Running materializations commit what is finished and end as interrupted; what starts meanwhile waits.
+    Model servers that wait for their next partition are ended.
     Exit code 1 if a device is still held after two minutes.
     """
+    from resources.gpu.residents import end_residents
     from resources.pause import pause as stand_still
     from vlm_assets.resource_settings import build_gpu
 
@@ -44,6 +47,7 @@ def pause(
     standing = stand_still(current.state_directory, reason, now=time.time())
     typer.echo(f"Everything is {standing.sentence()}.")
     left = _drained(build_gpu(current))
+    left += end_residents(current.state_directory, logging.getLogger(__name__))
     for sentence in left:
         typer.secho(sentence, fg="yellow")
     if left:

@@ -8,6 +8,7 @@ where their output goes. What does not: what Dagster is asked to do (``dagster_a
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
@@ -16,9 +17,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from resources.gpu.residents import end_residents
 from vlm_assets.dagster_api import DagsterApi, DagsterUnreachableError
 from vlm_assets.dagster_home import note_address, only_dagster
 from vlm_assets.process_group import ProcessGroup
+from vlm_assets.settings import load_settings
+
+_log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 30.0
 """For a run to commit what it has finished, between SIGTERM and SIGKILL."""
@@ -125,13 +130,16 @@ def dagster_server(
 ) -> Iterator[DagsterServer]:
     """The Dagster of a prepared ``dagster_home``, nothing started yet; all of it ends with the context.
 
-    Raises AlreadyRunningError. environment: in addition to this process's own.
+    So do the model servers of the home. environment: in addition to this process's own. Raises
+    AlreadyRunningError.
     """
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(only_dagster(dagster_home, wait_seconds=grace_seconds + 5.0))
         # A socket's path may have 107 characters, so it cannot lie in the home.
         scratch = Path(tempfile.mkdtemp(prefix="vlm-assets-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        # After the runs: a model server outlives a run, to be used by the next, and there is none.
+        stack.callback(end_residents, load_settings(home=home).state_directory, _log)
         group = stack.enter_context(ProcessGroup(grace_seconds=grace_seconds, keep_open=lock))
         server = DagsterServer(
             group,

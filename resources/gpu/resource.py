@@ -6,6 +6,8 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dagster import ConfigurableResource
@@ -20,6 +22,9 @@ from resources.gpu.leases import DeviceLeases, Lease
 from resources.gpu.left_out import LeftOutDevices, at_work_on
 from resources.gpu.nvml import DriverNvml
 from resources.gpu.process_lease import lease_for_process
+from resources.gpu.residents import ResidentError, Residents
+
+_log = logging.getLogger(__name__)
 
 
 class GpuResource(ConfigurableResource["GpuResource"]):
@@ -38,29 +43,45 @@ class GpuResource(ConfigurableResource["GpuResource"]):
         """The devices that failed twice, kept beside the leases' folder."""
         return LeftOutDevices(Path(self.leases_directory).parent / "devices_left_out.json")
 
-    def leases(self) -> DeviceLeases:
+    def residents(self) -> Residents:
+        """What stays on the devices between their lessees, kept beside the leases' folder."""
+        return Residents(Path(self.leases_directory).parent)
+
+    def leases(self, *, resident: str | None = None, log: logging.Logger = _log) -> DeviceLeases:
         """The leases of those devices, refusing sick ones; ``holders()`` of it says who has which.
 
-        Devices that have failed before come last; those that failed twice are refused.
+        Devices that have failed before come last; those that failed twice are refused. ``resident``: digest
+        of what the lessee will use on its device. A device where that lives comes first, and its memory
+        counts as the lessee's; anything else that lives on a device is ended before its memory is looked at.
         """
         health = HealthCheck(DriverNvml(), min_free_bytes=round(self.min_free_memory_gib * (1 << 30)))
         left_out = self.left_out()
         records = left_out.records()
+        residents = self.residents()
+        living = {one.device: one.digest for one in residents.living()}
 
         def refusals(device: Device) -> Sequence[str]:
             held_against = left_out.left_out().get(device.id)
             if held_against is not None:
                 return [held_against.sentence(device.id)]
-            return health(device)
+            try:
+                stays = residents.make_way(device.id, resident, log)
+            except ResidentError as error:
+                return [str(error)]
+            return (replace(health, min_free_bytes=0) if stays else health)(device)
 
-        def failures(device: Device) -> int:
-            return len(records[device.id].failures) if device.id in records else 0
+        def preference(device: Device) -> tuple[int, bool]:
+            failures = len(records[device.id].failures) if device.id in records else 0
+            return failures, resident is not None and living.get(device.id) != resident
 
-        return DeviceLeases(Path(self.leases_directory), sorted(self.find(), key=failures), refusals)
+        return DeviceLeases(Path(self.leases_directory), sorted(self.find(), key=preference), refusals)
 
-    def lease(self, *, run_id: str, partition: str, step: str, log: logging.Logger) -> Lease:
+    def lease(
+        self, *, run_id: str, partition: str, step: str, log: logging.Logger, resident: str | None = None
+    ) -> Lease:
         """This process's device, pinned; the same at every call, and held until the process ends.
 
+        ``resident``: as for ``leases``.
         After ``wait_seconds`` it raises AllLeftOutError where every device is, else NoDeviceFreeError: one
         that is taken back meanwhile is used, and a backfill's queue does not run through at once. Raises
         PinnedElsewhereError where torch already runs CUDA on something else, and the other children of
@@ -68,7 +89,12 @@ class GpuResource(ConfigurableResource["GpuResource"]):
         """
         holder = LeaseHolder(run_id=run_id, partition=partition, step=step)
         try:
-            return lease_for_process(self.leases, holder, wait_seconds=self.wait_seconds, log=log)
+            return lease_for_process(
+                partial(self.leases, resident=resident, log=log),
+                holder,
+                wait_seconds=self.wait_seconds,
+                log=log,
+            )
         except NoDeviceFreeError:
             self._refuse_if_all_are_left_out()
             raise

@@ -1,0 +1,109 @@
+"""A server that somebody else runs: looked at over real HTTP, waited for, never ended."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from resources.vlm.engine import EngineLostError
+from resources.vlm.server import health
+from resources.vlm.server.model_server import MOST_RESTARTS, ServerAddress, ServerDownError
+from resources.vlm.server.running_server import RunningServer
+
+LOG = logging.getLogger("test_running_server")
+WELL = {"/health": 200, "/v1/models": 200}
+
+Serve = Callable[[dict[str, int]], str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts a server whose pages answer with these codes, to those who know the key; gives its URL."""
+    servers = []
+
+    def start(codes: dict[str, int]) -> str:
+        class Pages(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                known = self.headers["Authorization"] == "Bearer the-key"
+                self.send_response(codes.get(self.path, 404) if known else 401)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/v1"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+class WaitingClock:
+    """Time that passes only by sleeping; ``at`` calls something when it has."""
+
+    def __init__(self, at: float = float("inf"), then: Callable[[], object] = lambda: None) -> None:
+        self.now = 0.0
+        self._at = at
+        self._then = then
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float, /) -> None:
+        self.now += seconds
+        if self.now >= self._at:
+            self._then()
+
+
+@pytest.mark.parametrize(
+    ("codes", "key", "said"),
+    [
+        (WELL, "the-key", None),
+        ({"/v1/models": 200}, "the-key", None),
+        (WELL, "another", "it does not take our key (401)"),
+        ({"/health": 503, "/v1/models": 200}, "the-key", "/health answers 503 Service Unavailable"),
+        ({"/health": 200}, "the-key", "/v1/models answers 404 Not Found"),
+    ],
+    ids=["well", "no health page", "wrong key", "engine dead", "no models"],
+)
+def test_a_server_is_well_if_it_says_so_and_takes_our_key(
+    serve: Serve, codes: dict[str, int], key: str, said: str | None
+) -> None:
+    """Health is asked of the server itself, with the key, and why not is a sentence."""
+    assert health.trouble(serve(codes), key) == said
+
+
+def test_a_server_that_is_back_is_used_again(serve: Serve) -> None:
+    """A restart waits, ever longer, until the server is well, and does not count the wait as an error."""
+    codes = {"/health": 503}
+    url = serve(codes)
+    clock = WaitingClock(20.0, lambda: codes.update(WELL))
+    server = RunningServer(ServerAddress(url, "the-key"), log=LOG, patience_seconds=600.0, clock=clock)
+    with pytest.raises(ServerDownError, match="503"):
+        server.check()
+    assert server.restart("503").url == url
+    assert 20.0 <= clock.now < 60.0
+    server.check()
+
+
+def test_waiting_for_somebody_elses_server_is_bounded(serve: Serve) -> None:
+    """It stays down: the wait ends at its limit, and a server that goes down again and again is given up."""
+    clock = WaitingClock()
+    down = RunningServer(ServerAddress("http://127.0.0.1:9/v1"), log=LOG, patience_seconds=100.0, clock=clock)
+    with pytest.raises(EngineLostError, match=r"not well again within 100 s: it does not answer"):
+        down.restart("gone")
+    assert clock.now == 100.0
+    flapping = RunningServer(ServerAddress(serve(WELL), "the-key"), log=LOG, clock=WaitingClock())
+    for _ in range(MOST_RESTARTS):
+        flapping.restart("down for a moment")
+    with pytest.raises(EngineLostError, match="down again: once more"):
+        flapping.restart("once more")
