@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+_LOOK_SECONDS = 0.05
 
 
 class LockFile:
@@ -42,6 +45,11 @@ class LockFile:
         assert self._descriptor is not None, "it is closed"
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
+    def fileno(self) -> int:
+        """For a child that is handed the lock (``pass_fds``): it is free when all who have it closed it."""
+        assert self._descriptor is not None, "it is closed"
+        return self._descriptor
+
     def close(self) -> None:
         """Free the lock. Safe to call twice."""
         if self._descriptor is not None:
@@ -53,6 +61,23 @@ class LockFile:
 
 _open: set[LockFile] = set()
 """Those of this process."""
+
+
+def taken(path: Path, *, seconds: float = 0.0) -> LockFile | None:
+    """The lock, or None where another has it for so long. Raises OSError."""
+    deadline = time.monotonic() + seconds
+    file = LockFile(path)
+    try:
+        while not file.take():
+            if time.monotonic() >= deadline:
+                file.close()
+                return None
+            # flock knows no limit of time, and who holds it may be a stopped process.
+            time.sleep(_LOOK_SECONDS)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def is_held(path: Path) -> bool | None:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote, unquote
 
-from resources.gpu import resident_locks as locks
 from resources.gpu.errors import DeviceError
 from resources.journal.files import write_replacing
+from resources.lock_files import LockFile, is_held, taken
 from resources.processes import ProcessIdentity
 from resources.workers import boot_id
 
@@ -118,7 +118,7 @@ class Residents:
     def living(self) -> Iterator[ResidentRecord]:
         """All residents that live now and say who they are."""
         for lock in sorted(self.directory.glob(f"*{_KEEPER_LOCK}")):
-            if locks.is_held(lock):
+            if is_held(lock):
                 record = ResidentRecord.read(self.paths(unquote(lock.name.removesuffix(_KEEPER_LOCK))).record)
                 if record is not None and record.keeper.lives():
                     yield record
@@ -130,7 +130,7 @@ class Residents:
         """
         paths = self.paths(device)
         deadline = time.monotonic() + _SPEAKING_SECONDS
-        while locks.is_held(paths.keeper):
+        while is_held(paths.keeper):
             record = ResidentRecord.read(paths.record)
             # The record may be an earlier keeper's: this one has only just been started.
             if record is not None and (record.keeper.lives() or (record.group and record.group.lives())):
@@ -180,11 +180,11 @@ class Residents:
 def end_residents(state_directory: Path, log: logging.Logger) -> list[str]:
     """End all residents of a home that no materialization uses; sentences about those that stay."""
     residents = Residents(state_directory)
-    ours: list[tuple[ResidentRecord, int]] = []
+    ours: list[tuple[ResidentRecord, LockFile]] = []
     staying = []
     try:
         for record in residents.living():
-            lock = locks.take(residents.paths(record.device).lessee, wait_seconds=1.0)
+            lock = taken(residents.paths(record.device).lessee, seconds=1.0)
             if lock is None:
                 staying.append(f"{record.device} is in use: {record.sentence()}")
             else:
@@ -197,14 +197,14 @@ def end_residents(state_directory: Path, log: logging.Logger) -> list[str]:
                 staying.append(str(error))
     finally:
         for _, lock in ours:
-            locks.free(lock)
+            lock.close()
     return staying
 
 
 def _freed(lock: Path, seconds: float) -> bool:
     """Whether a lock comes free in time. Its holders are not our children: there is no event of their end."""
     deadline = time.monotonic() + seconds
-    while locks.is_held(lock):
+    while is_held(lock):
         if time.monotonic() >= deadline:
             return False
         time.sleep(_LOOK_SECONDS)

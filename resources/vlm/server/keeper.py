@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from resources.gpu import resident_locks as locks
 from resources.gpu.residents import ResidentPaths, ResidentRecord
 from resources.journal.files import write_replacing
+from resources.lock_files import LockFile, taken
 from resources.processes import ProcessIdentity
 from resources.vlm.server import guard, health
 
@@ -85,6 +85,7 @@ class Keeper:
             keeper=own,
         )
         self._alone_since: float | None = None
+        self._kept: LockFile | None = None
         self._wakeup, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(woken)
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -147,7 +148,7 @@ class Keeper:
 
     def _was_idle(self) -> bool:
         """Whether no materialization has held it for long enough; then this process keeps all others away."""
-        lock = locks.take(self._paths.lessee)
+        lock = taken(self._paths.lessee)
         now = time.monotonic()
         if lock is None:
             self._alone_since = None
@@ -155,8 +156,9 @@ class Keeper:
         if self._alone_since is None:
             self._alone_since = now
         if now - self._alone_since >= self._order.idle_seconds:
-            return True  # the lock stays with us until we are gone: who waits for it finds the device empty
-        locks.free(lock)
+            self._kept = lock  # until we are gone: who waits for it then finds the device empty
+            return True
+        lock.close()
         return False
 
     def _end(self, guarding: subprocess.Popen[bytes]) -> None:

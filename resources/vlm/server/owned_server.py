@@ -17,12 +17,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from resources.gpu import resident_locks as locks
 from resources.gpu.devices import Device
 from resources.gpu.nvml import DriverNvml, Nvml
 from resources.gpu.pinning import pin
 from resources.gpu.residents import ResidentError, ResidentRecord, Residents
 from resources.journal.files import make_directory
+from resources.lock_files import taken
 from resources.vlm.engine import EngineLostError
 from resources.vlm.server import health
 from resources.vlm.server.keeper import Order
@@ -78,7 +78,7 @@ class OwnedServer:
         make_directory(self._residents.directory)
         self._residents.directory.chmod(0o700)
         # A keeper that ends an idle server has it until nothing is left of that.
-        lock = locks.take(self._paths.lessee, wait_seconds=plan.grace_seconds + _SLACK_SECONDS)
+        lock = taken(self._paths.lessee, seconds=plan.grace_seconds + _SLACK_SECONDS)
         if lock is None:
             raise ServerStartError(
                 f"Another process uses the model server of {device.id}, or is still ending it: see who holds"
@@ -125,7 +125,7 @@ class OwnedServer:
 
     def release(self) -> None:
         """Let it wait for its next lessee. Safe to call twice."""
-        locks.free(self._lock)
+        self._lock.close()
 
     def bring_up(self) -> None:
         """Adopt what lives there, or start. Raises ServerStartError, ResidentError."""
@@ -170,14 +170,14 @@ class OwnedServer:
         if self._paths.log.exists():
             self._paths.log.replace(self._paths.log.with_suffix(".log.1"))
         self._key = secrets.token_urlsafe(32)
-        lock = locks.take(self._paths.keeper, wait_seconds=1.0)
+        lock = taken(self._paths.keeper, seconds=1.0)
         if lock is None:
             raise ServerStartError(f"Something else holds {self._paths.keeper}: see who with `fuser`.")
         try:
             order = Order(
                 directory=str(self._residents.directory),
                 device=self._device.id,
-                lock=lock,
+                lock=lock.fileno(),
                 what=f"A server of {self._plan.model}",
                 digest=self._plan.digest,
                 pin=self._pin,
@@ -192,7 +192,7 @@ class OwnedServer:
             )
             _run_keeper(order)
         finally:
-            locks.free(lock)  # the keeper has it
+            lock.close()  # the keeper has it
         self._record = self._ready()
 
     def _ready(self) -> ResidentRecord:

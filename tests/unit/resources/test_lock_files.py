@@ -1,11 +1,12 @@
 """Locks that a dead process holds no more, and a forked child never."""
 
 import os
+import subprocess
 import threading
 
 import pytest
 
-from resources.lock_files import LockFile, is_held, locked
+from resources.lock_files import LockFile, is_held, locked, taken
 
 
 @pytest.fixture
@@ -72,3 +73,16 @@ def test_who_waits_goes_on_when_the_other_is_done(path):
     assert entered.wait(20)
     waiting.join()
     assert is_held(path) is False
+
+
+def test_a_lock_that_was_handed_to_a_child_is_the_childs(path):
+    """There is no moment in between at which another could take it, and waiting for it is bounded."""
+    file = taken(path)
+    assert file is not None
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(file.fileno(),)) as child:
+        file.close()
+        assert taken(path, seconds=0.1) is None
+        child.communicate()
+    after = taken(path)
+    assert after is not None
+    after.close()

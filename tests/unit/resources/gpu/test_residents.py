@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from resources.gpu import resident_locks as locks
 from resources.gpu import residents as module
 from resources.gpu.residents import ResidentError, ResidentRecord, Residents, end_residents
+from resources.lock_files import taken
 from resources.processes import ProcessIdentity
 
 LOG = logging.getLogger("test_residents")
@@ -68,13 +68,13 @@ def test_a_keeper_that_says_nothing_is_an_error_not_an_empty_device(
         record(keeper=ProcessIdentity(os.getpid(), -1, "another boot")).write(paths.record)
     elif left_behind is not None:
         paths.record.write_bytes(left_behind)
-    lock = locks.take(paths.keeper)
+    lock = taken(paths.keeper)
     assert lock is not None
     try:
         with pytest.raises(ResidentError, match="something lives on cpu-0"):
             residents.make_way("cpu-0", "d", LOG)
     finally:
-        locks.free(lock)
+        lock.close()
     assert not residents.make_way("cpu-0", "d", LOG)
 
 

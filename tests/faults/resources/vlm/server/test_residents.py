@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
-from resources.gpu import resident_locks as locks
 from resources.gpu.devices import Device, find_devices
 from resources.gpu.lease_records import LeaseHolder
 from resources.gpu.leases import DeviceLeases
 from resources.gpu.residents import ResidentRecord, Residents, end_residents
 from resources.gpu.resource import GpuResource
+from resources.lock_files import is_held
 from resources.vlm.engine import EngineLostError
 from resources.vlm.server.model_server import ServerDownError, ServerStartError
 from resources.vlm.server.owned_server import OwnedServer, start_or_adopt
@@ -258,7 +258,7 @@ def test_an_idle_server_ends_and_the_next_lessee_gets_a_new_one(home: Home) -> N
     server.release()
     lessee_lock = home.residents.paths(DEVICE.id).lessee
     deadline = time.monotonic() + SOON
-    while not locks.is_held(lessee_lock):
+    while not is_held(lessee_lock):
         assert time.monotonic() < deadline
         select.select([], [], [], 0.01)
     # Deaf to SIGTERM, it is still being ended: the keeper has the lock, and the next lessee waits for it.
