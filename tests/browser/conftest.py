@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from vlm_assets.catalog import Catalog
 from vlm_assets.catalog_asset import record_catalog
@@ -97,6 +97,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
 @pytest.fixture(scope="session")
 def browser(program: Callable[[str], Path]) -> Iterator[Browser]:
     """Debian's Chromium."""
+    # As long as a page's own limit below: a machine that runs a model beside it shows things late.
+    expect.set_options(timeout=60_000)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=program("chromium"), args=CHROMIUM)
         yield started
