@@ -108,10 +108,12 @@ def _meaning(
         "max_images": settings.max_images,
         "max_new_tokens": settings.max_new_tokens,
         "max_pixels": settings.max_pixels,
+        **model.engine_meaning(),
     }
+    name, revision = model.exact()
     return {
-        "model": settings.model,
-        "model_revision": model.exact_revision(),
+        "model": name,
+        "model_revision": revision,
         "prompt": prompt.digest,
         "schema": schema.digest,
         "decoding": digest_of(decoding),
@@ -207,7 +209,7 @@ class DescriptionWork:
         spent = feeding.spent
         seconds = progress.seconds
         return {
-            "device": dg.MetadataValue.text(f"{device.id} ({device.name})"),
+            "device": dg.MetadataValue.text(f"{self.model.device_name(device)} ({device.name})"),
             "properties/s": dg.MetadataValue.float(round(progress.computed / seconds, 3)),
             "images/s": dg.MetadataValue.float(round(images / seconds, 3)),
             "seconds in model": dg.MetadataValue.float(round(spent.model, 3)),
@@ -261,7 +263,7 @@ class DescriptionWork:
             "model": engine.model,
             "model_revision": engine.revision,
             "fingerprint": self.fingerprint.digest,
-            "device": device.id,
+            "device": self.model.device_name(device),
             "described_at": datetime.now(UTC),
         }
         rows = [
@@ -366,7 +368,13 @@ def build_property_descriptions(
         work = DescriptionWork.of(settings, catalog, PropertyRange.from_key(key), vision_language_model)
 
         def describe(journal: Journal, progress: Progress) -> Metadata:
-            lease = gpu.lease(run_id=context.run.run_id, partition=key, step=ASSET, log=context.log)
+            lease = gpu.lease(
+                run_id=context.run.run_id,
+                partition=key,
+                step=ASSET,
+                log=context.log,
+                resident=vision_language_model.resident(),
+            )
             progress.load(lease.device.id)
             with gpu.blamed(lease.device, asset=ASSET, partition=key, log=context.log):
                 return work.describe(journal, progress, lease.device)

@@ -25,6 +25,7 @@ from resources.parquet_io import AlreadyPublished
 from resources.partition_rows import PartitionRows
 from resources.staged_file import StagedFile
 from resources.vlm.embedder import TextEmbedder, description_text
+from resources.vlm.engine import ModelLoadError
 from resources.vlm.resource import TextEmbeddingModel
 from vlm_assets.catalog import Catalog
 from vlm_assets.check_events import check_specs
@@ -42,6 +43,7 @@ from vlm_assets.materialization import (
 from vlm_assets.partition import Partition
 from vlm_assets.progress import Progress
 from vlm_assets.property_ranges import PropertyRange
+from vlm_assets.resource_settings import build_vision_language_model
 from vlm_assets.settings import Settings
 
 ASSET = "property_embeddings"
@@ -173,6 +175,14 @@ class EmbeddingWork:
         }
 
 
+def _resident(settings: Settings) -> str | None:
+    """The model server that describes, which an embedding in between is not to end."""
+    try:
+        return build_vision_language_model(settings).resident()
+    except ModelLoadError:
+        return None
+
+
 def build_property_embeddings(
     settings: Settings, partitions: dg.PartitionsDefinition[str], *, descriptions: str
 ) -> dg.AssetsDefinition:
@@ -204,7 +214,13 @@ def build_property_embeddings(
         work = EmbeddingWork.of(catalog, PropertyRange.from_key(key), descriptions, text_embedding_model)
 
         def embed(journal: Journal, progress: Progress) -> Metadata:
-            lease = gpu.lease(run_id=context.run.run_id, partition=key, step=ASSET, log=context.log)
+            lease = gpu.lease(
+                run_id=context.run.run_id,
+                partition=key,
+                step=ASSET,
+                log=context.log,
+                resident=_resident(settings),
+            )
             progress.load(lease.device.id)
             with gpu.blamed(lease.device, asset=ASSET, partition=key, log=context.log):
                 return work.embed(journal, progress, lease.device)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from resources.gpu.resource import GpuResource
 from resources.parquet_io import ParquetIOManager
-from resources.vlm.resource import TextEmbeddingModel, VisionLanguageModel
-from vlm_assets.settings import Settings
+from resources.vlm.resource import ModelServerChoice, TextEmbeddingModel, VisionLanguageModel
+from vlm_assets.settings import PREFIX, Settings
 
 
 def build_gpu(settings: Settings) -> GpuResource:
@@ -25,6 +27,29 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
         revision=settings.model_revision,
         trust_remote_code=settings.trust_remote_code,
         records_directory=str(settings.state_directory / "models"),
+        server=build_model_server(settings) if settings.engine == "server" else None,
+    )
+
+
+def build_model_server(settings: Settings) -> ModelServerChoice:
+    """The model server of these settings."""
+    key_variable = f"{PREFIX}SERVER_KEY"
+    if settings.server_key is not None:
+        # It may stand in .env alone; a resource holds the variable's name, for Dagster shows what it holds.
+        os.environ[key_variable] = settings.server_key.get_secret_value()
+    folder = settings.server_image_folder
+    return ModelServerChoice(
+        state_directory=str(settings.state_directory),
+        command=settings.server_command,
+        url=settings.server_url,
+        key_variable=key_variable,
+        model=settings.server_model,
+        most_at_once=settings.server_requests,
+        token_seconds=settings.server_token_seconds,
+        answer_seconds=settings.server_answer_seconds,
+        start_seconds=settings.server_start_seconds,
+        idle_seconds=settings.server_idle_seconds,
+        image_folder=None if folder is None else str(folder),
     )
 
 

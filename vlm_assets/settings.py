@@ -11,7 +11,8 @@ import difflib
 import os
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     Field,
@@ -92,6 +93,41 @@ class Settings(BaseSettings):
     decode_seconds: PositiveFloat = Field(
         120.0, description="Seconds for one property's images, after which its decoding is given up."
     )
+    engine: Literal["transformers", "server"] = Field(
+        "transformers",
+        description="What runs the model: transformers in the run, or a server (vLLM, SGLang).",
+    )
+    server_command: str | None = Field(
+        None,
+        description="Command that starts a server, with {model}, {revision}, {host}, {port}. Default: vLLM.",
+    )
+    server_url: str | None = Field(
+        None, description="A server that runs already, up to /v1. Default: one is started on each device."
+    )
+    server_key: SecretStr | None = Field(
+        None, description="Key of the server at the URL. Those that are started get random ones. Secret."
+    )
+    server_model: str | None = Field(
+        None, description="The model's name at the URL. Default: the model's, or the only one served there."
+    )
+    server_requests: PositiveInt = Field(
+        64, description="Requests that a run has under way at once, at most; fewer where the server is slow."
+    )
+    server_token_seconds: PositiveFloat = Field(
+        120.0, description="Seconds without a new token after which a server's answer is given up."
+    )
+    server_answer_seconds: PositiveFloat = Field(900.0, description="Seconds that one answer may take.")
+    server_start_seconds: PositiveFloat = Field(
+        1200.0, description="Seconds in which a server must have loaded its model."
+    )
+    server_idle_seconds: PositiveFloat = Field(
+        300.0, description="Seconds without a partition after which a started server ends."
+    )
+    server_image_folder: Path | None = Field(
+        None,
+        description="Folder through which images go as files, which the server may read (vLLM:"
+        " --allowed-local-media-path). Default: inside the requests.",
+    )
     seed: int = Field(0, description="Order of the properties inside a partition. Not part of a result.")
 
     embedding_model: str | None = Field(
@@ -157,7 +193,7 @@ class Settings(BaseSettings):
         None, description="Address of the Dagster UI as you reach it, for links in alerts. Default: found."
     )
 
-    @field_validator("home", "source", "image_root")
+    @field_validator("home", "source", "image_root", "server_image_folder")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser().absolute()
@@ -177,6 +213,16 @@ class Settings(BaseSettings):
                 f"there is no folder {model}; give a model's folder, or its hub id as owner/name"
             )
         return model
+
+    @field_validator("server_url")
+    @classmethod
+    def _an_address(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+            raise ValueError("an address is of the form http://HOST:PORT/v1, without a name or a password")
+        return url.rstrip("/")
 
     @property
     def descriptions_directory(self) -> Path:
@@ -204,6 +250,10 @@ class Settings(BaseSettings):
         return CHECKOUT / "dagster_home" if self.is_default_home else self.home / "dagster"
 
 
+SECRETS = frozenset({"alert_targets", "server_key"})
+"""Settings whose values are shown nowhere."""
+
+
 def _refuse_unknown_names() -> None:
     # A misspelt setting that is silently ignored costs a run of weeks.
     known = {PREFIX + name.upper() for name in Settings.model_fields}
@@ -218,7 +268,7 @@ def _refuse_unknown_names() -> None:
 
 
 def _shown(location: tuple[int | str, ...], value: object) -> str:
-    return "(secret)" if location[:1] == ("alert_targets",) else repr(value)
+    return "(secret)" if location and location[0] in SECRETS else repr(value)
 
 
 def load_settings(**overrides: object) -> Settings:
@@ -238,7 +288,25 @@ def load_settings(**overrides: object) -> Settings:
             f"{PREFIX}FAILED_SHARE_WARN ({settings.failed_share_warn}) is above"
             f" {PREFIX}FAILED_SHARE_ERROR ({settings.failed_share_error}); set it to at most that."
         )
+    _refuse_unused_server_settings(settings)
     return settings
+
+
+def _refuse_unused_server_settings(settings: Settings) -> None:
+    of_address = [name for name in ("server_key", "server_model") if getattr(settings, name) is not None]
+    unused: list[str] = []
+    if settings.engine != "server":
+        of_server = ("server_url", "server_command", "server_image_folder")
+        unused = [name for name in of_server if getattr(settings, name) is not None] + of_address
+        why = f"is for the engine 'server', and {PREFIX}ENGINE is {settings.engine!r}"
+    elif settings.server_url is None:
+        unused = of_address
+        why = f"is for a server that runs already, and {PREFIX}SERVER_URL is not set"
+    elif settings.server_command is not None:
+        unused = ["server_command"]
+        why = f"starts a server, and {PREFIX}SERVER_URL names one that runs already"
+    if unused:
+        raise SettingsError(f"{PREFIX}{unused[0].upper()} {why}; unset one of them.")
 
 
 @cache

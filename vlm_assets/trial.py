@@ -85,7 +85,7 @@ def run_trial(
     work = DescriptionWork.of(settings, catalog, catalog.ranges[0], model)
     work = replace(work, properties=sample(catalog, limit))
     devices = len(gpu.find())  # Before the lease: pinning hides the others from this process.
-    lease = gpu.lease(run_id="trial", partition="sample", step="try", log=_log)
+    lease = gpu.lease(run_id="trial", partition="sample", step="try", log=_log, resident=model.resident())
     described: list[Described] = []
     tables: list[pa.Table] = []
     with work.decode_workers() as workers:

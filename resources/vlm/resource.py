@@ -1,13 +1,14 @@
 """The models as Dagster sees them: settings in, an engine or an embedder on the leased device out.
 
 What lives here: two thin resources, with no logic of their own. What does not: loading and generating
-(``model_loading.py``, ``transformers_engine.py``, ``embedder.py``).
+(``model_loading.py``, ``transformers_engine.py``, ``embedder.py``), model servers (``server/choice.py``).
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
@@ -16,10 +17,35 @@ from resources.gpu.devices import Device
 from resources.vlm.model_loading import ModelSource, exact_revision, load_config
 from resources.vlm.prompt import Prompt
 from resources.vlm.schema import DescriptionSchema
+from resources.vlm.server.choice import ServerChoice
 
 if TYPE_CHECKING:
     from resources.vlm.embedder import TextEmbedder
     from resources.vlm.engine import Engine
+
+
+class ModelServerChoice(dg.Config):
+    """The server that describes in place of an engine in this process. See ``ServerChoice``.
+
+    Of its key only the environment variable is named: Dagster shows a resource's fields to everyone.
+    """
+
+    state_directory: str = Field(description="Folder that keeps a started server's record.")
+    command: str | None = Field(None, description="Template of the command that starts it.")
+    url: str | None = Field(None, description="Address of one that runs already, up to /v1.")
+    key_variable: str = Field(description="Environment variable with the key of the one at the address.")
+    model: str | None = Field(None, description="The model's name at the address.")
+    most_at_once: int = Field(64, description="Requests at once, at most.")
+    token_seconds: float = Field(120.0, description="Seconds without a new token, at most.")
+    answer_seconds: float = Field(900.0, description="Seconds for an answer, at most.")
+    start_seconds: float = Field(1200.0, description="Seconds in which it must have started.")
+    idle_seconds: float = Field(300.0, description="Seconds without a partition after which it ends.")
+    image_folder: str | None = Field(None, description="Folder for images as files. None: in the request.")
+
+    def choice(self) -> ServerChoice:
+        """The same, with the key."""
+        fields = self.model_dump(exclude={"key_variable"})
+        return ServerChoice(**fields, key=os.environ.get(self.key_variable))
 
 
 class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
@@ -31,6 +57,7 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
     records_directory: str | None = Field(
         None, description="Folder that remembers which commit and weights the model is."
     )
+    server: ModelServerChoice | None = Field(None, description="A server that describes in its place.")
 
     @property
     def source(self) -> ModelSource:
@@ -38,12 +65,46 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
         records = Path(self.records_directory) if self.records_directory else None
         return ModelSource(self.model, self.revision, self.trust_remote_code, records)
 
+    @property
+    def chosen_server(self) -> ServerChoice | None:
+        """The server that describes; None: an engine in this process does."""
+        return None if self.server is None else self.server.choice()
+
+    def exact(self) -> tuple[str, str]:
+        """The model's name for the rows, and what exactly it is now; needs no device and no torch.
+
+        Raises ModelLoadError.
+        """
+        server = self.chosen_server
+        return (self.model, exact_revision(self.source)) if server is None else server.exact(self.source)
+
     def exact_revision(self) -> str:
-        """What exactly the model is now; needs no device and no torch. Raises ModelLoadError."""
-        return exact_revision(self.source)
+        """What exactly the model is now. See ``exact``."""
+        return self.exact()[1]
+
+    def engine_meaning(self) -> dict[str, Any]:
+        """What of the engine decides an answer's meaning, beside the model; nothing of the one in process."""
+        server = self.chosen_server
+        return {} if server is None else server.meaning()
+
+    def resident(self) -> str | None:
+        """The digest of the server that is to live on the device: what a lease is told. See GpuResource.
+
+        Raises ModelLoadError.
+        """
+        server = self.chosen_server
+        return None if server is None else server.resident(self.source)
+
+    def device_name(self, device: Device) -> str:
+        """Where the model computes, for the rows: the leased device, or the server at an address."""
+        server = self.chosen_server
+        return device.id if server is None else server.device_name(device)
 
     def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt) -> Engine:
         """An engine on the leased device. Raises ModelLoadError."""
+        server = self.chosen_server
+        if server is not None:
+            return server.engine(self.source, device, schema=schema, prompt=prompt)
         from resources.vlm.transformers_engine import TransformersEngine
 
         return TransformersEngine(self.source, schema=schema, prompt=prompt, device=device.kind)

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -55,6 +55,8 @@ class ServerEngine:
     model's at the server.
     """
 
+    prepares_at_once = 1
+
     def __init__(
         self,
         server: ModelServer,
@@ -91,10 +93,17 @@ class ServerEngine:
         self._thread = threading.Thread(target=self._loop.run_forever, name="model-requests", daemon=True)
         self._thread.start()
 
+    prepares_at_once = 1
+
     @property
     def batches_at_once(self) -> int:
         """Enough to fill the requests that the server takes now, and one that waits; at least two."""
         return max(2, -(-self._limit.requests // self._largest_batch) + 1)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Empty: what a server does with its time it does not tell."""
+        return {}
 
     def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
         """Nothing: requests are encoded beside each other anyway."""
