@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="where the journal lies (default: a temporary folder)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
-        home = _catalogued(Path(folder), arguments.properties)
+        home = catalogued(Path(folder), arguments.properties)
         settings = load_settings(home=home, commit_seconds=arguments.commit_seconds)
         bench = Bench(settings)
         bench.without()  # what is compiled and allocated once
@@ -158,7 +158,7 @@ def _print_ratios(pairs: Sequence[tuple[Turn, Turn]]) -> None:
     print(f"waiting for the commit: {100 * waited:.4f}% of the model's time; load {os.getloadavg()[0]:.1f}")
 
 
-def _catalogued(folder: Path, properties: int) -> Path:
+def catalogued(folder: Path, properties: int) -> Path:
     """A home of one range whose properties share the images of a few."""
     listing = write_example(folder, properties=8, seed=1)
     shown = [json.loads(line)["images"][:IMAGES] for line in listing.read_text().splitlines()]

@@ -18,7 +18,14 @@ from typing import Self
 import numpy as np
 
 from resources.vlm.decode_pool import DecodePool, DecodeWorkersError
-from resources.vlm.images import ImageError, ImageFailure, LoadedProperty, PropertyJob, load_image
+from resources.vlm.images import (
+    PIXELS_AHEAD,
+    ImageError,
+    ImageFailure,
+    LoadedProperty,
+    PropertyJob,
+    load_image,
+)
 from resources.vlm.worker_process import DecodeTask, Pixels
 
 
@@ -33,7 +40,8 @@ class DecodeWorkers:
 
     Args:
         workers: worker processes.
-        prefetch_batches: batches that are decoded, or being decoded, while the consumer holds one.
+        prefetch_batches: batches that are decoded, or being decoded, while the consumer holds one; fewer
+            where their images may have more than PIXELS_AHEAD pixels.
         max_pixels: largest width times height handed over.
         max_images: readable images taken of a property, in the order of the catalogue.
         image_seconds: longest time for one image, its reading included.
@@ -110,7 +118,7 @@ class DecodeWorkers:
         ahead: deque[list[_PropertyImages]] = deque()
         try:
             while True:
-                while len(ahead) <= self._prefetch_batches and (batch := next(source, None)) is not None:
+                while self._has_room(ahead) and (batch := next(source, None)) is not None:
                     ahead.append([_PropertyImages(job, self._max_images, abandoned) for job in batch])
                     pool.submit(task for images in ahead[-1] for task in images.first_tasks())
                 if not ahead:
@@ -120,6 +128,11 @@ class DecodeWorkers:
                 yield [images.loaded() for images in ahead.popleft()]
         finally:
             abandoned.set()
+
+    def _has_room(self, ahead: Sequence[Sequence[_PropertyImages]]) -> bool:
+        # How large an image will be is not known before it is decoded: as large as it may be.
+        pixels = sum(images.first for batch in ahead for images in batch) * self._max_pixels
+        return not ahead or (len(ahead) <= self._prefetch_batches and pixels < PIXELS_AHEAD)
 
     def _wait_for(self, batch: Sequence[_PropertyImages], pool: DecodePool) -> None:
         started = time.monotonic()
@@ -167,7 +180,8 @@ class _PropertyImages:
         self._job = job
         self._abandoned = abandoned
         self._asked = 0
-        self._first = min(max_images, len(job.image_paths))
+        self.first = min(max_images, len(job.image_paths))
+        """Images that are decoded at least."""
         self._outcomes: dict[int, Pixels | ImageError] = {}
         self._seconds = 0.0
 
@@ -176,7 +190,7 @@ class _PropertyImages:
         return len(self._outcomes) == self._asked
 
     def first_tasks(self) -> list[DecodeTask]:
-        return [self._ask() for _ in range(self._first)]
+        return [self._ask() for _ in range(self.first)]
 
     def loaded(self) -> LoadedProperty:
         outcomes = [(index, self._outcomes[index]) for index in range(self._asked)]

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from resources.vlm.engine import Engine
-from resources.vlm.images import LoadedProperty
+from resources.vlm.images import PIXELS_AHEAD, LoadedProperty
 from resources.vlm.ladder import Described, LadderSettings, describe_batch
 from resources.vlm.schema import DescriptionSchema
 
@@ -57,10 +57,10 @@ class TimeSpent:
 class Feeding:
     """Feeds one engine from one iterator of loaded batches. A context manager: leaving closes the engine.
 
-    A thread draws from the iterator and has the next batch prepared beside the model. An engine that takes
-    one batch at once is asked in the caller's own thread, where interrupts reach it; one that takes more, in
-    a thread for each batch. After an error or an interrupt nothing more is asked, and leaving waits for the
-    threads.
+    Threads draw from the iterator and have the next batches prepared beside the model: as many as the engine
+    prepares at once, and no more pixels ahead than fit. An engine that takes one batch at once is asked in
+    the caller's own thread, where interrupts reach it; one that takes more, in a thread for each batch. After
+    an error or an interrupt nothing more is asked, and leaving waits for the threads.
 
     end_batches: makes the iterator end, or raise, where it waits in another thread.
     """
@@ -81,10 +81,13 @@ class Feeding:
         self._settings = settings
         self._end_batches = end_batches
         self._clock = clock
+        self._drawing = threading.Lock()
         # Guards all that follows; notified whenever any of it changes.
         self._changed = threading.Condition()
-        self._ready: _Ready | None = None
-        self._drawn = False
+        self._prepared: dict[int, _Prepared] = {}
+        self._drawn = self._taken = 0
+        self._pixels_ahead = 0
+        self._all_drawn = False
         self._draw_error: BaseException | None = None
         self._asking = 0
         self._turned = clock()
@@ -114,15 +117,17 @@ class Feeding:
 
         Raises EngineLostError, and what ``batches`` raises, after all that was finished before.
         """
-        self._start("feeding-ahead", lambda: self._draw(batches))
+        source = iter(batches)
+        for _ in range(self._engine.prepares_at_once):
+            self._start("feeding-ahead", lambda: self._prepare_ahead(source))
         return self._one_at_a_time() if self._engine.batches_at_once == 1 else self._several_at_once()
 
     def _one_at_a_time(self) -> Iterator[DescribedBatch]:
         while True:
             began = self._clock()
             with self._changed:
-                self._changed.wait_for(lambda: self._ready is not None or self._drawn)
-            if self._ready is None:
+                self._changed.wait_for(lambda: self._is_ready or self._all_is_taken)
+            if not self._is_ready:
                 return self._raise_draw_error()
             yield self._ask(self._take(began))
 
@@ -147,14 +152,23 @@ class Feeding:
     def _can_go_on(self, under_way: Sequence[_UnderWay]) -> bool:
         failed = any(one.error is not None for one in under_way)
         first_is_there = bool(under_way) and under_way[0].outcome is not None
-        all_is_done = self._drawn and self._ready is None and not under_way
+        all_is_done = self._all_is_taken and not under_way
         return failed or first_is_there or all_is_done or self._can_ask(under_way)
 
     def _can_ask(self, under_way: Sequence[_UnderWay]) -> bool:
         at_once = max(1, self._engine.batches_at_once)
         asking = sum(one.outcome is None for one in under_way)
         has_place = asking < at_once and len(under_way) < at_once * _KEPT_PER_PLACE
-        return has_place and self._ready is not None
+        return has_place and self._is_ready
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether the next batch in order can be asked about."""
+        return self._taken in self._prepared
+
+    @property
+    def _all_is_taken(self) -> bool:
+        return self._all_drawn and self._taken == self._drawn
 
     def _start(self, name: str, run: Callable[[], None]) -> None:
         # Daemons: an interrupt while they are waited for must not keep the process from ending.
@@ -162,34 +176,54 @@ class Feeding:
         self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
 
-    def _draw(self, batches: Iterable[Sequence[LoadedProperty]]) -> None:
-        """Have a batch ready, always: drawn and prepared while the one before is with the engine."""
-        try:
-            for loaded in batches:
-                drawn_at = self._clock()
-                self._prepare(loaded)
-                with self._changed:
-                    self.spent.decoding += sum(one.seconds for one in loaded)
-                    self.spent.preparing += self._clock() - drawn_at
-                    self._ready = _Ready(loaded, drawn_at)
-                    del loaded  # Who takes it alone decides how long the pixels stay.
-                    self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._ready is None or self._stopped)
-                    if self._stopped:
-                        return
-        except BaseException as error:
-            self._draw_error = error
-        finally:
-            with self._changed:
-                self._drawn = True
-                self._changed.notify_all()
-
-    def _prepare(self, loaded: Sequence[LoadedProperty]) -> None:
-        shown = [one for one in loaded if one.images]
-        if shown:
+    def _prepare_ahead(self, source: Iterator[Sequence[LoadedProperty]]) -> None:
+        """Draw batches and prepare them, beside other threads that do, until there are no more."""
+        while (drawn := self._draw(source)) is not None:
+            number, loaded = drawn
+            del drawn  # Who takes a batch alone decides how long its pixels stay.
+            began = self._clock()
+            shown = [one for one in loaded if one.images]
             # What is wrong with a batch shows again when it is asked, where the ladder decides about it.
             with contextlib.suppress(Exception):
-                self._engine.prepare(shown, attempt=self._settings.first_attempt)
+                if shown:
+                    self._engine.prepare(shown, attempt=self._settings.first_attempt)
+            del shown
+            with self._changed:
+                self.spent.decoding += sum(one.seconds for one in loaded)
+                self.spent.preparing += self._clock() - began
+                self._prepared[number] = _Prepared(loaded, began)
+                del loaded
+                self._changed.notify_all()
+
+    def _draw(
+        self, source: Iterator[Sequence[LoadedProperty]]
+    ) -> tuple[int, Sequence[LoadedProperty]] | None:
+        """The next batch with its number, when there is room for it; None where there is none."""
+        with self._drawing:
+            with self._changed:
+                self._changed.wait_for(self._has_room_ahead)
+                if self._stopped or self._all_drawn:
+                    return None
+            loaded: Sequence[LoadedProperty] | None = None
+            error: BaseException | None = None
+            try:
+                loaded = next(source, None)
+            except BaseException as raised:
+                error = raised
+            with self._changed:
+                if loaded is None:
+                    self._all_drawn, self._draw_error = True, error
+                    self._changed.notify_all()
+                    return None
+                number = self._drawn
+                self._drawn += 1
+                self._pixels_ahead += _pixels(loaded)
+                return number, loaded
+
+    def _has_room_ahead(self) -> bool:
+        ahead = self._drawn - self._taken
+        fits = ahead < self._engine.prepares_at_once and self._pixels_ahead < PIXELS_AHEAD
+        return self._stopped or self._all_drawn or not ahead or fits
 
     def _raise_draw_error(self) -> None:
         if self._draw_error is not None:
@@ -198,8 +232,9 @@ class Feeding:
     def _take(self, began: float) -> Sequence[LoadedProperty]:
         """The batch that is ready, for which the caller has waited since ``began``."""
         with self._changed:
-            assert self._ready is not None
-            ready, self._ready = self._ready, None
+            ready = self._prepared.pop(self._taken)
+            self._taken += 1
+            self._pixels_ahead -= _pixels(ready.loaded)
             if not self._asking:
                 since, now = max(began, self._turned), self._clock()
                 decode = min(max(ready.drawn_at - since, 0.0), now - since)
@@ -239,7 +274,7 @@ class Feeding:
 
 
 @dataclass(frozen=True)
-class _Ready:
+class _Prepared:
     """A batch that may be asked about. drawn_at: when its images were decoded."""
 
     loaded: Sequence[LoadedProperty]
@@ -252,3 +287,7 @@ class _UnderWay:
 
     outcome: DescribedBatch | None = None
     error: BaseException | None = None
+
+
+def _pixels(loaded: Sequence[LoadedProperty]) -> int:
+    return sum(image.shape[0] * image.shape[1] for one in loaded for image in one.images)

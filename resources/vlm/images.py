@@ -45,6 +45,10 @@ MAX_FILE_BYTES: Final = 512 << 20
 MAX_SOURCE_PIXELS: Final = 178_956_970
 """Largest width times height that is decoded: the size at which Pillow itself refuses to open a file."""
 
+PIXELS_AHEAD: Final = 256_000_000
+"""Pixels that wait for the model, from which on no further batch is begun, at each stage before it: 768 MB as
+RGB, and some 330,000 vision tokens of 28 x 28 pixels."""
+
 FORMATS: Final = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000", "MPO", "TGA", "ICO")
 """What is read. Left out on purpose: what runs a program (EPS starts Ghostscript) and what is no picture."""
 

@@ -6,12 +6,14 @@ is asked for. What does not: when that happens (feeding.py), and the model (tran
 
 from __future__ import annotations
 
+import copy
 import operator
 import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
     from resources.vlm.engine import Attempt
     from resources.vlm.images import LoadedProperty
     from resources.vlm.prompt import Prompt
-
-_BATCHES_AHEAD: Final = 2
-"""Batches whose tensors are kept: the one that is being asked about, in parts perhaps, and the next."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +37,29 @@ class ModelInputs:
 
 
 class InputPreparation:
-    """Turns batches into tensors, in any thread; one at a time, because a processor serves one at a time.
+    """Turns batches into tensors, ``at_once`` of them at a time, in any threads.
 
-    processor: used here and nowhere else: a tokenizer that two threads use at once refuses one of them.
+    Most of it is resizing and arithmetic, for which Pillow and NumPy let go of the interpreter's lock. Each
+    thread has a copy of the processor: a tokenizer that two use at once refuses one of them.
+
     dtype: of floating-point tensors. pinned: in memory from which a GPU copies by itself.
     """
 
-    def __init__(self, processor: Any, prompt: Prompt, *, dtype: torch.dtype, pinned: bool) -> None:
-        self._processor = processor
+    def __init__(
+        self, processor: Any, prompt: Prompt, *, at_once: int, dtype: torch.dtype, pinned: bool
+    ) -> None:
         self._prompt = prompt
         self._dtype = dtype
         self._pinned = pinned
-        self._processing = threading.Lock()
+        self._processors: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(at_once):
+            self._processors.put(copy.deepcopy(processor))
         self._guard = threading.Lock()
-        self._ahead: deque[list[_Prepared]] = deque(maxlen=_BATCHES_AHEAD)
+        # Of the batch that is asked about, perhaps in parts, and of those ahead of it.
+        self._ahead: deque[list[_Prepared]] = deque(maxlen=1 + at_once)
 
     def prepare(self, chunks: Sequence[Sequence[LoadedProperty]], attempt: Attempt) -> None:
-        """Prepare the parts of a batch; each is kept until it is taken, or two newer batches are prepared."""
+        """Prepare the parts of a batch; each is kept until it is taken, or newer batches have come."""
         parts = [_Prepared(chunk, attempt, self._inputs(chunk, attempt)) for chunk in chunks]
         with self._guard:
             self._ahead.append(parts)
@@ -78,8 +83,9 @@ class InputPreparation:
             ]
             content.append({"type": "text", "text": self._prompt.text})
             conversations.append([{"role": "user", "content": content}])
-        with self._processing:
-            tensors = self._processor.apply_chat_template(
+        processor = self._processors.get()
+        try:
+            tensors = processor.apply_chat_template(
                 conversations,
                 add_generation_prompt=True,
                 tokenize=True,
@@ -87,6 +93,8 @@ class InputPreparation:
                 return_tensors="pt",
                 processor_kwargs={"padding": True, "padding_side": "left"},
             )
+        finally:
+            self._processors.put(processor)
         prompt_tokens = tensors["attention_mask"].sum(dim=1).tolist()
         tensors = tensors.to("cpu", self._dtype)
         if self._pinned:

@@ -7,8 +7,8 @@ tokens (greedy_decoding.py, guided.py), retries (ladder.py).
 
 from __future__ import annotations
 
-import copy
 import gc
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 _LOST = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "NCCL error", "device-side assert")
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory")
+
+
+_MOST_PREPARE = 4
+"""Threads that run the processor beside a GPU. 80 images of a megapixel are 7 to 20 s of work for one."""
 
 
 class AnswerGrammar(Protocol):
@@ -105,9 +109,14 @@ class TransformersEngine:
 
         self.largest_batch: int | None = None
         self._device = device
-        self._inputs = InputPreparation(processor, prompt, dtype=model.dtype, pinned=device == "cuda")
-        # The processor's own is in use in another thread while answers are read here.
-        self._tokenizer = copy.deepcopy(processor.tokenizer)
+        # On a CPU, more threads would take from the model what they prepare for it.
+        self.prepares_at_once = (
+            min(_MOST_PREPARE, max(1, (os.cpu_count() or 1) // 4)) if device == "cuda" else 1
+        )
+        self._inputs = InputPreparation(
+            processor, prompt, at_once=self.prepares_at_once, dtype=model.dtype, pinned=device == "cuda"
+        )
+        self._tokenizer = processor.tokenizer
         self._model = model
         self._grammar = grammar
         self._stop_token_ids = _stop_token_ids(model, self._tokenizer)

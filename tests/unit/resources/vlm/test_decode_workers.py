@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from resources.vlm.decode_workers import DecodeWorkers, DecodeWorkersError
-from resources.vlm.images import LoadedProperty, PropertyJob
+from resources.vlm.images import PIXELS_AHEAD, LoadedProperty, PropertyJob
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,10 @@ def test_odd_names_reach_the_worker_unchanged(workers, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("prefetch_batches", [0, 2])
-def test_the_plan_is_drawn_from_no_further_than_the_prefetch(prefetch_batches, folder):
+@pytest.mark.parametrize(
+    ("prefetch_batches", "max_pixels", "ahead"), [(0, 100, 0), (2, 100, 2), (2, PIXELS_AHEAD, 0)]
+)
+def test_the_plan_is_drawn_from_no_further_than_the_prefetch(prefetch_batches, max_pixels, ahead, folder):
     """Guards: memory does not grow with the partition: one batch in hand and the prefetch, no more."""
     drawn = 0
 
@@ -125,9 +127,11 @@ def test_the_plan_is_drawn_from_no_further_than_the_prefetch(prefetch_batches, f
             drawn += 1
             yield batch
 
-    with DecodeWorkers(workers=1, prefetch_batches=prefetch_batches, max_pixels=100, max_images=1) as workers:
+    with DecodeWorkers(
+        workers=1, prefetch_batches=prefetch_batches, max_pixels=max_pixels, max_images=1
+    ) as workers:
         for number, _ in enumerate(workers.feed(plan()), start=1):
-            assert drawn == min(6, number + prefetch_batches)
+            assert drawn == min(6, number + ahead)
 
 
 def test_a_feed_left_early_leaves_nothing_for_the_next(folder, expected):

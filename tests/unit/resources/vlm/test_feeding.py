@@ -36,6 +36,7 @@ class Engine:
 
     def __init__(self, at_once):
         self.batches_at_once = at_once
+        self.prepares_at_once = 1
         self.before = lambda name: None
         self.asked = []
         self.prepared = {}
@@ -100,10 +101,11 @@ def timeless(described):
     return [vars(one) | {"seconds": None} for one in described]
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 20])
-def test_rows_do_not_depend_on_the_batches_at_once(batches, at_once):
+@pytest.mark.parametrize(("at_once", "prepares"), [(1, 1), (1, 3), (2, 1), (3, 2), (20, 9)])
+def test_rows_do_not_depend_on_the_batches_at_once(batches, at_once, prepares):
     """The rows are those of asking batch by batch, in that order, and no more is under way than is taken."""
     engine = Engine(at_once)
+    engine.prepares_at_once = prepares
     expected = [timeless(describe_batch(Engine(1), SCHEMA, batch, SETTINGS)) for batch in batches]
     assert [timeless(batch) for batch in fed(engine, batches)] == expected
     assert engine.most <= at_once
@@ -139,6 +141,41 @@ def test_the_next_batch_is_prepared_beside_the_model(batches, at_once):
 
     engine.before = before
     assert len(fed(engine, batches)) == len(batches)
+
+
+def test_several_batches_are_prepared_at_once(batches):
+    """Where an engine prepares three batches at once, the third is not kept waiting by the first."""
+    engine = Engine(1)
+    engine.prepares_at_once = 3
+    third = threading.Event()
+
+    def prepare(batch, attempt):
+        if batch[0].property_id == "0a":
+            assert third.wait(PATIENCE)
+        if batch[0].property_id == "2a":
+            third.set()
+
+    engine.prepare = prepare
+    assert len(fed(engine, batches)) == len(batches)
+    assert third.is_set()
+
+
+def test_no_more_pixels_are_ahead_than_fit(batches, monkeypatch):
+    """Large batches are prepared one ahead, however many the engine would take."""
+    monkeypatch.setattr("resources.vlm.feeding.PIXELS_AHEAD", 1)
+    engine = Engine(1)
+    engine.prepares_at_once = 3
+    drawn = []
+
+    def source():
+        for number, batch in enumerate(batches):
+            drawn.append(number)
+            yield batch
+
+    with Feeding(engine, SCHEMA, SETTINGS, end_batches=lambda: None) as feeding:
+        for number, _ in enumerate(feeding.described(source())):
+            assert drawn[-1] <= number + 2
+    assert drawn == list(range(8))
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

@@ -175,13 +175,15 @@ def test_lost_device(engine, batch, monkeypatch, error):
 @pytest.fixture
 def processed(engine, monkeypatch):
     """The number of properties in each call of the processor."""
-    template, sizes = engine._inputs._processor.apply_chat_template, []
+    processor = engine._inputs._processors.get()
+    engine._inputs._processors.put(processor)
+    template, sizes = processor.apply_chat_template, []
 
     def counted(conversations, **arguments):
         sizes.append(len(conversations))
         return template(conversations, **arguments)
 
-    monkeypatch.setattr(engine._inputs._processor, "apply_chat_template", counted)
+    monkeypatch.setattr(processor, "apply_chat_template", counted)
     return sizes
 
 
