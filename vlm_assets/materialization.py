@@ -244,7 +244,7 @@ def _verify(
                 allow_retries=False,
             ) from error
         said = " ".join((said, *restored.notes))
-    _finish_retirement(published, record, partition)
+    _finish_retirement(record, partition, steps)
     context.log.info(f"{said} Complete and unchanged: no device was needed.")
     file = published.path(partition.key)
     outcomes = steps.check(file)
@@ -268,13 +268,14 @@ def _damage(published: PublishedPartitions, key: str) -> str:
     return "" if verification.ok else verification.sentence()
 
 
-def _finish_retirement(published: PublishedPartitions, record: PublishedRecord, partition: Partition) -> None:
+def _finish_retirement(record: PublishedRecord, partition: Partition, steps: Steps) -> None:
     """Retire the journal of a published file where a crash came between publication and retirement."""
     generation = str(record.metadata["generation"])
     directory = partition.journal_directory(generation)
     if not directory.is_dir() or clear_retired(directory, partition.high_water_mark(generation)):
         return
-    with partition.open_journal(generation, published.read(partition.key).schema) as journal:
+    # Not the file's schema: parquet gives the elements of a list another name, and that is other work.
+    with partition.open_journal(generation, steps.schema()) as journal:
         journal.retire()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -122,6 +122,7 @@ strikes = st.one_of(
     max_examples=7 * ROUNDS,
     deadline=None,
     database=None,
+    phases=[Phase.generate],  # a case takes seconds, and a failing one has three interruptions at most
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(

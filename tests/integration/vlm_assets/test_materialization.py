@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.gpu.resource import GpuResource
+from resources.journal.journal import Journal
 from resources.published import PublishedPartitions
 from vlm_assets.catalog import Catalog
 
@@ -78,6 +79,28 @@ def test_a_complete_partition_is_verified_and_nothing_changes(desk, no_device):
     assert "No device was needed" in event.metadata["verified"].value
     assert event.metadata["changed"].value is False
     assert all(check.passed for check in again.checks.values())
+
+
+@pytest.mark.parametrize("asset", ["property_descriptions", "property_embeddings"])
+def test_a_death_between_publication_and_retirement_is_finished_without_a_device(
+    desk, no_device, monkeypatch, asset
+):
+    """What is published is complete: the next start retires its journal, computes nothing and says so."""
+    if asset == "property_embeddings":
+        assert desk.materialize().success
+
+    def die(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "retire", die)
+        assert not desk.materialize(asset).success
+    folder = desk.settings.home / asset
+    assert PublishedPartitions(folder).verify(KEY, deep=True).ok
+    assert list(folder.glob(f".journal/{KEY}/*/segment-*"))
+    again = desk.materialize(asset, gpu=no_device)
+    assert again.success, again.failure
+    assert not list(folder.glob(f".journal/{KEY}/*"))
 
 
 def test_a_damaged_file_is_put_back_without_a_device(desk, no_device):
