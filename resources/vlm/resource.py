@@ -35,7 +35,7 @@ class ModelServerChoice(dg.Config):
     url: str | None = Field(None, description="Address of one that runs already, up to /v1.")
     key_variable: str = Field(description="Environment variable with the key of the one at the address.")
     model: str | None = Field(None, description="The model's name at the address.")
-    most_at_once: int = Field(64, description="Requests at once, at most.")
+    most_at_once: int = Field(32, description="Requests at once, at most.")
     token_seconds: float = Field(120.0, description="Seconds without a new token, at most.")
     answer_seconds: float = Field(900.0, description="Seconds for an answer, at most.")
     start_seconds: float = Field(1200.0, description="Seconds in which it must have started.")

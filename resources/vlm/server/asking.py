@@ -72,8 +72,11 @@ class Question:
 
 @dataclass
 class _SoFar:
-    """What one property has been through. life: of the server, in which it was asked last."""
+    """What one property has been through. urls: of its images, once they are encoded. life: of the server, in
+    which it was asked last.
+    """
 
+    urls: Sequence[str] = ()
     tries: int = 0
     busy: int = 0
     deaths: int = 0
@@ -130,25 +133,22 @@ class Asking:
 
     async def answer(self, one: LoadedProperty, attempt: Attempt) -> Answer | EngineError:
         """The answer about one property, or why there is none. Raises EngineLostError and nothing else."""
-        shown = one.images[: attempt.images]
-        urls: list[str] = []
+        so_far = _SoFar()
         try:
-            urls = await self._beside(lambda: self._images.urls(shown))
-            return await self._until_answered(one, urls, attempt)
+            return await self._until_answered(one, attempt, so_far)
         except EngineLostError:
             raise
         except EngineError as error:
             return error
         finally:
-            self._images.forget(urls)
+            self._images.forget(so_far.urls)
 
-    async def _until_answered(self, one: LoadedProperty, urls: Sequence[str], attempt: Attempt) -> Answer:
+    async def _until_answered(self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar) -> Answer:
         import httpx2
 
-        so_far = _SoFar()
         while True:
             try:
-                return await self._ask(one, urls, attempt, so_far)
+                return await self._ask(one, attempt, so_far)
             except FieldRefusedError as refused:
                 self._leave_out(refused)
                 continue
@@ -174,11 +174,13 @@ class Asking:
             else:
                 await self._back_off(so_far.tries, None)
 
-    async def _ask(
-        self, one: LoadedProperty, urls: Sequence[str], attempt: Attempt, so_far: _SoFar
-    ) -> Answer:
+    async def _ask(self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar) -> Answer:
         """Ask once."""
         async with self._slots.slot(alone=so_far.deaths > 0) as slot:
+            if not so_far.urls:
+                # Not before there is leave to ask: encoded images of all that waits would fill the memory.
+                so_far.urls = await self._beside(lambda: self._images.urls(one.images[: attempt.images]))
+            urls = so_far.urls
             without = frozenset(self._without)
             body = await self._beside(lambda: self._body(one, urls, attempt, without))
             so_far.life = self._life.number

@@ -44,7 +44,7 @@ class ServerChoice:
     url: str | None = None
     key: str | None = field(default=None, repr=False)
     model: str | None = None
-    most_at_once: int = 64
+    most_at_once: int = 32
     token_seconds: float = 120.0
     answer_seconds: float = 900.0
     start_seconds: float = 1200.0

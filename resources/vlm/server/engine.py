@@ -43,7 +43,7 @@ class RequestLimits:
     a new token, after which an answer is given up. answer_seconds: for a whole answer.
     """
 
-    most_at_once: int = 64
+    most_at_once: int = 32
     token_seconds: float = 120.0
     answer_seconds: float = 900.0
 
@@ -54,6 +54,8 @@ class ServerEngine:
     The server is this engine's until ``close``, which releases it. model, revision: for the rows. name: the
     model's at the server.
     """
+
+    prepares_at_once = 1
 
     def __init__(
         self,
@@ -90,8 +92,6 @@ class ServerEngine:
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="model-requests", daemon=True)
         self._thread.start()
-
-    prepares_at_once = 1
 
     @property
     def batches_at_once(self) -> int:
