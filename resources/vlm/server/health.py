@@ -12,8 +12,10 @@ LOOK_SECONDS = 10.0
 def trouble(url: str, api_key: str | None, *, seconds: float = LOOK_SECONDS) -> str | None:
     """None where the server at ``url`` (up to ``/v1``) is well and takes the key, else why not.
 
-    Asked are ``/health`` beside ``/v1``, where there is such a page, and ``/v1/models`` with the key: some
-    servers show their health to anyone. Proxies of the environment are not used.
+    Asked are ``/health`` beside ``/v1``, and ``/v1/models`` with the key: health is shown to anyone. Where
+    there is no page of health, the models must be told; else it is enough that the key is taken, for
+    transformers' server fails at the list of models on a machine without a cache of them. Proxies of the
+    environment are not used.
     """
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -21,15 +23,22 @@ def trouble(url: str, api_key: str | None, *, seconds: float = LOOK_SECONDS) -> 
     path = parts.path.rstrip("/")
     try:
         connection = kind(parts.hostname or "", parts.port, timeout=seconds)
+
+        def ask(page: str) -> int:
+            connection.request("GET", page, headers=headers)
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+
         try:
-            for page in (path.removesuffix("/v1") + "/health", path + "/models"):
-                connection.request("GET", page, headers=headers)
-                answer = connection.getresponse()
-                answer.read()
-                if answer.status in (401, 403) and page.endswith("/models"):
-                    return f"it does not take our key ({answer.status})"
-                if answer.status != 200 and (page.endswith("/models") or answer.status >= 500):
-                    return f"{page} answers {answer.status} {answer.reason}"
+            health = ask(path.removesuffix("/v1") + "/health")
+            if health not in (200, 401, 403, 404):
+                return f"it says that it is not well ({health})"
+            models = ask(path + "/models")
+            if refused := {health, models} & {401, 403}:
+                return f"it does not take our key ({max(refused)})"
+            if health == 404 and models != 200:
+                return f"it tells neither its health nor its models ({models})"
         finally:
             connection.close()
     except (OSError, http.client.HTTPException) as error:

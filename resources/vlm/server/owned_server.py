@@ -253,8 +253,8 @@ def server_environment(
 ) -> dict[str, str]:
     """The environment of a server that is pinned to a device. Raises PinnedElsewhereError.
 
-    A whole GPU is named by its number in PCI order where the driver lists it, not by its UUID: vLLM reads
-    the variable as numbers. Settings of this project and of Dagster are left out: some are secret.
+    A whole GPU is named by its number in PCI order where the driver lists it, not by its UUID: vLLM up to
+    0.23 at least reads numbers alone. Settings of this project and of Dagster are left out: some are secret.
     """
     pinned = {
         name: value for name, value in environment.items() if not name.startswith(("VLM_ASSETS_", "DAGSTER_"))

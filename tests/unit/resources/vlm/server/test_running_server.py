@@ -28,7 +28,7 @@ def serve() -> Iterator[Serve]:
     def start(codes: dict[str, int]) -> str:
         class Pages(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                known = self.headers["Authorization"] == "Bearer the-key"
+                known = self.path == "/health" or self.headers["Authorization"] == "Bearer the-key"
                 self.send_response(codes.get(self.path, 404) if known else 401)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -70,10 +70,11 @@ class WaitingClock:
         (WELL, "the-key", None),
         ({"/v1/models": 200}, "the-key", None),
         (WELL, "another", "it does not take our key (401)"),
-        ({"/health": 503, "/v1/models": 200}, "the-key", "/health answers 503 Service Unavailable"),
-        ({"/health": 200}, "the-key", "/v1/models answers 404 Not Found"),
+        ({"/health": 503, "/v1/models": 200}, "the-key", "it says that it is not well (503)"),
+        ({"/health": 200, "/v1/models": 500}, "the-key", None),
+        ({"/v1/models": 500}, "the-key", "it tells neither its health nor its models (500)"),
     ],
-    ids=["well", "no health page", "wrong key", "engine dead", "no models"],
+    ids=["well", "no health page", "wrong key", "engine dead", "no cache of models", "no such server"],
 )
 def test_a_server_is_well_if_it_says_so_and_takes_our_key(
     serve: Serve, codes: dict[str, int], key: str, said: str | None
