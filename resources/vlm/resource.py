@@ -17,11 +17,11 @@ from resources.gpu.devices import Device
 from resources.vlm.model_loading import ModelSource, exact_revision, load_config
 from resources.vlm.prompt import Prompt
 from resources.vlm.schema import DescriptionSchema
-from resources.vlm.server.choice import ServerChoice
 
 if TYPE_CHECKING:
     from resources.vlm.embedder import TextEmbedder
     from resources.vlm.engine import Engine
+    from resources.vlm.server.choice import ServerChoice
 
 
 class ModelServerChoice(dg.Config):
@@ -44,6 +44,8 @@ class ModelServerChoice(dg.Config):
 
     def choice(self) -> ServerChoice:
         """The same, with the key."""
+        from resources.vlm.server.choice import ServerChoice
+
         fields = self.model_dump(exclude={"key_variable"})
         return ServerChoice(**fields, key=os.environ.get(self.key_variable))
 
