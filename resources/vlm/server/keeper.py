@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -51,8 +51,8 @@ class Order:
     pin: dict[str, str]
     url: str
     command: list[str]
-    environment: dict[str, str]
-    key: str
+    environment: dict[str, str] = field(repr=False)
+    key: str = field(repr=False)
     key_variable: str
     start_seconds: float
     idle_seconds: float

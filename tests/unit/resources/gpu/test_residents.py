@@ -5,15 +5,21 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from resources.gpu import residents as module
+from resources.gpu.errors import NoDeviceFreeError
+from resources.gpu.lease_records import LeaseHolder
+from resources.gpu.nvml import GpuReading
 from resources.gpu.residents import ResidentError, ResidentRecord, Residents, end_residents
+from resources.gpu.resource import GpuResource
 from resources.lock_files import taken
 from resources.processes import ProcessIdentity
 
 LOG = logging.getLogger("test_residents")
+HOLDER = LeaseHolder("run", "partition", "step")
 
 
 def record(**changes: object) -> ResidentRecord:
@@ -76,6 +82,38 @@ def test_a_keeper_that_says_nothing_is_an_error_not_an_empty_device(
     finally:
         lock.close()
     assert not residents.make_way("cpu-0", "d", LOG)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"), [("d", None), ("another", "does not end")], ids=["its own", "another's"]
+)
+def test_the_memory_of_its_own_resident_is_not_held_against_a_device(
+    residents: Residents, wanted: str, sentence: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server fills its GPU: who uses it may lease that GPU; for anybody else it must have ended first."""
+    full = GpuReading(0, "GPU-a", "A100", memory_bytes=80 << 30, free_bytes=1 << 30)
+    for where in ("resources.gpu.resource.DriverNvml", "resources.gpu.devices.DriverNvml"):
+        monkeypatch.setattr(where, lambda: SimpleNamespace(readings=lambda: [full]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(module, "_SLACK_SECONDS", 0.0)
+    # This process plays the keeper; told to end, it does not.
+    monkeypatch.setattr(ProcessIdentity, "send", lambda *_: True)
+    record(device="GPU-a", grace_seconds=0.0, state="ready").write(residents.paths("GPU-a").record)
+    lock = taken(residents.paths("GPU-a").keeper)
+    assert lock is not None
+    gpu = GpuResource(
+        leases_directory=str(residents.directory.parent / "leases"), devices="GPU-a", min_free_memory_gib=16.0
+    )
+    try:
+        if sentence is None:
+            gpu.leases(resident=wanted).acquire(HOLDER, wait_seconds=0, log=LOG).release()
+        else:
+            with pytest.raises(NoDeviceFreeError, match=sentence):
+                gpu.leases(resident=wanted).acquire(HOLDER, wait_seconds=0, log=LOG)
+    finally:
+        lock.close()
+    with pytest.raises(NoDeviceFreeError, match=r"16.0 GiB are asked for"):
+        gpu.leases(resident=wanted).acquire(HOLDER, wait_seconds=0, log=LOG)
 
 
 def test_a_home_that_never_had_a_server_is_left_alone(tmp_path: Path) -> None:
