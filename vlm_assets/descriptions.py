@@ -53,6 +53,7 @@ from vlm_assets.partition import Partition
 from vlm_assets.progress import Progress
 from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.settings import Settings
+from vlm_assets.time_spent import WorkTime
 
 ASSET = "property_descriptions"
 
@@ -184,7 +185,7 @@ class DescriptionWork:
         """Describe every property that the journal lacks, and hand it rows a planned batch at a time."""
         batches = self.plan(journal.done_ids)
         clock = time.monotonic
-        longest = 0.0
+        longest = building = 0.0
         images = 0
         warned = False
         guard = AnswerGuard(self.settings.invalid_share_stop)
@@ -202,21 +203,22 @@ class DescriptionWork:
                         progress.warn(advice)
                         warned = True
                     images += sum(one.images_seen for one in described)
-                    journal.submit(self.rows(described, engine, device))
+                    built = clock()
+                    rows = self.rows(described, engine, device)
+                    building += clock() - built
+                    journal.submit(rows)
                     progress.advance(len(described))
                     guard.take(described)
         journal.flush()
-        spent = feeding.spent
         seconds = progress.seconds
+        spent = WorkTime(feeding.spent, engine.seconds, building, journal.commit_wait_seconds, seconds)
         return {
             "device": dg.MetadataValue.text(f"{self.model.device_name(device)} ({device.name})"),
             "properties/s": dg.MetadataValue.float(round(progress.computed / seconds, 3)),
             "images/s": dg.MetadataValue.float(round(images / seconds, 3)),
-            "seconds in model": dg.MetadataValue.float(round(spent.model, 3)),
             "seconds of the longest batch": dg.MetadataValue.float(round(longest, 3)),
-            "seconds waiting for decode": dg.MetadataValue.float(round(spent.waiting_decode, 3)),
-            "seconds waiting for commit": dg.MetadataValue.float(round(journal.commit_wait_seconds, 3)),
             "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
+            **spent.metadata(),
         }
 
     def decode_workers(self) -> DecodeWorkers:

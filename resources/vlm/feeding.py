@@ -43,11 +43,13 @@ class DescribedBatch:
 class TimeSpent:
     """Seconds of a feeding so far.
 
-    model: a batch, at least, was with the engine. While none was: waiting_decode, waiting_preparation. Beside
-    the model, in other processes and threads, summed up: decoding (reading included), preparing.
+    model: a batch, at least, was with the engine; of these seconds the ladder took validating, summed over
+    batches. While none was: waiting_decode, waiting_preparation. Beside the model, in other processes and
+    threads, summed up: decoding (reading included), preparing.
     """
 
     model: float = 0.0
+    validating: float = 0.0
     waiting_decode: float = 0.0
     waiting_preparation: float = 0.0
     decoding: float = 0.0
@@ -249,6 +251,8 @@ class Feeding:
             described = describe_batch(self._engine, self._schema, loaded, self._settings, clock=self._clock)
         finally:
             ended = self._turn(-1)
+        with self._changed:
+            self.spent.validating += max(0.0, ended - began - sum(one.seconds for one in described))
         return DescribedBatch(described, ended - began)
 
     def _turn(self, change: int) -> float:

@@ -42,7 +42,7 @@ def stamps(directory):
 
 
 def test_every_property_of_the_range_comes_out_once_in_order(desk):
-    """One terminal row a property, in the catalogue's order, with a description or a reason."""
+    """One terminal row a property, in the catalogue's order, and beside them where the time went."""
     done = desk.materialize()
     assert done.success, done.failure
     found = rows(desk.file)
@@ -56,6 +56,10 @@ def test_every_property_of_the_range_comes_out_once_in_order(desk):
         assert (row["error_kind"] is not None) == (row["status"] == "failed")
     assert all(check.passed for check in done.checks.values())
     assert {check.partition for check in done.checks.values()} == {KEY}
+    said = done.published[0].metadata
+    spent = {name: said[f"seconds in {name}"].value for name in ("model", "prefill", "generation")}
+    assert spent["model"] >= spent["prefill"] + spent["generation"] > 0
+    assert "| answers (generation) |" in said["where the time went"].value
 
 
 def test_embeddings_follow_the_descriptions_row_for_row(desk):
