@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-_SIGNS = ("cuda error", "cublas_status", "cudnn_status", "nccl", "uncorrectable ecc")
+_SIGNS = ("cuda error", "cublas_status", "cudnn_status", "nccl error", "uncorrectable ecc")
+"""In an error, and in the end of a model server's log, which names NCCL at each start."""
+
 _NOT_ITS_OWN = ("out of memory", "alloc_failed", "device-side assert")
 """Too large a batch, and an index out of range in a model's code, fail on any device."""
 
@@ -21,9 +23,11 @@ def device_failure(error: BaseException) -> str | None:
         plain = text.lower()
         if any(sign in plain for sign in _NOT_ITS_OWN):
             return None
+        lines = text.splitlines()
+        telling = [line for line in lines if any(sign in line.lower() for sign in _SIGNS)]
         # By name: torch is not imported where no model ran.
-        if type(one).__name__ == "AcceleratorError" or any(sign in plain for sign in _SIGNS):
-            return f"{type(one).__name__}: {text.splitlines()[0] if text else ''}"
+        if telling or type(one).__name__ == "AcceleratorError":
+            return f"{type(one).__name__}: {(telling or lines or [''])[0].strip()}"
     return None
 
 

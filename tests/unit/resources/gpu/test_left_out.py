@@ -164,6 +164,8 @@ def test_a_run_that_waits_uses_the_device_that_is_taken_back(tmp_path, none_leas
         (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm"), True),
         (ValueError("the answer is not JSON"), False),
         (MemoryError("CUDA error"), False),
+        (EngineLostError("It is down. Its log:\nvLLM is using nccl==2.27\nunknown option --modle"), False),
+        (EngineLostError("It is down. Its log:\nvLLM is using nccl==2.27\n  CUDA error: ECC"), True),
     ],
 )
 def test_only_a_devices_own_errors_are_held_against_it(error, its_own):
@@ -172,3 +174,9 @@ def test_only_a_devices_own_errors_are_held_against_it(error, its_own):
     wrapped = EngineLostError("given up")
     wrapped.__cause__ = error
     assert (device_failure(wrapped) is not None) is its_own
+
+
+def test_what_a_servers_log_says_of_the_device_is_what_is_told():
+    """Of a long message, the line that speaks of the device is kept."""
+    error = EngineLostError("It is down. Its log:\nloading\n  CUDA error: uncorrectable ECC\nbye")
+    assert device_failure(error) == "EngineLostError: CUDA error: uncorrectable ECC"
