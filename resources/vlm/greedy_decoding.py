@@ -62,7 +62,7 @@ class GreedyDecoding:
             if step == 1:
                 inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **state)
             else:
-                inputs = model.prepare_inputs_for_generation(batch.last, next_sequence_length=1, **state)
+                inputs = model.prepare_inputs_for_generation(batch.computed, next_sequence_length=1, **state)
             outputs = model(**inputs, return_dict=True)
             state = model._update_model_kwargs_for_generation(outputs, state)
             tokens = batch.choose(outputs.logits[:, -1], process)
@@ -96,10 +96,9 @@ class _Batch:
         self._pad_token_id = pad_token_id
 
     @property
-    def last(self) -> torch.Tensor:
-        """The newest tokens [rows, 1] of the rows that the model computes."""
-        newest = self.sequences[:, -1:]
-        return newest if len(self.rows) == len(newest) else newest[self.rows]
+    def computed(self) -> torch.Tensor:
+        """The sequences of the rows that the model computes."""
+        return self.sequences if len(self.rows) == len(self.sequences) else self.sequences[self.rows]
 
     @property
     def is_worth_a_cut(self) -> bool:

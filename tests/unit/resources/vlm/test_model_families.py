@@ -85,7 +85,7 @@ def save_gemma3(folder, tokenizer):
         eoi_token_index=named.convert_tokens_to_ids("<eoi>"),
         mm_tokens_per_image=4,
         vision_config={"model_type": "siglip_vision_model", **VISION},
-        text_config={"head_dim": 12, "sliding_window": 64, **TEXT},
+        text_config={"head_dim": 12, "sliding_window": 32, **TEXT},
     )
     Gemma3ForConditionalGeneration(config).save_pretrained(folder)
     Gemma3Processor(
