@@ -26,7 +26,8 @@ from resources.vlm.schema import DescriptionSchema
 _KEPT_PER_PLACE: Final = 2
 """Batches kept for each that the engine takes at once: for order, finished ones wait behind a slow one."""
 
-_ENDING_SECONDS: Final = 10.0
+_ENDING_SECONDS: Final = 5.0
+"""For all threads together. A processor under way cannot be stopped, and a run that is ended has seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -109,10 +110,13 @@ class Feeding:
             self._end_batches()
         finally:
             self._engine.close()
+        deadline = time.monotonic() + _ENDING_SECONDS
         for thread in self._threads:
-            thread.join(_ENDING_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                _log.warning("Thread %s still waits for the engine; the process goes on.", thread.name)
+                _log.warning(
+                    "Thread %s is still at work; it ends by itself, or with the process.", thread.name
+                )
 
     def described(self, batches: Iterable[Sequence[LoadedProperty]]) -> Iterator[DescribedBatch]:
         """Describe batch after batch, each in the order in which it was given.

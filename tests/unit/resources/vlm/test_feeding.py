@@ -263,6 +263,24 @@ def test_leaving_does_not_wait_for_images(tmp_path):
             raise KeyboardInterrupt
 
 
+def test_leaving_does_not_wait_for_a_processor(batches, monkeypatch):
+    """A processor under way, which nothing can stop, holds up the end of a run no longer than its grace."""
+    monkeypatch.setattr("resources.vlm.feeding._ENDING_SECONDS", 0.0)
+    engine = Engine(1)
+    goes_on = threading.Event()
+    engine.prepare = lambda batch, attempt: goes_on.wait(PATIENCE)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Feeding(engine, SCHEMA, SETTINGS, end_batches=lambda: None) as feeding,
+    ):
+        feeding.described(iter(batches))
+        raise KeyboardInterrupt
+    (ahead,) = (thread for thread in threading.enumerate() if thread.name == "feeding-ahead")
+    goes_on.set()
+    ahead.join()
+    assert not engine.asked
+
+
 def test_where_the_time_went(batches):
     """Waiting for images, waiting for their preparation, and the model's own time are told apart."""
     engine = Engine(1)
