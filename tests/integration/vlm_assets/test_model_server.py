@@ -1,6 +1,9 @@
-"""Describing through a real model server: transformers' own, started, asked, and used again."""
+"""Describing through a real model server: transformers' own, started, asked, used again, and killed."""
 
+import itertools
 import logging
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.gpu.residents import Residents, end_residents
+from resources.vlm.resource import VisionLanguageModel
 from vlm_assets.resource_settings import build_vision_language_model
 
 SECOND = "000000008-000000015"
@@ -26,40 +30,69 @@ def server_desk(desk, monkeypatch, tmp_path):
     end_residents(desk.settings.state_directory, logging.getLogger("test"))
 
 
-def descriptions(file: Path) -> dict[str, dict]:
-    rows = pq.read_table(file).to_pylist()
-    return {row["property_id"]: row for row in rows}
+class KillingModel(VisionLanguageModel):
+    """Kills the server that it asks while the first batch is under way."""
+
+    def load(self, device, *, schema, prompt):
+        engine = super().load(device, schema=schema, prompt=prompt)
+        describe, calls = engine.describe, itertools.count()
+
+        def kill(batch, *, attempt):
+            if next(calls) == 1:
+                os.kill(living(self.server.state_directory).server.pid, signal.SIGKILL)
+            return describe(batch, attempt=attempt)
+
+        engine.describe = kill
+        return engine
 
 
-def test_server_describes_as_the_engine_in_this_process_does(desk, server_desk):
-    """A server that ignores response_format gives the same descriptions, and the next partition adopts it."""
-    served = server_desk.materialize()
-    assert served.success, served.failure
-    rows = descriptions(desk.file)
-    (first,) = Residents(desk.settings.state_directory).living()
-    again = server_desk.materialize(key=SECOND)
-    assert again.success, again.failure
-    (second,) = Residents(desk.settings.state_directory).living()
-    assert first.server == second.server, "a partition is not to pay for loading the model again"
+def living(state_directory):
+    """The one server of a home."""
+    (record,) = Residents(Path(state_directory)).living()
+    return record
 
-    own = desk.materialize(config={"recompute": True})
-    assert own.success, own.failure
-    expected = descriptions(desk.file)
-    assert rows.keys() == expected.keys()
-    assert [row["status"] for row in rows.values()] == [row["status"] for row in expected.values()]
-    assert {row["model_revision"] for row in rows.values()} == {
-        build_vision_language_model(desk.settings).exact_revision()
-    }
-    assert {row["fingerprint"] for row in rows.values()}.isdisjoint(
-        row["fingerprint"] for row in expected.values()
+
+def rows(file: Path) -> dict[str, dict]:
+    return {row["property_id"]: row for row in pq.read_table(file).to_pylist()}
+
+
+@pytest.mark.timeout(600)  # two starts of a server, which a loaded machine makes minutes of
+def test_server_describes_as_the_engine_in_this_process_does(desk, server_desk, caplog):
+    """A server that ignores response_format gives the same descriptions; killed, it costs no property.
+
+    The second partition finds the server of the first one, so that loading a model is not paid again.
+    """
+    state = desk.settings.state_directory
+    done = server_desk.materialize()
+    assert done.success, done.failure
+    served = rows(desk.file)
+    first = living(state)
+
+    killing = KillingModel(**build_vision_language_model(server_desk.settings).model_dump())
+    with caplog.at_level(logging.INFO, "resources.vlm.server"):
+        done = server_desk.materialize(key=SECOND, vision_language_model=killing)
+    assert done.success, done.failure
+    assert "is used again" in caplog.text
+    assert "anew (1 of 3)" in caplog.text
+    assert living(state).server != first.server
+    after_the_kill = rows(desk.file.with_name(f"{SECOND}.parquet"))
+    assert "engine_error" not in {row["error_kind"] for row in after_the_kill.values()}
+
+    done = desk.materialize(config={"recompute": True})
+    assert done.success, done.failure
+    own = rows(desk.file)
+    assert served.keys() == own.keys()
+    assert [row["status"] for row in served.values()] == [row["status"] for row in own.values()]
+    assert {row["model_revision"] for row in served.values()} == {killing.exact_revision()}
+    assert {row["fingerprint"] for row in served.values()}.isdisjoint(
+        row["fingerprint"] for row in own.values()
     )
     pairs = [
-        (value, expected[name]["description"][field])
-        for name, row in rows.items()
-        if row["description"] is not None
+        (value, own[name]["description"][field])
+        for name, row in served.items()
+        if row["status"] == "ok"
         for field, value in row["description"].items()
     ]
-    alike = sum(served == own for served, own in pairs)
     assert len(pairs) > 50
-    assert alike / len(pairs) > 0.9
-    assert all(row["output_tokens"] > 20 for row in rows.values() if row["status"] == "ok")
+    assert sum(one == other for one, other in pairs) / len(pairs) > 0.9
+    assert all(row["output_tokens"] > 20 for row in served.values() if row["status"] == "ok")
