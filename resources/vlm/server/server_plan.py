@@ -18,8 +18,10 @@ HOST = "127.0.0.1"
 VLLM_COMMAND = (
     "vllm serve {model} --revision {revision} --host {host} --port {port}"
     " --gpu-memory-utilization 0.85 --disable-uvicorn-access-log"
+    """ --structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": true}'"""
 )
-"""The rest of the device's memory is for the embedder, which loads beside it in the same run."""
+"""The rest of the device's memory is for the embedder, which loads beside it in the same run. Where the
+grammar allows any whitespace, a model that is unsure fills its answer with it: tried."""
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")  # not the JSON of an option such as '{"image": 12}'
 _PLACEHOLDERS = ("model", "revision", "host", "port")
