@@ -44,7 +44,7 @@ def picture_of(status: Status) -> bytes:
     return progress_picture(
         {
             asset: [
-                Cell(LOOKS[one.state], one.rows / one.expected)
+                Cell(LOOKS[one.state], one.usable_rows / one.expected)
                 for one in status.partitions
                 if one.asset == asset
             ]
@@ -65,7 +65,7 @@ def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
     """What a person wants to know; the numbers are plotted over time."""
     encoded = base64.b64encode(picture_of(status)).decode("ascii")
     described = [one for one in status.partitions if one.asset == status.assets[0]]
-    properties = sum(one.rows for one in described)
+    properties = sum(one.usable_rows for one in described)
     metadata: dict[str, dg.MetadataValue] = {
         "progress": dg.MetadataValue.md(f"![all partitions](data:image/png;base64,{encoded})"),
         "what happens next": dg.MetadataValue.md("\n".join(f"- {step}" for step in status.next_steps)),

@@ -53,8 +53,14 @@ class PartitionStatus:
 
     @property
     def percent(self) -> float:
-        """How much of it is done."""
+        """How much of it is computed."""
         return 100.0 * self.rows / self.expected
+
+    @property
+    def usable_rows(self) -> int:
+        """Rows that count as done: published or on the way there, not those that a check keeps back."""
+        kept_back = self.state not in (State.DONE, State.RUNNING) and self.rows == self.expected
+        return 0 if kept_back else self.rows
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,21 @@ import dagster as dg
 import pytest
 from PIL import Image
 
+from resources.journal.files import make_directory
+from resources.journal.high_water_mark import HighWaterMark, write_mark
 from resources.pause import pause, resume
 from resources.published import PublishedPartitions
 from resources.workers import Workers
 from vlm_assets.catalog import Catalog
-from vlm_assets.dataset_progress import LOOKS, build_dataset_progress, build_progress_sensor
+from vlm_assets.dataset_progress import (
+    LOOKS,
+    build_dataset_progress,
+    build_progress_sensor,
+    progress_metadata,
+)
 from vlm_assets.partition_states import State
 from vlm_assets.settings import Settings, load_settings
+from vlm_assets.status import read_status
 
 
 class Ticks:
@@ -60,6 +68,20 @@ def test_page_has_the_picture_and_the_figures(dataset) -> None:
     assert numbers["hours left"] == 0.0
     assert "| missing | 1 |" in metadata["failed rows by kind"].value
     assert "vlm-assets audit" in metadata["what happens next"].value
+
+
+def test_rows_that_a_check_keeps_back_are_not_counted_as_described(uneven: Settings) -> None:
+    """Three rows are committed, two of them refused: the page does not say that they are there to be used."""
+    for key, rows in (("000000002-000000003", 1), ("000000004-000000005", 2)):
+        path = uneven.state_directory / "high_water_marks" / "property_descriptions" / key / "g.json"
+        make_directory(path.parent)
+        write_mark(path, HighWaterMark(key, "g", rows, rows, 1, None))
+    status = read_status(uneven, Catalog.open(uneven.home))
+    metadata = progress_metadata(status)
+    assert metadata["properties described"].value == 1
+    assert metadata["percent described"].value == 12.5
+    (refused,) = [one for one in status.partitions if one.state is State.REFUSED]
+    assert (refused.percent, refused.usable_rows) == (100.0, 0)
 
 
 def test_every_state_has_a_look() -> None:
