@@ -172,9 +172,9 @@ class Keeper:
         guard.end_descendants()
 
     def _care_for_files(self) -> None:
-        """Write the record again where it was removed, and bound the log."""
+        """Write the record again where it was removed or damaged, and bound the log."""
         with contextlib.suppress(OSError):
-            if not self._paths.record.exists():
+            if ResidentRecord.read(self._paths.record) != self._record:
                 self._say(self._record)
             if self._paths.log.stat().st_size > LOG_BYTES:
                 begin_anew(self._paths.log)

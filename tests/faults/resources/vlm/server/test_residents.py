@@ -348,11 +348,12 @@ def test_a_lessee_gets_the_device_where_its_server_lives_and_ends_others(home: H
         assert gone(before, 0.0)
 
 
-def test_a_record_that_was_removed_is_written_again(home: Home) -> None:
-    """A deleted record does not hide a living server: its keeper writes it again, and it is adopted."""
+def test_a_record_that_was_removed_or_damaged_is_written_again(home: Home) -> None:
+    """A lost record does not hide a living server: its keeper writes it again, and it is adopted."""
     home.start().release()
     before = home.everyone()
-    home.residents.paths(DEVICE.id).record.unlink()
-    server = home.start()
-    assert home.everyone() == before
-    server.release()
+    record = home.residents.paths(DEVICE.id).record
+    for lose in (record.unlink, lambda: record.write_text("{")):
+        lose()
+        home.start().release()
+        assert home.everyone() == before
