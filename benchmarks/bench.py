@@ -1,0 +1,287 @@
+"""This project against a bare loop and against what people would use instead: ``make bench``.
+
+What lives here: the rounds, the figures that are made of them, and the command. What does not: the work
+(bench_task.py), one run (bench_runs.py), the table (bench_report.py), who contends (contenders/).
+
+Each round runs every contender once, in a fresh process, on the same properties, batches, model and
+threads, beginning with another one each time. A ratio compares two runs of one round, so that what else the
+machine does meets both alike. The floor is the faster, by its median, of a bare loop and the same loop with
+one loader process. Steady state: from the end of the first batch until every row is durable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.bench_micro import run_micro
+from benchmarks.bench_report import print_table, say
+from benchmarks.bench_runs import (
+    CHECKOUT,
+    CONTENDERS,
+    FLOOR,
+    Contender,
+    ContenderFailedError,
+    Run,
+    become_subreaper,
+    run_contender,
+    versions_in,
+)
+from benchmarks.bench_task import Workload
+
+WORK: Final = CHECKOUT / "benchmarks" / ".work"
+RESULTS: Final = CHECKOUT / "benchmarks" / "results" / "latest.json"
+PACKAGES: Final = (
+    "torch",
+    "transformers",
+    "xgrammar",
+    "pyarrow",
+    "pillow",
+    "numpy",
+    "dagster",
+    "ray",
+    "daft",
+)
+
+Rounds = list[dict[str, Run]]
+
+
+def main() -> None:
+    """Run the rounds, or the micro-benchmarks, and leave the figures."""
+    arguments = _arguments()
+    if arguments.micro:
+        sys.exit(0 if run_micro(quick=arguments.quick) else 1)
+    wanted = [one for one in CONTENDERS if one.name in arguments.only]
+    become_subreaper()
+    WORK.mkdir(parents=True, exist_ok=True)
+    load_before = os.getloadavg()[0]
+    with _scratch() as folder:
+        say(f"{arguments.properties} properties a run, {arguments.rounds} rounds; preparing ...")
+        workload = Workload.prepare(
+            WORK,
+            folder,
+            properties=arguments.properties,
+            batch=arguments.batch,
+            threads=arguments.threads,
+            seed=arguments.seed,
+        )
+        errors: dict[str, str] = {}
+        if arguments.warm_up:
+            few = Workload.prepare(
+                WORK,
+                folder / "warm-up",
+                properties=arguments.batch,
+                batch=arguments.batch,
+                threads=arguments.threads,
+                seed=arguments.seed,
+            )
+            _round(few, wanted, folder, errors, arguments.limit_seconds, name="warm-up, not counted")
+        rounds = [
+            _round(
+                workload,
+                _rotated(wanted, number),
+                folder,
+                errors,
+                arguments.limit_seconds,
+                name=f"round {number + 1} of {arguments.rounds}",
+            )
+            for number in range(arguments.rounds)
+        ]
+    results = {
+        **_facts(arguments, load_before),
+        **summary(wanted, rounds, errors),
+    }
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    print_table(results)
+    say(f"Figures of every round: {arguments.output}")
+    sys.exit(1 if errors else 0)
+
+
+def summary(wanted: Sequence[Contender], rounds: Rounds, errors: Mapping[str, str]) -> dict[str, Any]:
+    """The figures of each contender, and which form of the loop was the floor."""
+    floor = floor_of(rounds)
+    contenders: dict[str, Any] = {}
+    for one in wanted:
+        runs = {number: found[one.name] for number, found in enumerate(rounds) if one.name in found}
+        if one.name in errors or not runs:
+            contenders[one.name] = {"title": one.title, "error": errors.get(one.name, "no round was run")}
+            continue
+        contenders[one.name] = {"title": one.title, **_figures(runs, rounds, floor)}
+        if one.environment:
+            contenders[one.name]["environment"] = f"benchmarks/environments/{one.environment}.txt"
+        contenders[one.name]["versions"] = versions_in(one, PACKAGES)
+    return {"floor": floor, "contenders": contenders}
+
+
+def floor_of(rounds: Rounds) -> str | None:
+    """The form of the loop with the higher median rate; None where neither ran in every round."""
+    medians = {
+        name: statistics.median(found[name].rate for found in rounds)
+        for name in FLOOR
+        if rounds and all(name in found for found in rounds)
+    }
+    return max(medians, key=medians.__getitem__) if medians else None
+
+
+def _figures(runs: Mapping[int, Run], rounds: Rounds, floor: str | None) -> dict[str, Any]:
+    """Medians under the names of the project's issue, and the least and the most of each as its spread."""
+    columns: dict[str, list[float]] = {
+        "properties_per_second": [run.rate for run in runs.values()],
+        "startup_seconds": [run.startup for run in runs.values()],
+        "peak_rss_mb": [run.rss for run in runs.values()],
+        "peak_pss_mb": [run.pss for run in runs.values()],
+        "seconds_after_the_last_row": [run.ending for run in runs.values()],
+        "whole_seconds": [run.whole for run in runs.values()],
+        "cpu_seconds": [run.cpu for run in runs.values()],
+        "model_process_cpu_ms_per_property": [
+            run.model_cpu for run in runs.values() if run.model_cpu is not None
+        ],
+    }
+    against = [
+        rounds[number]["ours"].rate / run.rate for number, run in runs.items() if "ours" in rounds[number]
+    ]
+    if against:
+        columns["ours_to_this"] = against
+    same: float | None = None
+    if floor is not None:
+        columns["ratio_to_floor"] = [
+            run.rate / rounds[number][floor].rate for number, run in runs.items() if floor in rounds[number]
+        ]
+        number, run = next(iter(runs.items()))
+        yardstick = rounds[number][floor].answers
+        if run.answers.keys() == yardstick.keys():
+            same = sum(run.answers[one] == yardstick[one] for one in yardstick) / len(yardstick)
+        else:
+            same = 0.0
+    return {
+        **{name: round(statistics.median(values), 4) for name, values in columns.items() if values},
+        "spread": {
+            name: [round(min(values), 4), round(max(values), 4)] for name, values in columns.items() if values
+        },
+        "rounds": {name: [round(value, 4) for value in values] for name, values in columns.items()},
+        "same_answers_as_floor": same,
+    }
+
+
+def _round(
+    workload: Workload,
+    order: Sequence[Contender],
+    folder: Path,
+    errors: dict[str, str],
+    limit: float,
+    *,
+    name: str,
+) -> dict[str, Run]:
+    """Each contender once. One that fails is named in ``errors`` and left out of what follows."""
+    say(f"\n{name}; load {os.getloadavg()[0]:.1f}")
+    found: dict[str, Run] = {}
+    for contender in order:
+        if contender.name in errors:
+            continue
+        place = folder / "run"
+        place.mkdir()
+        task, environment = workload.run(place)
+        try:
+            run = run_contender(contender, task, environment, place, seconds=limit)
+        except ContenderFailedError as error:
+            errors[contender.name] = str(error)
+            say(f"  {contender.title}: FAILED: {error}")
+        else:
+            found[contender.name] = run
+            ahead = "" if run.model_cpu is None else f" ({run.model_cpu:.1f} ms a property for the model)"
+            say(
+                f"  {contender.title}: {run.rate:.2f} properties/s, start-up {run.startup:.1f} s,"
+                f" after the last row {run.ending:.1f} s, {run.cpu:.1f} s of CPU{ahead}, {run.rss:.0f} MiB"
+            )
+        shutil.rmtree(place)
+    return found
+
+
+def _rotated(wanted: Sequence[Contender], number: int) -> list[Contender]:
+    start = number % len(wanted)
+    return [*wanted[start:], *wanted[:start]]
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=WORK) as folder:
+        (Path(folder) / "warm-up").mkdir()
+        yield Path(folder)
+
+
+def _facts(arguments: argparse.Namespace, load_before: float) -> dict[str, Any]:
+    model_names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    commit = subprocess.run(
+        ["git", "-C", str(CHECKOUT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": f"make bench ARGS='{' '.join(sys.argv[1:])}'" if sys.argv[1:] else "make bench",
+        "commit": commit.stdout.strip() or None,
+        "seed": arguments.seed,
+        "properties": arguments.properties,
+        "rounds": arguments.rounds,
+        "batch": arguments.batch,
+        "threads": arguments.threads,
+        "machine": {
+            "processor": model_names[0] if model_names else platform.processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+            "nice": os.nice(0),
+            "load_before_and_after": [round(load_before, 2), round(os.getloadavg()[0], 2)],
+        },
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    names = [one.name for one in CONTENDERS]
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__.split("\n")[0])
+    parser.add_argument("--properties", type=int, help="a run (default 480; multiples of the batch)")
+    parser.add_argument("--rounds", type=int, help="(default 5)")
+    parser.add_argument("--quick", action="store_true", help="160 properties, 2 rounds: about 4 minutes")
+    parser.add_argument("--only", help=f"some of {','.join(names)}; the floor is loop and loader")
+    parser.add_argument("--micro", action="store_true", help="the micro-benchmarks and the growth instead")
+    parser.add_argument("--batch", type=int, default=8, help="properties described together")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=max(1, len(os.sched_getaffinity(0)) // 2),
+        help="of torch (default: half of the cores, as a CPU slot of this project has)",
+    )
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--no-warm-up", dest="warm_up", action="store_false", help="no uncounted first round")
+    parser.add_argument("--limit-seconds", type=float, default=600.0, help="a run that takes longer failed")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    arguments.properties = arguments.properties or (160 if arguments.quick else 480)
+    arguments.rounds = arguments.rounds or (2 if arguments.quick else 5)
+    chosen = arguments.only.split(",") if arguments.only else names
+    if unknown := set(chosen) - set(names):
+        parser.error(f"there is no contender {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    if arguments.properties < 2 * arguments.batch:
+        parser.error("the steady state needs two batches of properties at least")
+    arguments.only = chosen
+    return arguments
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The work of ``make bench``: rendered properties, in the order and the batches of this project's own plan.
+
+What lives here: making the images once, the catalogue and Dagster's state that a run of ours starts from, and
+the task of one run. What does not: running anything (bench_runs.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders.task import Task
+from resources.vlm.prompt import build_prompt
+from resources.vlm.schema import load_schema
+from vlm_assets.catalog import Catalog
+from vlm_assets.dagster_home import prepare_dagster_home
+from vlm_assets.demo.example import list_properties, write_example
+from vlm_assets.descriptions import ASSET, DescriptionWork
+from vlm_assets.ingest import ingest
+from vlm_assets.resource_settings import build_vision_language_model
+from vlm_assets.settings import EXAMPLE_MODEL, PREFIX, Settings, load_settings
+
+RENDERED = 240
+"""Properties whose photos are rendered; more of them show the photos of these again."""
+
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "DO_NOT_TRACK": "true",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "DAFT_ANALYTICS_ENABLED": "0",
+    "DAFT_PROGRESS_BAR": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What all runs of a bench are made from. template: a home with its catalogue and Dagster's state."""
+
+    settings: Settings
+    template: Path
+    properties: Path
+    threads: int
+
+    @classmethod
+    def prepare(
+        cls, work: Path, folder: Path, *, properties: int, batch: int, threads: int, seed: int
+    ) -> Workload:
+        """Render what is not there yet (below ``work``, which is kept), and catalogue it below ``folder``."""
+        rendered = min(properties, RENDERED)
+        listing = write_example(work / f"example-{rendered}-{seed}", properties=rendered, seed=seed)
+        shown = [
+            list(one.images) for one in list_properties(properties=rendered, seed=seed) if one.hard is None
+        ]
+        many = listing.with_name(f"{properties}.jsonl")
+        lines = (
+            json.dumps({"property_id": f"p{number:06d}", "images": images}) + "\n"
+            for number, images in zip(range(properties), itertools.cycle(shown), strict=False)
+        )
+        many.write_text("".join(lines))
+        template = folder / "template"
+        ingest(many, template, range_size=properties)
+        # Batches bounded by properties alone, so that those who take the list as it comes make the same ones.
+        settings = load_settings(
+            home=template,
+            model=str(EXAMPLE_MODEL),
+            devices="cpu:1",
+            batch_size=batch,
+            batch_images=batch * load_settings().max_images,
+            seed=seed,
+        )
+        prepare_dagster_home(template / "dagster", catalog_id=Catalog.open(template).catalog_id, slots=1)
+        ordered = folder / "properties.jsonl"
+        ordered.write_text("".join(json.dumps(row) + "\n" for row in _in_order_of_the_plan(settings)))
+        return cls(settings, template, ordered, threads)
+
+    def run(self, folder: Path) -> tuple[Task, dict[str, str]]:
+        """A new task and its environment, below an empty folder."""
+        home = folder / "home"
+        shutil.copytree(self.template, home)
+        settings = self.settings
+        schema = load_schema(settings.description_schema)
+        task = Task(
+            properties=str(self.properties),
+            output=str(home / ASSET),
+            marks=str(folder / "marks.jsonl"),
+            model=settings.model,
+            prompt=build_prompt(schema, settings.prompt).text,
+            description_schema=settings.description_schema,
+            batch=settings.batch_size,
+            max_new_tokens=settings.max_new_tokens,
+            max_images=settings.max_images,
+            max_pixels=settings.max_pixels,
+            threads=self.threads,
+            cores=len(os.sched_getaffinity(0)),
+        )
+        Path(task.output).mkdir(exist_ok=True)
+        return task, self._environment(home)
+
+    def _environment(self, home: Path) -> dict[str, str]:
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith((PREFIX, "RAY_", "DAFT_", "DAGSTER_", "OMP_", "MKL_"))
+            and name not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
+        }
+        chosen: Mapping[str, Any] = {
+            "home": home,
+            "model": self.settings.model,
+            "devices": self.settings.devices,
+            "batch_size": self.settings.batch_size,
+            "batch_images": self.settings.batch_images,
+            "seed": self.settings.seed,
+        }
+        return {
+            **inherited,
+            **_OFFLINE,
+            **{PREFIX + name.upper(): str(value) for name, value in chosen.items()},
+            "DAGSTER_HOME": str(home / "dagster"),
+            "OMP_NUM_THREADS": str(self.threads),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+
+
+def _in_order_of_the_plan(settings: Settings) -> list[dict[str, Any]]:
+    catalog = Catalog.open(settings.home)
+    (only,) = catalog.ranges
+    work = DescriptionWork.of(settings, catalog, only, build_vision_language_model(settings))
+    return [
+        {
+            "property_id": planned.property_id,
+            "ordinal": planned.ordinal,
+            "images": [str(catalog.image_path(uri)) for uri in work.uris[planned.ordinal]],
+        }
+        for batch in work.plan(frozenset())
+        for planned in batch
+    ]

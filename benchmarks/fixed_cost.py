@@ -1,0 +1,173 @@
+"""What a partition costs however small it is: python -m benchmarks.fixed_cost [--repeat 5] [--profile]
+
+A partition of one property is materialized in a fresh process, as a run does it, on Dagster's state in
+SQLite. CPU seconds of the process and its children, in three parts: imports (outermost ones, wherever they
+happen), loading the model without them, and all else, which is the fixed cost. ``--profile`` lists where the
+last goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RUN = "--run"
+
+
+class CpuClock:
+    """CPU seconds of imports, of loading the model, and of what else was asked to be timed, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._here = threading.local()
+
+    def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, its CPU time in this thread added to ``name``, without what is timed inside of it."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            above = getattr(self._here, "inside", None)
+            if above is not None and above[0] == name:
+                return function(*args, **kwargs)
+            frame: list[Any] = [name, 0.0]
+            self._here.inside = frame
+            began = time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                took = time.thread_time() - began
+                self.seconds[name] = self.seconds.get(name, 0.0) + took - frame[1]
+                self._here.inside = above
+                if above is not None:
+                    above[1] += took
+
+        return timed
+
+    def time_imports(self) -> None:
+        """Time every import from now on, at whatever level of the program it stands."""
+        import importlib
+
+        machinery: Any = importlib._bootstrap  # type: ignore[attr-defined]
+        machinery._find_and_load = self.around("imports", machinery._find_and_load)
+
+
+def main() -> None:
+    """Measure and print one line for each part."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="where the fixed cost goes, after the figures")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        template = _template(Path(folder))
+        measured = [_measure(template, Path(folder), []) for _ in range(arguments.repeat + 1)][1:]
+        for part in measured[0]:
+            values = [one[part] for one in measured]
+            print(
+                f"{part}: median {statistics.median(values):.2f} s of CPU"
+                f" ({min(values):.2f} to {max(values):.2f})"
+            )
+        if arguments.profile:
+            _measure(template, Path(folder), ["--profile"])
+
+
+def _template(folder: Path) -> Path:
+    from vlm_assets.catalog import Catalog
+    from vlm_assets.dagster_home import prepare_dagster_home
+    from vlm_assets.demo.example import write_example
+    from vlm_assets.ingest import ingest
+
+    home = folder / "template"
+    ingest(write_example(folder, properties=1, seed=1), home)
+    prepare_dagster_home(home / "dagster", catalog_id=Catalog.open(home).catalog_id, slots=1)
+    return home
+
+
+def _measure(template: Path, folder: Path, options: list[str]) -> dict[str, float]:
+    home = folder / "home"
+    shutil.copytree(template, home)
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+        "VLM_ASSETS_HOME": str(home),
+        "VLM_ASSETS_DEVICES": "cpu:1",
+        "DAGSTER_HOME": str(home / "dagster"),
+    }
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.fixed_cost", RUN, *options],
+        env=environment,
+        stdout=None if options else subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        check=False,
+        text=True,
+        cwd=Path(__file__).resolve().parent.parent,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the run ended with {done.returncode}: {done.stderr[-2000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    shutil.rmtree(home)
+    if options:
+        return {}
+    timed = json.loads(done.stdout.splitlines()[-1])
+    total = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "all": total,
+        "imports": timed["imports"],
+        "model load": timed["model load"],
+        "fixed cost": total - timed["imports"] - timed["model load"],
+    }
+
+
+def _run(*, profiled: bool) -> None:
+    clock = CpuClock()
+    clock.time_imports()
+
+    import dagster as dg
+
+    from resources.vlm.resource import VisionLanguageModel
+    from vlm_assets.catalog import Catalog
+    from vlm_assets.definitions import defs
+    from vlm_assets.descriptions import ASSET
+    from vlm_assets.settings import current_settings
+
+    load = clock.around("model load", VisionLanguageModel.load)
+    VisionLanguageModel.load = lambda *args, **kwargs: load(*args, **kwargs)  # type: ignore[method-assign]
+    (only,) = Catalog.open(current_settings().home).ranges
+
+    def materialize() -> None:
+        with dg.DagsterInstance.get() as instance:
+            dg.materialize(
+                list(defs.assets or ()),
+                selection=[ASSET],
+                partition_key=only.key,
+                resources=defs.resources,
+                instance=instance,
+            )
+
+    if profiled:
+        import cProfile
+        import pstats
+
+        profile = cProfile.Profile(time.thread_time)
+        profile.runcall(materialize)
+        pstats.Stats(profile).sort_stats("cumulative").print_stats(110)
+    else:
+        materialize()
+        print(json.dumps(clock.seconds))
+
+
+if __name__ == "__main__":
+    if RUN in sys.argv:
+        _run(profiled="--profile" in sys.argv)
+    else:
+        main()
