@@ -30,7 +30,10 @@ NAME = "row_count_drift"
 CHECK = "published_file"
 INTERVAL_SECONDS = 60
 _LOOK_SECONDS = 15.0
-"""Of a tick, for looking; what is left is looked at in the next ticks."""
+"""Of a tick, for looking; what is left is looked at in the next ticks.
+
+One partition is looked at in any case: where a tick starves, a lost snapshot is made anew all the same.
+"""
 _TOLD_AT_ONCE = 200
 """Verdicts between two writes of the snapshot."""
 
@@ -82,6 +85,13 @@ class DriftWatched:
     made_from: Path | None = None
 
 
+@dataclass
+class _Time:
+    """Seconds of a tick that are left for looking, whatever its other parts take."""
+
+    left: float
+
+
 Tell = Callable[[str, str, Verdict, float], None]
 """Says the verdict on an asset's partition, and when it was found (unix seconds): the same where it is said
 again because a tick died before it noted that it was said."""
@@ -103,12 +113,12 @@ class DriftWatcher:
 
         Returns what was found, in sentences.
         """
-        deadline = self.monotonic() + _LOOK_SECONDS
+        time_for_looks = _Time(_LOOK_SECONDS)
         said: list[str] = []
         for watched in self.watched:
             if not watched.keys:
                 continue  # No catalogue yet.
-            said += self._look_at(watched, tell, failing, deadline)
+            said += self._look_at(watched, tell, failing, time_for_looks)
             said += self._tell_foreign(watched)
         return said
 
@@ -117,7 +127,7 @@ class DriftWatcher:
         watched: DriftWatched,
         tell: Tell,
         failing: Callable[[str], Collection[str]],
-        deadline: float,
+        time_for_looks: _Time,
     ) -> list[str]:
         snapshot = Snapshot.read(self.directory / f"{watched.name}.json")
         expectation = watched.expectation()
@@ -130,10 +140,11 @@ class DriftWatcher:
         failed_before = failing(watched.name) if snapshot.is_lost else ()
         said: list[str] = []
         owed: dict[str, Verdict] = {}
-        looked = 0
+        looked = read = 0
         is_cut_short = False
+        began = self.monotonic()
         for key in changed:
-            if self.monotonic() > deadline:
+            if read and self.monotonic() - began > time_for_looks.left:
                 left = len(changed) - looked
                 is_cut_short = True
                 said.insert(0, f"{left} partitions of {watched.name} are looked at next time.")
@@ -143,6 +154,7 @@ class DriftWatcher:
             before = snapshot.partitions.get(key)
             if key in busy:
                 continue
+            read += 1
             if before is not None and before.signature == signature and not before.owed:
                 verdict = watched.look_again(key) if before.kind in (SOUND, STALE) else None
             else:
@@ -159,6 +171,7 @@ class DriftWatcher:
             if len(owed) >= _TOLD_AT_ONCE:
                 said += _tell_owed(watched.name, owed, snapshot, tell)
                 owed = {}
+        time_for_looks.left -= self.monotonic() - began
         said += _tell_owed(watched.name, owed, snapshot, tell)
         # Until all were looked at once, those that are not there still have to be asked about.
         snapshot.is_lost = snapshot.is_lost and is_cut_short

@@ -245,12 +245,21 @@ def test_a_first_look_that_is_cut_short_goes_on(dataset, monkeypatch):
     """A tick has a minute: what it does not reach is looked at by the next ones, absent partitions too."""
     key = dataset.keys[2]
     truncate(dataset.descriptions.path(key))
-    times = iter(range(0, 10_000, 6))
+    times = iter(range(0, 10_000, 10))
     desk = Desk(dataset, monkeypatch)
     object.__setattr__(desk.watcher, "monotonic", lambda: next(times))
     told = [desk.tick() for _ in range(4)]
     assert [one for tick in told for one in tick] == [(ASSET, key, "truncated", "ERROR")]
     assert told[0] == [], "not reached by the first"
+
+
+def test_a_first_look_gets_on_where_a_tick_has_no_time_at_all(dataset, monkeypatch):
+    """On a machine that starves it, one partition a tick of each asset: it comes to its end all the same."""
+    times = iter(range(0, 100_000, 100))
+    desk = Desk(dataset, monkeypatch)
+    object.__setattr__(desk.watcher, "monotonic", lambda: next(times))
+    truncate(dataset.descriptions.path(dataset.keys[2]))
+    assert [len(desk.tick()) for _ in dataset.keys] == [0, 0, 1]
 
 
 def test_what_vanished_with_its_record_is_told(desk, key):
