@@ -38,7 +38,8 @@ class WorkTime:
             "waiting for decode": spent.waiting_decode,
             "waiting for processor": spent.waiting_preparation,
             "waiting for commit": self.commit,
-            "reading and decoding": spent.decoding,
+            "reading images": spent.reading,
+            "decoding images": spent.decoding,
             "in processor": spent.preparing + self.phases.get("processor", 0.0),
         }
         numbers: dict[str, dg.MetadataValue] = {
@@ -66,7 +67,11 @@ class WorkTime:
             "waiting for commit": self.commit,
         }
         parts["else"] = max(0.0, self.total - sum(parts.values()))
-        beside = {"reading and decoding": spent.decoding, "processor": spent.preparing}
+        beside = {
+            "reading images": spent.reading,
+            "decoding images": spent.decoding,
+            "processor": spent.preparing,
+        }
         rows = [
             *(_row(name, seconds, self.total) for name, seconds in parts.items()),
             *(_row(f"*beside it:* {name}", seconds, self.total) for name, seconds in beside.items()),

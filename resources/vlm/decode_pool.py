@@ -24,7 +24,7 @@ from functools import partial
 from typing import Final, Literal
 
 from resources.vlm.images import ImageError
-from resources.vlm.worker_process import DecodeTask, Pixels, WorkerProcess
+from resources.vlm.worker_process import DecodeTask, Pixels, Seconds, WorkerProcess
 
 ATTEMPTS: Final = 3
 """Workers that an image may take down before it is given up."""
@@ -141,7 +141,7 @@ class DecodePool:
                     try:
                         sent = worker.send(task)
                     except ImageError as error:
-                        self._finish(task, error, 0.0)
+                        self._finish(task, error, (0.0, 0.0))
                         continue
                     if not sent:
                         self._put_back(task)
@@ -159,7 +159,7 @@ class DecodePool:
         with self.changed:
             self._pending.extendleft(reversed(tasks))
 
-    def _finish(self, task: DecodeTask, outcome: Pixels | ImageError, seconds: float) -> None:
+    def _finish(self, task: DecodeTask, outcome: Pixels | ImageError, seconds: Seconds) -> None:
         with self.changed:
             if task.abandoned.is_set():
                 return
@@ -230,7 +230,7 @@ class DecodePool:
             self._put_back(task)
             return
         sentence = f"{task.path} was given up after {ATTEMPTS} decode workers; the last one {story}."
-        self._finish(task, ImageError(kind, sentence), 0.0)
+        self._finish(task, ImageError(kind, sentence), (0.0, 0.0))
 
     def _failed_to_start(self, story: str) -> None:
         self._failed_starts += 1

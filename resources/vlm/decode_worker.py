@@ -27,8 +27,8 @@ TASK_LENGTH: Final = struct.Struct("<H")
 LONGEST_TASK: Final = 4096
 """PIPE_BUF on Linux: a shorter write goes into the pipe whole or not at all."""
 
-FRAME: Final = struct.Struct("<BIIdQ")
-"""Before each answer: what it is, width, height, seconds spent on it, bytes that follow."""
+FRAME: Final = struct.Struct("<BIIddQ")
+"""Before each answer: what it is, width, height, seconds of reading and of decoding, bytes that follow."""
 
 READY: Final = 0
 IMAGE: Final = 1
@@ -54,6 +54,24 @@ def encoded_task(path: str) -> bytes:
     return TASK_LENGTH.pack(len(name)) + name
 
 
+class StopWatch:
+    """Tells the reading of an image from its decoding."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._read: float | None = None
+
+    def read(self) -> None:
+        """The file is read."""
+        self._read = time.perf_counter()
+
+    def seconds(self) -> tuple[float, float]:
+        """Seconds of reading and of decoding until now; of a file that could not be read, all are reading."""
+        now = time.perf_counter()
+        read = now if self._read is None else self._read
+        return read - self._started, now - read
+
+
 def main() -> None:
     """Answer until standard input ends or the parent dies."""
     parent, max_pixels = int(sys.argv[1]), int(sys.argv[2])
@@ -64,7 +82,7 @@ def main() -> None:
     # What a library prints must not end up between the pixels.
     answers = os.dup(1)
     os.dup2(2, 1)
-    _write(answers, FRAME.pack(READY, 0, 0, 0.0, 0))
+    _write(answers, FRAME.pack(READY, 0, 0, 0.0, 0.0, 0))
     tasks = sys.stdin.buffer
     while length := tasks.read(TASK_LENGTH.size):
         path = _read_path(tasks, TASK_LENGTH.unpack(length)[0])
@@ -73,15 +91,14 @@ def main() -> None:
 
 
 def _answer(path: Path, max_pixels: int) -> tuple[bytes, bytes]:
-    started = time.perf_counter()
+    watch = StopWatch()
     try:
-        image = load_image(path, max_pixels=max_pixels)
+        image = load_image(path, max_pixels=max_pixels, when_read=watch.read)
         pixels = image.tobytes()
     except ImageError as error:
         text = json.dumps({"kind": error.kind, "error": str(error)}).encode()
-        return FRAME.pack(FAILURE, 0, 0, time.perf_counter() - started, len(text)), text
-    seconds = time.perf_counter() - started
-    return FRAME.pack(IMAGE, image.width, image.height, seconds, len(pixels)), pixels
+        return FRAME.pack(FAILURE, 0, 0, *watch.seconds(), len(text)), text
+    return FRAME.pack(IMAGE, image.width, image.height, *watch.seconds(), len(pixels)), pixels
 
 
 def _read_path(tasks: BinaryIO, length: int) -> Path:

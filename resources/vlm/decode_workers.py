@@ -18,6 +18,7 @@ from typing import Self
 import numpy as np
 
 from resources.vlm.decode_pool import DecodePool, DecodeWorkersError
+from resources.vlm.decode_worker import StopWatch
 from resources.vlm.images import (
     PIXELS_AHEAD,
     ImageError,
@@ -26,7 +27,7 @@ from resources.vlm.images import (
     PropertyJob,
     load_image,
 )
-from resources.vlm.worker_process import DecodeTask, Pixels
+from resources.vlm.worker_process import DecodeTask, Pixels, Seconds
 
 
 class DecodeWorkers:
@@ -157,13 +158,14 @@ class DecodeWorkers:
         tasks = deque(images.first_tasks())
         while tasks:
             task = tasks.popleft()
-            started = time.perf_counter()
+            watch = StopWatch()
             outcome: Pixels | ImageError
             try:
-                outcome = np.array(load_image(Path(task.path), max_pixels=self._max_pixels))
+                image = load_image(Path(task.path), max_pixels=self._max_pixels, when_read=watch.read)
+                outcome = np.array(image)
             except ImageError as error:
                 outcome = error
-            further = task.done(outcome, time.perf_counter() - started)
+            further = task.done(outcome, watch.seconds())
             if further is not None:
                 tasks.append(further)
         return images.loaded()
@@ -183,7 +185,7 @@ class _PropertyImages:
         self.first = min(max_images, len(job.image_paths))
         """Images that are decoded at least."""
         self._outcomes: dict[int, Pixels | ImageError] = {}
-        self._seconds = 0.0
+        self._reading = self._decoding = 0.0
 
     @property
     def complete(self) -> bool:
@@ -201,16 +203,23 @@ class _PropertyImages:
             if isinstance(outcome, ImageError)
         )
         return LoadedProperty(
-            self._job.property_id, self._job.ordinal, images, len(images), failed, self._seconds
+            self._job.property_id,
+            self._job.ordinal,
+            images,
+            len(images),
+            failed,
+            self._reading + self._decoding,
+            self._reading,
         )
 
     def _ask(self) -> DecodeTask:
         index = self._asked
         self._asked += 1
 
-        def done(outcome: Pixels | ImageError, seconds: float) -> DecodeTask | None:
+        def done(outcome: Pixels | ImageError, seconds: Seconds) -> DecodeTask | None:
             self._outcomes[index] = outcome
-            self._seconds += seconds
+            self._reading += seconds[0]
+            self._decoding += seconds[1]
             more = isinstance(outcome, ImageError) and self._asked < len(self._job.image_paths)
             return self._ask() if more else None
 

@@ -46,13 +46,14 @@ class TimeSpent:
 
     model: a batch, at least, was with the engine; of these seconds the ladder took validating, summed over
     batches. While none was: waiting_decode, waiting_preparation. Beside the model, in other processes and
-    threads, summed up: decoding (reading included), preparing.
+    threads, summed up: reading and decoding images, preparing.
     """
 
     model: float = 0.0
     validating: float = 0.0
     waiting_decode: float = 0.0
     waiting_preparation: float = 0.0
+    reading: float = 0.0
     decoding: float = 0.0
     preparing: float = 0.0
 
@@ -195,7 +196,9 @@ class Feeding:
                     self._engine.prepare(shown, attempt=self._settings.first_attempt)
             del shown
             with self._changed:
-                self.spent.decoding += sum(one.seconds for one in loaded)
+                reading = sum(one.reading_seconds for one in loaded)
+                self.spent.reading += reading
+                self.spent.decoding += sum(one.seconds for one in loaded) - reading
                 self.spent.preparing += self._clock() - began
                 self._prepared[number] = _Prepared(loaded, began)
                 del loaded

@@ -13,6 +13,7 @@ import io
 import math
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -111,14 +112,16 @@ class LoadedProperty:
     failed: tuple[ImageFailure, ...]
     seconds: float
     """Seconds of reading and decoding, summed over the images, wherever they ran."""
+    reading_seconds: float = 0.0
+    """Those of them that went into reading files."""
 
 
-def load_image(path: Path, *, max_pixels: int) -> Image.Image:
+def load_image(path: Path, *, max_pixels: int, when_read: Callable[[], None] = lambda: None) -> Image.Image:
     """Read one image: RGB, upright, over white where it is transparent, at most ``max_pixels`` in area.
 
     Never enlarges. Of an animated file the first frame is taken. A JPEG is decoded at a reduced scale where
     that suffices, which saves most of the time that a photograph takes. What is cut short is refused, not
-    filled up with grey.
+    filled up with grey. ``when_read`` is called between reading the file and decoding it.
 
     Raises:
         ImageError: with the kind and a sentence that names the file; nothing else for any content.
@@ -126,6 +129,7 @@ def load_image(path: Path, *, max_pixels: int) -> Image.Image:
     data = b""
     try:
         data = _read_regular_file(path)
+        when_read()
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return _pixels(image, path, max_pixels)
     except ImageError:

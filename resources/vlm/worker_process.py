@@ -30,6 +30,9 @@ from resources.vlm.images import ImageError
 Pixels = npt.NDArray[np.uint8]
 """RGB, of shape (height, width, 3)."""
 
+Seconds = tuple[float, float]
+"""Of reading an image, and of decoding it."""
+
 _SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
 _LAST_WORDS: Final = 2000
 _PIPE_BYTES: Final = 1 << 20
@@ -41,7 +44,7 @@ class DecodeTask:
     """One image to decode."""
 
     path: str
-    done: Callable[[Pixels | ImageError, float], DecodeTask | None]
+    done: Callable[[Pixels | ImageError, Seconds], DecodeTask | None]
     """Called once, in the pool's thread, with the outcome and its seconds; may answer with another task."""
     abandoned: threading.Event
     """Set when nobody wants the outcome any more; ``done`` is not called after that."""
@@ -102,7 +105,7 @@ class WorkerProcess:
         self.queue.append(task)
         return True
 
-    def receive(self) -> Iterator[tuple[DecodeTask, Pixels | ImageError, float]]:
+    def receive(self) -> Iterator[tuple[DecodeTask, Pixels | ImageError, Seconds]]:
         """The answers that are complete by now.
 
         Raises:
@@ -170,7 +173,7 @@ class WorkerProcess:
         self._body = None
 
     def _begin_body(self) -> None:
-        kind, width, height, _, length = FRAME.unpack(self._header)
+        kind, width, height, _, _, length = FRAME.unpack(self._header)
         if kind == IMAGE:
             # Straight into the array that the model will read: no second copy on this side.
             self._body = np.empty((height, width, 3), np.uint8)
@@ -179,16 +182,16 @@ class WorkerProcess:
             self._body = bytearray(length)
             self._space = memoryview(self._body)
 
-    def _answer(self, body: Pixels | bytearray) -> tuple[DecodeTask, Pixels | ImageError, float] | None:
-        kind, _, _, seconds, _ = FRAME.unpack(self._header)
+    def _answer(self, body: Pixels | bytearray) -> tuple[DecodeTask, Pixels | ImageError, Seconds] | None:
+        kind, _, _, reading, decoding, _ = FRAME.unpack(self._header)
         if kind == READY:
             self.ready = True
             return None
         task = self.queue.popleft()
         if isinstance(body, bytearray):
             told = json.loads(body)
-            return task, ImageError(told["kind"], told["error"]), seconds
-        return task, body, seconds
+            return task, ImageError(told["kind"], told["error"]), (reading, decoding)
+        return task, body, (reading, decoding)
 
 
 def _python_path() -> str:

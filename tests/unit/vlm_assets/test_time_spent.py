@@ -4,7 +4,13 @@ from resources.vlm.feeding import TimeSpent
 from vlm_assets.time_spent import WorkTime
 
 SPENT = TimeSpent(
-    model=60.0, validating=1.0, waiting_decode=20.0, waiting_preparation=10.0, decoding=300.0, preparing=90.0
+    model=60.0,
+    validating=1.0,
+    waiting_decode=20.0,
+    waiting_preparation=10.0,
+    reading=50.0,
+    decoding=300.0,
+    preparing=90.0,
 )
 WORK = WorkTime(
     SPENT, {"processor": 4.0, "prefill": 15.0, "generation": 38.0}, rows=2.0, commit=3.0, total=100.0
@@ -30,7 +36,8 @@ def test_each_number_can_be_plotted():
         "seconds waiting for decode": 20.0,
         "seconds waiting for processor": 10.0,
         "seconds waiting for commit": 3.0,
-        "seconds reading and decoding": 300.0,
+        "seconds reading images": 50.0,
+        "seconds decoding images": 300.0,
         "seconds in processor": 94.0,
     }
 
@@ -49,7 +56,8 @@ def test_the_shares_are_those_of_the_whole():
         "rows": "2.0%",
         "waiting for commit": "3.0%",
         "else": "5.0%",
-        "*beside it:* reading and decoding": "300.0%",
+        "*beside it:* reading images": "50.0%",
+        "*beside it:* decoding images": "300.0%",
         "*beside it:* processor": "90.0%",
     }
 
