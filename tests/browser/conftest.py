@@ -125,11 +125,13 @@ def screenshot(
 ) -> Callable[[str], Path]:
     """Takes a screenshot of what stands still, without the folders of this machine."""
     # Stack traces and messages name them, and they are nobody's business.
-    folders = [str(desk.home), str(request.config.rootpath), str(Path(sys.prefix).parent)]
+    known = (desk.home, request.config.rootpath, Path(sys.prefix))
+    folders = list(dict.fromkeys(str(path) for one in known for path in (one, one.resolve())))
 
     def take(name: str) -> Path:
         taken = tmp_path / f"{name}.png"
-        # A dialog fades in, and a spinner turns for ever.
+        # Icons and figures come one by one, a dialog fades in, and a spinner may turn for ever.
+        page.wait_for_load_state("networkidle")
         page.wait_for_function(NOTHING_MOVES)
         page.evaluate(WITHOUT_FOLDERS, folders)
         page.screenshot(path=taken)

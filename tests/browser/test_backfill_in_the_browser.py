@@ -109,6 +109,7 @@ def test_the_alert_of_a_red_partition_leads_to_it(desk, page: Page, picture: Cal
     page.goto(f"/{alert.page}")
     expect(page.get_by_text("Failure", exact=True).first).to_be_visible()
     expect(page.get_by_text(desk.keys[-1]).first).to_be_visible()
+    expect(page.get_by_text("STEP_FAILURE", exact=True).first).to_be_visible()
     picture("alert-link")
 
 
