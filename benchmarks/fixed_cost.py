@@ -1,9 +1,8 @@
-"""What a partition costs however small it is: python -m benchmarks.fixed_cost [--repeat 5] [--profile]
+"""What a partition costs however small it is: python -m benchmarks.fixed_cost [--repeat 5]
 
 A partition of one property is materialized in a fresh process, as a run does it, on Dagster's state in
 SQLite. CPU seconds of the process and its children, in three parts: imports (outermost ones, wherever they
-happen), loading the model without them, and all else, which is the fixed cost. ``--profile`` lists where the
-last goes.
+happen), loading the model without them, and all else, which is the fixed cost. Below it, where that goes.
 """
 
 from __future__ import annotations
@@ -66,19 +65,16 @@ def main() -> None:
     """Measure and print one line for each part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--profile", action="store_true", help="where the fixed cost goes, after the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         template = _template(Path(folder))
-        measured = [_measure(template, Path(folder), []) for _ in range(arguments.repeat + 1)][1:]
+        measured = [_measure(template, Path(folder)) for _ in range(arguments.repeat + 1)][1:]
         for part in measured[0]:
             values = [one[part] for one in measured]
             print(
                 f"{part}: median {statistics.median(values):.2f} s of CPU"
                 f" ({min(values):.2f} to {max(values):.2f})"
             )
-        if arguments.profile:
-            _measure(template, Path(folder), ["--profile"])
 
 
 def _template(folder: Path) -> Path:
@@ -93,7 +89,7 @@ def _template(folder: Path) -> Path:
     return home
 
 
-def _measure(template: Path, folder: Path, options: list[str]) -> dict[str, float]:
+def _measure(template: Path, folder: Path) -> dict[str, float]:
     home = folder / "home"
     shutil.copytree(template, home)
     environment = {
@@ -104,10 +100,9 @@ def _measure(template: Path, folder: Path, options: list[str]) -> dict[str, floa
     }
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.fixed_cost", RUN, *options],
+        [sys.executable, "-m", "benchmarks.fixed_cost", RUN],
         env=environment,
-        stdout=None if options else subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         check=False,
         text=True,
         cwd=Path(__file__).resolve().parent.parent,
@@ -116,58 +111,70 @@ def _measure(template: Path, folder: Path, options: list[str]) -> dict[str, floa
         raise RuntimeError(f"the run ended with {done.returncode}: {done.stderr[-2000:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     shutil.rmtree(home)
-    if options:
-        return {}
-    timed = json.loads(done.stdout.splitlines()[-1])
+    timed: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     total = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    so_far, children = timed.pop("so far"), timed.pop("children")
+    imports, load = timed.pop("imports"), timed.pop("model load")
+    parts = {**timed, "decode workers": children, "ending of the process": total - so_far - children}
+    fixed = total - imports - load
+    parts["all else"] = fixed - sum(parts.values())
     return {
         "all": total,
-        "imports": timed["imports"],
-        "model load": timed["model load"],
-        "fixed cost": total - timed["imports"] - timed["model load"],
+        "imports": imports,
+        "model load": load,
+        "fixed cost": fixed,
+        **{f"  {name}": seconds for name, seconds in parts.items()},
     }
 
 
-def _run(*, profiled: bool) -> None:
+def _run() -> None:
     clock = CpuClock()
     clock.time_imports()
 
     import dagster as dg
 
+    from resources.published import PublishedPartitions
     from resources.vlm.resource import VisionLanguageModel
     from vlm_assets.catalog import Catalog
     from vlm_assets.definitions import defs
-    from vlm_assets.descriptions import ASSET
+    from vlm_assets.descriptions import ASSET, DescriptionWork
     from vlm_assets.settings import current_settings
 
-    load = clock.around("model load", VisionLanguageModel.load)
-    VisionLanguageModel.load = lambda *args, **kwargs: load(*args, **kwargs)  # type: ignore[method-assign]
+    for name, owner, method in (
+        ("model load", VisionLanguageModel, "load"),
+        ("describing", DescriptionWork, "describe"),
+        ("checks", DescriptionWork, "check"),
+        ("page for people", DescriptionWork, "for_people"),
+        ("staging", PublishedPartitions, "stage"),
+        ("publishing", PublishedPartitions, "publish"),
+        ("Dagster's events", dg.DagsterInstance, "handle_new_event"),
+    ):
+        setattr(owner, method, _method(clock.around(name, getattr(owner, method))))
     (only,) = Catalog.open(current_settings().home).ranges
+    with clock.around("Dagster's instance", dg.DagsterInstance.get)() as instance:
+        dg.materialize(
+            list(defs.assets or ()),
+            selection=[ASSET],
+            partition_key=only.key,
+            resources=defs.resources,
+            instance=instance,
+        )
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    children = ended.ru_utime + ended.ru_stime
+    print(json.dumps({**clock.seconds, "so far": time.process_time(), "children": children}))
 
-    def materialize() -> None:
-        with dg.DagsterInstance.get() as instance:
-            dg.materialize(
-                list(defs.assets or ()),
-                selection=[ASSET],
-                partition_key=only.key,
-                resources=defs.resources,
-                instance=instance,
-            )
 
-    if profiled:
-        import cProfile
-        import pstats
+def _method(timed: Callable[..., Any]) -> Callable[..., Any]:
+    """As a function, which a class binds."""
 
-        profile = cProfile.Profile(time.thread_time)
-        profile.runcall(materialize)
-        pstats.Stats(profile).sort_stats("cumulative").print_stats(110)
-    else:
-        materialize()
-        print(json.dumps(clock.seconds))
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return timed(*args, **kwargs)
+
+    return method
 
 
 if __name__ == "__main__":
     if RUN in sys.argv:
-        _run(profiled="--profile" in sys.argv)
+        _run()
     else:
         main()
