@@ -75,7 +75,7 @@ class StopWatch:
 def main() -> None:
     """Answer until standard input ends or the parent dies."""
     parent, max_pixels = int(sys.argv[1]), int(sys.argv[2])
-    _die_with(parent)
+    die_with(parent)
     # A Ctrl-C is for the parent, which commits what is finished and then ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
@@ -111,13 +111,13 @@ def _write(descriptor: int, data: bytes) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel end this process when its parent dies, however it dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # It may have died before we asked.
     if os.getppid() != parent:
-        sys.exit("The process that started this decode worker is gone.")
+        sys.exit("The process that started this worker is gone.")
 
 
 if __name__ == "__main__":

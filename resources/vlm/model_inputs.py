@@ -6,23 +6,53 @@ is asked for. What does not: when that happens (feeding.py), and the model (tran
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import operator
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from PIL import Image
 
+from resources.vlm.preparation_process import PreparationLostError, PreparationProcess
+
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
     from resources.vlm.engine import Attempt
     from resources.vlm.images import LoadedProperty
+    from resources.vlm.model_loading import ModelSource
     from resources.vlm.prompt import Prompt
+
+PREPARED_HERE: Final = 8
+"""Batches before a process is started for them: it costs 4 s of a core, for which a short run has no use."""
+
+_log = logging.getLogger(__name__)
+
+
+def processed(processor: Any, prompt: str, images: Sequence[Sequence[npt.NDArray[np.uint8]]]) -> Any:
+    """A BatchFeature for the images [height, width, 3] of each property, prompts padded on the left."""
+    conversations = []
+    for shown in images:
+        # As PIL images they need no guessing of which axis holds the channels.
+        content: list[dict[str, Any]] = [{"type": "image", "image": Image.fromarray(one)} for one in shown]
+        content.append({"type": "text", "text": prompt})
+        conversations.append([{"role": "user", "content": content}])
+    return processor.apply_chat_template(
+        conversations,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+        processor_kwargs={"padding": True, "padding_side": "left"},
+    )
 
 
 @dataclass(frozen=True)
@@ -42,12 +72,28 @@ class InputPreparation:
     Most of it is resizing and arithmetic, for which Pillow and NumPy let go of the interpreter's lock. Each
     thread has a copy of the processor: a tokenizer that two use at once refuses one of them.
 
-    dtype: of floating-point tensors. pinned: in memory from which a GPU copies by itself.
+    A model on the CPU is mostly Python where it is small: beside it a thread gets no time, and takes the
+    model's. For one of ``elsewhere`` a process prepares, once a run has shown that it lasts.
+
+    dtype: of floating-point tensors. pinned: in memory from which a GPU copies by itself. elsewhere: from
+    where a process loads the processor, None for none; needs ``at_once`` of 1.
     """
 
     def __init__(
-        self, processor: Any, prompt: Prompt, *, at_once: int, dtype: torch.dtype, pinned: bool
+        self,
+        processor: Any,
+        prompt: Prompt,
+        *,
+        at_once: int,
+        dtype: torch.dtype,
+        pinned: bool,
+        elsewhere: ModelSource | None = None,
+        prepared_here: int = PREPARED_HERE,
     ) -> None:
+        self._elsewhere = elsewhere
+        self._left_here = prepared_here
+        self._process: PreparationProcess | None = None
+        self._closed = False
         self._prompt = prompt
         self._dtype = dtype
         self._pinned = pinned
@@ -60,7 +106,8 @@ class InputPreparation:
 
     def prepare(self, chunks: Sequence[Sequence[LoadedProperty]], attempt: Attempt) -> None:
         """Prepare the parts of a batch; each is kept until it is taken, or newer batches have come."""
-        parts = [_Prepared(chunk, attempt, self._inputs(chunk, attempt)) for chunk in chunks]
+        process = self._process_of_a_long_run()
+        parts = [_Prepared(chunk, attempt, self._inputs(chunk, attempt, process)) for chunk in chunks]
         with self._guard:
             self._ahead.append(parts)
 
@@ -74,27 +121,58 @@ class InputPreparation:
                         return part.inputs
         return self._inputs(chunk, attempt)
 
-    def _inputs(self, chunk: Sequence[LoadedProperty], attempt: Attempt) -> ModelInputs:
-        conversations = []
-        for one in chunk:
-            # As PIL images they need no guessing of which axis holds the channels.
-            content: list[dict[str, Any]] = [
-                {"type": "image", "image": Image.fromarray(image)} for image in one.images[: attempt.images]
-            ]
-            content.append({"type": "text", "text": self._prompt.text})
-            conversations.append([{"role": "user", "content": content}])
-        processor = self._processors.get()
+    def close(self) -> None:
+        """End the process, where there is one."""
+        with self._guard:
+            self._closed = True
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+    def _process_of_a_long_run(self) -> PreparationProcess | None:
+        """The process, once it can be asked; started when enough batches were prepared here."""
+        if self._elsewhere is None:
+            return None
+        with self._guard:
+            if self._closed:
+                return None
+            self._left_here -= 1
+            if self._process is None and self._left_here < 0:
+                self._process = PreparationProcess(self._elsewhere, self._prompt.text)
+            process = self._process
         try:
-            tensors = processor.apply_chat_template(
-                conversations,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=True,
-                return_tensors="pt",
-                processor_kwargs={"padding": True, "padding_side": "left"},
-            )
-        finally:
-            self._processors.put(processor)
+            return process if process is not None and process.ready() else None
+        except PreparationLostError as error:
+            self._give_up(process, error)
+            return None
+
+    def _give_up(self, process: PreparationProcess | None, error: PreparationLostError) -> None:
+        """Prepare here from now on: what ends one process may end the next."""
+        with self._guard:
+            closed, self._process, self._elsewhere = self._closed, None, None
+        if process is not None:
+            process.close()
+        if not closed:
+            _log.warning("Inputs of the model are prepared in the run's own process from now on: %s", error)
+
+    def _inputs(
+        self,
+        chunk: Sequence[LoadedProperty],
+        attempt: Attempt,
+        process: PreparationProcess | None = None,
+    ) -> ModelInputs:
+        images = [one.images[: attempt.images] for one in chunk]
+        tensors = None
+        if process is not None:
+            try:
+                tensors = self._made_by(process, images)
+            except PreparationLostError as error:
+                self._give_up(process, error)
+                if self._closed:
+                    raise
+        if tensors is None:
+            with self._a_processor() as processor:
+                tensors = processed(processor, self._prompt.text, images)
         prompt_tokens = tensors["attention_mask"].sum(dim=1).tolist()
         tensors = tensors.to("cpu", self._dtype)
         if self._pinned:
@@ -102,6 +180,20 @@ class InputPreparation:
                 {name: one.pin_memory() for name, one in tensors.items() if hasattr(one, "pin_memory")}
             )
         return ModelInputs(tensors, prompt_tokens)
+
+    def _made_by(self, process: PreparationProcess, images: Sequence[Sequence[npt.NDArray[np.uint8]]]) -> Any:
+        import torch
+        from transformers import BatchFeature
+
+        return BatchFeature({name: torch.from_numpy(one) for name, one in process.arrays(images).items()})
+
+    @contextlib.contextmanager
+    def _a_processor(self) -> Iterator[Any]:
+        processor = self._processors.get()
+        try:
+            yield processor
+        finally:
+            self._processors.put(processor)
 
 
 @dataclass(eq=False)

@@ -78,7 +78,7 @@ class TransformersEngine:
         )
         self.model = source.name
         self.revision = exact_revision(source)
-        self._take(model, processor, grammar, prompt, device)
+        self._take(model, processor, grammar, prompt, device, source)
 
     @classmethod
     def around(
@@ -104,6 +104,7 @@ class TransformersEngine:
         grammar: AnswerGrammar,
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
+        source: ModelSource | None = None,
     ) -> None:
         from transformers import GenerationConfig
 
@@ -114,7 +115,13 @@ class TransformersEngine:
             min(_MOST_PREPARE, max(1, (os.cpu_count() or 1) // 4)) if device == "cuda" else 1
         )
         self._inputs = InputPreparation(
-            processor, prompt, at_once=self.prepares_at_once, dtype=model.dtype, pinned=device == "cuda"
+            processor,
+            prompt,
+            at_once=self.prepares_at_once,
+            dtype=model.dtype,
+            pinned=device == "cuda",
+            # A second core for it, if there is one.
+            elsewhere=source if device == "cpu" and (os.cpu_count() or 1) > 1 else None,
         )
         self._tokenizer = processor.tokenizer
         self._model = model
@@ -163,6 +170,7 @@ class TransformersEngine:
         """Give the model's memory back."""
         import torch
 
+        self._inputs.close()
         del self._model, self._grammar
         gc.collect()
         if self._device == "cuda":

@@ -65,7 +65,7 @@ class WorkerProcess:
             bufsize=0,
             close_fds=True,
             process_group=0,
-            env=os.environ | {"PYTHONPATH": _python_path()},
+            env=os.environ | {"PYTHONPATH": python_path()},
         )
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self._tasks = self.process.stdin.fileno()
@@ -194,7 +194,8 @@ class WorkerProcess:
         return task, body, (reading, decoding)
 
 
-def _python_path() -> str:
+def python_path() -> str:
+    """PYTHONPATH of a worker."""
     # The worker must find these sources wherever the parent was started, without the parent's folder (-P).
     return os.pathsep.join(filter(None, (str(_SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
 
