@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from resources.vlm.model_loading import ModelSource
     from resources.vlm.prompt import Prompt
 
-PREPARED_HERE: Final = 8
+PREPARED_HERE: Final = 4
 """Batches before a process is started for them: it costs 4 s of a core, for which a short run has no use."""
 
 _log = logging.getLogger(__name__)
