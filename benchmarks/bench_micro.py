@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
@@ -76,7 +77,7 @@ def run_micro(*, quick: bool) -> bool:
         results.append(
             {"command": command, "said": lines, "seconds": seconds, "failed": done.returncode != 0}
         )
-        table.add_row(command, "\n".join(lines).replace("[", "("), f"{seconds:.0f}")
+        table.add_row(command, escape("\n".join(lines)), f"{seconds:.0f}")
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     facts = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 _console = Console(soft_wrap=True)
@@ -40,7 +41,7 @@ def print_table(results: Mapping[str, Any]) -> None:
     for name, found in results["contenders"].items():
         title = f"{found['title']} *" if name == results["floor"] else found["title"]
         if "error" in found:
-            table.add_row(title, f"[red]FAILED: {_plain(found['error'])}[/red]")
+            table.add_row(title, f"[red]FAILED: {escape(found['error'])}[/red]")
             continue
         same = found["same_answers_as_floor"]
         table.add_row(
@@ -64,7 +65,3 @@ def print_table(results: Mapping[str, Any]) -> None:
 def _spread(found: Mapping[str, Any], name: str, digits: int) -> str:
     low, high = found["spread"][name]
     return f"{found[name]:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "(")
