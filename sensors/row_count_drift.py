@@ -258,6 +258,9 @@ def evaluation(asset: str, key: str, verdict: Verdict, at: float) -> dg.AssetChe
 def build_row_count_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> dg.SensorDefinition:
     """The sensor. ticks: the folder where each sensor notes that it ticked."""
 
+    # Kept between ticks: a first look takes several, and each asks what fails now.
+    histories = {one.name: PartitionHistory([one.name]) for one in watcher.watched}
+
     @dg.sensor(
         name=NAME,
         minimum_interval_seconds=INTERVAL_SECONDS,
@@ -274,9 +277,8 @@ def build_row_count_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> dg.Se
             report_evaluation(instance, evaluation(asset, key, verdict, at))
 
         def failing(asset: str) -> Collection[str]:
-            history = PartitionHistory([asset])
-            history.look(instance)
-            return history.failing(asset)
+            histories[asset].look(instance)
+            return histories[asset].failing(asset)
 
         said = watcher.look(tell, failing)
         for sentence in said:
