@@ -170,7 +170,7 @@ def test_an_image_that_hangs_each_time_is_given_up(folder):
 def test_a_stopped_worker_is_replaced(folder):
     """Guards: fault 18: a worker that was stopped is ended after the limit and its images are done again."""
     batches = ordinary(folder, 3)
-    with running(1, image_seconds=1.0) as decode:
+    with running(1, image_seconds=4.0) as decode:
         feed = decode.feed(batches)
         seen = [plain(next(feed))]
         stopped = decode.pids
@@ -180,7 +180,7 @@ def test_a_stopped_worker_is_replaced(folder):
             seen += [plain(batch) for batch in feed]
             more = decode.feed(batches)
             assert plain(next(more)) == seen[0]
-            assert gone(10)
+            assert gone(30)
     assert seen == undisturbed(batches)
 
 
