@@ -1,4 +1,4 @@
-"""Feeding an engine: loaded batches in, described batches out in their order, the device never waiting.
+"""Feeding an engine: loaded batches in, described batches out, the device never waiting.
 
 What lives here: preparing the next batch beside the model, keeping as many batches under way as the engine
 takes, and where the time went. What does not: reading and decoding images (``decode_workers``), what becomes
@@ -11,7 +11,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +21,6 @@ from resources.vlm.engine import Engine
 from resources.vlm.images import PIXELS_AHEAD, LoadedProperty
 from resources.vlm.ladder import Described, LadderSettings, describe_batch
 from resources.vlm.schema import DescriptionSchema
-
-_KEPT_PER_PLACE: Final = 2
-"""Batches kept for each that the engine takes at once: for order, finished ones wait behind a slow one."""
 
 _ENDING_SECONDS: Final = 5.0
 """For all threads together. A processor under way cannot be stopped, and a run that is ended has seconds."""
@@ -120,7 +116,7 @@ class Feeding:
                 )
 
     def described(self, batches: Iterable[Sequence[LoadedProperty]]) -> Iterator[DescribedBatch]:
-        """Describe batch after batch, each in the order in which it was given.
+        """Describe batch after batch: in their order where one is asked at once, else each when it is done.
 
         Raises EngineLostError, and what ``batches`` raises, after all that was finished before.
         """
@@ -139,34 +135,32 @@ class Feeding:
             yield self._ask(self._take(began))
 
     def _several_at_once(self) -> Iterator[DescribedBatch]:
-        under_way: deque[_UnderWay] = deque()
+        under_way: list[_UnderWay] = []
         while True:
             began = self._clock()
             with self._changed:
-                self._changed.wait_for(lambda: self._can_go_on(under_way))
-            if any(one.error is not None for one in under_way):
-                yield from [one.outcome for one in under_way if one.outcome is not None]
-                raise next(one.error for one in under_way if one.error is not None)
-            if self._can_ask(under_way):
+                self._changed.wait_for(partial(self._can_go_on, under_way))
+            # How many batches the engine takes may have changed since: what may be done is asked anew.
+            ended = [one for one in under_way if one.has_ended]
+            under_way = [one for one in under_way if one not in ended]
+            if ended:
+                # At once: a batch that waits for a slow one is neither committed nor seen by anybody.
+                yield from (one.outcome for one in ended if one.outcome is not None)
+                for one in ended:
+                    if one.error is not None:
+                        raise one.error
+            elif self._can_ask(under_way):
                 under_way.append(_UnderWay())
                 self._start("feeding-batch", partial(self._ask_apart, under_way[-1], self._take(began)))
-            elif under_way and under_way[0].outcome is not None:
-                yield under_way[0].outcome
-                under_way.popleft()
-            else:
+            elif self._all_is_taken and not under_way:
                 return self._raise_draw_error()
 
     def _can_go_on(self, under_way: Sequence[_UnderWay]) -> bool:
-        failed = any(one.error is not None for one in under_way)
-        first_is_there = bool(under_way) and under_way[0].outcome is not None
         all_is_done = self._all_is_taken and not under_way
-        return failed or first_is_there or all_is_done or self._can_ask(under_way)
+        return any(one.has_ended for one in under_way) or self._can_ask(under_way) or all_is_done
 
     def _can_ask(self, under_way: Sequence[_UnderWay]) -> bool:
-        at_once = max(1, self._engine.batches_at_once)
-        asking = sum(one.outcome is None for one in under_way)
-        has_place = asking < at_once and len(under_way) < at_once * _KEPT_PER_PLACE
-        return has_place and self._is_ready
+        return len(under_way) < max(1, self._engine.batches_at_once) and self._is_ready
 
     @property
     def _is_ready(self) -> bool:
@@ -190,8 +184,9 @@ class Feeding:
             del drawn  # Who takes a batch alone decides how long its pixels stay.
             began = self._clock()
             shown = [one for one in loaded if one.images]
-            # What is wrong with a batch shows again when it is asked, where the ladder decides about it.
-            with contextlib.suppress(Exception):
+            # What is wrong with a batch shows again when it is asked, where the ladder decides about it. All
+            # of it: a panic in a tokenizer is no Exception, and its batch would be waited for for ever.
+            with contextlib.suppress(BaseException):
                 if shown:
                     self._engine.prepare(shown, attempt=self._settings.first_attempt)
             del shown
@@ -298,6 +293,11 @@ class _UnderWay:
 
     outcome: DescribedBatch | None = None
     error: BaseException | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is anything to hand out."""
+        return self.outcome is not None or self.error is not None
 
 
 def _pixels(loaded: Sequence[LoadedProperty]) -> int:

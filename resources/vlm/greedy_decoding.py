@@ -7,6 +7,7 @@ Without a cut it chooses what transformers' own greedy loop chooses, token for t
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,9 @@ _PER_ROW: Final = frozenset(
 
 _OF_THE_PROMPT: Final = ("pixel_", "image_", "video_", "spatial_", "mm_encoder_")
 """How the names begin of what only the first step looks at."""
+
+_OF_EACH_STEP: Final = frozenset({"image_attention_mask", "image_hidden_states"})
+"""What is called like that and looked at in each step all the same, by the first Idefics."""
 
 
 class GreedyDecoding:
@@ -58,27 +62,33 @@ class GreedyDecoding:
         del arguments["stopping_criteria"], arguments["generation_config"]
         state: dict[str, Any] = arguments
         batch = _Batch(input_ids, self._pad_token_id)
-        for step in range(1, max(self._limits) + 1):
-            if step == 1:
-                inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **state)
-            else:
-                inputs = model.prepare_inputs_for_generation(batch.computed, next_sequence_length=1, **state)
-            outputs = model(**inputs, return_dict=True)
-            state = model._update_model_kwargs_for_generation(outputs, state)
-            tokens = batch.choose(outputs.logits[:, -1], process)
-            del outputs  # The logits of a whole prompt are large where a model computes them all.
-            if step == 1:
-                self.prefill_seconds = self._clock() - began
-            ended = [
-                row
-                for row, token in zip(batch.open, tokens, strict=True)
-                if token in self._stop_token_ids or step == self._limits[row]
-            ]
-            batch.end(ended)
-            if not batch.open:
-                break
-            if batch.is_worth_a_cut and _can_cut(state, len(batch.rows)):
-                _cut(state, batch.cut())
+        with contextlib.ExitStack() as decode:
+            for step in range(1, max(self._limits) + 1):
+                if step == 2:
+                    # As transformers' own loop: on a GPU experts are computed otherwise from here on.
+                    decode.enter_context(model._optimize_model_for_decode())
+                if step == 1:
+                    inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **state)
+                else:
+                    inputs = model.prepare_inputs_for_generation(
+                        batch.computed, next_sequence_length=1, **state
+                    )
+                outputs = model(**inputs, return_dict=True)
+                state = model._update_model_kwargs_for_generation(outputs, state)
+                tokens = batch.choose(outputs.logits[:, -1], process)
+                del outputs  # The logits of a whole prompt are large where a model computes them all.
+                if step == 1:
+                    self.prefill_seconds = self._clock() - began
+                ended = [
+                    row
+                    for row, token in zip(batch.open, tokens, strict=True)
+                    if token in self._stop_token_ids or step == self._limits[row]
+                ]
+                batch.end(ended)
+                if not batch.open:
+                    break
+                if batch.is_worth_a_cut and _can_cut(state, len(batch.rows)):
+                    _cut(state, batch.cut())
         self.generation_seconds = self._clock() - began - self.prefill_seconds
         return batch.sequences
 
@@ -152,7 +162,7 @@ def _can_cut(state: Mapping[str, Any], rows: int) -> bool:
         if name in _PER_ROW and isinstance(value, torch.Tensor):
             if value.shape[-2] not in (1, rows):
                 return False
-        elif not name.startswith(_OF_THE_PROMPT):
+        elif name in _OF_EACH_STEP or not name.startswith(_OF_THE_PROMPT):
             return False
     return True
 

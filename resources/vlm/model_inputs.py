@@ -98,7 +98,8 @@ class InputPreparation:
         self._dtype = dtype
         self._pinned = pinned
         self._processors: SimpleQueue[Any] = SimpleQueue()
-        for _ in range(at_once):
+        # One more: what is asked again does not wait for what is prepared ahead.
+        for _ in range(at_once + 1):
             self._processors.put(copy.deepcopy(processor))
         self._guard = threading.Lock()
         # Of the batch that is asked about, perhaps in parts, and of those ahead of it.
@@ -118,6 +119,8 @@ class InputPreparation:
                 for part in parts:
                     if part.is_of(chunk, attempt):
                         parts.remove(part)
+                        if not parts:
+                            self._ahead.remove(parts)  # its place is another batch's
                         return part.inputs
         return self._inputs(chunk, attempt)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from resources.vlm.model_loading import ModelSource
 
 _BATCH_SECONDS: Final = 120.0
+_ENDING_SECONDS: Final = 2.0
 
 
 class PreparationLostError(RuntimeError):
@@ -98,7 +99,9 @@ class PreparationProcess:
     def close(self) -> None:
         """End it, at work or not, from any thread; who waits for an answer is told that it is lost."""
         self._process.kill()
-        self._process.wait()
+        # Where it reads from storage that hangs, it ends when that does.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDING_SECONDS)
 
     def _receive(self) -> Any:
         try:

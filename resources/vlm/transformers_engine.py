@@ -273,7 +273,8 @@ def _takes_a_decoding(model: Any) -> bool:
     """Whether answers are decoded by our own loop: not by a model that brings a way of its own."""
     from transformers import GenerationMixin
 
-    ours = type(model).generate is GenerationMixin.generate and type(model)._sample is GenerationMixin._sample
+    steps = ("generate", "_sample", "_prefill")
+    ours = all(getattr(type(model), step) is getattr(GenerationMixin, step) for step in steps)
     return ours and not model.config.is_encoder_decoder
 
 

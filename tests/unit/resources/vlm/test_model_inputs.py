@@ -86,6 +86,23 @@ def test_a_process_that_hangs_is_given_up(working, batches, monkeypatch):
     assert_equal(working.take(batches[1], FIRST), working._inputs(batches[1], FIRST))
 
 
+def test_batches_prepared_out_of_order_are_kept(model_folder, batches):
+    """A batch that was long in preparing is not pushed out by the places of those that were taken."""
+    import torch
+
+    processor = load_processor(ModelSource(str(model_folder)))
+    made = InputPreparation(processor, PROMPT, at_once=2, dtype=torch.float32, pinned=False)
+    for prepared in (1, 0, 2):
+        made.prepare([batches[prepared]], FIRST)
+        if prepared == 0:
+            made.take(batches[0], FIRST)
+            made.take(batches[1], FIRST)
+    made.prepare([batches[3]], FIRST)
+    made._processors = None
+    assert made.take(batches[2], FIRST).prompt_tokens
+    assert made.take(batches[3], FIRST).prompt_tokens
+
+
 def test_a_short_run_starts_no_process(model_folder, batches):
     """What would cost more than it saves is not begun."""
     import torch

@@ -7,6 +7,7 @@ from typing import Literal
 import pydantic
 import pytest
 
+from resources.vlm import model_inputs
 from resources.vlm.engine import Attempt, EngineLostError, RequestTooLargeError
 from resources.vlm.model_loading import ModelSource, exact_revision
 from resources.vlm.prompt import Prompt
@@ -175,15 +176,14 @@ def test_lost_device(engine, batch, monkeypatch, error):
 @pytest.fixture
 def processed(engine, monkeypatch):
     """The number of properties in each call of the processor."""
-    processor = engine._inputs._processors.get()
-    engine._inputs._processors.put(processor)
-    template, sizes = processor.apply_chat_template, []
+    sizes = []
 
-    def counted(conversations, **arguments):
-        sizes.append(len(conversations))
-        return template(conversations, **arguments)
+    def counted(processor, prompt, images):
+        sizes.append(len(images))
+        return made(processor, prompt, images)
 
-    monkeypatch.setattr(processor, "apply_chat_template", counted)
+    made = model_inputs.processed
+    monkeypatch.setattr(model_inputs, "processed", counted)
     return sizes
 
 
