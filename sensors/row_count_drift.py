@@ -141,18 +141,19 @@ class DriftWatcher:
         said: list[str] = []
         owed: dict[str, Verdict] = {}
         looked = read = 0
-        is_cut_short = False
+        is_incomplete = False
         began = self.monotonic()
         for key in changed:
             if read and self.monotonic() - began > time_for_looks.left:
                 left = len(changed) - looked
-                is_cut_short = True
+                is_incomplete = True
                 said.insert(0, f"{left} partitions of {watched.name} are looked at next time.")
                 break
             looked += 1
             signature = standing.get(key, "")
             before = snapshot.partitions.get(key)
             if key in busy:
+                is_incomplete |= before is None
                 continue
             read += 1
             if before is not None and before.signature == signature and not before.owed:
@@ -160,6 +161,7 @@ class DriftWatcher:
             else:
                 verdict = watched.look(key)
             if verdict is None:
+                is_incomplete |= before is None
                 continue
             seen = Seen(signature, expectation, verdict.kind, before.told if before is not None else "")
             if before is not None and before.owed:
@@ -174,7 +176,7 @@ class DriftWatcher:
         time_for_looks.left -= self.monotonic() - began
         said += _tell_owed(watched.name, owed, snapshot, tell)
         # Until all were looked at once, those that are not there still have to be asked about.
-        snapshot.is_lost = snapshot.is_lost and is_cut_short
+        snapshot.is_lost = snapshot.is_lost and is_incomplete
         snapshot.write()
         return said
 

@@ -178,6 +178,17 @@ def test_a_lost_snapshot_forgets_no_failure(desk, key):
     assert desk.tick() == []
 
 
+def test_a_lost_snapshot_does_not_forget_what_a_run_was_at_work_on(desk, key):
+    """A deletion that was not looked at because of a run is looked at when that has ended."""
+    desk.dataset.descriptions.path(key).unlink()
+    for path in (desk.settings.state_directory / "drift").iterdir():
+        path.write_bytes(b"{")
+    with desk.workers.begin(run_id="r", asset=ASSET, partition=key, expected=3):
+        assert desk.tick() == []
+    assert desk.tick() == [(ASSET, key, "deleted", "ERROR")]
+    assert desk.tick() == []
+
+
 def test_what_could_not_be_noted_as_told_is_told_again_as_the_same(desk, key, monkeypatch):
     """A tick that dies after telling repeats itself with the same time: the same alert; then it ends."""
     published = desk.dataset.descriptions
