@@ -377,6 +377,10 @@ def build_property_descriptions(
                 log=context.log,
                 resident=vision_language_model.resident(),
             )
+            if vision_language_model.is_at_address:
+                # What fails there, CUDA errors too, says nothing of the device here.
+                progress.load(None)
+                return work.describe(journal, progress, lease.device)
             progress.load(lease.device.id)
             with gpu.blamed(lease.device, asset=ASSET, partition=key, log=context.log):
                 return work.describe(journal, progress, lease.device)

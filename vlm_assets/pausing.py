@@ -80,7 +80,7 @@ class PausableProgress(Progress):
         self._state_directory = state_directory
         _working.add(context.run.run_id)
 
-    def load(self, device: str) -> None:
+    def load(self, device: str | None) -> None:
         """The device came free: where a pause began while it was waited for, it is not used."""
         end_if_paused(self._context, self._state_directory)
         super().load(device)

@@ -43,8 +43,8 @@ class Progress:
         # Commits come from the journal's own thread, between two batches and during a long one.
         journal.on_commit(beat.commit)
 
-    def load(self, device: str) -> None:
-        """The device is leased and the model is next."""
+    def load(self, device: str | None) -> None:
+        """The device is leased and the model is next. None: the model computes elsewhere."""
         self._beat.enter(Phase.LOADING, device=device)
 
     def start(self) -> None:

@@ -72,6 +72,11 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
         """The server that describes; None: an engine in this process does."""
         return None if self.server is None else self.server.choice()
 
+    @property
+    def is_at_address(self) -> bool:
+        """Whether it computes on a server that somebody else runs, and nothing of it on the leased device."""
+        return self.server is not None and self.server.url is not None
+
     def exact(self) -> tuple[str, str]:
         """The model's name for the rows, and what exactly it is now; needs no device and no torch.
 

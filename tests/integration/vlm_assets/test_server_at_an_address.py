@@ -1,0 +1,114 @@
+"""Describing through a model server of somebody else: what is its own, and what a run does without it."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from resources.vlm.engine import EngineLostError
+from resources.vlm.resource import VisionLanguageModel
+from resources.workers import Workers
+from vlm_assets.resource_settings import build_gpu, build_vision_language_model
+
+DESCRIPTION = {
+    "building_type": "detached_house",
+    "facade_material": "brick",
+    "roof": "gable",
+    "floors": 2,
+    "garage": "none",
+    "has_solar_panels": False,
+    "garden": "lawn",
+    "has_pool": False,
+    "kitchen": "white",
+    "living_floor": "tile",
+    "has_fireplace": False,
+    "bathroom": "bath",
+    "summary": "A house.",
+}
+
+
+class Pages(BaseHTTPRequestHandler):
+    """A model server's, with the same answer to every question."""
+
+    def do_GET(self):
+        server = self.server
+        server.looks += 1
+        if server.at_look is not None:
+            server.at_look()
+        self.respond(200 if server.well else 503, json.dumps({"data": server.models}))
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        choice = {"message": {"content": json.dumps(DESCRIPTION)}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 7, "completion_tokens": 9}
+        self.respond(200, json.dumps({"choices": [choice], "usage": usage}))
+
+    def respond(self, code, text):
+        body = text.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Quiet."""
+
+
+class ModelServer(ThreadingHTTPServer):
+    """A server that can be down. at_look: called when its pages are looked at, with or without success."""
+
+    daemon_threads = True
+    well = True
+    looks = 0
+    at_look = None
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Pages)
+        self.models = [{"id": "house", "root": "/models/house"}]
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+
+
+@pytest.fixture
+def model_server():
+    """Runs already, as somebody else's does."""
+    with ModelServer() as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def served_desk(desk, model_server):
+    """The same home, described by a server at an address."""
+    return desk.changed(engine="server", server_url=model_server.url)
+
+
+def model_of(desk, kind):
+    """The model of these settings, with something of its own."""
+    return kind(**build_vision_language_model(desk.settings).model_dump())
+
+
+beats = []
+"""The heartbeats of a home while a model was loaded."""
+
+
+class LostModel(VisionLanguageModel):
+    """Its device fails."""
+
+    def load(self, device, *, schema, prompt):
+        beats.extend(Workers(Path(self.records_directory).parent / "workers").living())
+        raise EngineLostError("The engine is lost: CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_failing_device_of_another_machine_is_not_held_against_ours(desk, served_desk, elsewhere):
+    """A CUDA error of somebody else's server leaves out no device here, and no worker is named on one."""
+    on = served_desk if elsewhere else desk
+    beats.clear()
+    done = on.materialize(vision_language_model=model_of(on, LostModel))
+    assert "illegal memory access" in done.failure
+    assert [beat.device for beat in beats] == ([None] if elsewhere else ["cpu-0"])
+    assert list(build_gpu(on.settings).left_out().records()) == ([] if elsewhere else ["cpu-0"])
