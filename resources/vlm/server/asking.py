@@ -27,7 +27,7 @@ from resources.vlm.server.answer_stream import (
 )
 from resources.vlm.server.back_off import asked_seconds, back_off_seconds
 from resources.vlm.server.chat_request import chat_request, proof_request
-from resources.vlm.server.concurrency import AdaptiveLimit, Slots
+from resources.vlm.server.concurrency import AdaptiveLimit, Slot, Slots
 from resources.vlm.server.image_transport import ImageTransport
 from resources.vlm.server.model_server import ModelServer, ServerAddress
 from resources.vlm.server.refusals import (
@@ -68,6 +68,20 @@ class Question:
     model: str
     prompt: str
     json_schema: Mapping[str, Any]
+
+
+class _SickServerError(EngineError):
+    """The server made no token for the shortest question, just before it was asked about a property."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A try that brought nothing. suspect: this property may be why. busy: the server has too much to do."""
+
+    said: str
+    suspect: bool = False
+    busy: bool = False
+    retry_after: str | None = None
 
 
 @dataclass
@@ -144,58 +158,82 @@ class Asking:
             self._images.forget(so_far.urls)
 
     async def _until_answered(self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar) -> Answer:
+        while True:
+            alone = so_far.deaths > 0
+            async with self._slots.slot(alone=alone) as slot:
+                got = await self._try(one, attempt, so_far, slot)
+                if isinstance(got, Answer):
+                    return got
+                # A server that a suspect may have killed gets nobody else before it was looked at: all would
+                # fail there, and seem to have killed it.
+                renewed = alone and await self._renewed(so_far, got)
+            if not alone:
+                renewed = await self._renewed(so_far, got)
+            if not renewed:
+                await self._back_off(so_far.busy if got.busy else so_far.tries, got.retry_after)
+                if so_far.life != self._life.number:
+                    # It ended meanwhile, by what others noticed. Alone, this one was cleared of it before.
+                    so_far.begin_life(got.suspect and not alone, got.said)
+
+    async def _renewed(self, so_far: _SoFar, failure: _Failure) -> bool:
+        """Whether the server has begun another life since that try.
+
+        Raises FailingServerError where this property had all its tries, EngineLostError.
+        """
+        so_far.busy += failure.busy
+        so_far.tries += not failure.busy
+        if failure.busy and so_far.busy < MOST_BUSY_TRIES:
+            return False
+        # Only while it is alone can it be told what it did.
+        sure = failure.suspect and so_far.deaths > 0
+        if await self._life.renewed(so_far.life, failure.said, sure=sure):
+            so_far.begin_life(failure.suspect, failure.said)
+            return True
+        if so_far.tries >= MOST_TRIES or so_far.busy >= MOST_BUSY_TRIES:
+            raise FailingServerError(f"given up after {max(so_far.tries, so_far.busy)} tries: {failure.said}")
+        return False
+
+    async def _try(
+        self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar, slot: Slot
+    ) -> Answer | _Failure:
+        """Ask once, and once more for each field that the server does not take."""
         import httpx2
 
         while True:
             try:
-                return await self._ask(one, attempt, so_far)
+                return await self._ask(one, attempt, so_far, slot)
             except FieldRefusedError as refused:
                 self._leave_out(refused)
-                continue
             except BusyServerError as error:
-                so_far.busy += 1
-                if so_far.busy < MOST_BUSY_TRIES:
-                    await self._back_off(so_far.busy, error.retry_after)
-                    continue
-                failure, suspect = str(error), False
-            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-                so_far.tries += 1
-                failure, suspect = _said(error), False
-            except (FailingServerError, UnusableAnswerError, SilentServerError) as error:
-                so_far.tries += 1
-                failure, suspect = str(error), True
-            except httpx2.HTTPError as error:
-                so_far.tries += 1
-                failure, suspect = _said(error), True
-            if await self._life.renewed(so_far.life, failure):
-                so_far.begin_life(suspect, failure)
-            elif so_far.tries >= MOST_TRIES or so_far.busy >= MOST_BUSY_TRIES:
-                raise FailingServerError(f"given up after {max(so_far.tries, so_far.busy)} tries: {failure}")
-            else:
-                await self._back_off(so_far.tries, None)
+                return _Failure(str(error), busy=True, retry_after=error.retry_after)
+            except (_SickServerError, httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                return _Failure(_said(error))
+            except (FailingServerError, UnusableAnswerError, SilentServerError, httpx2.HTTPError) as error:
+                return _Failure(_said(error), suspect=True)
 
-    async def _ask(self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar) -> Answer:
+    async def _ask(self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar, slot: Slot) -> Answer:
         """Ask once."""
-        async with self._slots.slot(alone=so_far.deaths > 0) as slot:
-            if not so_far.urls:
-                # Not before there is leave to ask: encoded images of all that waits would fill the memory.
-                so_far.urls = await self._beside(lambda: self._images.urls(one.images[: attempt.images]))
-            urls = so_far.urls
-            without = frozenset(self._without)
-            body = await self._beside(lambda: self._body(one, urls, attempt, without))
-            so_far.life = self._life.number
-            try:
-                got = await self._send(self._life.address, body, without)
-            except BusyServerError:
-                self._limit.refused(asked_at=slot.asked_at)
-                raise
-            self._limit.answered(
-                asked_at=slot.asked_at,
-                full=slot.full,
-                images=len(urls),
-                first_token_seconds=got.first_token_seconds,
-            )
-            return got.answer
+        if not so_far.urls:
+            # Not before there is leave to ask: encoded images of all that waits would fill the memory.
+            so_far.urls = await self._beside(lambda: self._images.urls(one.images[: attempt.images]))
+        urls = so_far.urls
+        without = frozenset(self._without)
+        body = await self._beside(lambda: self._body(one, urls, attempt, without))
+        so_far.life, address = self._life.number, self._life.address
+        try:
+            if so_far.deaths and (sick := await self._sickness(address)):
+                raise _SickServerError(sick)
+            got = await self._send(address, body, without)
+        except BusyServerError:
+            self._limit.refused(asked_at=slot.asked_at)
+            raise
+        self._limit.answered(
+            asked_at=slot.asked_at,
+            full=slot.full,
+            images=len(urls),
+            first_token_seconds=got.first_token_seconds,
+        )
+        return got.answer
 
     def _body(
         self, one: LoadedProperty, urls: Sequence[str], attempt: Attempt, without: frozenset[str]
@@ -233,20 +271,28 @@ class Asking:
 
     async def _prove(self, address: ServerAddress) -> bool:
         """Whether one token comes for the shortest question, or a refusal that took thought."""
+        try:
+            return not await self._sickness(address)
+        except BusyServerError as error:
+            return error.status == 429
+
+    async def _sickness(self, address: ServerAddress) -> str:
+        """Why no token came for the shortest question; "" where one came, or a thoughtful refusal.
+
+        Raises BusyServerError, EngineLostError.
+        """
         import httpx2
 
         body = json.dumps(proof_request(self._question.model)).encode()
         try:
             await self._send(address, body, frozenset())
-        except (FailingServerError, UnusableAnswerError, SilentServerError, httpx2.HTTPError):
-            return False
-        except BusyServerError as error:
-            return error.status == 429
-        except EngineLostError:
+        except (FailingServerError, UnusableAnswerError, SilentServerError, httpx2.HTTPError) as error:
+            return _said(error)
+        except (BusyServerError, EngineLostError):
             raise
         except EngineError:
-            return True
-        return True
+            return ""
+        return ""
 
     def _leave_out(self, refused: FieldRefusedError) -> None:
         new = [field for field in refused.fields if field not in self._without]
@@ -268,7 +314,7 @@ class Asking:
 
 def _said(error: Exception) -> str:
     """Transport errors often have no text of their own."""
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
 
 
 async def _beginning(response: httpx2.Response) -> str:

@@ -49,17 +49,17 @@ class ServerLife:
         self._tokens += 1
         self._failures = 0
 
-    async def renewed(self, life: int, why: str) -> bool:
+    async def renewed(self, life: int, why: str, *, sure: bool = False) -> bool:
         """Look at the server after a request of that life failed: whether another life has begun since.
 
-        Restarts it where it is dead, or where it looks well and yet brings forth nothing. Raises
-        EngineLostError where it cannot be had back.
+        Restarts it where it is dead, or where it looks well and yet brings forth nothing. sure: find that out
+        now, not only after several failures. Raises EngineLostError where it cannot be had back.
         """
         self._failures += 1
         async with self._turn:
             if self.number != life:
                 return True
-            trouble = await self._trouble()
+            trouble = await self._trouble(sure)
             if trouble is None:
                 return False
             why = f"{trouble} (a request: {why})"
@@ -70,12 +70,12 @@ class ServerLife:
             self._begun()
             return True
 
-    async def _trouble(self) -> str | None:
+    async def _trouble(self, sure: bool) -> str | None:
         try:
             await in_thread(self._server.check)
         except ServerDownError as down:
             return str(down)
-        if self._failures < _FAILURES_BEFORE_PROOF:
+        if self._failures < _FAILURES_BEFORE_PROOF and not sure:
             return None
         tokens = self._tokens
         if await self._prove(self.address) or self._tokens > tokens:

@@ -12,6 +12,7 @@ from resources.vlm.ladder import LadderSettings, describe_batch
 from resources.vlm.server.asking import MOST_BUSY_TRIES, MOST_TRIES
 from resources.vlm.server.engine import RequestLimits
 from resources.vlm.server.image_transport import ImageFiles
+from resources.vlm.server.model_server import MOST_RESTARTS, ServerDownError
 from resources.vlm.server.refusals import ServerRefusesError
 
 FIRST = Attempt(number=1, max_new_tokens=50)
@@ -175,6 +176,54 @@ def test_property_that_kills_the_server_is_found(start_engine, reviving, stub, f
     assert [isinstance(answer, Answer) for answer in answers] == [True, True, False, True, True]
     assert "died 2 times" in str(answers[2])
     assert len(reviving.restarts) == 2
+
+
+@pytest.mark.parametrize("healthy", [False, True], ids=["down", "seems well"])
+def test_property_that_kills_the_server_is_alone_in_it_to_the_end(
+    start_engine, reviving, stub, failing, load, healthy
+):
+    """Sixteen under way with one culprit, and a server slow to go: one failed row, whatever health says."""
+    engine = start_engine(reviving)
+    broken = threading.Event()
+    restart = reviving.restart
+
+    def kill(handler):
+        broken.set()
+        stub.otherwise = failing.status(500, "EngineDeadError")
+        failing.status(500, "EngineDeadError")(handler)
+
+    def check():
+        if broken.is_set() and not healthy:
+            raise ServerDownError("its engine is dead")
+
+    def revive(why):
+        broken.clear()
+        stub.otherwise = failing.answer()
+        return restart(why)
+
+    stub.by_images[7] = kill
+    reviving.check, reviving.restart = check, revive
+    batch = [load(f"p{number}", 7 if number == 3 else 1) for number in range(16)]
+    answers = describe(engine, *batch)
+    assert [number for number, answer in enumerate(answers) if answer != GOOD] == [3]
+    assert "died 2 times" in str(answers[3])
+    assert len(reviving.restarts) == 2
+
+
+def test_server_that_answers_nothing_any_more_fails_no_property(start_engine, reviving, stub, failing, load):
+    """Health is well and every request fails, after a restart too: the run ends, no row is written."""
+    engine = start_engine(reviving)
+    restart = reviving.restart
+
+    def revive(why):
+        if len(reviving.restarts) == MOST_RESTARTS:
+            raise EngineLostError("started anew too often")
+        return restart(why)
+
+    reviving.restart = revive
+    stub.otherwise = failing.status(500, "Internal Server Error")
+    with pytest.raises(EngineLostError, match="too often"):
+        describe(engine, *(load(f"p{number}") for number in range(6)))
 
 
 def test_living_worker_with_a_dead_engine_is_restarted(start_engine, hasty, reviving, stub, failing, load):
