@@ -38,6 +38,7 @@ from vlm_assets.catalog import Catalog
 from vlm_assets.check_events import check_specs
 from vlm_assets.checks import DESCRIPTION_CHECKS, CheckOutcome, FailedShareLimits, check_descriptions
 from vlm_assets.contact_sheet import SheetRow, contact_sheet
+from vlm_assets.expected_model import refuse_another_model
 from vlm_assets.fingerprint import Fingerprint, digest_of
 from vlm_assets.garbage import AnswerGuard
 from vlm_assets.image_root import InvalidImagePathError
@@ -193,8 +194,9 @@ class DescriptionWork:
             started = clock()
             engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
             load_seconds = clock() - started
-            progress.start()
             with self.feeding(engine, workers) as feeding:
+                refuse_another_model(engine, self.fingerprint)
+                progress.start()
                 for number, batch in enumerate(feeding.described(self.load(workers, batches))):
                     described = batch.described
                     longest = max(longest, batch.seconds)
@@ -209,7 +211,8 @@ class DescriptionWork:
                     journal.submit(rows)
                     progress.advance(len(described))
                     guard.take(described)
-        journal.flush()
+                # Before the model is put away: the last rows do not wait for that.
+                journal.flush()
         seconds = progress.seconds
         spent = WorkTime(feeding.spent, engine.seconds, building, journal.commit_wait_seconds, seconds)
         return {

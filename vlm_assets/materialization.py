@@ -73,6 +73,10 @@ class ConflictingOptionsError(ValueError):
     """Run options that exclude each other."""
 
 
+class UnfinishedWorkError(RuntimeError):
+    """The work came to its end without a row for every property."""
+
+
 @dataclass(frozen=True)
 class Steps:
     """What an asset does in its materialization.
@@ -159,6 +163,12 @@ def _materialize(
             how |= _work(context, steps, journal, progress)
             journal.flush()
             progress.report()
+            if missing := sorted(journal.missing_ids):
+                raise UnfinishedWorkError(
+                    f"The work on {partition.key} of {partition.asset} ended, and {len(missing)} properties"
+                    f" have no row, such as {', '.join(missing[:3])}. What is finished is kept; start it again."
+                    " If that repeats, it is a defect of this program: please open an issue."
+                )
         beat.enter(Phase.PUBLISHING)
         staged = published.stage(
             partition.key,

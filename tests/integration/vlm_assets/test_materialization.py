@@ -9,6 +9,7 @@ from resources.gpu.resource import GpuResource
 from resources.journal.journal import Journal
 from resources.published import PublishedPartitions
 from vlm_assets.catalog import Catalog
+from vlm_assets.descriptions import DescriptionWork
 
 KEY = "000000000-000000007"
 VOLATILE = {"seconds", "described_at"}
@@ -237,3 +238,17 @@ def test_options_that_exclude_each_other_are_refused(desk):
     refused = desk.materialize(config={"recompute": True, "retry_failed": True})
     assert not refused.success
     assert "set only one" in refused.failure
+
+
+def test_work_that_ends_early_is_resumed_and_no_content_check_is_blamed(desk, monkeypatch):
+    """Properties without a row end the run as one that a retry resumes; what is finished stays."""
+    plan = DescriptionWork.plan
+    with monkeypatch.context() as patched:
+        patched.setattr(DescriptionWork, "plan", lambda self, done: plan(self, done)[:-1])
+        ended = desk.materialize()
+    assert not ended.success
+    assert not ended.checks
+    assert "have no row" in ended.failure
+    done = desk.materialize()
+    assert done.success, done.failure
+    assert done.published[0].metadata["restored rows"].value == 4
