@@ -166,8 +166,8 @@ def _materialize(
             if missing := sorted(journal.missing_ids):
                 raise UnfinishedWorkError(
                     f"The work on {partition.key} of {partition.asset} ended, and {len(missing)} properties"
-                    f" have no row, such as {', '.join(missing[:3])}. What is finished is kept; start it again."
-                    " If that repeats, it is a defect of this program: please open an issue."
+                    f" have no row, such as {', '.join(missing[:3])}. What is finished is kept: start it"
+                    " again. If that repeats, it is a defect of this program: please open an issue."
                 )
         beat.enter(Phase.PUBLISHING)
         staged = published.stage(
