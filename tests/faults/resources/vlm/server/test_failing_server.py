@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -184,19 +185,25 @@ def test_property_that_kills_the_server_is_alone_in_it_to_the_end(
 ):
     """Sixteen under way with one culprit, and a server slow to go: one failed row, whatever health says."""
     engine = start_engine(reviving)
-    broken = threading.Event()
+    broken, asked = threading.Event(), threading.Event()
     restart = reviving.restart
+
+    def fail(handler):
+        asked.set()
+        failing.status(500, "EngineDeadError")(handler)
 
     def kill(handler):
         broken.set()
-        stub.otherwise = failing.status(500, "EngineDeadError")
-        failing.status(500, "EngineDeadError")(handler)
+        stub.otherwise = fail
+        fail(handler)
 
     def check():
         if broken.is_set() and not healthy:
             raise ServerDownError("its engine is dead")
 
     def revive(why):
+        asked.clear()
+        asked.wait(0.3)  # as long as a start takes, others would find the dying server
         broken.clear()
         stub.otherwise = failing.answer()
         return restart(why)
@@ -214,16 +221,28 @@ def test_server_that_answers_nothing_any_more_fails_no_property(start_engine, re
     """Health is well and every request fails, after a restart too: the run ends, no row is written."""
     engine = start_engine(reviving)
     restart = reviving.restart
+    asked = threading.Event()
+
+    def fail(handler):
+        asked.set()
+        failing.status(500, "Internal Server Error")(handler)
 
     def revive(why):
+        asked.clear()
+        asked.wait(0.3)
         if len(reviving.restarts) == MOST_RESTARTS:
             raise EngineLostError("started anew too often")
         return restart(why)
 
+    def lost(number):
+        with pytest.raises(EngineLostError, match="too often"):
+            describe(engine, load(f"p{number}"))
+        return True
+
     reviving.restart = revive
-    stub.otherwise = failing.status(500, "Internal Server Error")
-    with pytest.raises(EngineLostError, match="too often"):
-        describe(engine, *(load(f"p{number}") for number in range(6)))
+    stub.otherwise = fail
+    with ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(lost, range(6)))
 
 
 def test_living_worker_with_a_dead_engine_is_restarted(start_engine, hasty, reviving, stub, failing, load):
