@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -90,13 +91,12 @@ class ServerChoice:
         """An engine that asks the server, which answers by then. Raises ModelLoadError, ResidentError."""
         from resources.vlm.server.engine import RequestLimits, ServerEngine
 
-        model, revision = self.exact(source)
         images = DataUris() if self.image_folder is None else ImageFiles(Path(self.image_folder))
-        server = self._server(source, device)
+        server, name, (model, revision) = self._server(source, device)
         try:
             return ServerEngine(
                 server,
-                name=source.location if self.url is None else model,
+                name=name,
                 model=model,
                 revision=revision,
                 schema=schema,
@@ -108,16 +108,23 @@ class ServerChoice:
             server.release()
             raise
 
-    def _server(self, source: ModelSource, device: Device) -> ModelServer:
+    def _server(self, source: ModelSource, device: Device) -> tuple[ModelServer, str, tuple[str, str]]:
+        """The server, its name for the model, and what ``exact`` says of that: of the server that was got."""
         if self.url is not None:
             from resources.vlm.server.running_server import RunningServer
 
-            return RunningServer(self._address(self.url), log=_log)
+            address = self._address(self.url)
+            serves = partial(served_model, address, self.model, source.location, ask_anew=True)
+            running = RunningServer(address, serves=serves, log=_log)
+            served = running.served
+            return running, served.name, (served.name, served.revision(source.revision))
         from resources.vlm.server.owned_server import start_or_adopt
 
-        return start_or_adopt(
+        exact = self.exact(source)
+        owned = start_or_adopt(
             device, self._plan(source), state_directory=Path(self.state_directory), log=_log
         )
+        return owned, source.location, exact
 
     def _address(self, url: str) -> ServerAddress:
         return ServerAddress(url.rstrip("/"), self.key)

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from resources.gpu.leases import Clock
-from resources.vlm.engine import EngineLostError
+from resources.vlm.engine import EngineLostError, ModelLoadError
 from resources.vlm.server import health
 from resources.vlm.server.model_server import MOST_RESTARTS, ServerAddress, ServerDownError
+from resources.vlm.server.served_model import ServedModel
 
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
 
 
 class RunningServer:
-    """A server at an address. ``patience_seconds``: how long ``restart`` waits for it to be well again."""
+    """A server at an address. ``patience_seconds``: how long ``restart`` waits for it to be well again.
+
+    ``serves``: asks what it serves now, and raises ModelLoadError where it does not say. That must stay what
+    it is at first: rows of another model have another meaning.
+    """
 
     def __init__(
         self,
         address: ServerAddress,
         *,
+        serves: Callable[[], ServedModel],
         log: logging.Logger,
         patience_seconds: float = 600.0,
         clock: Clock = time,
@@ -30,6 +37,8 @@ class RunningServer:
         self._patience_seconds = patience_seconds
         self._clock = clock
         self._waits = 0
+        self._serves = serves
+        self.served = serves()
 
     @property
     def address(self) -> ServerAddress:
@@ -37,8 +46,8 @@ class RunningServer:
         return self._address
 
     def check(self) -> None:
-        """Return where it answers us. Raises ServerDownError."""
-        wrong = health.trouble(self._address.url, self._address.api_key)
+        """Return where it answers us, for the same model. Raises ServerDownError, EngineLostError."""
+        wrong = self._trouble()
         if wrong is not None:
             raise ServerDownError(f"The model server at {self._address.url} is down: {wrong}.")
 
@@ -56,7 +65,7 @@ class RunningServer:
             self._patience_seconds, self._address.url, why,
         )  # fmt: skip
         wait = _FIRST_WAIT_SECONDS
-        while (wrong := health.trouble(self._address.url, self._address.api_key)) is not None:
+        while (wrong := self._trouble()) is not None:
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 raise EngineLostError(
@@ -70,3 +79,20 @@ class RunningServer:
 
     def release(self) -> None:
         """Nothing to do: it is not ours."""
+
+    def _trouble(self) -> str | None:
+        """Why it cannot be asked; None where it can. Raises EngineLostError where its model is another."""
+        wrong = health.trouble(self._address.url, self._address.api_key)
+        if wrong is not None:
+            return wrong
+        try:
+            now = self._serves()
+        except ModelLoadError as error:
+            return str(error)
+        if now != self.served:
+            raise EngineLostError(
+                f"The model server at {self._address.url} serves another model than at first:"
+                f" {now.revision(None)}, not {self.served.revision(None)}. What was described is of the first"
+                " and is kept; start this partition again for the other one, or put the first one back."
+            )
+        return None

@@ -43,13 +43,15 @@ class ServedModel:
         return " ".join([*parts, *([f"said:{said}"] if said else [])])
 
 
-def served_model(address: ServerAddress, wanted: str | None, preferred: str) -> ServedModel:
+def served_model(
+    address: ServerAddress, wanted: str | None, preferred: str, *, ask_anew: bool = False
+) -> ServedModel:
     """The model at an address. wanted: its name, by the settings; else ``preferred`` if the server serves it,
-    else the only one that it serves.
+    else the only one that it serves. ask_anew: whatever it said a moment ago.
 
     Raises ModelLoadError, which says what to do, where the server cannot be asked or serves something else.
     """
-    listed = _listed(address, int(time.monotonic()) // _BELIEVED_SECONDS)
+    listed = _ask(address) if ask_anew else _listed(address, int(time.monotonic()) // _BELIEVED_SECONDS)
     for name in (wanted, preferred):
         if name in listed:
             return ServedModel(str(name), listed[str(name)])
@@ -71,6 +73,10 @@ def served_model(address: ServerAddress, wanted: str | None, preferred: str) -> 
 
 @lru_cache(maxsize=8)
 def _listed(address: ServerAddress, _moment: int) -> Mapping[str, str | None]:
+    return _ask(address)
+
+
+def _ask(address: ServerAddress) -> Mapping[str, str | None]:
     """The names that a server answers for, each with its root."""
     import httpx2
 

@@ -10,8 +10,10 @@ import pytest
 from resources.vlm.engine import EngineLostError
 from resources.vlm.resource import VisionLanguageModel
 from resources.workers import Workers
+from vlm_assets.expected_cost import committed_rows
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 
+KEY = "000000000-000000007"
 DESCRIPTION = {
     "building_type": "detached_house",
     "facade_material": "brick",
@@ -112,3 +114,23 @@ def test_a_failing_device_of_another_machine_is_not_held_against_ours(desk, serv
     assert "illegal memory access" in done.failure
     assert [beat.device for beat in beats] == ([None] if elsewhere else ["cpu-0"])
     assert list(build_gpu(on.settings).left_out().records()) == ([] if elsewhere else ["cpu-0"])
+
+
+class ExchangedModel(VisionLanguageModel):
+    """Somebody starts the server with another model between the first look at it and the loading."""
+
+    def load(self, device, *, schema, prompt):
+        exchange.pop()()
+        return super().load(device, schema=schema, prompt=prompt)
+
+
+exchange = []
+
+
+@pytest.mark.parametrize("becomes", [{"id": "house", "root": "/models/other"}, {"id": "barn"}])
+def test_a_model_exchanged_at_the_start_describes_nothing(served_desk, model_server, becomes):
+    """No row of one model stands under the fingerprint of another; the next run takes what is there."""
+    exchange.append(lambda: model_server.models.__setitem__(0, becomes))
+    done = served_desk.materialize(vision_language_model=model_of(served_desk, ExchangedModel))
+    assert "the model was exchanged while this materialization began" in done.failure
+    assert committed_rows(served_desk.settings, "property_descriptions", KEY) == 0

@@ -21,6 +21,7 @@ from resources.vlm.schema import DescriptionSchema
 from resources.vlm.server.engine import RequestLimits, ServerEngine
 from resources.vlm.server.model_server import ServerAddress, ServerDownError
 from resources.vlm.server.running_server import RunningServer
+from resources.vlm.server.served_model import served_model
 
 GOOD = '{"storeys":2}'
 LIMITS = RequestLimits(most_at_once=16, token_seconds=10.0, answer_seconds=20.0)
@@ -269,8 +270,12 @@ def start_engine(stub, schema):
     engines = []
 
     def start(server=None, limits=LIMITS, **options):
+        address = ServerAddress(stub.url, "secret")
         server = server or RunningServer(
-            ServerAddress(stub.url, "secret"), log=logging.getLogger("test"), patience_seconds=0.5
+            address,
+            serves=lambda: served_model(address, None, "house", ask_anew=True),
+            log=logging.getLogger("test"),
+            patience_seconds=0.5,
         )
         prompt = Prompt("How many storeys?")
         names = {"name": "house", "model": "house", "revision": "served:house"}

@@ -9,13 +9,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from resources.vlm.engine import EngineLostError
+from resources.gpu.leases import Clock
+from resources.vlm.engine import EngineLostError, ModelLoadError
 from resources.vlm.server import health
 from resources.vlm.server.model_server import MOST_RESTARTS, ServerAddress, ServerDownError
 from resources.vlm.server.running_server import RunningServer
+from resources.vlm.server.served_model import ServedModel
 
 LOG = logging.getLogger("test_running_server")
 WELL = {"/health": 200, "/v1/models": 200}
+
+HOUSE = ServedModel("house", "/models/house")
 
 Serve = Callable[[dict[str, int]], str]
 
@@ -45,6 +49,13 @@ def serve() -> Iterator[Serve]:
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+def running(
+    url: str, clock: Clock, serves: Callable[[], ServedModel] = lambda: HOUSE, patience: float = 600.0
+) -> RunningServer:
+    address = ServerAddress(url, "the-key")
+    return RunningServer(address, serves=serves, log=LOG, patience_seconds=patience, clock=clock)
 
 
 class WaitingClock:
@@ -88,7 +99,7 @@ def test_a_server_that_is_back_is_used_again(serve: Serve) -> None:
     codes = {"/health": 503}
     url = serve(codes)
     clock = WaitingClock(20.0, lambda: codes.update(WELL))
-    server = RunningServer(ServerAddress(url, "the-key"), log=LOG, patience_seconds=600.0, clock=clock)
+    server = running(url, clock)
     with pytest.raises(ServerDownError, match="503"):
         server.check()
     assert server.restart("503").url == url
@@ -99,12 +110,43 @@ def test_a_server_that_is_back_is_used_again(serve: Serve) -> None:
 def test_waiting_for_somebody_elses_server_is_bounded(serve: Serve) -> None:
     """It stays down: the wait ends at its limit, and a server that goes down again and again is given up."""
     clock = WaitingClock()
-    down = RunningServer(ServerAddress("http://127.0.0.1:9/v1"), log=LOG, patience_seconds=100.0, clock=clock)
+    down = running("http://127.0.0.1:9/v1", clock, patience=100.0)
     with pytest.raises(EngineLostError, match=r"not well again within 100 s: it does not answer"):
         down.restart("gone")
     assert clock.now == 100.0
-    flapping = RunningServer(ServerAddress(serve(WELL), "the-key"), log=LOG, clock=WaitingClock())
+    flapping = running(serve(WELL), WaitingClock())
     for _ in range(MOST_RESTARTS):
         flapping.restart("down for a moment")
     with pytest.raises(EngineLostError, match="down again: once more"):
         flapping.restart("once more")
+
+
+@pytest.mark.parametrize("other", [ServedModel("house", "/models/other"), ServedModel("barn")])
+def test_a_server_that_comes_back_with_another_model_is_another(serve: Serve, other: ServedModel) -> None:
+    """Rows of two models never stand under one fingerprint: neither after a wait nor without one."""
+    codes = {"/health": 503}
+    served = [HOUSE]
+    clock = WaitingClock(20.0, lambda: (codes.update(WELL), served.append(other)))
+    server = running(serve(codes), clock, lambda: served[-1])
+    with pytest.raises(EngineLostError, match="serves another model than at first: served:"):
+        server.restart("503")
+    with pytest.raises(EngineLostError, match="serves another model"):
+        server.check()
+
+
+def test_a_server_that_does_not_say_what_it_serves_yet_is_waited_for(serve: Serve) -> None:
+    """Well before its models are loaded, as behind a proxy: no lost engine, and nothing asked of it."""
+    said: list[ServedModel] = [HOUSE]
+
+    def serves() -> ServedModel:
+        if not said:
+            raise ModelLoadError("it serves nothing that it would name")
+        return said[0]
+
+    clock = WaitingClock(20.0, lambda: said.append(HOUSE))
+    server = running(serve(WELL), clock, serves)
+    said.clear()
+    with pytest.raises(ServerDownError, match="nothing that it would name"):
+        server.check()
+    server.restart("its models are gone")
+    assert clock.now >= 20.0
