@@ -69,6 +69,9 @@ class TransformersEngine:
         from transformers import AutoModelForImageTextToText
 
         processor = load_processor(source)
+        # What was imported stays to the end: a collection that looks at it, the process's last one above all,
+        # takes seconds of a core. Not the model, whose memory is given back before.
+        gc.freeze()
         model = load_model(source, AutoModelForImageTextToText, device=device)
         grammar = Grammar(
             schema.json_schema,
