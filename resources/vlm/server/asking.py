@@ -184,8 +184,8 @@ class Asking:
         so_far.tries += not failure.busy
         if failure.busy and so_far.busy < MOST_BUSY_TRIES:
             return False
-        # Only while it is alone can it be told what it did.
-        sure = failure.suspect and so_far.deaths > 0
+        # A suspect that is alone can be told what it did; and minutes of waiting were failures enough.
+        sure = failure.busy or (failure.suspect and so_far.deaths > 0)
         if await self._life.renewed(so_far.life, failure.said, sure=sure):
             so_far.begin_life(failure.suspect, failure.said)
             return True
@@ -273,8 +273,8 @@ class Asking:
         """Whether one token comes for the shortest question, or a refusal that took thought."""
         try:
             return not await self._sickness(address)
-        except BusyServerError as error:
-            return error.status == 429
+        except BusyServerError:
+            return False  # if none of ours came through meanwhile, it works for others, or for nobody
 
     async def _sickness(self, address: ServerAddress) -> str:
         """Why no token came for the shortest question; "" where one came, or a thoughtful refusal.

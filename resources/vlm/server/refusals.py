@@ -26,20 +26,22 @@ _TOO_LONG: Final = (
     "image(s) may be provided",  # vLLM's limit on images a prompt
     "images may be provided",
 )
+_OF_THE_REQUEST: Final = frozenset({400, 413, 415, 422})
+"""What says that a request is wrong, and not that a server is."""
+
 _OUT_OF_MEMORY: Final = ("out of memory",)
 
 
 class BusyServerError(EngineError):
     """The server has too much to do (429, 503). retry_after: its Retry-After header, if there is one."""
 
-    def __init__(self, message: str, status: int, retry_after: str | None) -> None:
-        self.status = status
+    def __init__(self, message: str, retry_after: str | None) -> None:
         self.retry_after = retry_after
         super().__init__(message)
 
 
 class FailingServerError(EngineError):
-    """The server failed with this request (5xx); it may not the next time."""
+    """The server failed with this request, or does not serve now; it may the next time."""
 
 
 class FieldRefusedError(EngineError):
@@ -81,10 +83,11 @@ def refusal(
     if status in (400, 422, 501) and (fields := named_fields(text, without)):
         return FieldRefusedError(f"the model server does not take {', '.join(fields)} ({said})", fields)
     if status in (429, 503):
-        return BusyServerError(f"the model server has too much to do ({said})", status, retry_after)
-    if status >= 500 or status in (408, 409, 425):
-        return FailingServerError(f"the model server failed ({said})")
-    return RequestRefusedError(f"the model server refuses the request ({said})")
+        return BusyServerError(f"the model server has too much to do ({said})", retry_after)
+    if status in _OF_THE_REQUEST:
+        return RequestRefusedError(f"the model server refuses the request ({said})")
+    # Redirections too, unpaid bills: whether all requests meet them is for the caller to find out.
+    return FailingServerError(f"the model server failed ({said})")
 
 
 def _message(text: str) -> str:

@@ -114,14 +114,32 @@ def test_busy_server_is_asked_later(engine, stub, failing, load):
     assert min(waits) >= 0.6
 
 
-def test_server_busy_for_ever_costs_the_property(engine, stub, failing, load, monkeypatch):
-    """A server that never has time is not asked for ever."""
+@pytest.mark.parametrize("status", [429, 503, 402, 302])
+def test_outage_is_no_propertys_fault(start_engine, reviving, stub, failing, load, monkeypatch, status):
+    """No quota, no money, a page of maintenance: the run ends, and a single property is not written down."""
     monkeypatch.setattr("resources.vlm.server.asking.back_off_seconds", lambda *_, **__: 0.0)
-    stub.otherwise = failing.status(429, "quota exceeded")
-    (error,) = describe(engine, load())
+    restart = reviving.restart
+
+    def wait(why):
+        if reviving.restarts:
+            raise EngineLostError(f"down too often: {why}")
+        return restart(why)
+
+    reviving.restart = wait
+    stub.otherwise = failing.status(status, "quota exceeded")
+    with pytest.raises(EngineLostError, match=r"too often: .*quota exceeded"):
+        describe(start_engine(reviving), load())
+
+
+def test_busy_for_one_property_alone_costs_that_one(engine, stub, failing, load, monkeypatch):
+    """A server that has time for others, and never for this one, is not asked for ever."""
+    monkeypatch.setattr("resources.vlm.server.asking.back_off_seconds", lambda *_, **__: 0.0)
+    stub.by_images[3] = failing.status(429, "too many tokens a minute")
+    error, answer = describe(engine, load("much", 3), load("little"))
     assert isinstance(error, EngineError)
     assert f"after {MOST_BUSY_TRIES} tries" in str(error)
-    assert "quota exceeded" in str(error)
+    assert "too many tokens" in str(error)
+    assert answer == GOOD
 
 
 def test_server_without_guided_decoding(engine, stub, failing, load, caplog):
