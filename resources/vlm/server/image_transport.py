@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from PIL import Image
 
-from resources.vlm.engine import EngineError
+from resources.vlm.engine import EngineLostError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,11 +34,14 @@ JPEG_QUALITY: Final = 92
 _SMALL_PIXELS: Final = 128 * 128
 """An image of fewer goes as PNG: exact, and hardly larger."""
 
+_LONGEST_JPEG_SIDE: Final = 65_500
+"""Pixels; Pillow's JPEG takes no longer one, PNG does."""
+
 _SUFFIXES: Final = {"image/jpeg": ".jpg", "image/png": ".png"}
 
 
-class ImageFolderError(EngineError):
-    """The folder for images cannot be written; the message names it."""
+class ImageFolderError(EngineLostError):
+    """The folder for images cannot be written, and no property could be asked about; the message names it."""
 
 
 class ImageTransport(Protocol):
@@ -58,7 +61,7 @@ def encoded(image: Pixels) -> tuple[bytes, str]:
     """An image as a file's bytes, and its media type."""
     height, width = image.shape[:2]
     stream = io.BytesIO()
-    if height * width < _SMALL_PIXELS:
+    if height * width < _SMALL_PIXELS or max(height, width) > _LONGEST_JPEG_SIDE:
         Image.fromarray(image).save(stream, "PNG", compress_level=1)
         return stream.getvalue(), "image/png"
     Image.fromarray(image).save(stream, "JPEG", quality=JPEG_QUALITY, subsampling=0)
@@ -102,21 +105,22 @@ class ImageFiles:
     def urls(self, images: Sequence[Pixels]) -> list[str]:
         """A file URL an image. Raises ImageFolderError."""
         urls: list[str] = []
-        try:
-            for image in images:
-                data, kind = encoded(image)
-                path = self._folder / f"{next(self._numbers)}{_SUFFIXES[kind]}"
-                urls.append(path.as_uri())
+        for image in images:
+            data, kind = encoded(image)
+            path = self._folder / f"{next(self._numbers)}{_SUFFIXES[kind]}"
+            urls.append(path.as_uri())
+            try:
                 path.write_bytes(data)
-        except OSError as error:
-            self.forget(urls)
-            raise _unwritable(self._folder, error) from error
+            except OSError as error:
+                self.forget(urls)
+                raise _unwritable(self._folder, error) from error
         return urls
 
     def forget(self, urls: Sequence[str]) -> None:
         """Remove the files."""
         for url in urls:
-            (self._folder / url.rpartition("/")[2]).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the folder's end removes it, or the next process
+                (self._folder / url.rpartition("/")[2]).unlink()
 
     def close(self) -> None:
         """Remove the folder."""

@@ -1,6 +1,7 @@
 """The engine against a server that fails in every way that one can: a property pays, never the batch."""
 
 import itertools
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -343,3 +344,13 @@ def test_images_as_files_are_there_while_they_are_asked_about(start_engine, stub
     assert not list(tmp_path.rglob("*.png"))
     engine.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_folder_for_images_that_is_gone_ends_the_run(start_engine, stub, load, tmp_path):
+    """A removed or full folder is everyone's trouble: no property is written down as failed for it."""
+    engine = start_engine(images=ImageFiles(tmp_path))
+    assert describe(engine, load("a")) == [GOOD]
+    shutil.rmtree(tmp_path)
+    with pytest.raises(EngineLostError, match="VLM_ASSETS_SERVER_IMAGE_FOLDER"):
+        describe(engine, load("b"))
+    assert len(stub.asked) == 1

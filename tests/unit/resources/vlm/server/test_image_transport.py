@@ -47,6 +47,15 @@ def test_large_images_lose_next_to_nothing():
     assert np.abs(pixels.astype(int) - large).mean() < 1.5
 
 
+def test_image_longer_than_a_jpeg_may_be_goes_all_the_same(tmp_path):
+    """A panorama beyond what JPEG takes is no fault of the folder, nor of anything."""
+    images = ImageFiles(tmp_path)
+    (url,) = images.urls([np.zeros((1, 65_501, 3), np.uint8)])
+    kind, pixels = opened(url)
+    assert (kind, pixels.shape) == ("PNG", (1, 65_501, 3))
+    images.close()
+
+
 def test_files_are_there_until_they_are_forgotten(tmp_path):
     """The server finds each image under its URL, and afterwards the folder is empty."""
     images = ImageFiles(tmp_path / "folder with blanks")
