@@ -114,6 +114,12 @@ class OwnedServer:
                 self._start()
             except ResidentError as error:
                 raise EngineLostError(str(error)) from error
+            except OSError as error:
+                raise EngineLostError(
+                    f"The model server of {self._device.id} cannot be started anew: {error}. Its record and"
+                    f" log lie in {self._residents.directory}; see that there is room, and that more processes"
+                    " may be started."
+                ) from error
             except ServerStartError as error:
                 why = str(error)
             else:

@@ -300,6 +300,15 @@ def test_restarts_are_counted_and_end_by_name(home: Home) -> None:
     server.release()
 
 
+def test_a_new_start_that_finds_no_room_ends_the_run_by_name(home: Home) -> None:
+    """A full disk or a refused file is everyone's trouble: an interruption, and no property's failure."""
+    server = home.start()
+    home.residents.paths(DEVICE.id).log.with_suffix(".log.1").mkdir()  # the old log cannot be put aside
+    with pytest.raises(EngineLostError, match=r"cannot be started anew: .*Is a directory"):
+        server.restart("for the test")
+    server.release()
+
+
 def test_the_key_is_nobody_elses(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key is in the server's environment and a private file, on no command line; our secrets stay out."""
     monkeypatch.setenv("VLM_ASSETS_ALERT_TARGETS", "secret")
