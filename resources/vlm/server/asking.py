@@ -224,7 +224,8 @@ class Asking:
             if so_far.deaths and (sick := await self._sickness(address)):
                 raise _SickServerError(sick)
             got = await self._send(address, body, without)
-        except BusyServerError:
+        except (BusyServerError, SilentServerError):
+            # What is silent may have more to do than it can: others need not wait as long to show it.
             self._limit.refused(asked_at=slot.asked_at)
             raise
         self._limit.answered(

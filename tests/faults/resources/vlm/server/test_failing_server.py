@@ -86,6 +86,15 @@ def test_fault_that_stays_costs_one_property(engine, stub, failing, load, schema
     assert len(described) == 2 + MOST_TRIES
 
 
+def test_silence_is_asked_for_less_at_once(start_engine, hasty, stub, failing, load):
+    """A server that falls silent may have too much to do: it gets fewer requests, as after a 429."""
+    engine = start_engine(limits=hasty)
+    before = engine.batches_at_once
+    stub.script.append(failing.hang)
+    assert describe(engine, load()) == [GOOD]
+    assert engine.batches_at_once < before
+
+
 def test_hung_requests_do_not_hold_others(start_engine, hasty, stub, failing, load):
     """While one property hangs, the others of its batch and of other batches are answered."""
     engine = start_engine(limits=hasty)
