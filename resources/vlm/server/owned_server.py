@@ -117,8 +117,8 @@ class OwnedServer:
             except OSError as error:
                 raise EngineLostError(
                     f"The model server of {self._device.id} cannot be started anew: {error}. Its record and"
-                    f" log lie in {self._residents.directory}; see that there is room, and that more processes"
-                    " may be started."
+                    f" log lie in {self._residents.directory}; see that there is room, and that more"
+                    " processes may be started."
                 ) from error
             except ServerStartError as error:
                 why = str(error)
