@@ -82,7 +82,7 @@ def main() -> None:
             few = Workload.prepare(
                 WORK,
                 folder / "warm-up",
-                properties=arguments.batch,
+                properties=2 * arguments.batch,
                 batch=arguments.batch,
                 threads=arguments.threads,
                 seed=arguments.seed,
