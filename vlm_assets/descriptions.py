@@ -38,7 +38,7 @@ from vlm_assets.catalog import Catalog
 from vlm_assets.check_events import check_specs
 from vlm_assets.checks import DESCRIPTION_CHECKS, CheckOutcome, FailedShareLimits, check_descriptions
 from vlm_assets.contact_sheet import SheetRow, contact_sheet
-from vlm_assets.expected_model import refuse_another_model
+from vlm_assets.expected_model import refuse_another_model, when_model_is_known
 from vlm_assets.fingerprint import Fingerprint, digest_of
 from vlm_assets.garbage import AnswerGuard
 from vlm_assets.image_root import InvalidImagePathError
@@ -370,7 +370,10 @@ def build_property_descriptions(
     ) -> Iterator[dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult]:
         key = one_partition(context)
         catalog = Catalog.open(settings.home)
-        work = DescriptionWork.of(settings, catalog, PropertyRange.from_key(key), vision_language_model)
+        wanted = PropertyRange.from_key(key)
+        work = when_model_is_known(
+            context, settings, lambda: DescriptionWork.of(settings, catalog, wanted, vision_language_model)
+        )
 
         def describe(journal: Journal, progress: Progress) -> Metadata:
             lease = gpu.lease(

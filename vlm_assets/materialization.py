@@ -27,6 +27,7 @@ from resources.published_record import PublishedRecord
 from resources.row_retries import RowRetries
 from resources.staged_file import StagedFile
 from resources.vlm.failure_kinds import TRANSIENT_KINDS
+from resources.vlm.server.served_model import ServerUnreachableError
 from resources.workers import Phase, WorkerBeat, Workers
 from sensors.dagster_internals.runs import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.check_events import check_result, published_file_result
@@ -201,14 +202,19 @@ def _materialize(
 def _work(context: dg.AssetExecutionContext, steps: Steps, journal: Journal, progress: Progress) -> Metadata:
     try:
         return steps.work(journal, progress)
-    except (NoDeviceFreeError, AllLeftOutError):
-        # No device to work on says nothing of the partition: it is no attempt.
-        context.instance.add_run_tags(context.run.run_id, {NO_ATTEMPT: context.run.run_id})
+    except (NoDeviceFreeError, AllLeftOutError, ServerUnreachableError):
+        # No device to work on, and no server to ask, says nothing of the partition.
+        note_no_attempt(context)
         raise
     except GarbageOutputError:
         # Its failed rows are new rows all the same: tried again by itself, it would fill up with them.
         context.instance.add_run_tags(context.run.run_id, {NEEDS_PERSON: context.run.run_id})
         raise
+
+
+def note_no_attempt(context: dg.AssetExecutionContext) -> None:
+    """Say on the run that its end was no attempt at its partition."""
+    context.instance.add_run_tags(context.run.run_id, {NO_ATTEMPT: context.run.run_id})
 
 
 def _told(context: dg.AssetExecutionContext, outcomes: Sequence[CheckOutcome]) -> dict[str, Any]:

@@ -16,8 +16,14 @@ from resources.vlm.engine import ModelLoadError
 from resources.vlm.server.model_server import ServerAddress
 
 _ANSWER_SECONDS: Final = 10.0
+_DOWN: Final = (502, 503, 504)
+"""Of a proxy before a server that is down, and of a server that is not up yet."""
 _BELIEVED_SECONDS: Final = 15
 """So long what a server said is believed: sensors ask about many partitions in one tick."""
+
+
+class ServerUnreachableError(ModelLoadError):
+    """The server at an address cannot be asked now, which says nothing of what is asked: it may be later."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,8 @@ def served_model(
     """The model at an address. wanted: its name, by the settings; else ``preferred`` if the server serves it,
     else the only one that it serves. ask_anew: whatever it said a moment ago.
 
-    Raises ModelLoadError, which says what to do, where the server cannot be asked or serves something else.
+    Raises ModelLoadError, which says what to do, where the server refuses us or serves something else, and
+    ServerUnreachableError where it is down.
     """
     listed = _ask(address) if ask_anew else _listed(address, int(time.monotonic()) // _BELIEVED_SECONDS)
     for name in (wanted, preferred):
@@ -86,10 +93,15 @@ def _ask(address: ServerAddress) -> Mapping[str, str | None]:
     try:
         answer = httpx2.get(url, headers=headers, timeout=_ANSWER_SECONDS, trust_env=False)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise ModelLoadError(
+        raise ServerUnreachableError(
             f"the model server at {address.url} does not answer ({type(error).__name__}: {error}). Start it,"
             " or correct VLM_ASSETS_SERVER_URL; what is committed stays"
         ) from error
+    if answer.status_code in _DOWN:
+        raise ServerUnreachableError(
+            f"the model server at {address.url} is not well ({answer.status_code}). Look at it, or at the"
+            " proxy before it; what is committed stays"
+        )
     if answer.status_code in (401, 403):
         raise ModelLoadError(
             f"the model server at {address.url} refuses our key ({answer.status_code}): set"

@@ -1,6 +1,6 @@
 """A small example, rendered once, and homes over it; the example model describes what it really sees."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import dagster as dg
@@ -87,3 +87,11 @@ def desk(listing, tmp_path) -> Desk:
     home = tmp_path / "home"
     ingest(listing, home, range_size=8)
     return Desk(load_settings(home=home, devices="cpu:1", batch_size=4, decode_workers=1))
+
+
+@pytest.fixture
+def shared_desk(desk, tmp_path):
+    """The desk with its instance on disk: two threads at once lock each other out of one in memory."""
+    (tmp_path / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
+        yield replace(desk, instance=instance)

@@ -2,7 +2,6 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import dagster as dg
 import pytest
@@ -54,14 +53,6 @@ def test_a_working_materialization_commits_its_batch_and_ends_as_interrupted(des
     done = desk.materialize()
     assert done.success, done.failure
     assert done.published[0].metadata["restored rows"].value == 4
-
-
-@pytest.fixture
-def shared_desk(desk, tmp_path):
-    """The desk with its instance on disk: two threads at once lock each other out of one in memory."""
-    (tmp_path / "dagster").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
-        yield replace(desk, instance=instance)
 
 
 def test_a_start_waits_for_the_end_of_the_pause(shared_desk):

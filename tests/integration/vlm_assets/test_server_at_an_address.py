@@ -2,14 +2,19 @@
 
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from resources.pause import pause, resume
 from resources.vlm.engine import EngineLostError
 from resources.vlm.resource import VisionLanguageModel
 from resources.workers import Workers
+from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.expected_cost import committed_rows
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 
@@ -134,3 +139,62 @@ def test_a_model_exchanged_at_the_start_describes_nothing(served_desk, model_ser
     done = served_desk.materialize(vision_language_model=model_of(served_desk, ExchangedModel))
     assert "the model was exchanged while this materialization began" in done.failure
     assert committed_rows(served_desk.settings, "property_descriptions", KEY) == 0
+
+
+def test_a_server_that_is_down_at_the_start_is_waited_for(served_desk, model_server):
+    """As a device is, told in the log: a run that starts before its server describes all the same."""
+    model_server.well = False
+    model_server.at_look = lambda: setattr(model_server, "well", model_server.looks > 1)
+    done = served_desk.materialize()
+    assert done.success, done.failure
+    said = [entry.message for entry in served_desk.instance.all_logs(done.result.run_id)]
+    assert any("Waiting, without a device" in one and model_server.url in one for one in said)
+    assert {row["device"] for row in pq.read_table(served_desk.file).to_pylist()} == {
+        f"server {model_server.url.removeprefix('http://').removesuffix('/v1')}"
+    }
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_server_that_stays_down_is_no_attempt(served_desk, model_server, complete):
+    """The wait ends by name and counts nothing against the partition, also where it is to be verified."""
+    if complete:
+        done = served_desk.materialize()
+        assert done.success, done.failure
+    model_server.well = False
+    leases = served_desk.settings.state_directory / "leases"
+    before = list(leases.glob("*"))
+    # By another name: a process believes for some seconds what an address said.
+    url = model_server.url.replace("127.0.0.1", "localhost")
+    ended = served_desk.changed(device_wait_seconds=0.01, server_url=url).materialize()
+    assert "No model to work with: waited 0 s" in ended.failure
+    assert "is not well (503)" in ended.failure
+    run_id = ended.result.run_id
+    assert served_desk.instance.get_run_by_id(run_id).tags[NO_ATTEMPT] == run_id
+    assert list(leases.glob("*")) == before
+    model_server.well = True
+    done = served_desk.materialize()
+    assert done.success, done.failure
+
+
+def test_nothing_asks_the_server_while_paused(shared_desk, model_server):
+    """A pause comes first: somebody may have paused because of the server."""
+    on = shared_desk.changed(engine="server", server_url=model_server.url)
+    state = on.settings.state_directory
+    pause(state, "the server moves", now=time.time())
+    model_server.well = False
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(on.materialize)
+        try:
+            while not _says_that_it_waits(on.instance):
+                assert not waiting.done(), waiting.result().failure
+            assert model_server.looks == 0
+            model_server.well = True
+        finally:
+            resume(state)
+        done = waiting.result(timeout=120)
+    assert done.success, done.failure
+
+
+def _says_that_it_waits(instance):
+    logs = [entry.message for run in instance.get_runs() for entry in instance.all_logs(run.run_id)]
+    return any("Waiting, without a device" in message for message in logs)

@@ -4,7 +4,7 @@ import pytest
 
 from resources.vlm.engine import ModelLoadError
 from resources.vlm.server.model_server import ServerAddress
-from resources.vlm.server.served_model import ServedModel, served_model
+from resources.vlm.server.served_model import ServedModel, ServerUnreachableError, served_model
 
 
 @pytest.fixture
@@ -41,20 +41,21 @@ def test_server_that_lists_nothing_is_believed(address, stub):
         served_model(address, None, "house")
 
 
-def test_server_that_is_down_is_said_to_be(stub):
-    """Before a device is leased a person reads which server is to be started."""
-    with pytest.raises(ModelLoadError, match=r"does not answer.*Start it"):
+def test_server_that_is_down_is_said_to_be(address, stub):
+    """Before a device is leased a person reads which server is to be started, and a run waits for it."""
+    with pytest.raises(ServerUnreachableError, match=r"does not answer.*Start it"):
         served_model(ServerAddress("http://127.0.0.1:9/v1"), None, "house")
+    stub.die()
+    with pytest.raises(ServerUnreachableError, match=r"is not well \(503\)"):
+        served_model(address, None, "house", ask_anew=True)
 
 
 def test_what_is_no_model_server_is_said_to_be_none(address, stub):
     """An address without /v1, or of something else, is no crash."""
     stub.models = "nonsense"
-    with pytest.raises(ModelLoadError, match="no OpenAI-compatible model server"):
+    with pytest.raises(ModelLoadError, match="no OpenAI-compatible model server") as refused:
         served_model(address, None, "house")
-    stub.die()
-    with pytest.raises(ModelLoadError, match="no OpenAI-compatible model server"):
-        served_model(ServerAddress(stub.url), None, "house")
+    assert not isinstance(refused.value, ServerUnreachableError), "no time makes it one"
 
 
 def test_revision_says_what_is_known_and_no_more():
