@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -68,10 +69,12 @@ class TransformersEngine:
     ) -> None:
         from transformers import AutoModelForImageTextToText
 
+        # What was imported by now stays to the end: a collection that looks at it, the process's last one
+        # above all, takes a second of a core. Not what follows: neither the model, whose memory is given
+        # back, nor triton, which says on the screen what was not collected of it.
+        if "triton" not in sys.modules:
+            gc.freeze()
         processor = load_processor(source)
-        # What was imported stays to the end: a collection that looks at it, the process's last one above all,
-        # takes seconds of a core. Not the model, whose memory is given back before.
-        gc.freeze()
         model = load_model(source, AutoModelForImageTextToText, device=device)
         grammar = Grammar(
             schema.json_schema,
