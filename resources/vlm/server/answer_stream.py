@@ -44,10 +44,13 @@ class TimeLimits:
 
 @dataclass(frozen=True)
 class StreamedAnswer:
-    """An answer, and the seconds until its first token came; of one that came in one piece, until it did."""
+    """An answer, and the seconds until its first token came; of one that came in one piece, until it did.
+
+    None: it has no token.
+    """
 
     answer: Answer
-    first_token_seconds: float
+    first_token_seconds: float | None
 
 
 class TokenWatch:
@@ -177,7 +180,7 @@ class _Building:
             prompt_tokens=_count(self._usage.get("prompt_tokens"), 0),
             output_tokens=_count(self._usage.get("completion_tokens"), self._tokens),
         )
-        return StreamedAnswer(answer, watch.first_token_seconds or 0.0)
+        return StreamedAnswer(answer, watch.first_token_seconds)
 
 
 def _take_whole(building: _Building, body: bytes, kind: str) -> None:

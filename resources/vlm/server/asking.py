@@ -228,11 +228,13 @@ class Asking:
             # What is silent may have more to do than it can: others need not wait as long to show it.
             self._limit.refused(asked_at=slot.asked_at)
             raise
+        # What was asked before may be answered from the server's cache: that is no measure for the others.
+        first = attempt.number == 1 and not (so_far.tries or so_far.busy or so_far.deaths)
         self._limit.answered(
             asked_at=slot.asked_at,
             full=slot.full,
             images=len(urls),
-            first_token_seconds=got.first_token_seconds,
+            first_token_seconds=got.first_token_seconds if first else None,
         )
         return got.answer
 

@@ -19,13 +19,17 @@ _CUT_WHEN_BUSY: Final = 0.5
 _CUT_WHEN_SLOW: Final = 0.9
 
 _SLOW: Final = 4.0
-"""A first token that takes so many times the fastest one, for its images, stood in the server's queue."""
+"""A first token that takes so many times as long as usual, for its images, stood in the server's queue."""
 
 _SLACK_SECONDS: Final = 1.0
 """So much longer is never called slow: below it, noise decides."""
 
-_FORGETTING: Final = 1.01
-"""What the fastest is multiplied by with each answer, so that a server that became slower is believed."""
+_LAST_ANSWERS: Final = 128
+"""So many say what is usual: a server that became slower is believed once they are its own."""
+
+_USUAL_RANK: Final = 0.25
+"""What is usual is the longest of this fastest share: fewer than half, for it is to be without a queue; and
+not the fastest, for some answers come from a cache."""
 
 
 class AdaptiveLimit:
@@ -42,19 +46,21 @@ class AdaptiveLimit:
         self._clock = clock
         self._doubling = True
         self._cut_at = float("-inf")
-        self._fastest: float | None = None
+        self._seconds_an_image: deque[float] = deque(maxlen=_LAST_ANSWERS)
 
     @property
     def requests(self) -> int:
         """The limit now."""
         return int(self._limit)
 
-    def answered(self, *, asked_at: float, full: bool, images: int, first_token_seconds: float) -> None:
-        """Take in an answer. full: as many requests as the limit allows were under way with it."""
-        per_image = first_token_seconds / max(images, 1)
-        fastest = per_image if self._fastest is None else min(per_image, self._fastest * _FORGETTING)
-        self._fastest = fastest
-        if first_token_seconds > fastest * max(images, 1) * _SLOW + _SLACK_SECONDS:
+    def answered(
+        self, *, asked_at: float, full: bool, images: int, first_token_seconds: float | None
+    ) -> None:
+        """Take in an answer. full: as many requests as the limit allows were under way with it.
+
+        first_token_seconds: None where they tell nothing, as for images that the server has in its cache.
+        """
+        if first_token_seconds is not None and self._was_slow(first_token_seconds, max(images, 1)):
             self._cut(_CUT_WHEN_SLOW, asked_at)
         elif full:
             # Once an answer: over a round of `limit` answers, twice as many, or one more.
@@ -69,7 +75,13 @@ class AdaptiveLimit:
         self._limit = min(_FIRST_LIMIT, self._most)
         self._doubling = True
         self._cut_at = self._clock()
-        self._fastest = None
+        self._seconds_an_image.clear()
+
+    def _was_slow(self, seconds: float, images: int) -> bool:
+        lately = self._seconds_an_image
+        lately.append(seconds / images)
+        usual = sorted(lately)[int((len(lately) - 1) * _USUAL_RANK)]
+        return seconds > usual * images * _SLOW + _SLACK_SECONDS
 
     def _cut(self, to: float, asked_at: float) -> None:
         if asked_at <= self._cut_at:

@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from resources.vlm.engine import Answer, Attempt, EngineError, EngineLostError, RequestTooLargeError
 from resources.vlm.ladder import LadderSettings, describe_batch
 from resources.vlm.server.asking import MOST_BUSY_TRIES, MOST_TRIES
+from resources.vlm.server.concurrency import AdaptiveLimit
 from resources.vlm.server.engine import RequestLimits
 from resources.vlm.server.image_transport import ImageFiles
 from resources.vlm.server.model_server import MOST_RESTARTS, ServerDownError
@@ -93,6 +95,23 @@ def test_silence_is_asked_for_less_at_once(start_engine, hasty, stub, failing, l
     stub.script.append(failing.hang)
     assert describe(engine, load()) == [GOOD]
     assert engine.batches_at_once < before
+
+
+def test_only_first_questions_tell_how_fast_the_server_is(engine, stub, failing, load, monkeypatch):
+    """What is asked again, or by the ladder, finds its images in a cache: no measure for others."""
+    told = []
+    answered = AdaptiveLimit.answered
+
+    def watched(limit, **measured):
+        told.append(measured["first_token_seconds"])
+        answered(limit, **measured)
+
+    monkeypatch.setattr(AdaptiveLimit, "answered", watched)
+    assert describe(engine, load("a")) == [GOOD]
+    stub.script.append(failing.status(500))
+    assert describe(engine, load("b")) == [GOOD]
+    assert engine.describe([load("a")], attempt=replace(FIRST, number=2)) == [GOOD]
+    assert [seconds is not None for seconds in told] == [True, False, False]
 
 
 def test_hung_requests_do_not_hold_others(start_engine, hasty, stub, failing, load):

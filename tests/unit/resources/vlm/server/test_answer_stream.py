@@ -37,16 +37,20 @@ def whole(content, *, kind="application/json"):
     return httpx2.Response(200, headers={"content-type": kind}, content=body)
 
 
-def read(response):
+def read_timed(response):
     tokens = []
 
     async def reading():
         async with TokenWatch.over(LIMITS, on_token=lambda: tokens.append(1)) as watch:
-            return (await read_answer(response, watch)).answer
+            return await read_answer(response, watch)
 
     response.request = httpx2.Request("POST", "http://test")
-    answer = asyncio.run(reading())
-    return answer, len(tokens)
+    return asyncio.run(reading()), len(tokens)
+
+
+def read(response):
+    streamed, tokens = read_timed(response)
+    return streamed.answer, tokens
 
 
 def test_streamed_answer_with_usage():
@@ -71,6 +75,12 @@ def test_finish_reasons(finish, reason):
     """Only a limit that cut the answer is called so; what else a server says is judged by the text."""
     answer, _ = read(stream(chunk("{}"), chunk(finish=finish)))
     assert answer.finish_reason == reason
+
+
+def test_empty_answer_came_in_no_time_at_all():
+    """Where no token came there is none whose seconds could be compared with others'."""
+    streamed, _ = read_timed(stream(chunk(finish="stop")))
+    assert (streamed.answer.text, streamed.first_token_seconds) == ("", None)
 
 
 def test_end_without_done_and_without_usage():

@@ -97,6 +97,24 @@ def test_many_images_are_no_queue(limit, clock):
     assert limit.requests == 6
 
 
+def test_answers_out_of_a_cache_call_no_other_slow(limit, clock):
+    """One in ten at once, or a whole round at the start: the limit stays where a steady server had it."""
+    for _ in range(32):
+        answer(limit, clock, seconds=0.0)
+    for number in range(600):
+        answer(limit, clock, seconds=0.1 if number % 10 == 0 else 2.5)
+    assert limit.requests >= 30
+
+
+def test_answer_that_tells_no_time_counts_as_an_answer(limit, clock):
+    """What was asked again or is empty neither slows nor stops the growth."""
+    for _ in range(28):
+        answer(limit, clock, seconds=None)
+    assert limit.requests == 32
+    answer(limit, clock, seconds=5.0)
+    assert limit.requests == 32, "it is the first that tells"
+
+
 def test_slower_server_is_believed_in_time(limit, clock):
     """One lucky answer does not call the server slow for ever."""
     answer(limit, clock, seconds=0.05)
