@@ -196,6 +196,7 @@ class DescriptionWork:
             load_seconds = clock() - started
             with self.feeding(engine, workers) as feeding:
                 refuse_another_model(engine, self.fingerprint)
+                progress.watch(engine)
                 progress.start()
                 for number, batch in enumerate(feeding.described(self.load(workers, batches))):
                     described = batch.described

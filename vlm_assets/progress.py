@@ -7,12 +7,14 @@ says that). Term: Dagster asset observations, which stream to the run page and s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import dagster as dg
 
 from resources.journal.journal import Journal
+from resources.vlm.engine import Engine, WaitingEngine
 from resources.workers import Phase, WorkerBeat
 
 INTERVAL_SECONDS = 30.0
@@ -51,6 +53,19 @@ class Progress:
         """The model is loaded and the first property is next: the rate counts from here."""
         self._started = self._clock()
         self._beat.enter(Phase.WORKING)
+
+    def watch(self, engine: Engine) -> None:
+        """Have the heartbeat say where the engine waits for its server: nobody expects a commit meanwhile."""
+        if isinstance(engine, WaitingEngine):
+            engine.waiting = self._waiting
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._beat.enter(Phase.LOADING)
+        try:
+            yield
+        finally:
+            self._beat.enter(Phase.WORKING)
 
     def advance(self, rows: int) -> None:
         """Count rows that were computed in this run; tells the page at most every INTERVAL_SECONDS."""

@@ -289,7 +289,19 @@ def load_settings(**overrides: object) -> Settings:
             f" {PREFIX}FAILED_SHARE_ERROR ({settings.failed_share_error}); set it to at most that."
         )
     _refuse_unused_server_settings(settings)
+    if settings.engine == "server" and settings.server_url is None:
+        _refuse_unfinished_starts(settings)
     return settings
+
+
+def _refuse_unfinished_starts(settings: Settings) -> None:
+    # A worker that starts a server loads its model: it would be ended as stuck before the server is up.
+    if settings.model_load_seconds < settings.server_start_seconds:
+        raise SettingsError(
+            f"{PREFIX}MODEL_LOAD_SECONDS ({settings.model_load_seconds:.0f}) is below"
+            f" {PREFIX}SERVER_START_SECONDS ({settings.server_start_seconds:.0f}), so a worker would be ended"
+            " as stuck while its server starts; set it to at least that."
+        )
 
 
 def _refuse_unused_server_settings(settings: Settings) -> None:

@@ -7,9 +7,10 @@ engines), what makes an answer valid (schema.py), what happens to one that is no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from resources.vlm.images import LoadedProperty
 
@@ -117,6 +118,16 @@ class Engine(Protocol):
 
         Calls of ``describe`` under way in other threads end soon, with EngineLostError.
         """
+
+
+@runtime_checkable
+class WaitingEngine(Protocol):
+    """An engine that may have to wait, in ``describe``, for as long as a model takes to load.
+
+    ``waiting``: set by the caller; what it gives is entered around such a wait, in another thread.
+    """
+
+    waiting: Callable[[], AbstractContextManager[object]]
 
 
 def sampling_seed(seed: int, property_id: str, attempt: int) -> int:

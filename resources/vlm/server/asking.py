@@ -36,7 +36,7 @@ from resources.vlm.server.refusals import (
     FieldRefusedError,
     refusal,
 )
-from resources.vlm.server.server_life import ServerLife
+from resources.vlm.server.server_life import ServerLife, Waiting
 
 if TYPE_CHECKING:
     import httpx2
@@ -109,7 +109,9 @@ class _SoFar:
 
 
 class Asking:
-    """Asks one server. encoding: threads that turn pixels into request bodies beside the loop."""
+    """Asks one server. encoding: threads that turn pixels into request bodies beside the loop. waiting: entered
+    around a restart of the server.
+    """
 
     def __init__(
         self,
@@ -121,6 +123,7 @@ class Asking:
         limits: TimeLimits,
         images: ImageTransport,
         encoding: Executor,
+        waiting: Waiting,
     ) -> None:
         import httpx2
 
@@ -132,7 +135,7 @@ class Asking:
         self._encoding = encoding
         self._without: set[str] = set()
         self._chance = random.Random()  # noqa: S311 - it spreads waiting, it hides nothing
-        self._life = ServerLife(server, self._prove, limit.start_anew)
+        self._life = ServerLife(server, self._prove, limit.start_anew, waiting)
         self._client = httpx2.AsyncClient(
             # How long an answer may take is the token watch's to say.
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),

@@ -13,7 +13,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -72,6 +73,7 @@ class ServerEngine:
         limits = limits or RequestLimits()
         self.model = model
         self.revision = revision
+        self.waiting: Callable[[], AbstractContextManager[object]] = nullcontext
         self._server = server
         self._images = images or DataUris()
         self._limit = AdaptiveLimit(limits.most_at_once, clock=time.monotonic)
@@ -89,6 +91,7 @@ class ServerEngine:
             limits=TimeLimits(limits.token_seconds, limits.answer_seconds),
             images=self._images,
             encoding=self._encoding,
+            waiting=lambda: self.waiting(),  # what the caller has set by then
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="model-requests", daemon=True)
         self._thread.start()

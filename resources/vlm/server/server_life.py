@@ -11,6 +11,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Final, TypeVar
 
 from resources.vlm.server.model_server import ModelServer, ServerAddress, ServerDownError
@@ -21,12 +22,16 @@ _FAILURES_BEFORE_PROOF: Final = 3
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+Waiting = Callable[[], AbstractContextManager[object]]
+"""Gives what is entered around a wait that may be as long as for a model to load."""
+
 
 class ServerLife:
     """A server in one of its lives. ``number`` counts them: a restart begins another.
 
     prove: asks the server at its address for one token; whether it came. What a dead engine behind a living
-    worker does not do. begun: called when another life begins.
+    worker does not do. begun: called when another life begins. waiting: entered
+    around a restart, in which a server may load its model again.
     """
 
     def __init__(
@@ -34,12 +39,14 @@ class ServerLife:
         server: ModelServer,
         prove: Callable[[ServerAddress], Awaitable[bool]],
         begun: Callable[[], None],
+        waiting: Waiting,
     ) -> None:
         self.number = 1
         self.address = server.address
         self._server = server
         self._prove = prove
         self._begun = begun
+        self._waiting = waiting
         self._turn = asyncio.Lock()
         self._failures = 0
         self._tokens = 0
@@ -64,7 +71,8 @@ class ServerLife:
                 return False
             why = f"{trouble} (a request: {why})"
             _log.warning("The model server at %s is restarted: %s", self.address.url, why)
-            self.address = await in_thread(lambda: self._server.restart(why))
+            with self._waiting():
+                self.address = await in_thread(lambda: self._server.restart(why))
             self.number += 1
             self._failures = 0
             self._begun()

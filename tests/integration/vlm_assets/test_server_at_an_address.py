@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,7 +14,7 @@ import pytest
 from resources.pause import pause, resume
 from resources.vlm.engine import EngineLostError
 from resources.vlm.resource import VisionLanguageModel
-from resources.workers import Workers
+from resources.workers import Phase, Workers
 from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.expected_cost import committed_rows
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
@@ -42,12 +43,16 @@ class Pages(BaseHTTPRequestHandler):
     def do_GET(self):
         server = self.server
         server.looks += 1
-        if server.at_look is not None:
-            server.at_look()
+        server.at_request()
         self.respond(200 if server.well else 503, json.dumps({"data": server.models}))
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.dies_once:
+            self.server.dies_once = self.server.well = False
+            self.respond(500, "the engine is dead")
+            return
+        self.server.at_request()
         choice = {"message": {"content": json.dumps(DESCRIPTION)}, "finish_reason": "stop"}
         usage = {"prompt_tokens": 7, "completion_tokens": 9}
         self.respond(200, json.dumps({"choices": [choice], "usage": usage}))
@@ -65,12 +70,16 @@ class Pages(BaseHTTPRequestHandler):
 
 
 class ModelServer(ThreadingHTTPServer):
-    """A server that can be down. at_look: called when its pages are looked at, with or without success."""
+    """A server that can be down. dies_once: with the next question.
+
+    at_request: called at each look at its pages and at each question, before the answer.
+    """
 
     daemon_threads = True
     well = True
     looks = 0
-    at_look = None
+    at_request = staticmethod(lambda: None)
+    dies_once = False
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Pages)
@@ -144,7 +153,7 @@ def test_a_model_exchanged_at_the_start_describes_nothing(served_desk, model_ser
 def test_a_server_that_is_down_at_the_start_is_waited_for(served_desk, model_server):
     """As a device is, told in the log: a run that starts before its server describes all the same."""
     model_server.well = False
-    model_server.at_look = lambda: setattr(model_server, "well", model_server.looks > 1)
+    model_server.at_request = lambda: setattr(model_server, "well", model_server.looks > 1)
     done = served_desk.materialize()
     assert done.success, done.failure
     said = [entry.message for entry in served_desk.instance.all_logs(done.result.run_id)]
@@ -198,3 +207,21 @@ def test_nothing_asks_the_server_while_paused(shared_desk, model_server):
 def _says_that_it_waits(instance):
     logs = [entry.message for run in instance.get_runs() for entry in instance.all_logs(run.run_id)]
     return any("Waiting, without a device" in message for message in logs)
+
+
+def test_a_worker_that_waits_for_its_server_is_not_taken_for_stuck(served_desk, model_server):
+    """Weeks of work meet restarts of a server: their worker has the time of a load, and works on after it."""
+    workers = Workers(served_desk.settings.state_directory / "workers")
+    phases = []
+
+    def look():
+        phases.extend(worker.phase for worker in workers.living())
+        if not model_server.well:
+            model_server.well = phases[-1] is Phase.LOADING
+
+    model_server.dies_once = True
+    model_server.at_request = look
+    done = served_desk.materialize()
+    assert done.success, done.failure
+    restart = [Phase.LOADING, Phase.WORKING]
+    assert [phase for phase, _ in groupby(phases)] == restart * 2
