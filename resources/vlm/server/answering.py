@@ -11,21 +11,29 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Final
 
-_ANSWERS_ALIKE: Final = frozenset(
+_VALUES_ALIKE: Final = frozenset(
     {
         # Where it listens, who may ask, what it may read.
         "--host", "--port", "--api-key", "--allowed-local-media-path", "--served-model-name",
         # How much memory and how many requests at once: they move the last digits, as a batch does.
         "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--max-num-seqs", "--max-num-batched-tokens",
-        "--swap-space", "--cpu-offload-gb", "--block-size", "--enable-prefix-caching",
-        "--no-enable-prefix-caching", "--enable-chunked-prefill", "--enforce-eager", "--tensor-parallel-size",
-        "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp", "--mm-processor-cache-gb",
+        "--swap-space", "--cpu-offload-gb", "--block-size", "--tensor-parallel-size", "-tp",
+        "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp", "--mm-processor-cache-gb",
         "--mem-fraction-static", "--max-running-requests", "--tp-size", "--tp",
         # Where files lie, and what is written down.
-        "--download-dir", "--load-format", "--disable-uvicorn-access-log", "--uvicorn-log-level",
-        "--disable-log-requests", "--disable-log-stats", "--enable-log-requests", "--log-level",
+        "--download-dir", "--load-format", "--uvicorn-log-level", "--log-level",
     }
 )  # fmt: skip
+"""Options with a value that cannot change an answer."""
+
+_FLAGS_ALIKE: Final = frozenset(
+    {
+        "--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill",
+        "--enforce-eager", "--disable-uvicorn-access-log", "--disable-log-requests", "--disable-log-stats",
+        "--enable-log-requests",
+    }
+)  # fmt: skip
+"""The same without one: the word after them is another's."""
 
 
 def answering_arguments(command: str) -> list[str]:
@@ -39,14 +47,11 @@ def answering_arguments(command: str) -> list[str]:
 
 
 def _deciding(words: list[str]) -> Iterator[str]:
-    left_out = False
-    for word in words:
-        if word.startswith("-"):
-            name, equals, _ = word.partition("=")
-            left_out = name in _ANSWERS_ALIKE and not equals
-            if name in _ANSWERS_ALIKE:
-                continue
-        elif left_out:
-            left_out = False  # one value an option
-            continue
-        yield word
+    rest = iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name in _VALUES_ALIKE:
+            if not equals:
+                next(rest, None)
+        elif name not in _FLAGS_ALIKE:
+            yield word

@@ -34,8 +34,15 @@ def test_place_of_the_program_changes_no_fingerprint():
         "--mm-processor-kwargs '{\"max_pixels\": 50176}'",
         "--chat-template other.jinja",
         "--some-option-of-tomorrow",
+        "--disable-log-requests fp8",
     ],
 )
 def test_whatever_may_change_an_answer_counts(added):
     """Fewer bits, smaller images, another template, what is not known: rows of both are told apart."""
     assert answering_arguments(f"{VLLM_COMMAND} {added}") != answering_arguments(VLLM_COMMAND)
+
+
+def test_word_after_a_flag_counts():
+    """A flag takes no value: the model named after it is the model, wherever the flag stands."""
+    assert answering_arguments("vllm serve --enforce-eager {model}") == ["vllm", "serve", "{model}"]
+    assert answering_arguments("vllm --port {port} serve {model}") == ["vllm", "serve", "{model}"]
