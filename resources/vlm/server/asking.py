@@ -109,8 +109,9 @@ class _SoFar:
 
 
 class Asking:
-    """Asks one server. encoding: threads that turn pixels into request bodies beside the loop. waiting: entered
-    around a restart of the server.
+    """Asks one server. encoding: threads that turn pixels into request bodies beside the loop.
+
+    waiting: entered around a restart of the server.
     """
 
     def __init__(
