@@ -47,7 +47,7 @@ class ModelServerChoice(dg.Config):
         from resources.vlm.server.choice import ServerChoice
 
         fields = self.model_dump(exclude={"key_variable"})
-        return ServerChoice(**fields, key=os.environ.get(self.key_variable))
+        return ServerChoice(**fields, key=os.environ.get(self.key_variable) or None)
 
 
 class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):

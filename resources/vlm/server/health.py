@@ -9,6 +9,10 @@ LOOK_SECONDS = 10.0
 """Longest wait for an answer about health; a server that generates still answers this at once."""
 
 
+NOT_OUR_KEY = "it does not take our key"
+"""The beginning of the trouble that no waiting cures."""
+
+
 def trouble(url: str, api_key: str | None, *, seconds: float = LOOK_SECONDS) -> str | None:
     """None where the server at ``url`` (up to ``/v1``) is well and takes the key, else why not.
 
@@ -36,7 +40,7 @@ def trouble(url: str, api_key: str | None, *, seconds: float = LOOK_SECONDS) -> 
                 return f"it says that it is not well ({health})"
             models = ask(path + "/models")
             if refused := {health, models} & {401, 403}:
-                return f"it does not take our key ({max(refused)})"
+                return f"{NOT_OUR_KEY} ({max(refused)})"
             if health == 404 and models != 200:
                 return f"it tells neither its health nor its models ({models})"
         finally:

@@ -142,6 +142,11 @@ class Keeper:
                 wrong = health.trouble(self._order.url, self._order.key)
                 if wrong is None:
                     self._say(replace(self._record, state="ready"))
+                elif wrong.startswith(health.NOT_OUR_KEY):
+                    return (
+                        f"{wrong}, which it got as {self._order.key_variable}: take every other key out of"
+                        " its command (--api-key) and its configuration"
+                    )
                 elif time.monotonic() >= deadline:
                     return f"it was not ready within {self._order.start_seconds:.0f} s: {wrong}"
             self._care_for_files()

@@ -25,6 +25,11 @@ grammar allows any whitespace, a model that is unsure fills its answer with it: 
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")  # not the JSON of an option such as '{"image": 12}'
 _PLACEHOLDERS = ("model", "revision", "host", "port")
+_OURS = {
+    "--served-model-name": "a server that is started here is asked for its model by {model}",
+    "--api-key": "each start gets a random key, in the server's environment",
+}
+"""Options that would make a server refuse every request, and why there is no need of them."""
 
 
 class ServerCommandError(ModelLoadError):
@@ -69,6 +74,12 @@ class ServerPlan:
                 f"The model server's command {self.command!r} must take its port from {{port}}, and its"
                 f" program comes first. An example: {VLLM_COMMAND}"
             )
+        for word in words:
+            if reason := _OURS.get(word.partition("=")[0]):
+                raise ServerCommandError(
+                    f"The model server's command must go without {word.partition('=')[0]}: {reason}. Take it"
+                    " out of VLM_ASSETS_SERVER_COMMAND."
+                )
         values = {"model": self.model, "host": HOST, "port": str(port), "revision": self.revision}
         filled: list[str] = []
         for word in words:

@@ -2,8 +2,8 @@
 
 Usage: stub_server.py PORT FOLDER HOW. It writes FOLDER/pids.json (itself, a child, a child that left the
 session) and then, by HOW: ``serves`` /health and /v1/models (that with the environment's key alone);
-``hangs`` without ever listening; ``deaf``: serves, and ignores SIGTERM. Where FOLDER/broken is, it exits with
-code 3 instead.
+``hangs`` without ever listening; ``deaf``: serves, and ignores SIGTERM; ``keyed``: serves, with another key.
+Where FOLDER/broken is, it exits with code 3 instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Pages(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         key = self.headers["Authorization"]
-        known = key == f"Bearer {os.environ['VLLM_API_KEY']}"
+        known = how != "keyed" and key == f"Bearer {os.environ['VLLM_API_KEY']}"
         self.send_response(200 if known or self.path == "/health" else 401)
         self.end_headers()
 
@@ -36,7 +36,7 @@ if __name__ == "__main__":
     port, folder, how = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     if how == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    server = HTTPServer(("127.0.0.1", port), Pages) if how in ("serves", "deaf") else None
+    server = HTTPServer(("127.0.0.1", port), Pages) if how != "hangs" else None
     child = [sys.executable, "-I", "-S", "-c", "import signal\nwhile True: signal.pause()"]
     children = [subprocess.Popen(child, start_new_session=leaves).pid for leaves in (False, True)]
     write(folder / "pids.json", [os.getpid(), *children])

@@ -236,6 +236,13 @@ def test_a_server_that_does_not_come_up_is_an_error_and_leaves_nothing(home: Hom
         home.start(home.plan(command="no-such-program --port {port}"))
 
 
+def test_a_server_with_a_key_of_its_own_is_told_at_once(home: Home) -> None:
+    """A server that takes another key than ours will not come round: it is said now, not in 20 minutes."""
+    with pytest.raises(ServerStartError, match=r"does not take our key \(401\).*VLLM_API_KEY.*--api-key"):
+        home.start(home.plan("keyed", start_seconds=SOON))
+    assert gone(home.stub_pids())
+
+
 def test_a_keeper_killed_while_the_server_starts_is_an_error_and_leaves_nothing(home: Home) -> None:
     """SIGKILL of the keeper during start-up ends the wait for it."""
     pid = os.fork()

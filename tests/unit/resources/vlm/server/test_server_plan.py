@@ -38,6 +38,8 @@ def test_what_has_no_revision_goes_without_its_option(command: str, arguments: l
         ("s --port 8000", r"must take its port from \{port\}"),
         ("", r"must take its port from \{port\}"),
         ("s 'open {port}", "No closing quotation"),
+        ("s --port {port} --served-model-name house", "without --served-model-name: .* by {model}"),
+        ("s --port {port} --api-key=secret", "without --api-key: each start gets a random key"),
     ],
 )
 def test_a_wrong_template_is_named(command: str, said: str) -> None:
