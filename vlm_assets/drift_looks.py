@@ -6,9 +6,9 @@ What lives here: what the drift sensor is handed. What does not: when it looks a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +28,8 @@ from vlm_assets.fingerprint import digest_of
 from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.settings import Settings
+
+_AGAIN_SECONDS = 60.0
 
 _FILE_KINDS = {
     FindingKind.MISSING: "deleted",
@@ -53,19 +55,30 @@ _NEXT_STEP = {
 }
 
 
-@dataclass(frozen=True)
 class Meaning:
-    """What the settings say now of an asset's rows, by part of the fingerprint, asked for once a process."""
+    """What the settings say now of an asset's rows, by part of the fingerprint, asked for once a process.
 
-    parts: Callable[[], Mapping[str, str]]
+    What cannot be told is asked for again after ``_AGAIN_SECONDS``: a server at an address may be down, and
+    each partition's look would wait for it.
+    """
 
-    @cached_property
+    def __init__(
+        self, parts: Callable[[], Mapping[str, str]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._parts = parts
+        self._clock = clock
+        self._known: Mapping[str, str] | None = None
+        self._not_before = clock()
+
+    @property
     def now(self) -> Mapping[str, str]:
         """The parts; none where the model or the schema cannot be found, and then nothing is called stale."""
-        try:
-            return self.parts()
-        except (EngineError, ValueError, OSError):
-            return {}
+        if self._known is None and self._clock() >= self._not_before:
+            try:
+                self._known = self._parts()
+            except (EngineError, ValueError, OSError):
+                self._not_before = self._clock() + _AGAIN_SECONDS
+        return self._known or {}
 
 
 @dataclass(frozen=True)

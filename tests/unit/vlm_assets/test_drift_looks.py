@@ -13,10 +13,12 @@ from resources.alerts.outbox import Outbox
 from resources.journal.files import make_directory, write_replacing
 from resources.journal.high_water_mark import HighWaterMark, write_mark
 from resources.published_record import PartitionManifest, PendingPublication
+from resources.vlm.server.served_model import ServerUnreachableError
 from resources.workers import Workers
 from sensors.published_signatures import Snapshot
 from sensors.row_count_drift import evaluation
 from vlm_assets import descriptions, embeddings
+from vlm_assets.drift_looks import Meaning
 from vlm_assets.health_sensors import build_drift_watcher, published_assets
 
 ASSET = descriptions.ASSET
@@ -290,3 +292,23 @@ def test_rows_against_the_catalogue(desk, key):
     desk.dataset.describe(key, lambda rows: rows[:-1])
     told = desk.tick()
     assert (ASSET, key, "row count", "ERROR") in told
+
+
+def test_a_server_that_is_down_at_the_first_look_is_asked_again():
+    """Nothing is stale meanwhile, no look at a partition waits for it, and once it is up, it is asked."""
+    asked, now, down = [], [0.0], [True]
+
+    def parts():
+        asked.append(now[0])
+        if down[0]:
+            raise ServerUnreachableError("the model server does not answer")
+        return {"model": "house"}
+
+    meaning = Meaning(parts, clock=lambda: now[0])
+    assert [meaning.now for _ in range(1000)] == [{}] * 1000
+    assert asked == [0.0], "one that swallows what is sent to it costs seconds"
+    down[0] = False
+    now[0] = 61.0
+    assert meaning.now == {"model": "house"}
+    assert meaning.now == {"model": "house"}
+    assert asked == [0.0, 61.0]
