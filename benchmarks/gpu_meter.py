@@ -76,7 +76,7 @@ class StageClock:
         self._visions: list[_Forward] = []
 
     def __enter__(self) -> Self:
-        self._exit.callback(self._clock_call(self._processor, "apply_chat_template", "processor"))
+        self._exit.callback(self._clock_call(type(self._processor), "apply_chat_template", "processor"))
         self._exit.callback(self._clock_call(self._model, "generate", "generate"))
         for module, forwards in ((self._model, self._forwards_now), (self._vision, self._visions_now)):
             before = module.register_forward_pre_hook(self._begin(forwards), with_kwargs=True)
@@ -111,8 +111,12 @@ class StageClock:
         return stages
 
     def _clock_call(self, owner: Any, name: str, stage: str) -> Callable[[], None]:
-        """Replace one method of one object by a clocked one; returns what puts it back."""
+        """Replace one method of an object or a class by a clocked one; returns what puts it back.
+
+        The processor's is replaced in its class: the engine has copies of it for its threads.
+        """
         called = getattr(owner, name)
+        own = name in vars(owner)
 
         def clocked(*arguments: Any, **named: Any) -> Any:
             began = time.perf_counter()
@@ -127,7 +131,7 @@ class StageClock:
             return result
 
         setattr(owner, name, clocked)
-        return lambda: delattr(owner, name)
+        return lambda: setattr(owner, name, called) if own else delattr(owner, name)
 
     def _forwards_now(self) -> list[_Forward]:
         return self._forwards

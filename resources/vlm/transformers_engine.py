@@ -36,6 +36,9 @@ _LOST = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "NCCL error", "device-sid
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory")
 
 
+_TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
+"""Modules that complain when the interpreter ends (nanobind's)."""
+
 _MOST_PREPARE = 4
 """Threads that run the processor beside a GPU. 80 images of a megapixel are 7 to 20 s of work for one."""
 
@@ -71,8 +74,8 @@ class TransformersEngine:
 
         # What was imported by now stays to the end: a collection that looks at it, the process's last one
         # above all, takes a second of a core. Not what follows: neither the model, whose memory is given
-        # back, nor triton, which says on the screen what was not collected of it.
-        if "triton" not in sys.modules:
+        # back, nor what says on the screen what was not collected of it.
+        if not _TELL_WHAT_IS_LEFT & sys.modules.keys():
             gc.freeze()
         processor = load_processor(source)
         model = load_model(source, AutoModelForImageTextToText, device=device)
