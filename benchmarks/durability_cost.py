@@ -27,10 +27,10 @@ from resources.gpu.pinning import pin
 from resources.vlm.engine import Engine
 from resources.vlm.images import LoadedProperty
 from resources.vlm.ladder import describe_batch
-from vlm_assets.catalog import Catalog
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
 from vlm_assets.demo.example import write_example
 from vlm_assets.descriptions import ASSET, DescriptionWork
-from vlm_assets.ingest import ingest
 from vlm_assets.partition import Partition
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.settings import Settings, load_settings

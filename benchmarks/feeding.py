@@ -28,7 +28,7 @@ from resources.gpu.pinning import pin
 from resources.vlm.feeding import Feeding
 from resources.vlm.images import LoadedProperty
 from resources.vlm.ladder import describe_batch
-from vlm_assets.catalog import Catalog
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.descriptions import DescriptionWork
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.settings import Settings, load_settings

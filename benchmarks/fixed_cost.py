@@ -78,10 +78,10 @@ def main() -> None:
 
 
 def _template(folder: Path) -> Path:
-    from vlm_assets.catalog import Catalog
-    from vlm_assets.dagster_home import prepare_dagster_home
+    from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.catalog.ingest import ingest
     from vlm_assets.demo.example import write_example
-    from vlm_assets.ingest import ingest
+    from vlm_assets.orchestrator.home import prepare_dagster_home
 
     home = folder / "template"
     ingest(write_example(folder, properties=1, seed=1), home)
@@ -135,7 +135,7 @@ def _run() -> None:
 
     from resources.published import PublishedPartitions
     from resources.vlm.resource import VisionLanguageModel
-    from vlm_assets.catalog import Catalog
+    from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.definitions import defs
     from vlm_assets.descriptions import ASSET, DescriptionWork
     from vlm_assets.settings import current_settings

@@ -38,8 +38,8 @@ def main() -> None:
 
 
 def _measure(folder: Path, size: int, images: int) -> dict[str, float]:
+    from vlm_assets.catalog.ingest import ingest
     from vlm_assets.demo.example import write_example
-    from vlm_assets.ingest import ingest
 
     listing = write_example(folder, properties=8, seed=1)
     shown = json.loads(listing.read_text().splitlines()[0])["images"][:images]
@@ -64,7 +64,7 @@ def _measure(folder: Path, size: int, images: int) -> dict[str, float]:
 def _run(home: Path) -> None:
     import dagster as dg
 
-    from vlm_assets.catalog import Catalog
+    from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.definitions import build_defs
     from vlm_assets.settings import load_settings
 

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from resources.workers import Phase, Workers
 from sensors.worker_health import INTERVAL_SECONDS
-from vlm_assets.catalog import Catalog
-from vlm_assets.dagster_home import prepare_dagster_home
-from vlm_assets.dagster_server import dagster_server, free_port
-from vlm_assets.health_sensors import worker_limits
-from vlm_assets.ingest import ingest
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.orchestrator.home import prepare_dagster_home
+from vlm_assets.orchestrator.server import dagster_server, free_port
 from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import Settings, load_settings
+from vlm_assets.unattended.health_sensors import worker_limits
 
 COMMITS = 3
 DEVICE, PYTHON = "device", "python"

@@ -1,7 +1,7 @@
 """The pause: one file that makes every schedule, retry and materialization stand still until it is lifted.
 
 What lives here: the file ``.state/pause.json`` and what it says. What does not: who looks at it and how each
-stands still (``vlm_assets/pausing.py``, ``sensors/failed_partitions.py``).
+stands still (``vlm_assets/unattended/pausing.py``, ``sensors/failed_partitions.py``).
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets import cli_alerts, cli_care, cli_devices, cli_pause
-from vlm_assets.cli_options import AsJson, Home, chosen_settings
+from vlm_assets.commands import alerts, care, devices, pause
+from vlm_assets.commands.options import AsJson, Home, chosen_settings
 from vlm_assets.settings import PREFIX
 
 if TYPE_CHECKING:
-    from vlm_assets.ingest_report import IngestReport
+    from vlm_assets.catalog.report import IngestReport
+    from vlm_assets.progress.status import Status
     from vlm_assets.settings import Settings
-    from vlm_assets.status import Status
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -76,7 +76,7 @@ def ingest(
     update: Annotated[bool, typer.Option(help="Take changed images of known properties too.")] = False,
 ) -> None:
     """Take properties into the catalogue. What is in it already never moves."""
-    from vlm_assets.ingest import ingest as take_in
+    from vlm_assets.catalog.ingest import ingest as take_in
 
     current = chosen_settings(home)
     report = take_in(
@@ -88,7 +88,7 @@ def ingest(
     )
     _say(report)
     if report.new_ranges:
-        from vlm_assets.definitions_reload import reload_running
+        from vlm_assets.orchestrator.reload import reload_running
 
         typer.echo(reload_running(current.dagster_home))
 
@@ -116,8 +116,8 @@ def demo(
     ] = False,
 ) -> None:
     """Dagster UI and a backfill of all that is missing: of your VLM_ASSETS_SOURCE, else of the example."""
+    from vlm_assets.catalog.ingest import ingest as take_in
     from vlm_assets.demo.supervisor import run_demo
-    from vlm_assets.ingest import ingest as take_in
     from vlm_assets.resource_settings import build_gpu
 
     current = chosen_settings(home)
@@ -151,7 +151,7 @@ def serve(
     """Dagster UI, daemon, schedules and alerts of a home, until it is told to end; for a service manager."""
     from rich.console import Console
 
-    from vlm_assets import serving
+    from vlm_assets.orchestrator import serving
     from vlm_assets.resource_settings import build_gpu
 
     current = chosen_settings(home)
@@ -166,8 +166,8 @@ def serve(
 
 
 def _take_in_example(current: Settings, properties: int, range_size: int | None, seed: int) -> None:
+    from vlm_assets.catalog.ingest import ingest as take_in
     from vlm_assets.demo.example import write_example
-    from vlm_assets.ingest import ingest as take_in
 
     typer.echo(f"Example: {properties} properties with seed {seed} in {current.home / 'example'} ...")
     listing = write_example(current.home, properties=properties, seed=seed)
@@ -194,9 +194,9 @@ def status(
     """Say where every partition stands, what is left, in which order it runs, from what is on disk."""
     from rich.console import Console
 
-    from vlm_assets import status_view
-    from vlm_assets.catalog import Catalog
-    from vlm_assets.status import read_status
+    from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.progress import status_view
+    from vlm_assets.progress.status import read_status
 
     current = chosen_settings(home)
 
@@ -217,7 +217,7 @@ def try_(
     limit: Annotated[int, typer.Option(min=1, help="Properties to describe.")] = 20,
 ) -> None:
     """Describe a few properties without a partition: the answers, the rate, and what all would take."""
-    from vlm_assets.catalog import Catalog
+    from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.resource_settings import build_gpu, build_vision_language_model
     from vlm_assets.trial import run_trial
 
@@ -251,7 +251,7 @@ def show(
     home: Home = None,
 ) -> None:
     """Show one property: its images, what was said of it, errors and attempts, and where that lies."""
-    from vlm_assets.catalog import Catalog
+    from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.property_view import view_property
 
     current = chosen_settings(home)
@@ -265,7 +265,5 @@ def _duration(days: float) -> str:
     return f"{days * 24:.1f} hours" if days * 24 >= 1 else f"{days * 24 * 60:.1f} minutes"
 
 
-cli_alerts.register(app)
-cli_care.register(app)
-cli_devices.register(app)
-cli_pause.register(app)
+for commands in (alerts, care, devices, pause):
+    commands.register(app)

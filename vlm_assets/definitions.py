@@ -13,20 +13,21 @@ from pathlib import Path
 
 import dagster as dg
 
-from vlm_assets import catalog_asset, descriptions, embeddings
-from vlm_assets.alert_sensor import build_alerts
-from vlm_assets.audit_asset import build_dataset_audit
-from vlm_assets.catalog import Catalog, CatalogMissingError, catalog_path
-from vlm_assets.catalog_asset import build_property_catalog
-from vlm_assets.dagster_home import claim_for_catalog
-from vlm_assets.dataset_progress import build_dataset_progress, build_progress_sensor
+from vlm_assets import descriptions, embeddings
+from vlm_assets.audit.asset import build_dataset_audit
+from vlm_assets.catalog import asset as catalog_asset
+from vlm_assets.catalog.asset import build_property_catalog
+from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.descriptions import build_property_descriptions
 from vlm_assets.embeddings import build_property_embeddings
-from vlm_assets.health_sensors import build_health_sensors
+from vlm_assets.orchestrator.home import claim_for_catalog
+from vlm_assets.progress.dataset_progress import build_dataset_progress, build_progress_sensor
 from vlm_assets.property_ranges import PropertyRange, partitions_definition
 from vlm_assets.resource_settings import build_resources
-from vlm_assets.retries import build_retries
 from vlm_assets.settings import Settings, current_settings
+from vlm_assets.unattended.alert_sensor import build_alerts
+from vlm_assets.unattended.health_sensors import build_health_sensors
+from vlm_assets.unattended.retries import build_retries
 
 _log = logging.getLogger(__name__)
 

@@ -34,14 +34,14 @@ from resources.vlm.ladder import Described, LadderSettings
 from resources.vlm.prompt import Prompt, build_prompt
 from resources.vlm.resource import VisionLanguageModel
 from resources.vlm.schema import DescriptionSchema, load_schema
-from vlm_assets.catalog import Catalog
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.check_events import check_specs
 from vlm_assets.checks import DESCRIPTION_CHECKS, CheckOutcome, FailedShareLimits, check_descriptions
 from vlm_assets.contact_sheet import SheetRow, contact_sheet
 from vlm_assets.expected_model import refuse_another_model, when_model_is_known
 from vlm_assets.fingerprint import Fingerprint, digest_of
 from vlm_assets.garbage import AnswerGuard
-from vlm_assets.image_root import InvalidImagePathError
 from vlm_assets.materialization import (
     OK,
     Metadata,
@@ -51,7 +51,7 @@ from vlm_assets.materialization import (
     one_partition,
 )
 from vlm_assets.partition import Partition
-from vlm_assets.progress import Progress
+from vlm_assets.progress.progress import Progress
 from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.settings import Settings
 from vlm_assets.time_spent import WorkTime

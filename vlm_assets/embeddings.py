@@ -27,7 +27,7 @@ from resources.staged_file import StagedFile
 from resources.vlm.embedder import TextEmbedder, description_text
 from resources.vlm.engine import ModelLoadError
 from resources.vlm.resource import TextEmbeddingModel
-from vlm_assets.catalog import Catalog
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.check_events import check_specs
 from vlm_assets.checks import EMBEDDING_CHECKS, CheckOutcome, check_embeddings
 from vlm_assets.fingerprint import Fingerprint
@@ -41,7 +41,7 @@ from vlm_assets.materialization import (
     one_partition,
 )
 from vlm_assets.partition import Partition
-from vlm_assets.progress import Progress
+from vlm_assets.progress.progress import Progress
 from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.resource_settings import build_vision_language_model
 from vlm_assets.settings import Settings

@@ -18,8 +18,8 @@ from resources.vlm.engine import Engine, ModelLoadError
 from resources.vlm.server.served_model import ServerUnreachableError
 from vlm_assets.fingerprint import Fingerprint
 from vlm_assets.materialization import note_no_attempt
-from vlm_assets.pausing import wait_while_paused
 from vlm_assets.settings import Settings
+from vlm_assets.unattended.pausing import wait_while_paused
 
 _FIRST_WAIT_SECONDS: Final = 0.5
 _LONGEST_WAIT_SECONDS: Final = 30.0

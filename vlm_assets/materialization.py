@@ -34,8 +34,7 @@ from vlm_assets.check_events import check_result, published_file_result
 from vlm_assets.checks import CheckOutcome
 from vlm_assets.garbage import GarbageOutputError
 from vlm_assets.partition import Partition
-from vlm_assets.pausing import PausableProgress, wait_while_paused
-from vlm_assets.progress import Progress
+from vlm_assets.progress.progress import Progress
 from vlm_assets.row_rounds import (
     OK,
     failed_rows,
@@ -45,6 +44,7 @@ from vlm_assets.row_rounds import (
     root_run_of,
     round_of,
 )
+from vlm_assets.unattended.pausing import PausableProgress, wait_while_paused
 
 __all__ = ["OK", "Metadata", "RunOptions", "Steps", "materialize", "one_partition"]
 

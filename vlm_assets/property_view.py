@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from resources.published import PublishedPartitions
 from resources.published_errors import NotPublishedError
-from vlm_assets.catalog import Catalog, CatalogError, CatalogRow
-from vlm_assets.image_root import InvalidImagePathError
+from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogRow
+from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.settings import Settings
 
 

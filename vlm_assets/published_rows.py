@@ -2,7 +2,7 @@
 
 What lives here: one query over the files of descriptions, and a note of its answer for files that did not
 change, so that the next look reads only what is new. What does not: whether the rows are whole
-(``audit_rows.py``). The note may be deleted.
+(``audit/rows.py``). The note may be deleted.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vlm_assets.dagster_api import DagsterApi
-from vlm_assets.repair import COMPUTING, Repair, Way
+from vlm_assets.care.repair import COMPUTING, Repair, Way
+from vlm_assets.orchestrator.api import DagsterApi
 from vlm_assets.settings import PREFIX, Settings
 
 TAG = "vlm-assets/launched-by"

@@ -41,8 +41,8 @@ def expected_tags(run: dg.DagsterRun) -> dict[str, str]:
 
     Raises SettingsError, CatalogError, OSError; KeyError for a partition that the catalogue does not have.
     """
-    from vlm_assets.catalog import Catalog
-    from vlm_assets.expected_cost import ExpectedCost
+    from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.progress.expected_cost import ExpectedCost
     from vlm_assets.settings import load_settings
 
     key = run.tags.get(PARTITION_TAG)

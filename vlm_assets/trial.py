@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from resources.gpu.resource import GpuResource
 from resources.vlm.ladder import Described
 from resources.vlm.resource import VisionLanguageModel
-from vlm_assets.catalog import Catalog
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.descriptions import DescriptionWork
 from vlm_assets.settings import Settings
 

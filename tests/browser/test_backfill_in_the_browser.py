@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from resources.alerts.outbox import Outbox
-from vlm_assets.catalog import Catalog
-from vlm_assets.ingest import ingest
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
 
 DESCRIPTIONS = "property_descriptions"
 CHECKS = ("failed_share", "ids_conserved", "published_file", "row_count", "row_schema", "unique_ids")

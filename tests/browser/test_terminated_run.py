@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.journal.high_water_mark import read_mark
-from vlm_assets.ingest import ingest
+from vlm_assets.catalog.ingest import ingest
 
 DESCRIPTIONS = "property_descriptions"
 PROPERTIES = 60

@@ -1,7 +1,7 @@
 """``vlm-assets demo``: Dagster for a catalogued home, a backfill of all that is missing, a summary.
 
 What lives here: the order of a start and of an end. What does not: the example's properties and their
-catalogue, which are there before this begins; the processes (``process_group.py``, ``dagster_server.py``);
+catalogue, which are there before this begins; the processes (``orchestrator/``);
 which partitions are asked for (``backfill.py``); what is shown (``terminal.py``).
 """
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vlm_assets.catalog import Catalog
-from vlm_assets.dagster_server import GRACE_SECONDS, DagsterServer, dagster_server
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.demo.backfill import ASSETS, Backfilling
 from vlm_assets.demo.terminal import ProgressLine, Summary, row_counts, where_to_click
-from vlm_assets.process_group import interruptible
-from vlm_assets.serving import farewell, prepare, start_pages
+from vlm_assets.orchestrator.process_group import interruptible
+from vlm_assets.orchestrator.server import GRACE_SECONDS, DagsterServer, dagster_server
+from vlm_assets.orchestrator.serving import farewell, prepare, start_pages
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM before all was done."""

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from vlm_assets.dagster_api import FailingCheck
 from vlm_assets.demo.backfill import ASSETS, Snapshot
+from vlm_assets.orchestrator.api import FailingCheck
 from vlm_assets.property_ranges import PropertyRange
 
 _SHOWN = 5

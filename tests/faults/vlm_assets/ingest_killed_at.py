@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import vlm_assets.ingest as under_test
+import vlm_assets.catalog.ingest as under_test
 
 PUBLISHING = ("open", "write", "fsync", "rename", "replace", "unlink", "mkdir", "pwrite", "ftruncate")
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlm_assets.ingest import ingest
+from vlm_assets.catalog.ingest import ingest
 
 PROPERTIES = 8
 KEY = f"{0:09d}-{PROPERTIES - 1:09d}"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vlm_assets.catalog import Catalog, CatalogMissingError, CatalogUnreadableError, backup_paths
-from vlm_assets.ingest import ingest
+from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, CatalogUnreadableError, backup_paths
+from vlm_assets.catalog.ingest import ingest
 
 
 def write_listing(source: Path, count: int, image: str) -> None:

@@ -14,7 +14,7 @@ from resources.gpu.residents import Residents
 from resources.vlm.server.owned_server import start_or_adopt
 from resources.vlm.server.server_plan import ServerPlan
 from vlm_assets.cli import app
-from vlm_assets.dagster_server import dagster_server
+from vlm_assets.orchestrator.server import dagster_server
 
 STUB = Path(__file__).parents[1] / "resources" / "vlm" / "server" / "stub_server.py"
 

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from vlm_assets.catalog import Catalog
-from vlm_assets.dagster_home import prepare_dagster_home
-from vlm_assets.dagster_server import dagster_server, free_port
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
 from vlm_assets.demo.backfill import ASSETS
-from vlm_assets.ingest import ingest
+from vlm_assets.orchestrator.home import prepare_dagster_home
+from vlm_assets.orchestrator.server import dagster_server, free_port
 
 WITHIN_SECONDS = 60.0
 

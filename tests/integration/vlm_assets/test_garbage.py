@@ -3,9 +3,9 @@
 import json
 
 from sensors.dagster_internals.runs import NEEDS_PERSON
-from vlm_assets.expected_cost import committed_rows
+from vlm_assets.catalog.ingest import ingest
 from vlm_assets.garbage import WINDOW
-from vlm_assets.ingest import ingest
+from vlm_assets.progress.expected_cost import committed_rows
 
 PROPERTIES = 56
 

@@ -8,7 +8,7 @@ import pytest
 from resources.gpu.resource import GpuResource
 from resources.journal.journal import Journal
 from resources.published import PublishedPartitions
-from vlm_assets.catalog import Catalog
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.descriptions import DescriptionWork
 
 KEY = "000000000-000000007"

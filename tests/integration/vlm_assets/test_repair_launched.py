@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from vlm_assets.audit import audit
-from vlm_assets.catalog import Catalog
+from vlm_assets.audit.audit import audit
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.cli import app
-from vlm_assets.dagster_home import prepare_dagster_home
-from vlm_assets.dagster_server import dagster_server, free_port
+from vlm_assets.orchestrator.home import prepare_dagster_home
+from vlm_assets.orchestrator.server import dagster_server, free_port
 
 KEY = "000000000-000000007"
 BOTH = ("property_descriptions", "property_embeddings")

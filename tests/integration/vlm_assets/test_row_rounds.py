@@ -6,7 +6,7 @@ from dagster import DagsterExecutionInterruptedError
 
 from resources.row_retries import RowRetriesFile
 from resources.vlm.resource import VisionLanguageModel
-from vlm_assets.catalog import Catalog
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.resource_settings import build_vision_language_model
 
 KEY = "000000000-000000007"

@@ -12,11 +12,11 @@ import dagster as dg
 import pytest
 from typer.testing import CliRunner
 
-from vlm_assets.catalog import Catalog
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
 from vlm_assets.cli import app
-from vlm_assets.dagster_home import POOL, prepare_dagster_home
-from vlm_assets.dagster_server import DagsterServer, dagster_server, free_port
-from vlm_assets.ingest import ingest
+from vlm_assets.orchestrator.home import POOL, prepare_dagster_home
+from vlm_assets.orchestrator.server import DagsterServer, dagster_server, free_port
 
 DESCRIPTIONS = "property_descriptions"
 LIGHT, MIDDLE, HEAVY = (f"{start:09d}-{start:09d}" for start in range(3))

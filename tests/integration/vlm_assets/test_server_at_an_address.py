@@ -16,7 +16,7 @@ from resources.vlm.engine import EngineLostError
 from resources.vlm.resource import VisionLanguageModel
 from resources.workers import Phase, Workers
 from sensors.dagster_internals.runs import NO_ATTEMPT
-from vlm_assets.expected_cost import committed_rows
+from vlm_assets.progress.expected_cost import committed_rows
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 
 KEY = "000000000-000000007"

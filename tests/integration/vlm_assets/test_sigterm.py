@@ -16,10 +16,10 @@ import pytest
 
 from resources.journal.high_water_mark import read_mark
 from resources.workers import Workers
-from vlm_assets.catalog import Catalog
-from vlm_assets.dagster_home import prepare_dagster_home
-from vlm_assets.dagster_server import DagsterServer, dagster_server, free_port
-from vlm_assets.ingest import ingest
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.orchestrator.home import prepare_dagster_home
+from vlm_assets.orchestrator.server import DagsterServer, dagster_server, free_port
 from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import load_settings
 

@@ -15,8 +15,8 @@ import pytest
 
 from resources.published import PublishedPartitions
 from resources.published_record import PublishedRecord
-from vlm_assets.catalog import Catalog
-from vlm_assets.ingest import ingest
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
 from vlm_assets.settings import Settings, load_settings
 
 COMMON = [

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from vlm_assets.catalog.ingest import ingest
 from vlm_assets.definitions import build_defs
-from vlm_assets.ingest import ingest
 from vlm_assets.settings import load_settings
 
 LOADING = """

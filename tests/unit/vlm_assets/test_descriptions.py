@@ -3,7 +3,7 @@
 import pytest
 
 from resources.vlm.ladder import Described
-from vlm_assets.catalog import Catalog
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.descriptions import DescriptionWork, long_batch
 from vlm_assets.resource_settings import build_vision_language_model
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlm_assets.pace import Pace, learned_paces, time_left, together
+from vlm_assets.progress.pace import Pace, learned_paces, time_left, together
+from vlm_assets.progress.throughput import MOST_BARS, throughput
 from vlm_assets.published_rows import (
     PublishedRows,
     PublishedRowsNote,
     Stretch,
     read_published_rows,
 )
-from vlm_assets.throughput import MOST_BARS, throughput
 
 
 def read(dataset, known=None) -> dict[str, PublishedRows]:

@@ -12,8 +12,8 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 
-from vlm_assets.catalog import Catalog, catalog_path
-from vlm_assets.dagster_home import prepare_dagster_home
+from vlm_assets.catalog.catalog import Catalog, catalog_path
+from vlm_assets.orchestrator.home import prepare_dagster_home
 from vlm_assets.run_coordinator import HeaviestFirstRunCoordinator
 from vlm_assets.settings import Settings
 

@@ -10,11 +10,11 @@ import psutil
 import pytest
 from rich.console import Console
 
-from vlm_assets.catalog import Catalog
-from vlm_assets.dagster_server import free_port
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
 from vlm_assets.demo.example import write_example
 from vlm_assets.demo.supervisor import INTERRUPTED, run_demo
-from vlm_assets.ingest import ingest
+from vlm_assets.orchestrator.server import free_port
 
 RANGE_SIZE = 4
 

@@ -1,0 +1,251 @@
+"""Reading the catalogue: the footer for ranges, verified rows, sentences where it cannot be read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from vlm_assets.catalog.catalog import (
+    Catalog,
+    CatalogChangedError,
+    CatalogMissingError,
+    CatalogUnreadableError,
+    UnknownRangeError,
+    backup_paths,
+    rows_digest,
+)
+from vlm_assets.catalog.image_root import ImageOutsideRootError
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.property_ranges import PropertyRange
+
+
+def list_properties(folder: Path, count: int, name: str = "listing.jsonl") -> Path:
+    """Write a listing of ``count`` properties of two images that do not exist."""
+    folder.mkdir(exist_ok=True)
+    source = folder / name
+    lines = [{"property_id": f"id {i}", "images": [f"{i}a.jpg", f"{i}b.jpg"]} for i in range(count)]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return source
+
+
+def damage_rows(path: Path) -> None:
+    """Overwrite the middle of a parquet file's rows, all before its footer."""
+    data = bytearray(path.read_bytes())
+    footer = 8 + int.from_bytes(data[-8:-4], "little")
+    for at in range(4, len(data) - footer):
+        data[at] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+@pytest.fixture(scope="module")
+def large_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2,000 ranges of five properties."""
+    folder = tmp_path_factory.mktemp("large")
+    ingest(list_properties(folder, 10_000), folder / "home", range_size=5)
+    return folder / "home"
+
+
+@pytest.fixture
+def home(large_home: Path, tmp_path: Path) -> Path:
+    """A copy of the large home that a test may damage."""
+    shutil.copytree(large_home, tmp_path / "home")
+    return tmp_path / "home"
+
+
+def test_the_names_in_the_footer_are_those_of_every_earlier_catalogue(home: Path) -> None:
+    """A catalogue written years ago is still one: the footer's keys are a format, not names of modules."""
+    written = pq.read_metadata(home / "property_catalog" / "catalog.parquet").metadata
+    assert {b"vlm_assets.catalog", b"vlm_assets.catalog.sha256"} <= set(written)
+
+
+def test_ranges_come_from_the_footer_alone(home: Path) -> None:
+    """Definitions load thousands of partitions without reading a row: not one row is readable here."""
+    intact = Catalog.open(home)
+    damage_rows(intact.path)
+    damaged = Catalog.open(home)
+    assert len(damaged.ranges) == 2_000
+    assert damaged.ranges == intact.ranges
+    assert damaged.rows == 10_000
+    assert damaged.slice_digest(damaged.ranges[7]) == intact.slice_digest(intact.ranges[7])
+    with pytest.raises(CatalogUnreadableError, match=r"catalog\.parquet\.copy"):
+        damaged.slice(damaged.ranges[7])
+    with pytest.raises(CatalogUnreadableError):
+        damaged.find("id 1")
+    with pytest.raises(CatalogUnreadableError):
+        damaged.verify()
+
+
+def test_slices_are_the_rows_of_their_range(large_home: Path) -> None:
+    """A range's rows are its own, in order, over row group borders as well, and fit their digest."""
+    catalog = Catalog.open(large_home)
+    assert pq.read_metadata(catalog.path).num_row_groups > 1
+    for one in (catalog.ranges[0], catalog.ranges[818], catalog.ranges[819], catalog.ranges[-1]):
+        table = catalog.slice(one)
+        assert table["ordinal"].to_pylist() == list(range(one.start, one.stop))
+        assert table["property_id"].to_pylist() == [f"id {i}" for i in range(one.start, one.stop)]
+        assert table["image_uris"].to_pylist()[0] == [f"{one.start}a.jpg", f"{one.start}b.jpg"]
+        assert rows_digest(table) == catalog.slice_digest(one)
+
+
+def test_a_slice_reads_the_row_groups_of_its_range_only(home: Path) -> None:
+    """A partition is not slowed, nor stopped by damage, by the rest of the catalogue."""
+    catalog = Catalog.open(home)
+    first_column = pq.read_metadata(catalog.path).row_group(0).column(0)
+    data = bytearray(catalog.path.read_bytes())
+    at = first_column.data_page_offset
+    data[at : at + first_column.total_compressed_size] = bytes(first_column.total_compressed_size)
+    catalog.path.write_bytes(bytes(data))
+    assert catalog.slice(catalog.ranges[-1]).num_rows == 5
+    with pytest.raises(CatalogUnreadableError):
+        catalog.slice(catalog.ranges[0])
+
+
+def test_ranges_larger_than_a_row_group_are_read_whole(tmp_path: Path) -> None:
+    """The range size may exceed the size of a row group."""
+    ingest(list_properties(tmp_path, 10_000), tmp_path / "home", range_size=9_000)
+    catalog = Catalog.open(tmp_path / "home")
+    assert [len(one) for one in catalog.ranges] == [9_000, 1_000]
+    assert [table.num_rows for _, table in catalog.slices()] == [9_000, 1_000]
+    assert catalog.slice(catalog.ranges[1])["ordinal"].to_pylist() == list(range(9_000, 10_000))
+
+
+def test_properties_are_found_by_id(large_home: Path) -> None:
+    """One property is found with its place; an id that is not there is None."""
+    catalog = Catalog.open(large_home)
+    row = catalog.find("id 9876")
+    assert row is not None
+    assert (row.ordinal, row.property_id, row.range) == (9876, "id 9876", PropertyRange(9875, 9880))
+    assert row.image_uris == ("9876a.jpg", "9876b.jpg")
+    assert row.image_bytes == (None, None)
+    assert catalog.find("id 10000") is None
+
+
+def test_unknown_ranges_and_ordinals_are_refused(large_home: Path) -> None:
+    """A key of another catalogue finds nothing here, and never other rows."""
+    catalog = Catalog.open(large_home)
+    for wrong in (PropertyRange(0, 6), PropertyRange(3, 5), PropertyRange(10_000, 10_005)):
+        with pytest.raises(UnknownRangeError, match=wrong.key):
+            catalog.slice(wrong)
+    assert catalog.range_of(9_999) == catalog.ranges[-1]
+    with pytest.raises(UnknownRangeError):
+        catalog.range_of(10_000)
+
+
+def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    """Whatever byte is damaged, either all rows are right or reading stops: never wrong rows."""
+    ingest(list_properties(tmp_path, 12), tmp_path / "home", range_size=5)
+    catalog = Catalog.open(tmp_path / "home")
+    rows = [table for _, table in catalog.slices()]
+    data = catalog.path.read_bytes()
+    noticed = 0
+    for at in range(0, len(data), 7):
+        catalog.path.write_bytes(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :])
+        try:
+            read = Catalog.open(tmp_path / "home")
+            tables = [table for _, table in read.slices()]
+        except CatalogUnreadableError:
+            noticed += 1
+        else:
+            assert read.header == catalog.header
+            assert tables == rows
+    assert noticed > 50
+
+
+def test_sound_parquet_with_other_rows_is_noticed(tmp_path: Path) -> None:
+    """Rows that someone rewrote under the same header are not taken for what was ingested."""
+    ingest(list_properties(tmp_path, 3), tmp_path / "home")
+    catalog = Catalog.open(tmp_path / "home")
+    table = pq.read_table(catalog.path)
+    ids = table["property_id"].to_pylist()
+    swapped = table.set_column(1, table.schema.field(1), pa.array([ids[1], ids[0], ids[2]]))
+    with pq.ParquetWriter(catalog.path, swapped.schema) as writer:
+        writer.write_table(swapped)
+        writer.add_key_value_metadata(catalog.header.metadata())
+    with pytest.raises(CatalogUnreadableError, match="not what was ingested"):
+        Catalog.open(tmp_path / "home").slice(catalog.ranges[0])
+
+
+def test_a_home_without_catalogue_says_what_to_do(tmp_path: Path) -> None:
+    """The first thing a person sees names the command that is missing."""
+    with pytest.raises(CatalogMissingError, match="vlm-assets ingest SOURCE"):
+        Catalog.open(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "truncated", "not a catalogue"])
+def test_an_unreadable_catalogue_names_its_backups(tmp_path: Path, damage: str) -> None:
+    """Unreadable is never the same as empty: the error says where the copies are and what they hold."""
+    home = tmp_path / "home"
+    ingest(list_properties(tmp_path, 3), home, range_size=2)
+    ingest(list_properties(tmp_path, 5), home)
+    path = Catalog.open(home).path
+    match damage:
+        case "gone":
+            path.unlink()
+        case "empty":
+            path.write_bytes(b"")
+        case "truncated":
+            path.write_bytes(path.read_bytes()[:-40])
+        case _:
+            pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(CatalogUnreadableError) as raised:
+        Catalog.open(home)
+    message = str(raised.value)
+    assert f"{backup_paths(home)[0]} (ingest 2, 5 properties)" in message
+    assert f"{backup_paths(home)[1]} (ingest 1, 3 properties)" in message
+    with pytest.raises(CatalogUnreadableError):
+        ingest(list_properties(tmp_path, 5), home)
+
+
+def test_readers_of_parquet_find_the_catalogue_alone(tmp_path: Path) -> None:
+    """A reader's *.parquet matches neither backups nor temporary names."""
+    home = tmp_path / "home"
+    ingest(list_properties(tmp_path, 3), home)
+    ingest(list_properties(tmp_path, 5), home)
+    assert [path.name for path in (home / "property_catalog").glob("*.parquet")] == ["catalog.parquet"]
+
+
+def test_rows_updated_underneath_are_not_mixed(tmp_path: Path) -> None:
+    """An open catalogue goes on reading ranges that stayed, and stops at one whose images were replaced."""
+    home = tmp_path / "home"
+    source = list_properties(tmp_path, 6)
+    ingest(source, home, range_size=2)
+    before = Catalog.open(home)
+    source.write_text(source.read_text().replace("5b.jpg", "5c.jpg"))
+    ingest(source, home, update=True)
+    assert before.slice(before.ranges[0]).num_rows == 2
+    with pytest.raises(CatalogChangedError, match=before.ranges[2].key):
+        before.slice(before.ranges[2])
+    with pytest.raises(CatalogChangedError):
+        before.verify()
+
+
+def test_image_paths_are_confined(tmp_path: Path) -> None:
+    """A link that appeared after the ingest does not lead out of the image root."""
+    (tmp_path / "images" / "1").mkdir(parents=True)
+    (tmp_path / "images" / "1" / "a.jpg").write_bytes(b"a")
+    ingest(tmp_path / "images", tmp_path / "home")
+    catalog = Catalog.open(tmp_path / "home")
+    assert catalog.image_root == str(tmp_path / "images")
+    assert catalog.image_path("1/a.jpg") == tmp_path / "images" / "1" / "a.jpg"
+    (tmp_path / "images" / "1" / "b.jpg").symlink_to("/etc/hostname")
+    with pytest.raises(ImageOutsideRootError):
+        catalog.image_path("1/b.jpg")
+    with pytest.raises(ImageOutsideRootError):
+        catalog.image_path("../x.jpg")
+
+
+def test_a_home_can_be_moved_with_its_images(tmp_path: Path) -> None:
+    """A root inside the home is kept relative to it."""
+    home = tmp_path / "home"
+    (home / "images" / "1").mkdir(parents=True)
+    (home / "images" / "1" / "a.jpg").write_bytes(b"a")
+    ingest(home / "images", home)
+    moved = tmp_path / "elsewhere"
+    home.rename(moved)
+    assert Catalog.open(moved).image_path("1/a.jpg").read_bytes() == b"a"
+    assert not ingest(moved / "images", moved).written

@@ -1,0 +1,422 @@
+"""Ingest: append-only ordinals, refusals that change nothing, backups, one at a time."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from vlm_assets.catalog.catalog import Catalog, CatalogHeader, CatalogUnreadableError, backup_paths
+from vlm_assets.catalog.ingest import ImageRootChangedError, IngestBusyError, _CatalogWriter, ingest
+from vlm_assets.catalog.listing import (
+    EmptyListingError,
+    ListingError,
+    ListingRefusedError,
+    UnsupportedSourceError,
+)
+from vlm_assets.property_ranges import PropertyRange
+
+NASTY_IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
+    lambda text: text.strip() != ""
+)
+"""Any text that is an id: quotes, commas, line breaks, slashes, leading zeros, every script."""
+
+
+def write_jsonl(source: Path, images: dict[str, list[str]]) -> Path:
+    """Write a JSONL listing, a line a property."""
+    lines = [json.dumps({"property_id": name, "images": some}) for name, some in images.items()]
+    source.write_text("".join(line + "\n" for line in lines))
+    return source
+
+
+def catalogued(home: Path) -> dict[str, list[str]]:
+    """All of a catalogue by id, in its order, every row verified."""
+    return {
+        row["property_id"]: row["image_uris"]
+        for _, table in Catalog.open(home).slices()
+        for row in table.to_pylist()
+    }
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder tree of five properties with two images each, of 1 and 2 bytes."""
+    for name in ("a", "b b", "00123", "ü", "x"):
+        (tmp_path / "tree" / name).mkdir(parents=True)
+        (tmp_path / "tree" / name / "1.jpg").write_bytes(b"1")
+        (tmp_path / "tree" / name / "2.jpg").write_bytes(b"22")
+    return tmp_path / "tree"
+
+
+def test_a_folder_tree_becomes_a_catalogue(tree: Path, tmp_path: Path) -> None:
+    """Every property once, with its images' sizes, in ranges of the size asked for."""
+    report = ingest(tree, tmp_path / "home", range_size=2)
+    catalog = Catalog.open(tmp_path / "home")
+    assert [one.key for one in report.new_ranges] == [
+        "000000000-000000001",
+        "000000002-000000003",
+        "000000004-000000004",
+    ]
+    assert catalog.ranges == report.new_ranges
+    assert list(catalogued(tmp_path / "home")) == ["00123", "a", "b b", "x", "ü"]
+    assert catalog.slice(catalog.ranges[0])["image_bytes"].to_pylist() == [[1, 2], [1, 2]]
+    assert (report.new, report.rows, report.images_listed, report.images_missing) == (5, 5, 10, 0)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(NASTY_IDS, min_size=1, max_size=8, unique=True), st.integers(1, 4))
+def test_every_id_survives_every_format(tmp_path: Path, ids: list[str], size: int) -> None:
+    """Whatever text an id is, it comes out of CSV, JSONL and parquet as it went in, and finds its row."""
+    images = {name: [f"{at}/1.jpg", f"{at}/ü |.jpg"] for at, name in enumerate(ids)}
+    with (tmp_path / "list.csv").open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["property_id", "images"])
+        writer.writerows([name, json.dumps(some)] for name, some in images.items())
+    with (tmp_path / "rows.csv").open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["image", "property_id"])
+        writer.writerows([image, name] for name, some in images.items() for image in some)
+    write_jsonl(tmp_path / "list.jsonl", images)
+    table = pa.table({"property_id": list(images), "images": list(images.values())})
+    pq.write_table(table, tmp_path / "list.parquet")
+    for name in ("list.csv", "rows.csv", "list.jsonl", "list.parquet"):
+        home = tmp_path / "home"
+        ingest(tmp_path / name, home, range_size=size)
+        assert catalogued(home) == images
+        row = Catalog.open(home).find(ids[-1])
+        assert row is not None
+        assert row.ordinal == len(ids) - 1
+        shutil.rmtree(home)
+
+
+def test_ingesting_the_same_again_changes_nothing(tree: Path, tmp_path: Path) -> None:
+    """An unchanged re-ingest leaves every file as it was, byte for byte, and says so."""
+    ingest(tree, tmp_path / "home", range_size=2)
+    folder = tmp_path / "home" / "property_catalog"
+    before = {path.name: (path.read_bytes(), path.stat().st_ino) for path in folder.glob("catalog*")}
+    report = ingest(tree, tmp_path / "home")
+    assert {path.name: (path.read_bytes(), path.stat().st_ino) for path in folder.glob("catalog*")} == before
+    assert not report.written
+    assert (report.unchanged, report.new_ranges, report.stale_ranges) == (5, (), ())
+    assert "stays as it was" in report.sentences()[0]
+
+
+def test_growth_opens_new_ranges_and_touches_no_old_one(tree: Path, tmp_path: Path) -> None:
+    """New properties go behind the known ones, in ranges of their own, also where their ids sort before."""
+    home = tmp_path / "home"
+    ingest(tree, home, range_size=2)
+    before = Catalog.open(home)
+    (tree / "0").mkdir()
+    (tree / "0" / "1.jpg").write_bytes(b"1")
+    report = ingest(tree, home)
+    after = Catalog.open(home)
+    assert report.new_ranges == (PropertyRange(5, 6),)
+    assert report.stale_ranges == ()
+    assert after.ranges == (*before.ranges, PropertyRange(5, 6))
+    assert after.catalog_id == before.catalog_id
+    assert [after.slice_digest(one) for one in before.ranges] == [
+        before.slice_digest(one) for one in before.ranges
+    ]
+    assert Catalog.open_backup(home, backup_paths(home)[1]).header == before.header
+
+
+def test_properties_that_disappear_stay(tree: Path, tmp_path: Path) -> None:
+    """What is no longer listed keeps its ordinal and its row, and is named."""
+    ingest(tree, tmp_path / "home")
+    shutil.rmtree(tree / "b b")
+    report = ingest(tree, tmp_path / "home")
+    assert (report.gone, report.gone_ids, report.written) == (1, ("b b",), False)
+    assert "b b" in catalogued(tmp_path / "home")
+    assert any("not in this source (b b)" in sentence for sentence in report.sentences())
+
+
+@pytest.mark.parametrize("change", ["another size", "another image", "one less", "it went missing"])
+def test_changed_images_are_taken_only_with_update(tree: Path, tmp_path: Path, change: str) -> None:
+    """A known property's change is named and left; with update it is taken, and the stale range is named."""
+    home = tmp_path / "home"
+    ingest(tree, home, range_size=2)
+    bytes_before = Catalog.open(home).path.read_bytes()
+    folder = tree / "x"
+    match change:
+        case "another size":
+            (folder / "1.jpg").write_bytes(b"other")
+        case "another image":
+            (folder / "0.jpg").write_bytes(b"0")
+        case "one less":
+            (folder / "2.jpg").unlink()
+        case _:
+            (folder / "1.jpg").unlink()
+            (folder / "1.jpg").symlink_to("nowhere.jpg")
+    left = ingest(tree, home)
+    assert (left.changed_not_taken, left.changed_taken, left.changed_ids) == (1, 0, ("x",))
+    assert left.unchanged == 4
+    assert any("run ingest --update" in sentence for sentence in left.sentences())
+    assert Catalog.open(home).path.read_bytes() == bytes_before
+
+    before = Catalog.open(home)
+    taken = ingest(tree, home, update=True)
+    after = Catalog.open(home)
+    assert (taken.changed_taken, taken.stale_ranges) == (1, (PropertyRange(2, 4),))
+    assert any("000000002-000000003" in sentence for sentence in taken.sentences())
+    stale = [one for one in before.ranges if after.slice_digest(one) != before.slice_digest(one)]
+    assert stale == [PropertyRange(2, 4)]
+    row = after.find("x")
+    assert row is not None
+    assert row.ordinal == 3
+    assert (
+        row.image_bytes
+        == {
+            "another size": (5, 2),
+            "another image": (1, 1, 2),
+            "one less": (1,),
+            "it went missing": (None, 2),
+        }[change]
+    )
+    assert not ingest(tree, home, update=True).written
+
+
+def test_new_properties_are_taken_beside_changed_ones(tree: Path, tmp_path: Path) -> None:
+    """A change that waits for --update does not hold up the rest."""
+    ingest(tree, tmp_path / "home")
+    (tree / "x" / "1.jpg").write_bytes(b"other")
+    (tree / "y").mkdir()
+    (tree / "y" / "1.jpg").touch()
+    report = ingest(tree, tmp_path / "home")
+    assert (report.new, report.changed_not_taken, report.written) == (1, 1, True)
+
+
+def test_missing_images_cost_themselves_only(tmp_path: Path) -> None:
+    """A listed image that is not there has null bytes and is counted; the property is catalogued."""
+    (tmp_path / "there.jpg").write_bytes(b"123")
+    source = write_jsonl(tmp_path / "list.jsonl", {"1": ["there.jpg", "gone.jpg"], "2": []})
+    report = ingest(source, tmp_path / "home")
+    catalog = Catalog.open(tmp_path / "home")
+    assert catalog.slice(catalog.ranges[0])["image_bytes"].to_pylist() == [[3, None], []]
+    assert (report.images_missing, report.missing_uris, report.without_images) == (1, ("gone.jpg",), 1)
+
+
+def test_what_cannot_be_taken_is_refused_by_line_and_changes_nothing(tmp_path: Path) -> None:
+    """Paths that leave the root, what is repeated, ids that are none: all counted, each with its line."""
+    root = tmp_path / "images"
+    root.mkdir()
+    (root / "a.jpg").touch()
+    (root / "out.jpg").symlink_to("/etc/hostname")
+    (root / "folder").mkdir()
+    home = tmp_path / "home"
+    ingest(write_jsonl(tmp_path / "good.jsonl", {"0": ["a.jpg"]}), home, image_root=root)
+    before = Catalog.open(home).path.read_bytes()
+    lines = [
+        ("1", ["a.jpg"]),
+        ("2", ["../secret.jpg"]),
+        ("3", ["/etc/passwd"]),
+        ("4", ["out.jpg"]),
+        ("1", ["b.jpg"]),
+        ("6", ["a.jpg", "./a.jpg"]),
+        ("", ["a.jpg"]),
+        ("8\0", ["a.jpg"]),
+        ("9\ud800", ["a.jpg"]),
+        ("10", ["folder"]),
+        ("11", ["s3://bucket/a.jpg"]),
+    ]
+    source = tmp_path / "bad.jsonl"
+    source.write_text(
+        "".join(json.dumps({"property_id": name, "images": some}) + "\n" for name, some in lines)
+    )
+    with pytest.raises(ListingRefusedError) as raised:
+        ingest(source, home, image_root=root)
+    message = str(raised.value)
+    assert raised.value.count == 10
+    for line, reason in (
+        (2, "outside"),
+        (3, "outside"),
+        (4, "outside"),
+        (5, "the id stands in line 1 already"),
+        (6, "twice"),
+        (7, "the id is empty"),
+        (8, "NUL"),
+        (9, "UTF-8"),
+        (10, "not a file"),
+        (11, "S3 are not supported yet"),
+    ):
+        assert any(f"line {line}: " in text and reason in text for text in message.splitlines()), (
+            f"line {line} should say {reason}: {message}"
+        )
+    assert Catalog.open(home).path.read_bytes() == before
+
+
+def test_the_same_image_twice_in_rows_of_an_image_is_refused(tmp_path: Path) -> None:
+    """Rows of one id are grouped, and the row that repeats an image is the one that is named."""
+    source = tmp_path / "list.csv"
+    source.write_text("property_id,image\n1,a.jpg\n2,a.jpg\n1,b.jpg\n1,a.jpg\n")
+    with pytest.raises(ListingRefusedError, match="line 5: the same image twice"):
+        ingest(source, tmp_path / "home")
+
+
+def test_empty_sources_are_refused(tmp_path: Path) -> None:
+    """A source without a property never makes, nor changes, a catalogue."""
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "header.csv").write_text("property_id,images\n")
+    (tmp_path / "tree" / "id" / "photos").mkdir(parents=True)
+    for name in ("empty.jsonl", "header.csv", "tree"):
+        with pytest.raises(EmptyListingError, match=name):
+            ingest(tmp_path / name, tmp_path / "home")
+    assert not (tmp_path / "home" / "property_catalog" / "catalog.parquet").exists()
+
+
+def test_s3_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    """An S3 source ends in a sentence, not in a folder named s3:."""
+    with pytest.raises(UnsupportedSourceError, match="S3 catalogues are not supported yet"):
+        ingest(Path("s3://bucket/listing.parquet"), tmp_path / "home")
+    assert not (tmp_path / "home").exists()
+
+
+def test_paths_are_relative_to_the_image_root_given(tree: Path, tmp_path: Path) -> None:
+    """A listing may lie anywhere when the images' folder is named; a tree below the root keeps its place."""
+    (tmp_path / "lists").mkdir()
+    source = write_jsonl(tmp_path / "lists" / "list.jsonl", {"a": [f"{tree}/a/1.jpg", "b b/2.jpg"]})
+    ingest(source, tmp_path / "home", image_root=tree)
+    assert catalogued(tmp_path / "home") == {"a": ["a/1.jpg", "b b/2.jpg"]}
+    ingest(tree, tmp_path / "home2", image_root=tmp_path)
+    assert catalogued(tmp_path / "home2")["a"] == ["tree/a/1.jpg", "tree/a/2.jpg"]
+
+
+def test_another_image_root_needs_update(tree: Path, tmp_path: Path) -> None:
+    """A second source elsewhere is not mixed in by mistake; images that moved are found again with update."""
+    home = tmp_path / "home"
+    ingest(tree, home)
+    moved = tmp_path / "moved"
+    tree.rename(moved)
+    with pytest.raises(ImageRootChangedError, match="--image-root"):
+        ingest(moved, home)
+    report = ingest(moved, home, update=True)
+    assert (report.moved, report.stale_ranges, report.unchanged) == (True, (), 5)
+    assert Catalog.open(home).image_path("a/1.jpg") == moved / "a" / "1.jpg"
+
+
+def test_an_update_without_a_readable_image_is_refused(tree: Path, tmp_path: Path) -> None:
+    """A disk that is not mounted does not make every range stale."""
+    source = write_jsonl(tmp_path / "list.jsonl", {"a": ["tree/a/1.jpg"]})
+    ingest(source, tmp_path / "home")
+    shutil.rmtree(tree)
+    with pytest.raises(ListingError, match="Is the disk there"):
+        ingest(source, tmp_path / "home", update=True)
+    assert ingest(source, tmp_path / "home").changed_not_taken == 1
+
+
+def test_one_ingest_at_a_time(tree: Path, tmp_path: Path) -> None:
+    """A second ingest is refused, naming the one at work, and goes through once that has ended."""
+    home = tmp_path / "home"
+    ingest(tree, home)
+    with (home / "property_catalog" / ".ingest.lock").open("r+") as lock:
+        # Shared, which only an exclusive lock does not go along with.
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        with pytest.raises(IngestBusyError, match=r"process \d+, source .*tree"):
+            ingest(tree, home)
+    assert not ingest(tree, home).written
+
+
+def test_a_lost_second_copy_is_made_again(tree: Path, tmp_path: Path) -> None:
+    """An ingest that changes nothing still leaves an intact second copy behind."""
+    home = tmp_path / "home"
+    ingest(tree, home)
+    copy = backup_paths(home)[0]
+    copy.write_bytes(b"damaged")
+    assert not ingest(tree, home).written
+    assert copy.read_bytes() == Catalog.open(home).path.read_bytes()
+
+
+def test_a_catalogue_that_does_not_read_back_is_not_published(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written is decoded and compared before it takes the old catalogue's place."""
+    home = tmp_path / "home"
+    ingest(tree, home)
+    before = Catalog.open(home).path.read_bytes()
+    finish = _CatalogWriter.finish
+
+    def finish_damaged(writer: _CatalogWriter, header: CatalogHeader) -> bytes:
+        data = bytearray(finish(writer, header))
+        data[4:200] = bytes(196)
+        return bytes(data)
+
+    monkeypatch.setattr(_CatalogWriter, "finish", finish_damaged)
+    (tree / "x" / "1.jpg").write_bytes(b"other")
+    with pytest.raises(CatalogUnreadableError):
+        ingest(tree, home, update=True)
+    assert Catalog.open(home).path.read_bytes() == before
+
+
+def test_a_range_size_below_one_is_refused(tree: Path, tmp_path: Path) -> None:
+    """A range size of 0 ends in a sentence before anything is read."""
+    with pytest.raises(ValueError, match="1 or more"):
+        ingest(tree, tmp_path / "home", range_size=0)
+
+
+class GrowingCatalogue(RuleBasedStateMachine):
+    """Ingests of any listings in any order, against a plain dict: an ordinal is given once and for ever."""
+
+    folder: Path
+    home: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ordinals: dict[str, int] = {}
+        self.images: dict[str, list[str]] = {}
+        self.ranges: tuple[PropertyRange, ...] = ()
+
+    listings = st.dictionaries(
+        st.sampled_from(["0", "00", "a", "a/b", "ü", "y y", "z\n"]),
+        st.lists(st.sampled_from(["1.jpg", "2.jpg", "x/3.jpg"]), unique=True, max_size=3),
+        min_size=1,
+    )
+
+    @rule(listing=listings, update=st.booleans(), size=st.none() | st.integers(1, 3))
+    def ingest(self, listing: dict[str, list[str]], update: bool, size: int | None) -> None:
+        """Take a listing, and do to the model what the promise says."""
+        report = ingest(
+            write_jsonl(self.folder / "list.jsonl", listing), self.home, range_size=size, update=update
+        )
+        new = [name for name in listing if name not in self.ordinals]
+        changed = [name for name in listing if name in self.images and self.images[name] != listing[name]]
+        for name in new:
+            self.ordinals[name] = len(self.ordinals)
+            self.images[name] = listing[name]
+        if update:
+            self.images |= {name: listing[name] for name in changed}
+        assert report.new == len(new)
+        assert report.changed_taken == (len(changed) if update else 0)
+        assert report.changed_not_taken == (0 if update else len(changed))
+        assert report.written == bool(new or (update and changed))
+        catalog = Catalog.open(self.home)
+        assert catalog.ranges == (*self.ranges, *report.new_ranges)
+        self.ranges = catalog.ranges
+
+    @invariant()
+    def every_ordinal_is_as_first_given(self) -> None:
+        """The catalogue is the model, row for row."""
+        if self.ordinals:
+            assert catalogued(self.home) == self.images
+            assert list(catalogued(self.home)) == sorted(self.ordinals, key=self.ordinals.__getitem__)
+
+
+def test_ordinals_are_given_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whatever is ingested in whatever order, no property changes its ordinal or its range."""
+
+    class InFolder(GrowingCatalogue):
+        def __init__(self) -> None:
+            super().__init__()
+            self.folder = tmp_path_factory.mktemp("growing")
+            self.home = self.folder / "home"
+
+    run_state_machine_as_test(
+        InFolder, settings=settings(max_examples=12, stateful_step_count=6, deadline=None)
+    )

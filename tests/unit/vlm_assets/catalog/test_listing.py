@@ -1,0 +1,240 @@
+"""Readers of listings: what is accepted as written, and what is refused by its line."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from vlm_assets.catalog.listing import (
+    EmptyListingError,
+    Listing,
+    ListingRefusedError,
+    ListingUnreadableError,
+    Problems,
+    UnsupportedSourceError,
+    open_listing,
+)
+
+
+def read(source: Path) -> dict[str, list[str]]:
+    """Read a source to its end: each id with its images, in the order of reading."""
+    return grouped(opened(source)[0], source)[0]
+
+
+def opened(source: Path) -> tuple[Listing, Problems]:
+    problems = Problems(source)
+    root = source if source.is_dir() else source.parent
+    # The pool is only asked while a folder tree is read; it ends with the process.
+    pool = ThreadPoolExecutor(2)
+    return open_listing(source, image_root=root, pool=pool, problems=problems), problems
+
+
+def grouped(listing: Listing, source: Path) -> tuple[dict[str, list[str]], Listing]:
+    found: dict[str, list[str]] = {}
+    for record in listing.records:
+        found.setdefault(record.property_id, []).extend(record.images)
+    return found, listing
+
+
+def refused(source: Path) -> str:
+    """Read a source that has broken lines, and return what the refusal says."""
+    listing, problems = opened(source)
+    list(listing.records)
+    with pytest.raises(ListingRefusedError) as raised:
+        problems.refuse()
+    return str(raised.value)
+
+
+def test_folder_trees_are_read_in_a_fixed_order(tmp_path: Path) -> None:
+    """Ids in code point order, images as a person counts them, suffixes in any case, the rest noted."""
+    source = tmp_path / "tree"
+    for name in ("b", "00123", "ünïcode ✓", "a b", "B"):
+        (source / name).mkdir(parents=True)
+    for image in ("10.jpg", "2.JPG", "1.jpeg", "a10.png", "A9.webp", "x.tif", "x.TIFF"):
+        (source / "a b" / image).touch()
+    for other in ("notes.txt", ".hidden.jpg"):
+        (source / "a b" / other).touch()
+    (source / "a b" / "folder.jpg").mkdir()
+    (source / "beside.jpg").touch()
+    (source / ".thumbnails").mkdir()
+    listing, _ = opened(source)
+    found, _ = grouped(listing, source)
+    assert list(found) == ["00123", "B", "a b", "b", "ünïcode ✓"]
+    assert found["a b"] == [
+        f"a b/{name}" for name in ("1.jpeg", "2.JPG", "10.jpg", "A9.webp", "a10.png", "x.tif", "x.TIFF")
+    ]
+    assert found["b"] == []
+    assert listing.notes == {
+        "hidden files or folders": 2,
+        "files that are not images": 1,
+        "folders inside property folders": 1,
+        "files beside the property folders": 1,
+    }
+
+
+def test_a_folder_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """A name that is not UTF-8 cannot be an id; it is named, not passed over."""
+    source = tmp_path / "tree"
+    (source / "fine").mkdir(parents=True)
+    Path(f"{source}/caf\udce9").mkdir()
+    assert r"not UTF-8: " in refused(source)
+    assert r"caf\udce9" in refused(source)
+
+
+def test_csv_ids_are_text_as_written(tmp_path: Path) -> None:
+    """Leading zeros, spaces, slashes, quotes, commas and line breaks of an id survive."""
+    source = tmp_path / "listing.csv"
+    source.write_text(
+        "\ufeffprice,images,property_id\n"
+        "1,a.jpg|b c.jpg,00123\n"
+        '2,"[""x|y.jpg"", ""z.jpg""]",  spaced / id \n'
+        '3,,"says ""hi"", twice"\n'
+        "\n"
+        '4,"a,b.jpg","two\nlines"\n',
+        encoding="utf-8",
+    )
+    assert read(source) == {
+        "00123": ["a.jpg", "b c.jpg"],
+        "  spaced / id ": ["x|y.jpg", "z.jpg"],
+        'says "hi", twice': [],
+        "two\nlines": ["a,b.jpg"],
+    }
+
+
+def test_csv_with_a_row_an_image_is_grouped_by_id(tmp_path: Path) -> None:
+    """Rows of one id may lie apart; their order is the images' order."""
+    source = tmp_path / "listing.CSV"
+    source.write_text("property_id,image\r\n7,b.jpg\r\n8,a|b.jpg\r\n7,a.jpg\r\n")
+    assert read(source) == {"7": ["b.jpg", "a.jpg"], "8": ["a|b.jpg"]}
+
+
+def test_broken_csv_lines_are_all_counted_and_named(tmp_path: Path) -> None:
+    """Every broken line is counted, with the line number that an editor shows."""
+    source = tmp_path / "listing.csv"
+    source.write_bytes(
+        b'property_id,images\n1,"two\nlines.jpg"\n2\n3,a.jpg,extra\n4,[1]\n5,[broken\n6,"x"y\n7,ok.jpg\n'
+    )
+    message = refused(source)
+    assert "5 of its entries" in message
+    assert "line 4: 1 fields where the header has 2: 2" in message
+    assert "line 5: 3 fields where the header has 2: 3,a.jpg,extra" in message
+    assert "line 6: the images are no JSON array of strings: [1]" in message
+    assert "line 7: the images are no JSON array" in message
+    assert "line 8: no valid CSV" in message
+
+
+def test_only_the_first_ten_of_many_are_named(tmp_path: Path) -> None:
+    """A million broken lines make a message that can be read, with the true count."""
+    source = tmp_path / "listing.csv"
+    source.write_text("property_id,images\n" + "lonely\n" * 25)
+    message = refused(source)
+    assert message.count("line ") == 10
+    assert "25 of its entries" in message
+    assert message.endswith("and 15 more")
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["a,b", "property_id,photo", "property_id,images,image", "property_id,id,images", "property_id;images"],
+)
+def test_csv_without_the_columns_names_those_needed(tmp_path: Path, header: str) -> None:
+    """A listing with other columns, or with two that fit, says which it has and which are needed."""
+    source = tmp_path / "listing.csv"
+    source.write_text(header + "\n1,a.jpg\n")
+    with pytest.raises(ListingUnreadableError, match="exactly one of property_id"):
+        opened(source)
+
+
+def test_jsonl_is_read_and_its_broken_lines_refused(tmp_path: Path) -> None:
+    """Objects are taken as they are; what is none is refused with its line and reason."""
+    source = tmp_path / "listing.jsonl"
+    good = [{"property_id": "a/b ü", "images": ["1.jpg"]}, {"id": 42, "image_uris": [], "more": 1}]
+    source.write_text("".join(json.dumps(line) + "\n\n" for line in good))
+    assert read(source) == {"a/b ü": ["1.jpg"], "42": []}
+    source.write_bytes(
+        b'{"property_id": "1", "images": ["a.jpg"]}\n{"property_id": "2", "images": "a.jpg"}\n'
+        b'{"property_id": "3"\n[1]\n{"property_id": 4.5, "images": []}\n'
+        b'{"property_id": "5", "images": ["\xff"]}\n'
+        b'{"property_id": "6"}\n{"property_id": true, "images": []}\n'
+    )
+    message = refused(source)
+    assert "7 of its entries" in message
+    for line, reason in (
+        (2, "no images"),
+        (3, "no valid JSON"),
+        (4, "no object"),
+        (5, "no object"),
+        (6, "not UTF-8"),
+    ):
+        assert f"line {line}: {reason}" in message
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.table({"property_id": ["00123", "b/ü"], "images": [["1.jpg", "2.jpg"], []]}),
+        pa.table(
+            {
+                "id": pa.array(["00123", "b/ü"], pa.large_string()),
+                "image_uris": pa.array([["1.jpg", "2.jpg"], []], pa.large_list(pa.large_string())),
+            }
+        ),
+        pa.table(
+            {
+                "images": [["1.jpg", "2.jpg"], []],
+                "property_id": pa.array(["00123", "b/ü"]).dictionary_encode(),
+                "other": [1, 2],
+            }
+        ),
+    ],
+)
+def test_parquet_with_a_row_a_property(tmp_path: Path, table: pa.Table) -> None:
+    """The usual ways to hold text and lists in parquet read alike."""
+    pq.write_table(table, tmp_path / "listing.parquet")
+    assert read(tmp_path / "listing.parquet") == {"00123": ["1.jpg", "2.jpg"], "b/ü": []}
+
+
+def test_parquet_with_a_row_an_image_and_whole_numbers(tmp_path: Path) -> None:
+    """Whole numbers are ids by their digits."""
+    table = pa.table({"property_id": [7, 8, 7], "image": ["b.jpg", "c.jpg", "a.jpg"]})
+    pq.write_table(table, tmp_path / "listing.parquet")
+    assert read(tmp_path / "listing.parquet") == {"7": ["b.jpg", "a.jpg"], "8": ["c.jpg"]}
+
+
+def test_parquet_that_cannot_be_taken_is_refused(tmp_path: Path) -> None:
+    """Nulls are refused by row, other types and broken files as a whole."""
+    source = tmp_path / "listing.parquet"
+    pq.write_table(pa.table({"property_id": ["a", None, "c"], "images": [["1"], [], [None]]}), source)
+    message = refused(source)
+    assert "line 2: a null" in message
+    assert "line 3: a null" in message
+    pq.write_table(pa.table({"property_id": [1.5], "images": [["1"]]}), source)
+    with pytest.raises(ListingUnreadableError, match="property_id is double"):
+        opened(source)
+    pq.write_table(pa.table({"property_id": [str(at) for at in range(9999)], "image": ["a"] * 9999}), source)
+    data = source.read_bytes()
+    source.write_bytes(data[:200] + bytes(len(data) // 2) + data[200 + len(data) // 2 :])
+    with pytest.raises(ListingUnreadableError, match="cannot be read"):
+        list(opened(source)[0].records)
+    source.write_bytes(b"PAR1 but not really")
+    with pytest.raises(ListingUnreadableError, match="cannot be read"):
+        opened(source)
+
+
+def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
+    """Each kind of wrong source has a sentence of its own."""
+    with pytest.raises(UnsupportedSourceError, match="S3 catalogues are not supported yet"):
+        opened(Path("s3://bucket/listing.parquet"))
+    with pytest.raises(ListingUnreadableError, match="no folder or listing"):
+        opened(tmp_path / "nothing.csv")
+    (tmp_path / "listing.xlsx").touch()
+    with pytest.raises(UnsupportedSourceError, match=r"\.csv, \.jsonl or \.parquet"):
+        opened(tmp_path / "listing.xlsx")
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(EmptyListingError):
+        opened(tmp_path / "empty.csv")

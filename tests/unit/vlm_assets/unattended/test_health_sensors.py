@@ -1,0 +1,70 @@
+"""The ticks of the sensors and of the schedule as the definitions build them: noted at their end."""
+
+from datetime import UTC, datetime
+
+import dagster as dg
+import pytest
+
+from sensors.failed_partitions import FailedPartitions
+from sensors.row_count_drift import DriftWatcher
+from sensors.ticks import last_ticks
+from sensors.worker_health import HealthWatcher
+from vlm_assets.unattended.health_sensors import build_health_sensors, worker_limits
+from vlm_assets.unattended.retries import build_retries
+
+NAMES = ["failed_partitions_again", "reconciliation", "row_count_drift", "worker_health"]
+
+
+@pytest.fixture
+def tick(dataset):
+    """Ticks one of them, by name."""
+    partitions = dg.StaticPartitionsDefinition(list(dataset.keys))
+    schedule = build_retries(dataset.settings, partitions).schedule
+    sensors = {one.name: one for one in build_health_sensors(dataset.settings, dataset.catalog.ranges)}
+
+    def tick(name):
+        if name in sensors:
+            with dg.DagsterInstance.ephemeral() as instance:
+                return sensors[name](dg.build_sensor_context(instance))
+        # Dagster hands a schedule no instance that is in memory only.
+        with dg.DagsterInstance.local_temp() as instance:
+            at = datetime.now(UTC)
+            return schedule(dg.build_schedule_context(instance, scheduled_execution_time=at))
+
+    return tick
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tick_that_fails_is_not_noted(tick, dataset, monkeypatch, name):
+    """One that fails each time must count as silent: a tick is noted when its work is done."""
+    ticks = dataset.settings.state_directory / "ticks"
+
+    def fail(*_, **__):
+        raise RuntimeError("no work was done")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FailedPartitions, "tick", fail)
+        patched.setattr("sensors.reconciliation.report_published", fail)
+        patched.setattr(DriftWatcher, "look", fail)
+        patched.setattr(HealthWatcher, "look", fail)
+        with pytest.raises(RuntimeError, match="no work"):
+            tick(name)
+    assert last_ticks(ticks) == {}
+    tick(name)
+    assert list(last_ticks(ticks)) == [name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_note_that_cannot_be_written_stops_no_work(tick, dataset, name):
+    """With the disk of the home full, dead runs are ended and stuck workers killed all the same."""
+    ticks = dataset.settings.state_directory / "ticks"
+    ticks.parent.mkdir(parents=True, exist_ok=True)
+    ticks.write_bytes(b"in the way")
+    assert tick(name).skip_message
+
+
+def test_a_stuck_worker_gets_the_settings_grace_to_commit(dataset):
+    """As long as any other run that is told to end: killed before, it would lose finished rows."""
+    settings = dataset.settings.model_copy(update={"grace_seconds": 77.0, "stuck_seconds": 88.0})
+    limits = worker_limits(settings)
+    assert (limits.grace, limits.most) == (77.0, 88.0)

@@ -1,0 +1,87 @@
+"""property_catalog as an asset: the ingest of the source in the settings, or a look at what is catalogued.
+
+What lives here: Dagster's side only. What does not: the ingest (``ingest.py``) and the file (``catalog.py``).
+"""
+
+# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
+
+from pathlib import Path
+
+import dagster as dg
+
+from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.settings import Settings
+
+ASSET = "property_catalog"
+
+RELOAD = "New ranges become partitions when the code location is reloaded: Deployment > Reload."
+
+
+class CatalogOptions(dg.Config):
+    """update: take changed images of known properties too, which makes their ranges stale."""
+
+    update: bool = False
+
+
+def catalog_metadata(catalog: Catalog) -> dict[str, dg.MetadataValue]:
+    """What a person wants to know of a catalogue, for its materialization."""
+    return {
+        "ingest": dg.MetadataValue.int(catalog.header.sequence),
+        "properties": dg.MetadataValue.int(catalog.rows),
+        "ranges": dg.MetadataValue.int(len(catalog.ranges)),
+        "image root": dg.MetadataValue.path(catalog.image_root),
+        "path": dg.MetadataValue.path(str(catalog.path)),
+        "dagster/row_count": dg.MetadataValue.int(catalog.rows),
+    }
+
+
+def record_catalog(dagster_home: Path, catalog: Catalog) -> None:
+    """Show a catalogue that the command line made as a materialization of the asset, once for each ingest."""
+    sequence = catalog.header.sequence
+    with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
+        event = instance.get_latest_materialization_event(dg.AssetKey(ASSET))
+        shown = event.asset_materialization if event else None
+        if shown is None or shown.metadata["ingest"].value != sequence:
+            instance.report_runless_asset_event(
+                dg.AssetMaterialization(ASSET, metadata=catalog_metadata(catalog))
+            )
+
+
+def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
+    """The asset. With a source in the settings it takes new properties in; without, it says what is there."""
+
+    @dg.asset(
+        name=ASSET,
+        group_name="properties",
+        kinds={"parquet"},
+        description=(
+            "One row a property: its ordinal, which never changes, and its images. The ranges of ordinals"
+            f" are the partitions of everything downstream. {RELOAD}"
+        ),
+    )
+    def property_catalog(
+        context: dg.AssetExecutionContext, config: CatalogOptions
+    ) -> dg.MaterializeResult[None]:
+        said = "Nothing was taken in: VLM_ASSETS_SOURCE is not set."
+        if settings.source is not None:
+            report = ingest(
+                settings.source,
+                settings.home,
+                range_size=settings.range_size,
+                image_root=settings.image_root,
+                update=config.update,
+            )
+            said = " ".join((*report.sentences(), *([RELOAD] if report.new_ranges else [])))
+        context.log.info(said)
+        try:
+            catalog = Catalog.open(settings.home)
+        except CatalogMissingError as error:
+            raise dg.Failure(
+                f"{error} Or set VLM_ASSETS_SOURCE and materialize this asset again.", allow_retries=False
+            ) from error
+        return dg.MaterializeResult(
+            metadata={"report": dg.MetadataValue.text(said), **catalog_metadata(catalog)}
+        )
+
+    return property_catalog

@@ -1,0 +1,392 @@
+"""Listings of properties and their images: folder trees, CSV, JSONL and parquet, read record by record.
+
+What lives here: the readers, the columns they accept, and the lines that were refused. What does not: which
+image paths are allowed (`image_root.py`), what becomes of a record (`ingest.py`).
+
+- A folder: every folder in it is a property and its name the id, in the order of the names' code points;
+  ``ID/*.jpg`` (IMAGE_SUFFIXES, in any case) are its images, in natural order (2.jpg before 10.jpg, any case).
+  Hidden names are passed over; other files, and folders deeper down, are counted in the notes.
+- ``.csv`` (comma, UTF-8, with a header): ``property_id`` (or ``id``) and either ``images`` (or
+  ``image_uris``), one row a property, the images separated by ``|`` or as a JSON array; or ``image`` (or
+  ``image_uri``, ``image_path``), one row an image, the rows of an id anywhere in the file.
+- ``.jsonl`` or ``.ndjson``: one object a property, ``property_id`` and ``images``, an array of strings.
+- ``.parquet``: ``property_id`` and ``images`` (list<string>), or one row an image with ``image``.
+
+Other columns are not looked at. Ids are text exactly as written (CSV 00123 stays 00123); a whole number in
+JSONL or parquet is taken as its digits. Lines count from 1, a CSV's header included; parquet counts rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlm_assets.catalog.image_root import is_utf8
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif"})
+
+ID_COLUMNS = ("property_id", "id")
+LIST_COLUMNS = ("images", "image_uris")
+SINGLE_COLUMNS = ("image", "image_uri", "image_path")
+
+_NAMED_PROBLEMS = 10
+_FOLDERS_AT_ONCE = 4096
+_LONGEST_FIELD = 16 << 20
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+class ListingError(Exception):
+    """A source of properties that is refused as a whole; nothing was changed."""
+
+
+class UnsupportedSourceError(ListingError):
+    """A source of a kind that is not read."""
+
+
+class ListingUnreadableError(ListingError):
+    """A source that cannot be read at all: not there, broken as a file, or without the columns needed."""
+
+
+class EmptyListingError(ListingError):
+    """A source that lists no property."""
+
+
+class ListingRefusedError(ListingError):
+    """Lines that cannot be taken. ``count`` is all of them; the message names the first ten."""
+
+    def __init__(self, message: str, count: int) -> None:
+        super().__init__(message)
+        self.count = count
+
+
+class Listed(NamedTuple):
+    """One record: a property with its images as they were written, or one image of it."""
+
+    property_id: str
+    images: Sequence[str]
+    line: int
+
+
+@dataclass
+class Problems:
+    """What is wrong with a source, by line: all of it counted, the first ten kept in words."""
+
+    source: Path
+    count: int = 0
+    _first: list[str] = field(default_factory=list)
+
+    def add(self, line: int, reason: str, text: str) -> None:
+        """Note that a line cannot be taken. Line 0 is a source without lines: the text says where."""
+        self.count += 1
+        if len(self._first) < _NAMED_PROBLEMS:
+            where = f"line {line}: " if line else ""
+            self._first.append(f"  {where}{reason}: {_excerpt(text)}")
+
+    def refuse(self) -> None:
+        """Raise ListingRefusedError where there were any."""
+        if self.count:
+            more = f"\n  and {self.count - len(self._first)} more" if self.count > len(self._first) else ""
+            raise ListingRefusedError(
+                f"{self.source} was refused, nothing was changed: {self.count} of its entries cannot be "
+                "taken. Correct these and ingest again:\n" + "\n".join(self._first) + more,
+                self.count,
+            )
+
+
+@dataclass
+class Listing:
+    """A source opened for reading. ``notes`` fills while ``records`` is read: what was passed over, counted.
+
+    ``row_is_property``: a record is a whole property, so that a second one of the same id is refused.
+    """
+
+    records: Iterator[Listed]
+    row_is_property: bool
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+def open_listing(source: Path, *, image_root: Path, pool: Executor, problems: Problems) -> Listing:
+    """Open a source by what it is. Records that cannot be read go to ``problems``, the rest is yielded.
+
+    Raises UnsupportedSourceError and ListingUnreadableError, the latter also while the records are read.
+    """
+    if re.match(r"s3a?:/", str(source), re.IGNORECASE):
+        raise UnsupportedSourceError(
+            f"{source}: S3 catalogues are not supported yet. Give a folder, or a listing of local images."
+        )
+    if source.is_dir():
+        notes: Counter[str] = Counter()
+        prefix = "" if source.absolute() == image_root.absolute() else f"{source.absolute()}/"
+        records = _read_folders(source, prefix, pool, problems, notes)
+        return Listing(_readable(source, records), True, notes)
+    if not source.is_file():
+        raise ListingUnreadableError(f"There is no folder or listing at {source}.")
+    try:
+        match source.suffix.lower():
+            case ".csv":
+                return _open_csv(source, problems)
+            case ".jsonl" | ".ndjson":
+                return Listing(_readable(source, _read_jsonl(source, problems)), True)
+            case ".parquet":
+                return _open_parquet(source, problems)
+    except (OSError, pa.ArrowException) as error:
+        raise ListingUnreadableError(f"{source} cannot be read: {error}") from error
+    raise UnsupportedSourceError(
+        f"{source} is not a listing that can be read: give a folder, or a .csv, .jsonl or .parquet file."
+    )
+
+
+def _readable(source: Path, records: Iterator[Listed]) -> Iterator[Listed]:
+    """The records, where the source can be read to its end. Raises ListingUnreadableError."""
+    try:
+        yield from records
+    except (OSError, pa.ArrowException) as error:
+        raise ListingUnreadableError(f"{source} cannot be read: {error}") from error
+
+
+def _read_folders(
+    source: Path, prefix: str, pool: Executor, problems: Problems, notes: Counter[str]
+) -> Iterator[Listed]:
+    names = []
+    for entry in os.scandir(source):
+        if entry.name.startswith("."):
+            notes["hidden files or folders"] += 1
+        elif not entry.is_dir():
+            notes["files beside the property folders"] += 1
+        elif not is_utf8(entry.name):
+            problems.add(0, "a folder's name is not UTF-8", entry.path)
+        else:
+            names.append(entry.name)
+    # Sorted as code points: an order that no locale and no file system changes.
+    remaining = iter(sorted(names))
+    while some := list(islice(remaining, _FOLDERS_AT_ONCE)):
+        for name, found in zip(
+            some, pool.map(_list_folder, (f"{source}/{name}" for name in some)), strict=True
+        ):
+            if isinstance(found, OSError):
+                problems.add(0, f"a folder cannot be read ({found.strerror})", f"{source}/{name}")
+                continue
+            images, passed_over = found
+            notes.update(passed_over)
+            yield Listed(name, [f"{prefix}{name}/{image}" for image in images], 0)
+
+
+def _list_folder(folder: str) -> tuple[list[str], Counter[str]] | OSError:
+    images: list[str] = []
+    passed_over: Counter[str] = Counter()
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    passed_over["hidden files or folders"] += 1
+                elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and not entry.is_dir():  # noqa: PTH122 (millions of them)
+                    images.append(entry.name)
+                elif entry.is_dir():
+                    passed_over["folders inside property folders"] += 1
+                else:
+                    passed_over["files that are not images"] += 1
+    except OSError as error:
+        return error
+    return sorted(images, key=_natural), passed_over
+
+
+def _natural(name: str) -> tuple[list[str | int], str]:
+    """Sort key: digits by their value, letters in any case; the plain name decides between equals."""
+    parts: list[str | int] = list(_DIGITS.split(name.casefold()))
+    parts[1::2] = [int(digits) for digits in parts[1::2]]
+    return parts, name
+
+
+def _open_csv(source: Path, problems: Problems) -> Listing:
+    csv.field_size_limit(_LONGEST_FIELD)
+    rows = _csv_rows(source, problems)
+    header = next(rows, None)
+    if header is None:
+        raise EmptyListingError(f"{source} is empty: it has not even a header.")
+    id_at, images_at, row_is_property = _columns(source, header[1])
+    records = _read_csv(rows, problems, len(header[1]), id_at, images_at, row_is_property)
+    return Listing(_readable(source, records), row_is_property)
+
+
+def _csv_rows(source: Path, problems: Problems) -> Iterator[tuple[int, list[str]]]:
+    """Rows with the line that each starts at. A line that is no CSV is a problem, not the end."""
+    # Bytes that are not UTF-8 come through as lone surrogates, so that they are refused by line.
+    with source.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as stream:
+        reader = csv.reader(stream, strict=True)
+        while True:
+            line = reader.line_num + 1
+            try:
+                row = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                problems.add(line, "no valid CSV", str(error))
+                continue
+            if row:
+                yield line, row
+
+
+def _read_csv(
+    rows: Iterator[tuple[int, list[str]]],
+    problems: Problems,
+    width: int,
+    id_at: int,
+    images_at: int,
+    row_is_property: bool,
+) -> Iterator[Listed]:
+    for line, row in rows:
+        if len(row) != width:
+            problems.add(line, f"{len(row)} fields where the header has {width}", ",".join(row))
+        elif not row_is_property:
+            yield Listed(row[id_at], (row[images_at],), line)
+        elif (images := _split_images(row[images_at])) is None:
+            problems.add(line, "the images are no JSON array of strings", row[images_at])
+        else:
+            yield Listed(row[id_at], images, line)
+
+
+def _split_images(cell: str) -> list[str] | None:
+    if not cell:
+        return []
+    if not cell.startswith("["):
+        return cell.split("|")
+    try:
+        images = json.loads(cell)
+    except (ValueError, RecursionError):
+        return None
+    return images if _is_list_of_strings(images) else None
+
+
+def _read_jsonl(source: Path, problems: Problems) -> Iterator[Listed]:
+    with source.open("rb") as stream:
+        for line, data in enumerate(stream, start=1):
+            data = data.removeprefix(b"\xef\xbb\xbf") if line == 1 else data
+            if not data.strip():
+                continue
+            text = data.decode(errors="surrogateescape").rstrip("\r\n")
+            if not is_utf8(text):
+                problems.add(line, "not UTF-8", text)
+                continue
+            try:
+                record = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                problems.add(line, f"no valid JSON ({error})", text)
+                continue
+            keys = record if isinstance(record, dict) else {}
+            property_id = next((_id_text(keys[name]) for name in ID_COLUMNS if name in keys), None)
+            images = next((keys[name] for name in LIST_COLUMNS if name in keys), None)
+            if property_id is None:
+                problems.add(line, "no object with a property_id of text", text)
+            elif images is None or not _is_list_of_strings(images):
+                problems.add(line, "no images, an array of strings", text)
+            else:
+                yield Listed(property_id, images, line)
+
+
+def _open_parquet(source: Path, problems: Problems) -> Listing:
+    file = pq.ParquetFile(source)
+    schema = file.schema_arrow
+    id_at, images_at, row_is_property = _columns(source, schema.names)
+    id_type, images_type = schema.field(id_at).type, schema.field(images_at).type
+    if row_is_property:
+        is_list = pa.types.is_list(images_type) or pa.types.is_large_list(images_type)
+        item_type = images_type.value_type if is_list else pa.null()
+    else:
+        item_type = images_type
+    if not (_is_text(id_type) or pa.types.is_integer(id_type)) or not _is_text(item_type):
+        raise ListingUnreadableError(
+            f"{source}: {schema.names[id_at]} is {id_type} and {schema.names[images_at]} is {images_type}; "
+            "needed are text (or whole numbers) and list<string>, or one image a row as text."
+        )
+    names = [schema.names[id_at], schema.names[images_at]]
+    records = _read_parquet(file, names, problems, row_is_property)
+    return Listing(_readable(source, records), row_is_property)
+
+
+def _read_parquet(file: Any, names: list[str], problems: Problems, row_is_property: bool) -> Iterator[Listed]:
+    row = 0
+    with file:
+        for batch in file.iter_batches(batch_size=8192, columns=names):
+            ids, images = (_bytes_for_text(batch.column(name)).to_pylist() for name in names)
+            for one_id, some in zip(ids, images, strict=True):
+                row += 1
+                listed = some if row_is_property else [some]
+                if one_id is None or listed is None or None in listed:
+                    problems.add(row, "a null where an id or an image belongs", str(one_id))
+                    continue
+                yield Listed(_id_from_parquet(one_id), [_decoded(image) for image in listed], row)
+
+
+def _bytes_for_text(column: Any) -> Any:
+    """A column with its text as plain bytes, which read whether they are UTF-8 or not."""
+    kind = column.type
+    if pa.types.is_integer(kind):
+        return column
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return column.cast(pa.large_list(pa.large_binary()))
+    return column.cast(pa.large_binary())
+
+
+def _id_from_parquet(value: bytes | int) -> str:
+    return str(value) if isinstance(value, int) else _decoded(value)
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")
+
+
+def _is_text(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return any(
+        of_kind(kind)
+        for of_kind in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+        )
+    )
+
+
+def _columns(source: Path, names: Sequence[str]) -> tuple[int, int, bool]:
+    """Where the ids and the images stand, and whether a row is a property (else it is an image)."""
+    ids = [name for name in names if name in ID_COLUMNS]
+    images = [name for name in names if name in LIST_COLUMNS + SINGLE_COLUMNS]
+    if len(ids) != 1 or len(images) != 1:
+        raise ListingUnreadableError(
+            f"{source} has the columns {', '.join(map(_excerpt, names))}; needed are exactly one of "
+            f"{', '.join(ID_COLUMNS)} for the id, and exactly one of {', '.join(LIST_COLUMNS)} (one row a "
+            f"property) or {', '.join(SINGLE_COLUMNS)} (one row an image)."
+        )
+    return list(names).index(ids[0]), list(names).index(images[0]), images[0] in LIST_COLUMNS
+
+
+def _id_text(value: object) -> str | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) else None
+
+
+def _is_list_of_strings(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _excerpt(text: str) -> str:
+    """Text fit for one line of a message: escaped where it is not printable, and short."""
+    shown = text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode()
+    return shown if len(shown) <= 120 else shown[:117] + "..."

@@ -1,0 +1,101 @@
+"""What an ingest did, as numbers and as sentences for the person who ran it.
+
+What lives here: the report. What does not: the ingest (`ingest.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlm_assets.property_ranges import PropertyRange
+
+_NAMED = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestReport:
+    """Counts are of properties unless they say otherwise. Ids are named up to ten, the counts are whole.
+
+    ``written``: whether the catalogue changed; ``moved``: whether its image root did. ``new_ranges``:
+    partitions that did not exist before; ``stale_ranges``: known ones of which images were replaced.
+    ``notes``: what the source holds besides.
+    """
+
+    catalog: Path
+    catalog_id: str
+    written: bool
+    moved: bool
+    rows: int
+    range_size: int
+    image_root: str
+    listed: int
+    new: int
+    unchanged: int
+    changed_taken: int
+    changed_not_taken: int
+    changed_ids: tuple[str, ...]
+    gone: int
+    gone_ids: tuple[str, ...]
+    without_images: int
+    images_listed: int
+    images_missing: int
+    missing_uris: tuple[str, ...]
+    new_ranges: tuple[PropertyRange, ...]
+    stale_ranges: tuple[PropertyRange, ...]
+    notes: Mapping[str, int]
+
+    def sentences(self) -> tuple[str, ...]:
+        """The report in words, the most important first."""
+        said = [
+            f"{self.listed} properties with {self.images_listed} images were listed: {self.new} new, "
+            f"{self.unchanged} unchanged, {self.changed_taken + self.changed_not_taken} changed. "
+            f"The catalogue {'now holds' if self.written else 'stays as it was, with'} "
+            f"{self.rows} properties."
+        ]
+        if self.new_ranges:
+            said.append(f"{len(self.new_ranges)} new ranges: {_named(_keys(self.new_ranges))}.")
+        if self.changed_not_taken:
+            said.append(
+                f"{self.changed_not_taken} known properties have other images than in the catalogue. They "
+                f"were not taken ({_named(self.changed_ids, self.changed_not_taken)}): run ingest --update "
+                "to take them, which makes their ranges stale."
+            )
+        if self.stale_ranges:
+            said.append(
+                f"The images of {self.changed_taken} known properties were replaced "
+                f"({_named(self.changed_ids, self.changed_taken)}). {len(self.stale_ranges)} ranges are "
+                f"stale now: {_named(_keys(self.stale_ranges))}."
+            )
+        if self.moved:
+            said.append(f"The catalogue's images lie under {self.image_root} from now on.")
+        if self.gone:
+            said.append(
+                f"{self.gone} known properties are not in this source ({_named(self.gone_ids, self.gone)}). "
+                "They stay in the catalogue."
+            )
+        if self.images_missing:
+            said.append(
+                f"{self.images_missing} of {self.images_listed} images could not be found or read "
+                f"({_named(self.missing_uris, self.images_missing)}). Their properties are described without "
+                "them."
+            )
+            if self.images_missing == self.images_listed:
+                said.append(
+                    f"Not one image lies where it should, under {self.image_root}: if they lie elsewhere, "
+                    "ingest again with --image-root FOLDER --update."
+                )
+        if self.without_images:
+            said.append(f"{self.without_images} properties have no image: they will be failed rows.")
+        said += [f"Passed over: {count} {what}." for what, count in sorted(self.notes.items())]
+        return tuple(said)
+
+
+def _keys(ranges: Sequence[PropertyRange]) -> list[str]:
+    return [one.key for one in ranges]
+
+
+def _named(names: Sequence[str], count: int | None = None) -> str:
+    more = (len(names) if count is None else count) - len(names[:_NAMED])
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,272 @@
+"""What is asked of a running Dagster, in the words of this project, through the GraphQL that its page uses.
+
+What lives here: code location, partitions, backfills, failing checks. What does not: starting Dagster
+(``server.py``) and the instance's own Python interface, which needs no running webserver.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_SECONDS = 60.0
+
+
+class DagsterApiError(RuntimeError):
+    """Dagster answered with an error; the message is Dagster's own."""
+
+
+class DagsterUnreachableError(DagsterApiError):
+    """No webserver answers at the address (yet)."""
+
+
+class CodeLocationError(DagsterApiError):
+    """The definitions did not load; the message says why."""
+
+
+@dataclass(frozen=True)
+class PartitionCounts:
+    """Partitions of one asset by what they are at this moment."""
+
+    total: int
+    materialized: int
+    failed: int
+    running: int
+
+
+@dataclass(frozen=True)
+class PartitionKeys:
+    """Keys of one asset's partitions by what they are at this moment; ``rest`` were never materialized."""
+
+    materialized: frozenset[str]
+    failed: frozenset[str]
+    running: frozenset[str]
+    rest: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Backfill:
+    """A backfill: ``keys`` are the partitions it was launched for."""
+
+    id: str
+    status: str
+    keys: frozenset[str]
+    error: str | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether Dagster goes on with it."""
+        return self.status in ("REQUESTED", "CANCELING", "FAILING")
+
+
+@dataclass(frozen=True)
+class FailingCheck:
+    """The latest result of a check for one partition, where it did not pass. severity: WARN or ERROR."""
+
+    asset: str
+    name: str
+    partition: str
+    severity: str
+    description: str
+
+
+class DagsterApi:
+    """The Dagster whose pages are at ``url`` (http://127.0.0.1:3000)."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        # Loopback: a proxy from the environment would only be in the way.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def ask(self, query: str, **variables: object) -> dict[str, Any]:
+        """The data of a GraphQL query. Raises DagsterUnreachableError, DagsterApiError."""
+        request = urllib.request.Request(  # noqa: S310 - the address is our own, on loopback
+            f"{self.url}/graphql",
+            data=json.dumps({"query": query, "variables": variables}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            with self._opener.open(request, timeout=_SECONDS) as response:
+                answer = json.load(response)
+        except urllib.error.HTTPError as error:
+            raise DagsterApiError(f"{self.url} answered {error.code}: {error.read(2000)!r}") from error
+        except OSError as error:
+            raise DagsterUnreachableError(f"Dagster does not answer at {self.url}: {error}") from error
+        if answer.get("errors"):
+            raise DagsterApiError("; ".join(str(error["message"]) for error in answer["errors"]))
+        data: dict[str, Any] = answer["data"]
+        return data
+
+    def definitions_loaded(self) -> bool:
+        """Whether the definitions are there. Raises CodeLocationError where they failed to load."""
+        workspace = self.ask(
+            "{workspaceOrError{__typename ...on Workspace{locationEntries{loadStatus locationOrLoadError{"
+            "__typename ...on PythonError{message}}}}}}"
+        )["workspaceOrError"]
+        entries = workspace.get("locationEntries", [])
+        for entry in entries:
+            location = entry["locationOrLoadError"]
+            if location and location["__typename"] == "PythonError":
+                raise CodeLocationError(f"The definitions do not load: {location['message'].strip()}")
+        return bool(entries) and all(entry["loadStatus"] == "LOADED" for entry in entries)
+
+    def reload_definitions(self) -> None:
+        """Let the definitions be read anew, so that new ranges show. Raises CodeLocationError."""
+        result = self.ask(
+            "mutation{reloadWorkspace{__typename ...on Workspace{locationEntries{locationOrLoadError{"
+            "__typename ...on PythonError{message}}}} ...on PythonError{message}}}"
+        )["reloadWorkspace"]
+        _refuse_error(result)
+        for entry in result["locationEntries"]:
+            location = entry["locationOrLoadError"]
+            if location and location["__typename"] == "PythonError":
+                raise CodeLocationError(f"The definitions do not load: {location['message'].strip()}")
+
+    def partition_counts(self, asset: str) -> PartitionCounts:
+        """How many partitions of an asset are done, failed and running. Raises DagsterApiError."""
+        node = self._node(asset, "partitionStats{numPartitions numMaterialized numFailed numMaterializing}")
+        stats = node["partitionStats"]
+        return PartitionCounts(
+            total=stats["numPartitions"],
+            materialized=stats["numMaterialized"],
+            failed=stats["numFailed"],
+            running=stats["numMaterializing"],
+        )
+
+    def started_runs(self) -> int:
+        """How many runs work at this moment; those that wait for their turn are left out."""
+        runs = self.ask("{runsOrError(filter: {statuses: [STARTED]}){...on Runs{count}}}")["runsOrError"]
+        return int(runs["count"])
+
+    def partition_keys(self, asset: str) -> PartitionKeys:
+        """Which partitions of an asset are done, failed, running or not there. Raises DagsterApiError."""
+        node = self._node(
+            asset,
+            "assetPartitionStatuses{...on DefaultPartitionStatuses{materializedPartitions failedPartitions"
+            " materializingPartitions unmaterializedPartitions}}",
+        )
+        statuses = node["assetPartitionStatuses"]
+        return PartitionKeys(
+            materialized=frozenset(statuses["materializedPartitions"]),
+            failed=frozenset(statuses["failedPartitions"]),
+            running=frozenset(statuses["materializingPartitions"]),
+            rest=frozenset(statuses["unmaterializedPartitions"]),
+        )
+
+    def launch_backfill(
+        self,
+        assets: Sequence[str],
+        keys: Sequence[str],
+        *,
+        title: str,
+        tags: Mapping[str, str],
+        run_config: Mapping[str, object] | None = None,
+    ) -> str:
+        """Launch one backfill of these partitions of all the assets together; gives its id.
+
+        run_config: of each of its runs.
+        """
+        result = self.ask(
+            "mutation($p: LaunchBackfillParams!){launchPartitionBackfill(backfillParams: $p){__typename"
+            " ...on LaunchBackfillSuccess{backfillId} ...on Error{message}}}",
+            p={
+                "assetSelection": [{"path": [asset]} for asset in assets],
+                "partitionNames": list(keys),
+                "title": title,
+                "tags": [{"key": key, "value": value} for key, value in tags.items()],
+                "runConfigData": dict(run_config or {}),
+            },
+        )["launchPartitionBackfill"]
+        _refuse_error(result)
+        return str(result["backfillId"])
+
+    def unfinished_backfills(self, asset: str) -> list[Backfill]:
+        """Backfills of an asset that Dagster goes on with, oldest first, whoever launched them."""
+        result = self.ask(
+            "query($a: AssetKeyInput!){partitionBackfillsOrError(filters: {statuses: [REQUESTED, CANCELING,"
+            " FAILING]}){__typename ...on PartitionBackfills{results{" + _BACKFILL + "}}"
+            " ...on PythonError{message}}}",
+            a={"path": [asset]},
+        )["partitionBackfillsOrError"]
+        _refuse_error(result)
+        found = [_backfill(row) for row in reversed(result["results"])]
+        return [backfill for backfill in found if backfill.keys]
+
+    def backfill(self, backfill_id: str, asset: str) -> Backfill:
+        """One backfill, with its partitions of ``asset``. Raises DagsterApiError."""
+        result = self.ask(
+            "query($i: String!, $a: AssetKeyInput!){partitionBackfillOrError(backfillId: $i){__typename"
+            " ...on PartitionBackfill{" + _BACKFILL + "} ...on Error{message}}}",
+            i=backfill_id,
+            a={"path": [asset]},
+        )["partitionBackfillOrError"]
+        _refuse_error(result)
+        return _backfill(result)
+
+    def failing_checks(self, asset: str) -> list[FailingCheck]:
+        """The checks of an asset whose latest result for a partition is not passed."""
+        node = self._node(
+            asset,
+            "assetChecksOrError{...on AssetChecks{checks{name partitionStatuses{__typename"
+            " ...on AssetCheckDefaultPartitionStatuses{" + " ".join(_NOT_PASSED) + "}}}}}",
+        )
+        failing = []
+        for check in node["assetChecksOrError"].get("checks", []):
+            statuses = check["partitionStatuses"] or {}
+            for key in sorted(
+                {*statuses.get("failedPartitions", []), *statuses.get("executionFailedPartitions", [])}
+            ):
+                failing.append(self._latest_result(asset, check["name"], key))
+        return failing
+
+    def _latest_result(self, asset: str, name: str, key: str) -> FailingCheck:
+        executions = self.ask(
+            "query($a: AssetKeyInput!, $n: String!, $p: String){assetCheckExecutions(assetKey: $a,"
+            " checkName: $n, partition: $p, limit: 1){status evaluation{severity description}}}",
+            a={"path": [asset]},
+            n=name,
+            p=key,
+        )["assetCheckExecutions"]
+        evaluation = (executions[0]["evaluation"] if executions else None) or {}
+        return FailingCheck(
+            asset=asset,
+            name=name,
+            partition=key,
+            severity=evaluation.get("severity", "ERROR"),
+            description=evaluation.get("description") or "it did not come to a result",
+        )
+
+    def _node(self, asset: str, fields: str) -> dict[str, Any]:
+        node: dict[str, Any] = self.ask(
+            "query($a: AssetKeyInput!){assetNodeOrError(assetKey: $a){__typename ...on AssetNode{"
+            + fields
+            + "} ...on AssetNotFoundError{message}}}",
+            a={"path": [asset]},
+        )["assetNodeOrError"]
+        if node["__typename"] != "AssetNode":
+            raise DagsterApiError(f"Dagster does not know the asset {asset}: {node.get('message')}")
+        return node
+
+
+_NOT_PASSED = ("failedPartitions", "executionFailedPartitions")
+
+_BACKFILL = "id status error{message} partitionsTargetedForAssetKey(assetKey: $a){partitionKeys}"
+
+
+def _backfill(row: Mapping[str, Any]) -> Backfill:
+    targeted = row["partitionsTargetedForAssetKey"]
+    return Backfill(
+        id=row["id"],
+        status=row["status"],
+        keys=frozenset((targeted or {}).get("partitionKeys") or ()),
+        error=row["error"]["message"] if row["error"] else None,
+    )
+
+
+def _refuse_error(result: Mapping[str, Any]) -> None:
+    if "message" in result:
+        raise DagsterApiError(f"{result['__typename']}: {result['message']}")

@@ -1,0 +1,36 @@
+"""Which assets, folders and other sensors the alerts sensor is handed.
+
+What lives here: wiring from the settings. What does not: what is told and when (``sensors/alerts.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import dagster as dg
+
+from resources.pause import pause_of
+from sensors.alerts import build_alerts_sensor
+from vlm_assets import descriptions, embeddings
+from vlm_assets.settings import Settings
+from vlm_assets.unattended.alert_settings import build_delivery, pages_address, ticks_directory
+
+_USUAL_INTERVAL = 30.0
+
+
+def build_alerts(
+    settings: Settings, watched: Iterable[dg.SensorDefinition], *, schedules: Mapping[str, float]
+) -> dg.SensorDefinition:
+    """The alerts sensor. Raises SettingsError.
+
+    watched, schedules: the other sensors and schedules, whose silence is noticed; seconds between two ticks.
+    """
+    intervals = {one.name: float(one.minimum_interval_seconds or _USUAL_INTERVAL) for one in watched}
+    return build_alerts_sensor(
+        build_delivery(settings),
+        assets=[descriptions.ASSET, embeddings.ASSET],
+        watched={**intervals, **schedules},
+        ticks=ticks_directory(settings),
+        paused=lambda: pause_of(settings.state_directory) is not None,
+        address=lambda: pages_address(settings),
+    )

@@ -1,0 +1,77 @@
+"""What the retries wrote of each partition: tried again, given up, cancelled, refused; for the triage.
+
+What lives here: reading their files and saying them in a sentence. What does not: writing or mending them,
+which is the schedule's alone (``sensors/attempts.py``, ``sensors/cancels.py``, ``resources/row_retries.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from resources.journal.sealed_json import BrokenSealError, unseal
+from resources.row_retries import RowRetriesFile, RowRetriesUnreadableError
+from sensors.attempts import Attempts
+from vlm_assets.progress.partition_states import State
+
+_UNFINISHED = frozenset({State.INTERRUPTED, State.NOT_STARTED, State.REFUSED, State.DAMAGED})
+
+
+class RetryNotes:
+    """The files as they stand. ``warnings``: sentences about those that do not read; they are left alone."""
+
+    def __init__(self, state_directory: Path) -> None:
+        self._state_directory = state_directory
+        self.warnings: list[str] = []
+        self._entries = self._read(Attempts(state_directory).path, "entries")
+        self._cancelled = self._read(state_directory / "cancels" / "cancels.json", "partitions")
+
+    def of(self, asset: str, key: str, state: State) -> tuple[State, str | None]:
+        """The state of an unfinished partition with what the retries know of it, and a sentence of that."""
+        if state not in _UNFINISHED:
+            return state, None
+        entry = self._entries.get(key, {})
+        if key in self._cancelled:
+            return State.CANCELLED, "a person cancelled it: it is launched by hand only"
+        if entry.get("given_up"):
+            return State.GIVEN_UP, _given_up(entry.get("attempts", 0))
+        if state is State.REFUSED:
+            return state, self._refusal(asset, key)
+        if entry.get("attempts"):
+            return State.FAILED, _tried(entry["attempts"], entry.get("not_before", 0.0))
+        return state, None
+
+    def _refusal(self, asset: str, key: str) -> str | None:
+        try:
+            retries = RowRetriesFile(self._state_directory, asset, key).read()
+        except (RowRetriesUnreadableError, OSError) as error:
+            self.warnings.append(str(error))
+            return None
+        return retries.refusal.sentence() if retries and retries.refusal else None
+
+    def _read(self, path: Path, name: str) -> Mapping[str, Any]:
+        try:
+            found = unseal(path.read_bytes())[name]
+        except FileNotFoundError:
+            return {}
+        except (OSError, BrokenSealError, KeyError) as error:
+            self.warnings.append(f"{path} does not read ({error}); the next tick of the retries mends it.")
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def _given_up(attempts: int) -> str:
+    return f"failed {_times(attempts)} in a row without progress: it is not tried again by itself"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _tried(attempts: int, not_before: float) -> str:
+    when = datetime.fromtimestamp(not_before).astimezone().isoformat(" ", "minutes") if not_before else None
+    return f"failed {_times(attempts)} in a row without progress" + (
+        f"; tried again after {when}" if when else ""
+    )
