@@ -30,9 +30,10 @@ from sensors.ticks import note_tick
 from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
 
 NAME = "worker_health"
-INTERVAL_SECONDS = 15
+INTERVAL_SECONDS = 5
+"""As often as Dagster's daemon looks at sensors: it comes on top of the time a worker may stand still."""
 _KILLED = "A person cancelled this run, its process did not end, and it is killed now."
-_BLIND_SECONDS = 8.0 * INTERVAL_SECONDS
+_BLIND_SECONDS = 120.0
 """After so long without a tick nothing is known of the time between: everybody's time counts anew."""
 _SICK_AGAIN_SECONDS = 600.0
 """A device that is sick for so long without a break has failed twice; sound for so long, it is over."""

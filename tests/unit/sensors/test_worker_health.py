@@ -109,6 +109,8 @@ class Standing:
         process = self.processes[run_id] = subprocess.Popen(["sleep", "1000"])
         if stopped:
             process.send_signal(signal.SIGSTOP)
+            # One that is not stopped yet takes SIGTERM first, though that was sent later.
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         start = ProcessIdentity.of(process.pid).start
         changes = {"phase": Phase.WORKING, "batch_seconds": 10.0, "moved": self.clock.now, **changes}
         fields = {"run_id": run_id, "partition": partition, "device": device, "pid": process.pid}
