@@ -1,7 +1,7 @@
-"""Whether a process that was seen before is still that one: by its start, which no later process shares.
+"""Whether a process that was seen before is still that one, by its start; and how one ended, in words.
 
-What lives here: telling one process from another with its pid. What does not: whether a materialization lives
-(its lock says that, ``workers.py``).
+What lives here: telling one process from another with its pid, and an exit code as people read it. What does
+not: whether a materialization lives (its lock says that, ``workers.py``).
 """
 
 from __future__ import annotations
@@ -74,6 +74,18 @@ class ProcessIdentity:
         finally:
             os.close(descriptor)
         return True
+
+
+def how_it_ended(code: int) -> str:
+    """A process's end, as the second half of a sentence. code: as Popen gives it, a signal's negative."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (where no person did that, the machine ran out of memory)" if code == -signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"
 
 
 def _is_zombie(pid: int) -> bool:

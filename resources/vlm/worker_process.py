@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from resources.processes import how_it_ended
 from resources.vlm.decode_worker import FRAME, IMAGE, READY, encoded_task
 from resources.vlm.images import ImageError
 
@@ -149,14 +149,7 @@ class WorkerProcess:
             pass
         said = self._last_words.decode(errors="replace").strip()
         last_line = f": {said.splitlines()[-1]}" if said else ""
-        if code >= 0:
-            return f"ended with exit code {code}{last_line}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        hint = " (where no person did that, the machine ran out of memory)" if code == -signal.SIGKILL else ""
-        return f"was killed by {name}{hint}{last_line}"
+        return f"{how_it_ended(code)}{last_line}"
 
     def close(self) -> None:
         """Close the pipes; the process, if it lives, then ends when it next looks for work."""

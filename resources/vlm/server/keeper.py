@@ -24,7 +24,7 @@ from pathlib import Path
 from resources.gpu.residents import ResidentPaths, ResidentRecord
 from resources.journal.files import write_replacing
 from resources.lock_files import LockFile, taken
-from resources.processes import ProcessIdentity
+from resources.processes import ProcessIdentity, how_it_ended
 from resources.vlm.server import guard, health
 
 LOG_BYTES = 64 << 20
@@ -134,7 +134,7 @@ class Keeper:
             if told_by_guard in readable:
                 told = json.loads(guarding.stdout.readline() or b'{"error": "its guard was killed"}')
                 if "pid" not in told:
-                    return str(told["error"]) if "error" in told else _how_it_ended(int(told["exit"]))
+                    return str(told["error"]) if "error" in told else f"it {how_it_ended(int(told['exit']))}"
                 self._say(replace(self._record, server=ProcessIdentity.of(told["pid"])))
             if self._was_idle():
                 return f"nobody used it for {self._order.idle_seconds:.0f} s"
@@ -199,17 +199,6 @@ def begin_anew(log: Path) -> None:
         stream.seek(-min(_KEPT_BYTES, os.fstat(stream.fileno()).st_size), os.SEEK_END)
         log.with_suffix(".log.1").write_bytes(stream.read())
         stream.truncate(0)
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"it ended by itself with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    hint = " (where no person did that, the machine ran out of memory)" if code == -signal.SIGKILL else ""
-    return f"it was killed by {name}{hint}"
 
 
 def main() -> None:
