@@ -199,9 +199,8 @@ def build_alerts_sensor(
             # Raised, it would undo the cursor of a tick that has told.
             context.log.warning(f"The tick could not be noted: {error}")
             cry(error, now)
-        sentence = f"{said}; {_sentence(delivered)}"
-        context.log.info(sentence)
-        return dg.SkipReason(sentence)
+        # Not to context.log too: Dagster keeps a file for each tick that has one, and removes none.
+        return dg.SkipReason(f"{said}; {_sentence(delivered)}")
 
     return alerts
 

@@ -72,7 +72,7 @@ def build_progress_picture_sensor(
     def progress_picture(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         now = clock()
         result = look(context.cursor, now)
-        note_tick(ticks, NAME, now, interval_seconds=INTERVAL_SECONDS, log=context.log)
+        note_tick(ticks, NAME, now, interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
         return result
 
     def look(kept: str | None, now: float) -> dg.SensorResult:

@@ -194,8 +194,7 @@ def build_reconciliation_sensor(
             tuple(report_published(instance, assets, workers)),
         )
         context.update_cursor(json.dumps({run: asdict(process) for run, process in still.items()}))
-        context.log.info(done.sentence())
-        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=context.log)
+        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
         return dg.SkipReason(done.sentence())
 
     return reconciliation

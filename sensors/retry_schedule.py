@@ -91,12 +91,18 @@ def build_retrying(
     def failed_partitions_again(context: dg.ScheduleEvaluationContext):  # type: ignore[no-untyped-def]
         at = context.scheduled_execution_time
         ticked = failed_partitions.tick(context.instance, tick=at.isoformat())
-        context.log.info(ticked.sentence)
+        if ticked.launches:
+            context.log.info(ticked.sentence)
         for sentence in sentences(ticked.launches):
             context.log.info(sentence)
         requests = [request(context.instance, launch, run_config) for launch in ticked.launches]
-        interval = every_minutes * 60.0
-        note_tick(ticks_directory, SCHEDULE, at.timestamp(), interval_seconds=interval, log=context.log)
+        note_tick(
+            ticks_directory,
+            SCHEDULE,
+            at.timestamp(),
+            interval_seconds=every_minutes * 60.0,
+            log=lambda: context.log,
+        )
         return requests or dg.SkipReason(ticked.sentence)
 
     @dg.op

@@ -37,6 +37,9 @@ One partition is looked at in any case: where a tick starves, a lost snapshot is
 _TOLD_AT_ONCE = 200
 """Verdicts between two writes of the snapshot."""
 
+_SHOWN = 5
+"""Sentences that the tick itself says; further ones are in its log."""
+
 _FOREIGN = "foreign_file"
 
 SOUND, STALE = "sound", "stale"
@@ -283,9 +286,9 @@ def build_row_count_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> dg.Se
             return histories[asset].failing(asset)
 
         said = watcher.look(tell, failing)
-        for sentence in said:
+        for sentence in said[_SHOWN:]:
             context.log.info(sentence)
-        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=context.log)
-        return dg.SkipReason(" ".join(said[:5]) or "Nothing has changed on disk since the last look.")
+        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
+        return dg.SkipReason(" ".join(said[:_SHOWN]) or "Nothing has changed on disk since the last look.")
 
     return row_count_drift

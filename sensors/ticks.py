@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,16 +46,17 @@ def longest_silence(interval_seconds: float) -> float:
 
 
 def note_tick(
-    directory: Path, name: str, now: float, *, interval_seconds: float, log: logging.Logger
+    directory: Path, name: str, now: float, *, interval_seconds: float, log: Callable[[], logging.Logger]
 ) -> None:
     """``record_tick`` as a tick's last act: one that cannot be written is logged, and undoes nothing.
 
-    A tick that fails before comes not here, so that one that fails each time counts as silent.
+    A tick that fails before comes not here, so that one that fails each time counts as silent. log: of the
+    tick, asked for only where there is something to say: Dagster opens a file for it, and removes none.
     """
     try:
         record_tick(directory, name, now, interval_seconds=interval_seconds)
     except OSError as error:
-        log.warning(f"The tick could not be noted, so {name} will seem silent: {error}")
+        log().warning(f"The tick could not be noted, so {name} will seem silent: {error}")
 
 
 def record_tick(directory: Path, name: str, now: float, *, interval_seconds: float = 60.0) -> None:

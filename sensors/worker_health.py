@@ -359,9 +359,7 @@ def build_worker_health_sensor(watcher: HealthWatcher, *, pool: str, ticks: Path
                 now=len(known - set(watch.left_out)),
             )
         context.update_cursor(json.dumps(asdict(watch)))
-        for sentence in said:
-            context.log.info(sentence)
-        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=context.log)
+        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
         return dg.SkipReason(" ".join(said) or "Every worker moves and every device is sound.")
 
     return worker_health

@@ -51,7 +51,7 @@ def test_with_a_full_disk_a_tick_is_not_undone_and_nothing_is_left_behind(tmp_pa
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space"):
         record_tick(tmp_path, "one", 200.0)
-    note_tick(tmp_path, "one", 200.0, interval_seconds=60.0, log=logging.getLogger("tick"))
+    note_tick(tmp_path, "one", 200.0, interval_seconds=60.0, log=lambda: logging.getLogger("tick"))
     assert "could not be noted" in caplog.text
     assert last_ticks(tmp_path)["one"].at == 100.0
     assert [path.name for path in tmp_path.iterdir()] == ["one.json"]

@@ -9,6 +9,7 @@ from sensors.failed_partitions import FailedPartitions
 from sensors.row_count_drift import DriftWatcher
 from sensors.ticks import last_ticks
 from sensors.worker_health import HealthWatcher
+from vlm_assets.definitions import build_defs
 from vlm_assets.unattended.health_sensors import build_health_sensors, worker_limits
 from vlm_assets.unattended.retries import build_retries
 
@@ -68,3 +69,37 @@ def test_a_stuck_worker_gets_the_settings_grace_to_commit(dataset):
     settings = dataset.settings.model_copy(update={"grace_seconds": 77.0, "stuck_seconds": 88.0})
     limits = worker_limits(settings)
     assert (limits.grace, limits.most) == (77.0, 88.0)
+
+
+def test_a_tick_with_nothing_to_tell_leaves_no_file_with_dagster(dataset, tmp_path):
+    """Dagster keeps a file for each tick that opens its log, for ever: a month would be a million files."""
+    definitions = build_defs(dataset.settings)
+
+    def tick_all(instance, number):
+        for sensor in definitions.sensors:
+            with dg.SensorEvaluationContext(
+                instance_ref=None,
+                last_tick_completion_time=None,
+                last_run_key=None,
+                cursor=None,
+                repository_name=None,
+                instance=instance,
+                log_key=["ticks", sensor.name, number],
+            ) as context:
+                sensor.evaluate_tick(context)
+        for schedule in definitions.schedules:
+            with dg.ScheduleEvaluationContext(
+                instance_ref=instance.get_ref(),
+                scheduled_execution_time=datetime.now(UTC),
+                repository_name=None,
+                schedule_name=schedule.name,
+                log_key=["ticks", schedule.name, number],
+            ) as context:
+                schedule.evaluate_tick(context)
+
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        # The first look at the files has much to tell.
+        tick_all(instance, "first")
+        tick_all(instance, "second")
+    assert len(last_ticks(dataset.settings.state_directory / "ticks")) == 6
+    assert list(tmp_path.rglob("second.*")) == []
