@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from resources.alerts.outbox import Outbox
 from resources.gpu.devices import find_devices
 from resources.gpu.errors import DeviceError
 from resources.gpu.left_out import LeftOutDevices
@@ -88,8 +89,8 @@ class Status:
 
     assets: in the order in which they are made. failed_by_kind: published rows of properties that could not
     be described. seconds_per_image: of one device. seconds_left: of all descriptions, on all devices that are
-    not left out. paused, dagster: since when and why it is paused, and where Dagster runs; None where not.
-    warnings: what could not be read.
+    not left out. open_alerts: titles of what was told and is not right again, oldest first. paused, dagster:
+    since when and why it is paused, and where Dagster runs; None where not. warnings: what could not be read.
     """
 
     home: str
@@ -102,6 +103,7 @@ class Status:
     devices: tuple[DeviceStatus, ...]
     seconds_per_image: float | None
     seconds_left: float | None
+    open_alerts: tuple[str, ...]
     paused: str | None
     dagster: str | None
     warnings: tuple[str, ...]
@@ -145,6 +147,7 @@ def read_status(settings: Settings, catalog: Catalog) -> Status:
     descriptions = _with_cost(described, workers, settings, cost, seconds_per_image)
     partitions = (*descriptions, *map(_without_cost, embedded))
     devices, unread = _devices(settings, workers, paces)
+    open_alerts, untold = _open_alerts(state_directory)
     pause = pause_of(state_directory)
     dagster = running_address(settings.dagster_home)
     kinds: Counter[str] = Counter()
@@ -162,10 +165,11 @@ def read_status(settings: Settings, catalog: Catalog) -> Status:
         devices=devices,
         seconds_per_image=seconds_per_image,
         seconds_left=_seconds_left(descriptions, usable),
+        open_alerts=open_alerts,
         paused=pause.sentence() if pause else None,
         dagster=dagster,
-        warnings=(*unread, *notes.warnings),
-        next_steps=_next_steps(partitions, pause.sentence() if pause else None, dagster),
+        warnings=(*unread, *untold, *notes.warnings),
+        next_steps=_next_steps(partitions, open_alerts, pause.sentence() if pause else None, dagster),
         published=published,
     )
 
@@ -287,6 +291,15 @@ def _devices(
     return tuple(found), warnings
 
 
+def _open_alerts(state_directory: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The titles of the open alerts, oldest first; and why they could not be read."""
+    try:
+        standing = Outbox(state_directory / "alerts").open_subjects().values()
+    except OSError as error:
+        return (), (f"The alerts cannot be read: {error}",)
+    return tuple(alert.title for alert in standing), ()
+
+
 def _seconds_left(descriptions: Sequence[PartitionStatus], devices: int) -> float | None:
     waiting = sorted((one for one in descriptions if one.turn is not None), key=lambda one: one.turn or 0)
     running = [one for one in descriptions if one.state is State.RUNNING]
@@ -298,11 +311,17 @@ def _seconds_left(descriptions: Sequence[PartitionStatus], devices: int) -> floa
 
 
 def _next_steps(
-    partitions: Sequence[PartitionStatus], paused: str | None, dagster: str | None
+    partitions: Sequence[PartitionStatus],
+    open_alerts: Sequence[str],
+    paused: str | None,
+    dagster: str | None,
 ) -> tuple[str, ...]:
     """What happens by itself, and what a person has to do."""
     of_state = Counter(one.state for one in partitions)
     steps = [f"{of_state[state]} {step}" for state, step in _STEPS.items() if of_state[state]]
+    if open_alerts:
+        said = f"Open alerts: {len(open_alerts)}, the latest: {open_alerts[-1]}. `vlm-assets alerts`."
+        steps.insert(0, said)
     if paused:
         steps.insert(0, f"Nothing is started: {paused}.")
     first = min((one for one in partitions if one.turn), key=lambda one: one.turn or 0, default=None)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
 from resources.gpu.left_out import LeftOutDevices
 from resources.journal.files import make_directory, sha256_of
 from resources.journal.high_water_mark import HighWaterMark, write_mark
@@ -137,6 +139,19 @@ def test_what_needs_a_person_is_said_and_has_no_turn(uneven: Settings) -> None:
     damaged.write_bytes(damaged.read_bytes()[:-9])
     assert str(damaged) in " ".join(status_of(uneven).warnings)
     assert damaged.exists(), "a look moves nothing"
+
+
+def test_open_alerts_are_said_first_and_no_longer_once_they_are_right(uneven: Settings) -> None:
+    """One look tells what needs a person: a silent sensor or a foreign file is the state of no partition."""
+    outbox = Outbox(uneven.state_directory / "alerts")
+    alert = Alert("sensor_silent", "sensor/alerts", "1", "error", "alerts has gone silent", "Look.")
+    outbox.post(alert)
+    found = status_of(uneven)
+    assert found.open_alerts == ("alerts has gone silent",)
+    assert found.next_steps[0] == "Open alerts: 1, the latest: alerts has gone silent. `vlm-assets alerts`."
+    assert found.next_steps[0] in text(found)
+    outbox.recovered("sensor/alerts", occurrence="2", sentence="It ticks.", at=2.0)
+    assert status_of(uneven).open_alerts == ()
 
 
 def test_what_is_described_and_not_embedded_is_said(dataset) -> None:
