@@ -26,7 +26,8 @@ from sensors.dagster_internals.backfill_queue import awaited_partitions
 from sensors.dagster_internals.check_results import Evaluation
 from sensors.dagster_internals.partition_history import PartitionHistory
 from sensors.dagster_internals.runs import RunState, run_states, runs_with_key, unfinished_partitions
-from sensors.retry_alerts import damaged, given_up, interrupted_again, left_to_person, subject
+from sensors.damaged_state import call_off, damaged
+from sensors.retry_alerts import given_up, interrupted_again, left_to_person, subject
 from sensors.retry_candidates import Candidate, Watched, candidates
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Decision, Facts, Policy, decide
 
@@ -143,7 +144,9 @@ class _Tick:
         cancelled, damage = owner.cancels.look(self.instance, self.now)
         if damage is not None:
             self.alerts.append(damaged("cancels", damage, self.now))
-        before = self._read()
+        before, unreadable = self._read()
+        read = {"cancels": damage, "attempts": unreadable}
+        call_off(owner.outbox, [what for what, why in read.items() if why is None], self.now)
         self.entries = dict(before)
         requested = {key: one.requested for key, one in before.items() if one.requested is not None}
         self.own = runs_with_key(self.instance, [one.run_key for one in requested.values()])
@@ -165,12 +168,12 @@ class _Tick:
             owner.attempts.write(self.entries)
         return Ticked(tuple(launches), self._sentence(len(launches)))
 
-    def _read(self) -> dict[str, Entry]:
+    def _read(self) -> tuple[dict[str, Entry], str | None]:
         try:
-            return self.owner.attempts.read()
+            return self.owner.attempts.read(), None
         except AttemptsUnreadableError as error:
             self.alerts.append(damaged("attempts", str(error), self.now))
-            return {}
+            return {}, str(error)
 
     def _decide(self, key: str, candidate: Candidate) -> Decision | None:
         """Decide about one partition; a decision to launch is returned, every other is carried out."""

@@ -64,19 +64,6 @@ def left_to_person(entry: Entry, why: str, now: float) -> Alert:
     )
 
 
-def damaged(what: str, sentence: str, now: float) -> Alert:
-    """A file of ours that does not verify, was kept aside and made anew."""
-    return Alert(
-        kind="state_damaged",
-        subject=f"state/{what}",
-        occurrence=sentence,
-        severity="error",
-        title=f"The file of {what} was damaged",
-        next_step=f"{sentence} Look at the disk's health.",
-        at=now,
-    )
-
-
 def _alert(
     entry: Entry,
     now: float,

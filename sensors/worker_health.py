@@ -26,6 +26,7 @@ from resources.gpu.left_out import LeftOutDevices, at_work_on
 from resources.processes import ProcessIdentity
 from resources.workers import Phase, Worker, Workers, boot_id
 from sensors.dagster_runs import end_cancelled, fit_pool, mark_interrupted
+from sensors.damaged_state import STANDS_SECONDS, call_off, damaged
 from sensors.ticks import note_tick
 from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
 
@@ -46,7 +47,8 @@ class Watch:
     at, since: monotonic seconds of the last tick, and of the first of those without a gap. ended: when
     SIGTERM was sent, by worker. slow: since when, by worker. sick: since when (unix seconds), by device;
     sick_again: since when without a break; sound: since when again. blind_since: since when (unix seconds)
-    the driver does not answer. devices: those seen since this boot. left_out: those told of.
+    the driver does not answer. devices: those seen since this boot. left_out: those told of. idle: since when
+    nobody works.
     """
 
     boot: str = ""
@@ -60,6 +62,7 @@ class Watch:
     blind_since: float | None = None
     devices: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    idle: float | None = None
 
     @classmethod
     def read(cls, cursor: str | None, *, now: float) -> "Watch":
@@ -213,9 +216,15 @@ class HealthWatcher:
                     )
                 )
         keep_pace = {one.device for one in living if one.rate > 0 and one.name not in watch.slow}
+        watch.idle = None if living else max(watch.at if watch.idle is None else watch.idle, watch.since)
+        # Between two partitions nobody is compared; where all is done, nobody ever will be.
+        is_over = watch.idle is not None and watch.at - watch.idle >= self.limits.slow
         for subject, alert in self.outbox.open_subjects().items():
-            if alert.kind == "worker_slow" and subject.split("/")[1] in keep_pace:
-                sentence = f"{subject.split('/')[1]} keeps pace with the others again."
+            device = subject.split("/")[1] if alert.kind == "worker_slow" else None
+            if device is not None and (device in keep_pace or is_over):
+                sentence = f"{device} keeps pace with the others again."
+                if is_over:
+                    sentence = f"Nobody has worked for {self.limits.slow / 60:.0f} minutes."
                 self.outbox.recovered(
                     subject, occurrence=f"{self.clock():.0f}", sentence=sentence, at=self.clock()
                 )
@@ -300,6 +309,7 @@ class HealthWatcher:
     def _tell_left_out(self, watch: Watch) -> list[str]:
         left_out = self.left_out.left_out()
         now = self.clock()
+        self._tell_damaged(now)
         for device, record in left_out.items():
             if device not in watch.left_out:
                 self.outbox.post(
@@ -326,6 +336,18 @@ class HealthWatcher:
                 )
         watch.left_out = sorted(left_out)
         return [record.sentence(device) for device, record in left_out.items()]
+
+    def _tell_damaged(self, now: float) -> None:
+        """Whoever looked first may have set the file aside: a run at its start, or this tick."""
+        what = "devices left out"
+        call_off(self.outbox, [what], now)
+        for aside in self.left_out.set_aside():
+            if now - aside.stat().st_ctime < STANDS_SECONDS:
+                sentence = (
+                    f"It is kept as {aside}. It is not known any more which devices were left out, so all are"
+                    " used until they fail again; `vlm-assets devices` shows them."
+                )
+                self.outbox.post(damaged(what, sentence, now, occurrence=aside.name))
 
 
 def build_worker_health_sensor(watcher: HealthWatcher, *, pool: str, ticks: Path) -> dg.SensorDefinition:

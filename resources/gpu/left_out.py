@@ -30,6 +30,8 @@ _ABOUT = (
     " --take-back ID` does with one."
 )
 
+_ASIDE = "damaged"
+
 _log = logging.getLogger(__name__)
 
 
@@ -86,6 +88,10 @@ class LeftOutDevices:
         except BrokenSealError:
             with self._locked():
                 return self._read_or_set_aside()
+
+    def set_aside(self) -> list[Path]:
+        """Files of this name that did not verify and are kept; what they said is not known any more."""
+        return sorted((self.path.parent / _ASIDE).glob(f"{self.path.name}.*"))
 
     def left_out(self) -> dict[str, DeviceRecord]:
         """The devices that are left out, by id."""
@@ -145,7 +151,7 @@ class LeftOutDevices:
         try:
             return self._read()
         except BrokenSealError as error:
-            aside = set_aside(self.path, self.path.parent / "damaged")
+            aside = set_aside(self.path, self.path.parent / _ASIDE)
             _log.error(
                 "%s does not verify (%s), so it is not known which devices were left out: all are used until"
                 " they fail again. It is kept as %s.",

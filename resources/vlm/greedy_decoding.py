@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WORTH_A_CUT: Final = 8
 """Finished answers are cut out once they are an eighth of the batch: like a step, a cut copies the cache."""
 
-_PER_ROW: Final = frozenset(
+PER_ROW: Final = frozenset(
     {"attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"}
 )
 """Tensors [..., rows, tokens] that grow by a token a step."""
@@ -109,7 +109,7 @@ class GrowingSteps:
         if finished * _WORTH_A_CUT >= len(answers.rows) and can_select(self._state, len(answers.rows)):
             kept = answers.leave_the_open()
             self._state["past_key_values"].batch_select_indices(kept)
-            select_rows(self._state, kept)
+            _select_rows(self._state, kept)
         inputs = self._model.prepare_inputs_for_generation(
             answers.computed, next_sequence_length=1, **self._state
         )
@@ -131,7 +131,7 @@ def can_select(state: Mapping[str, Any], rows: int) -> bool:
     for name, value in state.items():
         if name == "past_key_values" or value is None or isinstance(value, bool | int | float | str):
             continue
-        if name in _PER_ROW and isinstance(value, torch.Tensor):
+        if name in PER_ROW and isinstance(value, torch.Tensor):
             if value.shape[-2] not in (1, rows):
                 return False
         elif name in _OF_EACH_STEP or not name.startswith(_OF_THE_PROMPT):
@@ -139,9 +139,9 @@ def can_select(state: Mapping[str, Any], rows: int) -> bool:
     return True
 
 
-def select_rows(state: dict[str, Any], kept: torch.Tensor) -> None:
+def _select_rows(state: dict[str, Any], kept: torch.Tensor) -> None:
     """Leave these rows alone in all that a model keeps from step to step, the cache aside."""
-    for name in _PER_ROW & state.keys():
+    for name in PER_ROW & state.keys():
         value = state[name]
         if value is not None and value.shape[-2] > 1:
             state[name] = value.index_select(-2, kept)

@@ -26,6 +26,7 @@ from resources.vlm.greedy_decoding import GreedyDecoding
 from resources.vlm.guided import Grammar, SampledBatch
 from resources.vlm.model_inputs import InputPreparation, ModelInputs
 from resources.vlm.model_loading import ModelSource, exact_revision, load_model, load_processor
+from resources.vlm.static_decoding import Decoding, static_decoding
 
 if TYPE_CHECKING:
     from resources.vlm.images import LoadedProperty
@@ -57,6 +58,8 @@ class TransformersEngine:
     device's memory it is halved, and no later batch is larger than what fitted.
 
     device: ``cpu`` or ``cuda`` (the first that is visible; the lease sees to it that it is the only one).
+    decoding: ``dynamic`` steps with a cache that grows, ``static`` with one of fixed size, whose steps a GPU
+    runs as recordings, ``compiled`` compiles those before. Answers are the same, bfloat16's rounding aside.
     Raises ModelLoadError, and SchemaError where the schema cannot guide decoding.
     """
 
@@ -69,6 +72,7 @@ class TransformersEngine:
         schema: DescriptionSchema,
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
+        decoding: Decoding = "dynamic",
     ) -> None:
         from transformers import AutoModelForImageTextToText
 
@@ -87,7 +91,7 @@ class TransformersEngine:
         )
         self.model = source.name
         self.revision = exact_revision(source)
-        self._take(model, processor, grammar, prompt, device, source)
+        self._take(model, processor, grammar, prompt, device, decoding, source)
 
     @classmethod
     def around(
@@ -98,12 +102,13 @@ class TransformersEngine:
         grammar: AnswerGrammar,
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
+        decoding: Decoding = "dynamic",
     ) -> Self:
         """An engine around a model that is on its device already, such as one with random weights."""
         engine = cls.__new__(cls)
         engine.model = type(model).__name__
         engine.revision = "in memory"
-        engine._take(model, processor, grammar, prompt, device)
+        engine._take(model, processor, grammar, prompt, device, decoding)
         return engine
 
     def _take(
@@ -113,6 +118,7 @@ class TransformersEngine:
         grammar: AnswerGrammar,
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
+        decoding: Decoding,
         source: ModelSource | None = None,
     ) -> None:
         from transformers import GenerationConfig
@@ -143,6 +149,7 @@ class TransformersEngine:
             eos_token_id=list(self._stop_token_ids), pad_token_id=self._pad_token_id, do_sample=False
         )
         self._decodes_itself = _takes_a_decoding(model)
+        self._static = static_decoding(model, decoding, device=device)
         self._seconds = {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
         text_config = self._model.config.get_text_config()
         self._context: int | None = getattr(text_config, "max_position_embeddings", None)
@@ -180,7 +187,7 @@ class TransformersEngine:
         import torch
 
         self._inputs.close()
-        del self._model, self._grammar
+        del self._model, self._grammar, self._static
         gc.collect()
         if self._device == "cuda":
             torch.cuda.empty_cache()
@@ -199,6 +206,8 @@ class TransformersEngine:
                     raise EngineLostError(f"the device is lost: {error}") from error
                 raise
         # Only here is the exception gone, and with its traceback the tensors that filled the memory.
+        if self._static is not None:
+            self._static.free()
         gc.collect()
         if self._device == "cuda":
             torch.cuda.empty_cache()
@@ -228,7 +237,10 @@ class TransformersEngine:
         """Prompts and answers as tokens [properties, tokens]."""
         began = time.monotonic()
         decoding = GreedyDecoding(
-            stop_token_ids=self._stop_token_ids, pad_token_id=self._pad_token_id, limits=limits
+            stop_token_ids=self._stop_token_ids,
+            pad_token_id=self._pad_token_id,
+            limits=limits,
+            begin=None if self._static is None else self._static.begin,
         )
         sequences = self._model.generate(
             **inputs.tensors.to(self._device, non_blocking=True),

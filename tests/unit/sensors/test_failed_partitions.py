@@ -386,6 +386,9 @@ def test_a_damaged_ledger_is_kept_aside_and_told(orchestrator):
     assert orchestrator.tick() == []
     assert [kind for kind, _ in orchestrator.told] == ["state_damaged"]
     assert len(list((ledger.parent / "set_aside").iterdir())) == 1
+    orchestrator.ahead += 24 * HOUR
+    orchestrator.tick()
+    assert "state/attempts" not in orchestrator.failed_partitions.outbox.open_subjects()
 
 
 def test_a_lost_list_of_cancels_is_made_anew(orchestrator):

@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import subprocess
+import time
 from dataclasses import replace
 
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
+from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.gpu.devices import Device
 from resources.gpu.errors import DriverUnavailableError
@@ -362,6 +364,26 @@ def test_a_slow_worker_is_named_after_ten_minutes_and_when_it_keeps_pace(
     assert "40% slower" in alert.title
     rates[1] = 9.0
     assert tick(60) == []
+
+
+def test_nobody_stays_slow_when_all_is_done(tick, watcher, clock):
+    """What is open is what is wrong now; a moment between two partitions is no end."""
+    slow = "devices/GPU-1/slow"
+    watcher.outbox.post(Alert("worker_slow", slow, "r1", "warning", "It is slow", "Look.", at=clock.now))
+    assert [tick(60) for _ in range(10)] == [[("worker_slow", slow)]] * 10
+    assert tick(60) == []
+
+
+def test_a_damaged_file_of_devices_left_out_is_told_for_a_day(tick, watcher, clock):
+    """Devices that were left out are used again then: not in silence."""
+    clock.now = time.time()
+    for occurrence in "12":
+        watcher.left_out.note_failure("GPU-1", occurrence=occurrence, why="It failed.")
+    path = watcher.left_out.path
+    path.write_bytes(path.read_bytes()[:-9])
+    assert tick() == tick() == [("state_damaged", "state/devices left out")]
+    assert tick(24 * 3600) == []
+    assert tick() == []
 
 
 def test_a_gap_in_watching_starts_everybodys_time_anew(clock):

@@ -6,6 +6,7 @@ from typing import Literal
 import pydantic
 import pytest
 
+from resources.vlm import static_decoding
 from resources.vlm.embedder import TextEmbedder
 from resources.vlm.engine import Attempt
 from resources.vlm.guided import Grammar
@@ -192,3 +193,32 @@ def test_language_layers_embed(tmp_path, tokenizer):
     """The language layers of another family embed a text."""
     save_gemma3(tmp_path, copy.deepcopy(tokenizer))
     assert TextEmbedder(ModelSource(str(tmp_path)), device="cpu").embed(["a house"]).shape == (1, 48)
+
+
+@pytest.fixture
+def decoded_with(engine, monkeypatch):
+    """Answers with another decoding, and the sizes [rows, tokens of the cache] of its steps in their order."""
+
+    def decoded(decoding, batch, attempt):
+        static = static_decoding.static_decoding(engine._model, decoding, device="cpu")
+        monkeypatch.setattr(engine, "_static", static)
+        monkeypatch.setattr(static_decoding._log, "warning", pytest.fail)
+        sizes = []
+        launch = static.launch
+        monkeypatch.setattr(static, "launch", lambda step: sizes.append(next(reversed(static._steps))) or launch(step))
+        return engine.describe(batch, attempt=attempt), sizes
+
+    return decoded
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_cache_of_fixed_size_answers_alike(engine, load_property, decoded_with, temperature):
+    """With memory of fixed size each family says the same, token for token, while the batch shrinks."""
+    batch = [load_property(f"property {at}", 1 + at % 3) for at in range(9)]
+    attempt = Attempt(number=1, max_new_tokens=40, temperature=temperature)
+    expected = engine.describe(batch, attempt=attempt)
+    answers, sizes = decoded_with("static", batch, attempt)
+    assert answers == expected
+    assert [size.rows for size in sizes] == sorted((size.rows for size in sizes), reverse=True)
+    assert sizes[0].rows == 12
+    assert sizes[-1].rows < 12
