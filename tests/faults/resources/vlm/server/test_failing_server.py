@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from resources.vlm.server.model_server import (
     MOST_RESTARTS,
     ServerDownError,
     ServerOutageError,
+    ServerStartError,
 )
 from resources.vlm.server.refusals import ServerRefusesError
 
@@ -313,6 +315,31 @@ def test_server_that_answers_others_is_not_restarted(start_engine, reviving, stu
     assert all(isinstance(error, EngineError) for error in errors)
     assert any(body["max_tokens"] == 1 for body in stub.asked)
     assert reviving.restarts == []
+
+
+def test_each_start_of_a_server_is_a_wait_of_its_own(start_engine, reviving, stub, load):
+    """Two starts that fail and one that succeeds, each as long as a load: no worker is stuck meanwhile."""
+    engine = start_engine(reviving)
+    revive, waits, waited = reviving.restart, [], []
+
+    @contextmanager
+    def waiting():
+        waits.append(None)
+        yield
+        waited.append(None)
+
+    def restart(why):
+        assert (len(waits), len(waited)) == (len(reviving.restarts) + 1, len(reviving.restarts))
+        revive(why)
+        if len(waits) < 3:
+            raise ServerStartError("out of memory")
+        return reviving.address
+
+    engine.waiting, reviving.restart = waiting, restart
+    stub.die()
+    assert describe(engine, load()) == [GOOD]
+    assert len(waits) == len(waited) == 3
+    assert reviving.restarts[1:] == ["out of memory"] * 2
 
 
 def test_server_that_stays_dead_ends_the_run(engine, stub, load):
