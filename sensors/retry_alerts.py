@@ -15,7 +15,7 @@ def subject(key: str) -> str:
 
 
 def interrupted_again(entry: Entry, now: float) -> Alert:
-    """A partition whose runs are ended from outside again and again, without a new row."""
+    """A partition whose runs end for no fault of its own again and again, without a new row."""
     return _alert(
         entry,
         now,
@@ -23,8 +23,8 @@ def interrupted_again(entry: Entry, now: float) -> Alert:
         severity="warning",
         title=f"Partition {entry.key} was interrupted {entry.interruptions} times without a new row",
         next_step=(
-            "See what ends its runs (the machine's log, a time limit, memory); it is resumed all the same,"
-            " less and less often."
+            "See what ends its runs (the run's page: no device, a model server that is away; the machine's"
+            " log: a time limit, memory); it is resumed all the same, less and less often."
         ),
         expected="a new row committed between two interruptions",
         found=f"{entry.interruptions} in a row without one",

@@ -8,7 +8,8 @@ a sick model server                       the engine: three restarts
 a run that crashed (killed, no memory)    Dagster's run retries, twice; then this schedule, as an attempt
 a run ended from outside (SIGTERM,        Dagster's run retries; then this schedule: resumed, no attempt
 a reboot, a pause, a stuck worker)        counted; three in a row without a new row are told to a person
-no device came free                       this schedule: resumed, no attempt counted
+no device came free; a server at an       this schedule: resumed, no attempt counted; told as the line
+address is away                           above
 a materialization that failed             this schedule, backing off; five attempts without a new row, then
                                           given up: a person
 a check that failed for its rows          this schedule: rows of a transient kind, three tries each; where

@@ -27,6 +27,7 @@ from resources.published_record import PublishedRecord
 from resources.row_retries import RowRetries
 from resources.staged_file import StagedFile
 from resources.vlm.failure_kinds import TRANSIENT_KINDS
+from resources.vlm.server.model_server import ServerOutageError
 from resources.vlm.server.served_model import ServerUnreachableError
 from resources.workers import Phase, WorkerBeat, Workers
 from sensors.dagster_internals.runs import NEEDS_PERSON, NO_ATTEMPT
@@ -202,7 +203,7 @@ def _materialize(
 def _work(context: dg.AssetExecutionContext, steps: Steps, journal: Journal, progress: Progress) -> Metadata:
     try:
         return steps.work(journal, progress)
-    except (NoDeviceFreeError, AllLeftOutError, ServerUnreachableError):
+    except (NoDeviceFreeError, AllLeftOutError, ServerUnreachableError, ServerOutageError):
         # No device to work on, and no server to ask, says nothing of the partition.
         note_no_attempt(context)
         raise

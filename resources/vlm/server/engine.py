@@ -112,7 +112,8 @@ class ServerEngine:
     def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer | EngineError]:
         """An answer or an error a property, in order. Raises EngineLostError."""
         if self._lost is not None:
-            raise EngineLostError(str(self._lost)) from self._lost
+            # Of the same kind: by it the caller tells an outage from a fault of what was asked.
+            raise type(self._lost)(str(self._lost)) from self._lost
         self._largest_batch = max(self._largest_batch, len(batch))
         with self._closing:  # what is begun before close() is ended by it
             if self._closed:

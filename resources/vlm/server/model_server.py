@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from resources.vlm.engine import EngineError, ModelLoadError
+from resources.vlm.engine import EngineError, EngineLostError, ModelLoadError
 
 MOST_RESTARTS = 3
 """Restarts of a server in one materialization, before it is given up."""
@@ -17,6 +17,10 @@ MOST_RESTARTS = 3
 
 class ServerDownError(EngineError):
     """The server's process is gone, or it no longer answers; ``restart`` may bring it back."""
+
+
+class ServerOutageError(EngineLostError):
+    """Nobody can ask the server anything, for longer than it is waited for: no fault of what is asked."""
 
 
 class ServerStartError(ModelLoadError):
@@ -47,7 +51,8 @@ class ModelServer(Protocol):
     def restart(self, why: str) -> ServerAddress:
         """Get it to answer again. ``why`` goes into the log; the address may be another one than before.
 
-        Raises EngineLostError after MOST_RESTARTS of this materialization, with the end of the log.
+        Raises ServerStartError where it did not come up this time, ServerOutageError, and EngineLostError
+        after MOST_RESTARTS of this materialization, with the end of the log.
         """
 
     def release(self) -> None:

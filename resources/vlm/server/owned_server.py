@@ -102,32 +102,29 @@ class OwnedServer:
             )
 
     def restart(self, why: str) -> ServerAddress:
-        """End it and start it anew; starts that fail count too. Raises EngineLostError."""
-        while self._restarts < MOST_RESTARTS:
-            self._restarts += 1
-            self._log.warning(
-                "Starting the model server of %s anew (%d of %d): %s",
-                self._device.id, self._restarts, MOST_RESTARTS, why,
-            )  # fmt: skip
-            try:
-                self._residents.end(self._device.id, "a new start", self._log)
-                self._start()
-            except ResidentError as error:
-                raise EngineLostError(str(error)) from error
-            except OSError as error:
-                raise EngineLostError(
-                    f"The model server of {self._device.id} cannot be started anew: {error}. Its record and"
-                    f" log lie in {self._residents.directory}; see that there is room, and that more"
-                    " processes may be started."
-                ) from error
-            except ServerStartError as error:
-                why = str(error)
-            else:
-                return self.address
-        raise EngineLostError(
-            f"The model server of {self._device.id} was started anew {MOST_RESTARTS} times in this"
-            f" materialization and is down again: {why}{self._last_words()}"
-        )
+        """End it and start it anew, once; failing counts too. Raises ServerStartError, EngineLostError."""
+        if self._restarts >= MOST_RESTARTS:
+            raise EngineLostError(
+                f"The model server of {self._device.id} was started anew {MOST_RESTARTS} times in this"
+                f" materialization and is down again: {why}{self._last_words()}"
+            )
+        self._restarts += 1
+        self._log.warning(
+            "Starting the model server of %s anew (%d of %d): %s",
+            self._device.id, self._restarts, MOST_RESTARTS, why,
+        )  # fmt: skip
+        try:
+            self._residents.end(self._device.id, "a new start", self._log)
+            self._start()
+        except ResidentError as error:
+            raise EngineLostError(str(error)) from error
+        except OSError as error:
+            raise EngineLostError(
+                f"The model server of {self._device.id} cannot be started anew: {error}. Its record and log"
+                f" lie in {self._residents.directory}; see that there is room, and that more processes may be"
+                " started."
+            ) from error
+        return self.address
 
     def release(self) -> None:
         """Let it wait for its next lessee. Safe to call twice."""

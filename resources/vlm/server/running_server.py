@@ -9,7 +9,12 @@ from collections.abc import Callable
 from resources.gpu.leases import Clock
 from resources.vlm.engine import EngineLostError, ModelLoadError
 from resources.vlm.server import health
-from resources.vlm.server.model_server import MOST_RESTARTS, ServerAddress, ServerDownError
+from resources.vlm.server.model_server import (
+    MOST_RESTARTS,
+    ServerAddress,
+    ServerDownError,
+    ServerOutageError,
+)
 from resources.vlm.server.served_model import ServedModel
 
 _FIRST_WAIT_SECONDS = 0.5
@@ -52,10 +57,13 @@ class RunningServer:
             raise ServerDownError(f"The model server at {self._address.url} is down: {wrong}.")
 
     def restart(self, why: str) -> ServerAddress:
-        """Wait until it is well again, looking ever more seldom. Raises EngineLostError."""
+        """Wait until it is well again, ever longer. Raises ServerOutageError, EngineLostError."""
         self._waits += 1
         if self._waits > MOST_RESTARTS:
-            raise EngineLostError(
+            # Well by its own word, it answers nobody: no quota, no money. What dies again and again may die
+            # of what it is asked here.
+            kind = EngineLostError if self._trouble() is not None else ServerOutageError
+            raise kind(
                 f"The model server at {self._address.url} was down {MOST_RESTARTS} times in this"
                 f" materialization and is down again: {why}"
             )
@@ -68,7 +76,7 @@ class RunningServer:
         while (wrong := self._trouble()) is not None:
             left = deadline - self._clock.monotonic()
             if left <= 0:
-                raise EngineLostError(
+                raise ServerOutageError(
                     f"The model server at {self._address.url} was not well again within"
                     f" {self._patience_seconds:.0f} s: {wrong}. Start it, then start this partition again;"
                     " nothing that was finished is lost."

@@ -12,9 +12,15 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Final, TypeVar
 
-from resources.vlm.server.model_server import ModelServer, ServerAddress, ServerDownError
+from resources.vlm.server.model_server import (
+    ModelServer,
+    ServerAddress,
+    ServerDownError,
+    ServerStartError,
+)
 
 _FAILURES_BEFORE_PROOF: Final = 3
 """Failures in a row, no token from anywhere between, after which a healthy page is not believed any more."""
@@ -60,7 +66,8 @@ class ServerLife:
         """Look at the server after a request of that life failed: whether another life has begun since.
 
         Restarts it where it is dead, or where it looks well and yet brings forth nothing. sure: find that out
-        now, not only after several failures. Raises EngineLostError where it cannot be had back.
+        now, not only after several failures. Raises EngineLostError where it cannot be had back, which is a
+        ServerOutageError where that is nobody's fault here.
         """
         self._failures += 1
         async with self._turn:
@@ -71,12 +78,20 @@ class ServerLife:
                 return False
             why = f"{trouble} (a request: {why})"
             _log.warning("The model server at %s is restarted: %s", self.address.url, why)
-            with self._waiting():
-                self.address = await in_thread(lambda: self._server.restart(why))
+            self.address = await self._restarted(why)
             self.number += 1
             self._failures = 0
             self._begun()
             return True
+
+    async def _restarted(self, why: str) -> ServerAddress:
+        """Its address after the first start that succeeds. Each is a wait of its own: it may take as long."""
+        while True:
+            with self._waiting():
+                try:
+                    return await in_thread(partial(self._server.restart, why))
+                except ServerStartError as error:
+                    why = str(error)
 
     async def _trouble(self, sure: bool) -> str | None:
         try:

@@ -14,6 +14,7 @@ import pytest
 from resources.pause import pause, resume
 from resources.vlm.engine import EngineLostError
 from resources.vlm.resource import VisionLanguageModel
+from resources.vlm.server.running_server import RunningServer
 from resources.workers import Phase, Workers
 from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.progress.expected_cost import committed_rows
@@ -180,6 +181,19 @@ def test_a_server_that_stays_down_is_no_attempt(served_desk, model_server, compl
     run_id = ended.result.run_id
     assert served_desk.instance.get_run_by_id(run_id).tags[NO_ATTEMPT] == run_id
     assert list(leases.glob("*")) == before
+    model_server.well = True
+    done = served_desk.materialize()
+    assert done.success, done.failure
+
+
+def test_a_server_that_goes_away_is_no_attempt(served_desk, model_server, monkeypatch):
+    """Down for longer than it is waited for, in the middle of a run: an outage, and no fault of the rows."""
+    monkeypatch.setitem(RunningServer.__init__.__kwdefaults__, "patience_seconds", 0.1)
+    model_server.dies_once = True
+    ended = served_desk.materialize()
+    assert "was not well again within 0 s" in ended.failure
+    run_id = ended.result.run_id
+    assert served_desk.instance.get_run_by_id(run_id).tags[NO_ATTEMPT] == run_id
     model_server.well = True
     done = served_desk.materialize()
     assert done.success, done.failure

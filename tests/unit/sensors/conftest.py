@@ -17,7 +17,7 @@ from dagster._core.events import (
 )
 
 from resources.alerts.outbox import Outbox
-from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
+from sensors.dagster_internals.runs import LAUNCHED_BY, NO_ATTEMPT, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, Ticked
 from sensors.retry_candidates import Watched
 from sensors.retry_decision import Policy
@@ -128,7 +128,9 @@ class Orchestrator:
         self._report(run, DagsterEventType.RUN_SUCCESS, None)
 
     def ends(self, run: dg.DagsterRun, does: str) -> None:
-        """Let a run end without a materialization: ``fail``, ``interrupt``, or ``check``."""
+        """Let a run end without a materialization: ``fail``, ``interrupt``, ``outage``, or ``check``."""
+        if does == "outage":
+            self.instance.add_run_tags(run.run_id, {NO_ATTEMPT: run.run_id})
         if does == "check":
             key = run.tags["dagster/partition"]
             found = dg.AssetCheckEvaluation(

@@ -102,9 +102,10 @@ def test_the_button_waits_for_no_back_off_and_tries_what_was_given_up(orchestrat
     assert orchestrator.told == []
 
 
-def test_interruptions_are_resumed_at_once_and_told_only_if_they_repeat(orchestrator):
-    """SIGTERM from outside is no attempt: resumed without back-off, told after three without a new row."""
-    orchestrator.behaviour.of_key["a"] = "interrupt"
+@pytest.mark.parametrize("end", ["interrupt", "outage"])
+def test_interruptions_are_resumed_at_once_and_told_only_if_they_repeat(orchestrator, end):
+    """A SIGTERM from outside, or no server, is no attempt: resumed at once, told after three without rows."""
+    orchestrator.behaviour.of_key["a"] = end
     orchestrator.materialize("a")
     assert orchestrator.tick() == ["a"]
     assert orchestrator.told == []

@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,12 @@ from resources.vlm.server.asking import MOST_BUSY_TRIES, MOST_TRIES
 from resources.vlm.server.concurrency import AdaptiveLimit
 from resources.vlm.server.engine import RequestLimits
 from resources.vlm.server.image_transport import ImageFiles
-from resources.vlm.server.model_server import MOST_RESTARTS, ServerDownError
+from resources.vlm.server.model_server import (
+    MOST_RESTARTS,
+    ServerDownError,
+    ServerOutageError,
+    ServerStartError,
+)
 from resources.vlm.server.refusals import ServerRefusesError
 
 FIRST = Attempt(number=1, max_new_tokens=50)
@@ -144,20 +150,12 @@ def test_busy_server_is_asked_later(engine, stub, failing, load):
 
 
 @pytest.mark.parametrize("status", [429, 503, 402, 302])
-def test_outage_is_no_propertys_fault(start_engine, reviving, stub, failing, load, monkeypatch, status):
+def test_outage_is_no_propertys_fault(engine, stub, failing, load, monkeypatch, status):
     """No quota, no money, a page of maintenance: the run ends, and a single property is not written down."""
     monkeypatch.setattr("resources.vlm.server.asking.back_off_seconds", lambda *_, **__: 0.0)
-    restart = reviving.restart
-
-    def wait(why):
-        if reviving.restarts:
-            raise EngineLostError(f"down too often: {why}")
-        return restart(why)
-
-    reviving.restart = wait
     stub.otherwise = failing.status(status, "quota exceeded")
-    with pytest.raises(EngineLostError, match=r"too often: .*quota exceeded"):
-        describe(start_engine(reviving), load())
+    with pytest.raises(ServerOutageError, match=r"is down again: .*quota exceeded"):
+        describe(engine, load())
 
 
 def test_busy_for_one_property_alone_costs_that_one(engine, stub, failing, load, monkeypatch):
@@ -319,13 +317,38 @@ def test_server_that_answers_others_is_not_restarted(start_engine, reviving, stu
     assert reviving.restarts == []
 
 
-def test_server_that_stays_dead_ends_the_run(engine, stub, load):
-    """A server at a URL that goes away for good ends the run by name, once, and soon."""
+def test_each_start_of_a_server_is_a_wait_of_its_own(start_engine, reviving, stub, load):
+    """Two starts that fail and one that succeeds, each as long as a load: no worker is stuck meanwhile."""
+    engine = start_engine(reviving)
+    revive, waits, waited = reviving.restart, [], []
+
+    @contextmanager
+    def waiting():
+        waits.append(None)
+        yield
+        waited.append(None)
+
+    def restart(why):
+        assert (len(waits), len(waited)) == (len(reviving.restarts) + 1, len(reviving.restarts))
+        revive(why)
+        if len(waits) < 3:
+            raise ServerStartError("out of memory")
+        return reviving.address
+
+    engine.waiting, reviving.restart = waiting, restart
     stub.die()
-    with pytest.raises(EngineLostError, match="not well again within"):
+    assert describe(engine, load()) == [GOOD]
+    assert len(waits) == len(waited) == 3
+    assert reviving.restarts[1:] == ["out of memory"] * 2
+
+
+def test_server_that_stays_dead_ends_the_run(engine, stub, load):
+    """A server at a URL that goes away for good ends the run as an outage, once, and soon."""
+    stub.die()
+    with pytest.raises(ServerOutageError, match="not well again within"):
         describe(engine, load("a"), load("b"))
     began = time.monotonic()
-    with pytest.raises(EngineLostError):
+    with pytest.raises(ServerOutageError):
         describe(engine, load("c"))
     assert time.monotonic() - began < 0.1
 

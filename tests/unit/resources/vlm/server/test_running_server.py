@@ -12,7 +12,12 @@ import pytest
 from resources.gpu.leases import Clock
 from resources.vlm.engine import EngineLostError, ModelLoadError
 from resources.vlm.server import health
-from resources.vlm.server.model_server import MOST_RESTARTS, ServerAddress, ServerDownError
+from resources.vlm.server.model_server import (
+    MOST_RESTARTS,
+    ServerAddress,
+    ServerDownError,
+    ServerOutageError,
+)
 from resources.vlm.server.running_server import RunningServer
 from resources.vlm.server.served_model import ServedModel
 
@@ -108,17 +113,25 @@ def test_a_server_that_is_back_is_used_again(serve: Serve) -> None:
 
 
 def test_waiting_for_somebody_elses_server_is_bounded(serve: Serve) -> None:
-    """It stays down: the wait ends at its limit, and a server that goes down again and again is given up."""
+    """It stays down: the wait ends at its limit, as an outage."""
     clock = WaitingClock()
     down = running("http://127.0.0.1:9/v1", clock, patience=100.0)
-    with pytest.raises(EngineLostError, match=r"not well again within 100 s: it does not answer"):
+    with pytest.raises(ServerOutageError, match=r"not well again within 100 s: it does not answer"):
         down.restart("gone")
     assert clock.now == 100.0
-    flapping = running(serve(WELL), WaitingClock())
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_a_server_that_goes_down_again_and_again_is_given_up(serve: Serve, well: bool) -> None:
+    """Well and without an answer for anybody, it is away; one that dies may die of what it is asked here."""
+    codes = dict(WELL)
+    flapping = running(serve(codes), WaitingClock())
     for _ in range(MOST_RESTARTS):
         flapping.restart("down for a moment")
-    with pytest.raises(EngineLostError, match="down again: once more"):
+    codes["/health"] = 200 if well else 503
+    with pytest.raises(EngineLostError, match="down again: once more") as given_up:
         flapping.restart("once more")
+    assert isinstance(given_up.value, ServerOutageError) == well
 
 
 @pytest.mark.parametrize("other", [ServedModel("house", "/models/other"), ServedModel("barn")])
