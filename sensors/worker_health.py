@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 
@@ -24,9 +23,10 @@ from resources.gpu.devices import Device
 from resources.gpu.errors import DeviceError
 from resources.gpu.left_out import LeftOutDevices, at_work_on
 from resources.processes import ProcessIdentity
-from resources.workers import Phase, Worker, Workers, boot_id
+from resources.workers import Phase, Worker, Workers
 from sensors.dagster_runs import end_cancelled, fit_pool, mark_interrupted
 from sensors.damaged_state import STANDS_SECONDS, call_off, damaged
+from sensors.health_watch import Watch
 from sensors.ticks import note_tick
 from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
 
@@ -34,49 +34,8 @@ NAME = "worker_health"
 INTERVAL_SECONDS = 5
 """As often as Dagster's daemon looks at sensors: it comes on top of the time a worker may stand still."""
 _KILLED = "A person cancelled this run, its process did not end, and it is killed now."
-_BLIND_SECONDS = 120.0
-"""After so long without a tick nothing is known of the time between: everybody's time counts anew."""
 _SICK_AGAIN_SECONDS = 600.0
 """A device that is sick for so long without a break has failed twice; sound for so long, it is over."""
-
-
-@dataclass
-class Watch:
-    """What the watcher remembers between ticks; may be lost, and then everybody's time counts anew.
-
-    at, since: monotonic seconds of the last tick, and of the first of those without a gap. ended: when
-    SIGTERM was sent, by worker. slow: since when, by worker. sick: since when (unix seconds), by device;
-    sick_again: since when without a break; sound: since when again. blind_since: since when (unix seconds)
-    the driver does not answer. devices: those seen since this boot. left_out: those told of. idle: since when
-    nobody works.
-    """
-
-    boot: str = ""
-    at: float = 0.0
-    since: float = 0.0
-    ended: dict[str, float] = field(default_factory=dict)
-    slow: dict[str, float] = field(default_factory=dict)
-    sick: dict[str, float] = field(default_factory=dict)
-    sick_again: dict[str, float] = field(default_factory=dict)
-    sound: dict[str, float] = field(default_factory=dict)
-    blind_since: float | None = None
-    devices: dict[str, dict[str, Any]] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
-    idle: float | None = None
-
-    @classmethod
-    def read(cls, cursor: str | None, *, now: float) -> "Watch":
-        """The watch of the last tick, or one that begins now."""
-        try:
-            watch = cls(**json.loads(cursor or "{}"))
-        except (ValueError, TypeError):
-            watch = cls()
-        if watch.boot != boot_id():
-            watch = cls(boot=boot_id(), at=now, since=now, left_out=watch.left_out)
-        elif now - watch.at > _BLIND_SECONDS:
-            watch.since = now
-        watch.at = now
-        return watch
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from resources.alerts.outbox import Outbox
 from resources.gpu.lease_records import LeaseHolder
 from resources.gpu.resource import GpuResource
 from resources.workers import Workers
-from sensors.worker_health import HealthWatcher, Watch
+from sensors.health_watch import Watch
+from sensors.worker_health import HealthWatcher
 from sensors.worker_judgement import WorkerLimits
 
 SCRIPT = Path(__file__).with_name("working_process.py")

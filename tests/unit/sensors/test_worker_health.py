@@ -22,7 +22,8 @@ from resources.processes import ProcessIdentity
 from resources.workers import Phase, Workers, boot_id
 from sensors.dagster_internals.runs import run_states
 from sensors.dagster_runs import mark_interrupted
-from sensors.worker_health import HealthWatcher, Watch, build_worker_health_sensor
+from sensors.health_watch import Watch
+from sensors.worker_health import HealthWatcher, build_worker_health_sensor
 
 GPUS = [Device(f"GPU-{n}", "cuda", "A100", None, f"GPU-{n}") for n in range(3)]
 UNTOLD = {"interrupt": lambda run_id: None, "settle": lambda run_id: None}

@@ -1,0 +1,55 @@
+"""What the watcher of workers and devices remembers between two ticks: the cursor of its sensor.
+
+What lives here: the value, and which of it still holds after a gap or a reboot. What does not: what is
+concluded from it (``worker_health.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from resources.workers import boot_id
+
+_BLIND_SECONDS = 120.0
+"""After so long without a tick nothing is known of the time between: everybody's time counts anew."""
+
+
+@dataclass
+class Watch:
+    """What the watcher remembers between ticks; may be lost, and then everybody's time counts anew.
+
+    at, since: monotonic seconds of the last tick, and of the first of those without a gap. ended: when
+    SIGTERM was sent, by worker. slow: since when, by worker. sick: since when (unix seconds), by device;
+    sick_again: since when without a break; sound: since when again. blind_since: since when (unix seconds)
+    the driver does not answer. devices: those seen since this boot. left_out: those told of. idle: since when
+    nobody works.
+    """
+
+    boot: str = ""
+    at: float = 0.0
+    since: float = 0.0
+    ended: dict[str, float] = field(default_factory=dict)
+    slow: dict[str, float] = field(default_factory=dict)
+    sick: dict[str, float] = field(default_factory=dict)
+    sick_again: dict[str, float] = field(default_factory=dict)
+    sound: dict[str, float] = field(default_factory=dict)
+    blind_since: float | None = None
+    devices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    idle: float | None = None
+
+    @classmethod
+    def read(cls, cursor: str | None, *, now: float) -> Watch:
+        """The watch of the last tick, or one that begins now."""
+        try:
+            watch = cls(**json.loads(cursor or "{}"))
+        except (ValueError, TypeError):
+            watch = cls()
+        if watch.boot != boot_id():
+            watch = cls(boot=boot_id(), at=now, since=now, left_out=watch.left_out)
+        elif now - watch.at > _BLIND_SECONDS:
+            watch.since = now
+        watch.at = now
+        return watch
