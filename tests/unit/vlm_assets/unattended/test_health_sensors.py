@@ -30,7 +30,10 @@ def tick(dataset):
         # Dagster hands a schedule no instance that is in memory only.
         with dg.DagsterInstance.local_temp() as instance:
             at = datetime.now(UTC)
-            return schedule(dg.build_schedule_context(instance, scheduled_execution_time=at))
+            # It opens an instance of its own. One that is left to the garbage collector closes after this
+            # one, and leaves this one, closed, as Dagster's current storage to every test that follows.
+            with dg.build_schedule_context(instance, scheduled_execution_time=at) as context:
+                return schedule(context)
 
     return tick
 
