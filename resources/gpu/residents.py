@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote, unquote
@@ -46,9 +46,10 @@ class ResidentError(DeviceError):
 class ResidentRecord:
     """What a keeper says about its resident.
 
-    ``what``: for people ("a server of MODEL"). ``digest`` and ``pin`` (environment variables that choose
-    device and threads): what must be the same for it to be used. ``group``: process group of all but the
-    keeper. ``grace_seconds``: between SIGTERM and SIGKILL. ``why``: the cause of an end.
+    ``what``: for people ("a server of MODEL"). ``digest``, ``pin`` (environment variables that choose device
+    and threads) and ``variables`` (keyed digests of the others, some of which are secret): what must be the
+    same for it to be used. ``group``: process group of all but the keeper. ``grace_seconds``: between SIGTERM
+    and SIGKILL. ``why``: the cause of an end.
     """
 
     device: str
@@ -65,6 +66,7 @@ class ResidentRecord:
     server: ProcessIdentity | None = None
     state: State = "starting"
     why: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Replace what stands at ``path``. Raises OSError."""

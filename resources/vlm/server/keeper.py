@@ -49,6 +49,7 @@ class Order:
     what: str
     digest: str
     pin: dict[str, str]
+    variables: dict[str, str]
     url: str
     command: list[str]
     environment: dict[str, str] = field(repr=False)
@@ -77,6 +78,7 @@ class Keeper:
             what=order.what,
             digest=order.digest,
             pin=order.pin,
+            variables=order.variables,
             url=order.url,
             command=tuple(order.command),
             since=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -94,8 +96,8 @@ class Keeper:
 
     def run(self) -> None:
         """Start, watch, end."""
+        write_replacing(self._paths.key, self._order.key.encode())  # first: whoever reads the record needs it
         self._say(self._record)  # before anything lives that only it can tell of
-        write_replacing(self._paths.key, self._order.key.encode())
         guard.become_subreaper()
         with subprocess.Popen(
             [

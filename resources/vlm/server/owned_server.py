@@ -14,12 +14,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from resources.gpu.devices import Device
-from resources.gpu.nvml import DriverNvml, Nvml
-from resources.gpu.pinning import pin
 from resources.gpu.residents import ResidentError, ResidentRecord, Residents
 from resources.journal.files import make_directory
 from resources.lock_files import taken
@@ -32,6 +29,7 @@ from resources.vlm.server.model_server import (
     ServerDownError,
     ServerStartError,
 )
+from resources.vlm.server.server_environment import PINS, server_environment, variable_digests
 from resources.vlm.server.server_plan import HOST, ServerPlan
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[3]
@@ -40,7 +38,7 @@ _NOTICE_SECONDS = 60.0
 _SLACK_SECONDS = 30.0
 _LAST_LINES = 30
 _LAST_BYTES = 1 << 16
-_PINS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS")
+_NAMED = 5
 
 
 def start_or_adopt(
@@ -71,7 +69,8 @@ class OwnedServer:
         self._residents = Residents(state_directory)
         self._paths = self._residents.paths(device.id)
         self._environment = server_environment(device, os.environ)
-        self._pin = {name: self._environment[name] for name in _PINS if name in self._environment}
+        self._environment.pop(plan.key_variable, None)  # each start has its own
+        self._pin = {name: self._environment[name] for name in PINS if name in self._environment}
         self._record: ResidentRecord | None = None
         self._key = ""
         self._restarts = 0
@@ -158,7 +157,14 @@ class OwnedServer:
             return "its model, revision or arguments are others"
         if record.pin != self._pin:
             return f"it is pinned otherwise ({dict(record.pin)}, not {self._pin})"
-        return "" if record.keeper.lives() else "its keeper is gone"
+        if not record.keeper.lives():
+            return "its keeper is gone"
+        ours, its = variable_digests(self._environment, self._read_key()), record.variables
+        others = sorted(name for name in ours.keys() | its.keys() if ours.get(name) != its.get(name))
+        if others:
+            more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+            return f"its environment is another ({', '.join(others[:_NAMED])}{more})"
+        return ""
 
     def _start(self) -> None:
         """Start a keeper and wait until its server answers. Raises ServerStartError."""
@@ -184,6 +190,7 @@ class OwnedServer:
                 what=f"A server of {self._plan.model}",
                 digest=self._plan.digest,
                 pin=self._pin,
+                variables=variable_digests(self._environment, self._key),
                 url=f"http://{HOST}:{port}/v1",
                 command=command,
                 environment=self._environment,
@@ -223,12 +230,15 @@ class OwnedServer:
         )
 
     def _adopted(self, record: ResidentRecord) -> ResidentRecord:
-        try:
-            self._key = self._paths.key.read_text()
-        except OSError:
-            self._key = ""  # what it then answers says so
+        self._key = self._read_key()
         self._record = record
         return record
+
+    def _read_key(self) -> str:
+        try:
+            return self._paths.key.read_text()
+        except OSError:
+            return ""  # nothing then fits
 
     def _trouble(self, record: ResidentRecord) -> str:
         """Why it cannot be worked with now, or nothing."""
@@ -249,25 +259,6 @@ class OwnedServer:
             text = text.replace(self._key, "(key)")
         lines = text.splitlines()[-_LAST_LINES:]
         return "\n".join([f" The end of its log, {self._paths.log}:", *lines]) if lines else ""
-
-
-def server_environment(
-    device: Device, environment: Mapping[str, str], *, nvml: Nvml | None = None
-) -> dict[str, str]:
-    """The environment of a server that is pinned to a device. Raises PinnedElsewhereError.
-
-    A whole GPU is named by its number in PCI order where the driver lists it, not by its UUID: vLLM up to
-    0.23 at least reads numbers alone. Settings of this project and of Dagster are left out: some are secret.
-    """
-    pinned = {
-        name: value for name, value in environment.items() if not name.startswith(("VLM_ASSETS_", "DAGSTER_"))
-    }
-    pin(device, pinned)
-    if device.visible.startswith("GPU-"):
-        matches = [one for one in (nvml or DriverNvml()).readings() if one.uuid.startswith(device.visible)]
-        if len(matches) == 1:
-            pinned["CUDA_VISIBLE_DEVICES"] = str(matches[0].index)
-    return pinned
 
 
 def _run_keeper(order: Order) -> None:

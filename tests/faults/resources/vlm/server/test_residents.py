@@ -298,6 +298,34 @@ def test_a_server_that_is_pinned_otherwise_or_knows_another_key_is_not_adopted(h
     assert gone(before, 0.0)
 
 
+def test_a_server_with_another_environment_is_not_adopted(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A variable that was set, changed or taken back makes another server; its value is told to nobody."""
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    home.start().release()
+    before = home.everyone()
+    monkeypatch.setenv("SSH_TTY", "/dev/pts/7")
+    home.start().release()
+    assert home.everyone() == before
+    assert "hunter2" not in home.residents.paths(DEVICE.id).record.read_text()
+    for change in (
+        lambda: monkeypatch.setenv("HF_TOKEN", "hunter3"),
+        lambda: monkeypatch.setenv("VLLM_USE_V1", "1"),
+        lambda: monkeypatch.delenv("VLLM_USE_V1"),
+    ):
+        change()
+        with caplog.at_level(logging.INFO, LOG.name):
+            home.start().release()
+        assert gone(before, 0.0)
+        before = home.everyone()
+    told = [one for one in caplog.messages if "its environment is another" in one]
+    assert [("HF_TOKEN" in one, "VLLM_USE_V1" in one) for one in told] == [
+        (True, False), (False, True), (False, True),
+    ]  # fmt: skip
+    assert "hunter" not in caplog.text
+
+
 def test_restarts_are_counted_and_end_by_name(home: Home) -> None:
     """After three new starts in one materialization the engine is lost, with the log's end in the message."""
     server = home.start()

@@ -1,4 +1,4 @@
-"""How a server is pinned to its device. Its life is in tests/faults."""
+"""How a server is pinned to its device, and what of its environment is kept. Its life is in tests/faults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from resources.gpu.devices import Device, find_devices
 from resources.gpu.nvml import GpuReading
-from resources.vlm.server.owned_server import server_environment
+from resources.vlm.server.server_environment import server_environment, variable_digests
 
 GPU = Device("GPU-a", "cuda", "A100", 80 << 30, "GPU-a")
 
@@ -47,3 +47,14 @@ def test_a_server_on_a_cpu_slot_is_bounded_as_the_engine_in_process() -> None:
     assert server_environment(slot, ours) == {
         "HF_HOME": "/cache", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "4",
     }  # fmt: skip
+
+
+def test_digests_of_the_environment_tell_no_secret_and_no_terminal() -> None:
+    """They compare two environments, by one server's key alone; where it was started from changes nothing."""
+    given = {"HF_TOKEN": "secret", "PATH": "/bin", "OMP_NUM_THREADS": "4"}
+    kept = variable_digests(given | {"SSH_TTY": "/dev/pts/7", "SHLVL": "2"}, "key")
+    assert kept.keys() == {"HF_TOKEN", "PATH"}
+    assert kept == variable_digests(given | {"SHLVL": "3"}, "key")
+    for other in (variable_digests(given | {"HF_TOKEN": "other"}, "key"), variable_digests(given, "another")):
+        assert other["HF_TOKEN"] != kept["HF_TOKEN"]
+    assert variable_digests({"A": "\udcff"}, "key"), "a value that is no text"
