@@ -11,7 +11,7 @@ retries or the scheduled re-materialization take its partition up.
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -42,7 +42,8 @@ _SICK_AGAIN_SECONDS = 600.0
 class HealthWatcher:
     """What a tick looks at. Plain Python: what Dagster lends is handed in.
 
-    find: the devices that the settings mean. judge: why one should not be used now. clock: unix seconds;
+    find: the devices that the settings mean. judge: why each of them should not be used now, by id.
+    clock: unix seconds;
     monotonic: seconds of the machine's clock.
     """
 
@@ -50,7 +51,7 @@ class HealthWatcher:
     outbox: Outbox
     left_out: LeftOutDevices
     find: Callable[[], Sequence[Device]]
-    judge: Callable[[Device], Sequence[str]]
+    judge: Callable[[Sequence[Device]], Mapping[str, Sequence[str]]]
     limits: WorkerLimits = field(default_factory=WorkerLimits)
     clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
@@ -200,7 +201,7 @@ class HealthWatcher:
             found = self.find()
             # One that the driver lists no more is looked at too: nothing else would say that it is lost.
             watch.devices |= {device.id: asdict(device) for device in found}
-            reasons = {id_: self.judge(Device(**one)) for id_, one in watch.devices.items()}
+            reasons = self.judge([Device(**one) for one in watch.devices.values()])
         except DeviceError as error:
             if watch.blind_since is None:
                 watch.blind_since = opened[subject].at if subject in opened else now

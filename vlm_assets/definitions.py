@@ -14,12 +14,11 @@ from pathlib import Path
 import dagster as dg
 
 from vlm_assets import descriptions, embeddings
+from vlm_assets.assets import build_property_descriptions, build_property_embeddings
 from vlm_assets.audit.asset import build_dataset_audit
 from vlm_assets.catalog import asset as catalog_asset
 from vlm_assets.catalog.asset import build_property_catalog
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
-from vlm_assets.descriptions import build_property_descriptions
-from vlm_assets.embeddings import build_property_embeddings
 from vlm_assets.orchestrator.home import claim_for_catalog
 from vlm_assets.progress.dataset_progress import build_dataset_progress, build_progress_sensor
 from vlm_assets.property_ranges import PropertyRange, partitions_definition

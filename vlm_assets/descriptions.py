@@ -1,10 +1,10 @@
 """property_descriptions: one partition a property range, one row a property, described from its images.
 
 What lives here: the columns, what decides their meaning, and the work that fills them. What does not: the
-order of a materialization (``materialization.py``), the model (``resources/vlm``).
+asset (``assets.py``), the order of a materialization (``materialization.py``), the model (``resources/vlm``).
 """
 
-# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
+from __future__ import annotations
 
 import time
 from collections import Counter
@@ -20,11 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from resources.gpu.devices import Device
-from resources.gpu.resource import GpuResource
 from resources.journal.journal import Journal
-from resources.parquet_io import AlreadyPublished
 from resources.partition_rows import PartitionRows
-from resources.staged_file import StagedFile
 from resources.vlm.batch_plan import Batch, PlannedProperty, plan_batches, remaining
 from resources.vlm.decode_workers import DecodeWorkers
 from resources.vlm.engine import Engine
@@ -36,21 +33,15 @@ from resources.vlm.resource import VisionLanguageModel
 from resources.vlm.schema import DescriptionSchema, load_schema
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
-from vlm_assets.check_events import check_specs
-from vlm_assets.checks import DESCRIPTION_CHECKS, CheckOutcome, FailedShareLimits, check_descriptions
+from vlm_assets.checks import CheckOutcome, FailedShareLimits, check_descriptions
 from vlm_assets.contact_sheet import SheetRow, contact_sheet
-from vlm_assets.expected_model import refuse_another_model, when_model_is_known
+from vlm_assets.expected_model import refuse_another_model
 from vlm_assets.fingerprint import Fingerprint, digest_of
 from vlm_assets.garbage import AnswerGuard
 from vlm_assets.materialization import (
     OK,
     Metadata,
-    RunOptions,
-    Steps,
-    materialize,
-    one_partition,
 )
-from vlm_assets.partition import Partition
 from vlm_assets.progress.progress import Progress
 from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.settings import Settings
@@ -341,59 +332,3 @@ def long_batch(described: Sequence[Described], seconds: float) -> str | None:
         f" the batch under way. For batches of {BATCH_SECONDS:.0f} s set VLM_ASSETS_BATCH_IMAGES={fitting};"
         " what is committed stays."
     )
-
-
-def build_property_descriptions(
-    settings: Settings, partitions: dg.PartitionsDefinition[str], *, upstream: str
-) -> dg.AssetsDefinition:
-    """The asset. ``upstream``: the catalogue's asset, which says what there is to describe."""
-
-    @dg.asset(
-        name=ASSET,
-        partitions_def=partitions,
-        deps=[upstream],
-        pool="gpu",
-        group_name="properties",
-        kinds={"parquet", "transformers"},
-        io_manager_key="parquet_io",
-        check_specs=check_specs(ASSET, DESCRIPTION_CHECKS, partitions),
-        description=(
-            "One structured description a property, by a vision-language model that looks at all of its"
-            " images together. One partition is one range of the catalogue and one parquet file. Materialize"
-            " resumes what was interrupted; a complete partition is verified and left alone."
-        ),
-    )
-    def property_descriptions(
-        context: dg.AssetExecutionContext,
-        config: RunOptions,
-        gpu: GpuResource,
-        vision_language_model: VisionLanguageModel,
-    ) -> Iterator[dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult]:
-        key = one_partition(context)
-        catalog = Catalog.open(settings.home)
-        wanted = PropertyRange.from_key(key)
-        work = when_model_is_known(
-            context, settings, lambda: DescriptionWork.of(settings, catalog, wanted, vision_language_model)
-        )
-
-        def describe(journal: Journal, progress: Progress) -> Metadata:
-            lease = gpu.lease(
-                run_id=context.run.run_id,
-                partition=key,
-                step=ASSET,
-                log=context.log,
-                resident=vision_language_model.resident(),
-            )
-            if vision_language_model.is_at_address:
-                # What fails there, CUDA errors too, says nothing of the device here.
-                progress.load(None)
-                return work.describe(journal, progress, lease.device)
-            progress.load(lease.device.id)
-            with gpu.blamed(lease.device, asset=ASSET, partition=key, log=context.log):
-                return work.describe(journal, progress, lease.device)
-
-        partition = Partition.at_home(settings, ASSET, key, work)
-        steps = Steps(work.rows_schema, describe, work.check, work.for_people)
-        yield from materialize(context, partition, config, steps)
-
-    return property_descriptions

@@ -1,14 +1,14 @@
 """property_embeddings: one vector a property, of the text of its description, partitioned like those.
 
 What lives here: the columns, what decides their meaning, and the work that fills them. What does not: the
-order of a materialization (``materialization.py``), the model (``resources/vlm/embedder.py``).
+asset (``assets.py``), the order of a materialization (``materialization.py``), the model
+(``resources/vlm/embedder.py``).
 """
 
-# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
+from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,32 +19,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from resources.gpu.devices import Device
-from resources.gpu.resource import GpuResource
 from resources.journal.journal import Journal
-from resources.parquet_io import AlreadyPublished
 from resources.partition_rows import PartitionRows
-from resources.staged_file import StagedFile
 from resources.vlm.embedder import TextEmbedder, description_text
-from resources.vlm.engine import ModelLoadError
 from resources.vlm.resource import TextEmbeddingModel
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.check_events import check_specs
-from vlm_assets.checks import EMBEDDING_CHECKS, CheckOutcome, check_embeddings
+from vlm_assets.checks import CheckOutcome, check_embeddings
 from vlm_assets.fingerprint import Fingerprint
 from vlm_assets.garbage import refuse_unsound
 from vlm_assets.materialization import (
     OK,
     Metadata,
-    RunOptions,
-    Steps,
-    materialize,
-    one_partition,
 )
-from vlm_assets.partition import Partition
 from vlm_assets.progress.progress import Progress
 from vlm_assets.property_ranges import PropertyRange
-from vlm_assets.resource_settings import build_vision_language_model
-from vlm_assets.settings import Settings
 
 ASSET = "property_embeddings"
 
@@ -173,60 +161,3 @@ class EmbeddingWork:
             "failed": dg.MetadataValue.int(statuses.total() - statuses[OK]),
             "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
         }
-
-
-def _resident(settings: Settings) -> str | None:
-    """The model server that describes, which an embedding in between is not to end."""
-    try:
-        return build_vision_language_model(settings).resident()
-    except ModelLoadError:
-        return None
-
-
-def build_property_embeddings(
-    settings: Settings, partitions: dg.PartitionsDefinition[str], *, descriptions: str
-) -> dg.AssetsDefinition:
-    """The asset. ``descriptions``: the asset whose text is embedded."""
-
-    @dg.asset(
-        name=ASSET,
-        partitions_def=partitions,
-        ins={"descriptions": dg.AssetIn(descriptions, input_manager_key="parquet_io")},
-        pool="gpu",
-        group_name="properties",
-        kinds={"parquet", "transformers"},
-        io_manager_key="parquet_io",
-        check_specs=check_specs(ASSET, EMBEDDING_CHECKS, partitions),
-        description=(
-            "One vector a property, made from the text of its description by a text-embedding model. A"
-            " property whose description failed has a row with a null vector."
-        ),
-    )
-    def property_embeddings(
-        context: dg.AssetExecutionContext,
-        config: RunOptions,
-        gpu: GpuResource,
-        text_embedding_model: TextEmbeddingModel,
-        descriptions: PartitionRows,
-    ) -> Iterator[dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult]:
-        key = one_partition(context)
-        catalog = Catalog.open(settings.home)
-        work = EmbeddingWork.of(catalog, PropertyRange.from_key(key), descriptions, text_embedding_model)
-
-        def embed(journal: Journal, progress: Progress) -> Metadata:
-            lease = gpu.lease(
-                run_id=context.run.run_id,
-                partition=key,
-                step=ASSET,
-                log=context.log,
-                resident=_resident(settings),
-            )
-            progress.load(lease.device.id)
-            with gpu.blamed(lease.device, asset=ASSET, partition=key, log=context.log):
-                return work.embed(journal, progress, lease.device)
-
-        partition = Partition.at_home(settings, ASSET, key, work)
-        steps = Steps(work.rows_schema, embed, work.check, work.for_people)
-        yield from materialize(context, partition, config, steps)
-
-    return property_embeddings

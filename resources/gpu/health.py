@@ -6,6 +6,7 @@ while the wait lasts) is leases.py's. Terms: ECC, clock event reasons, GPU recov
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resources.gpu.devices import Device
@@ -40,12 +41,19 @@ class HealthCheck:
 
     def __call__(self, device: Device) -> list[str]:
         """Why ``device`` should not be used now, one sentence a reason; [] if nothing speaks against it."""
-        if device.kind == "cpu":
-            return []
-        for reading in self.nvml.readings():
-            if reading.uuid == device.id:
-                return self.judge(reading)
-        if device.given:
+        return self.of([device])[device.id]
+
+    def of(self, devices: Sequence[Device]) -> dict[str, list[str]]:
+        """The same for several, by id, from one reading: to open the driver may take a second."""
+        listed: dict[str, GpuReading] = {}
+        if any(device.kind != "cpu" for device in devices):
+            listed = {reading.uuid: reading for reading in self.nvml.readings()}
+        return {device.id: self._of(device, listed.get(device.id)) for device in devices}
+
+    def _of(self, device: Device, reading: GpuReading | None) -> list[str]:
+        if reading is not None:
+            return self.judge(reading)
+        if device.kind == "cpu" or device.given:
             return []  # NVML never knew it: nothing is known against it
         return [f"{device.id} is no longer listed by the driver: look at `nvidia-smi` and the kernel log."]
 
@@ -63,7 +71,8 @@ class HealthCheck:
         if reading.recovery_action:
             action = _RECOVERY_ACTIONS.get(reading.recovery_action, f"action {reading.recovery_action}")
             reasons.append(f"{who} needs {action}, says its driver.")
-        reasons += [f"{who} is throttled: {why}." for why in _throttles(reading.throttle_reasons or 0)]
+        heat = f" (at {reading.temperature} °C)" if reading.temperature is not None else ""
+        reasons += [f"{who} is throttled{heat}: {why}." for why in _throttles(reading.throttle_reasons or 0)]
         if reading.free_bytes is not None and reading.free_bytes < self.min_free_bytes:
             reasons.append(
                 f"{who} has {reading.free_bytes / _GIB:.1f} GiB of free memory and "

@@ -19,7 +19,8 @@ class GpuReading:
 
     ``index`` is the number that nvidia-smi shows (PCI order; a MIG instance has its GPU's), memory is in
     bytes, ``uncorrected_ecc`` counts since the driver was loaded, ``throttle_reasons`` is NVML's bit mask
-    of clock event reasons. Errors, recovery action and throttling of a MIG instance are its GPU's.
+    of clock event reasons, ``temperature`` in degrees Celsius. Errors, recovery action, throttling and
+    temperature of a MIG instance are its GPU's.
     """
 
     index: int
@@ -30,6 +31,7 @@ class GpuReading:
     uncorrected_ecc: int | None = None
     recovery_action: int | None = None
     throttle_reasons: int | None = None
+    temperature: int | None = None
     fault: str | None = None
     """Why the driver could not be asked, in its own words; set, nothing else here can be relied on."""
 
@@ -87,6 +89,9 @@ def _read_gpu(pynvml: Any, index: int) -> list[GpuReading]:
             ),
             recovery_action=_ask(pynvml, lambda: _recovery_action(pynvml, handle)),
             throttle_reasons=_ask(pynvml, lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+            temperature=_ask(
+                pynvml, lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+            ),
         )
         mig = _ask(pynvml, lambda: pynvml.nvmlDeviceGetMigMode(handle)[0])
         if mig == pynvml.NVML_DEVICE_MIG_ENABLE:

@@ -1,5 +1,7 @@
 """The README and the documents: what they name is there."""
 
+import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -50,3 +52,31 @@ def test_make_targets_that_the_documents_name_exist() -> None:
     targets = set(re.findall(r"^([a-z.][\w./-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {name for page in DOCUMENTS for name in re.findall(r"`make ([a-z.][\w./-]*)", page.read_text())}
     assert named <= targets
+
+
+def kinds_told_by(file: Path) -> set[str]:
+    """The kinds of the alerts that a module makes."""
+    module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    found = set()
+    for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
+        if isinstance(call.func, ast.Name) and call.func.id in ("Alert", "_alert"):
+            for kind in (one.value for one in call.keywords if one.arg == "kind"):
+                for part in [kind.body, kind.orelse] if isinstance(kind, ast.IfExp) else [kind]:
+                    if isinstance(part, ast.Constant):
+                        found.add(part.value)
+                    elif isinstance(part, ast.Name):
+                        found.add(getattr(importlib.import_module(module), part.id, None))
+    return found - {None}
+
+
+def test_the_runbook_says_what_to_do_of_every_alert_and_of_no_other() -> None:
+    """A person who is woken by a kind of alert finds it in the table."""
+    told = set()
+    for folder in ("resources", "sensors", "vlm_assets"):
+        for file in (ROOT / folder).rglob("*.py"):
+            if "Alert(" in file.read_text():
+                told |= kinds_told_by(file)
+    section = (ROOT / "docs" / "operations.md").read_text().partition("## Alerts")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(told)
+    assert len(told) > 15

@@ -46,7 +46,7 @@ def build_health_sensors(settings: Settings, ranges: Sequence[PropertyRange]) ->
         outbox=outbox,
         left_out=gpu.left_out(),
         find=gpu.find,
-        judge=HealthCheck(DriverNvml()),
+        judge=HealthCheck(DriverNvml()).of,
         limits=worker_limits(settings),
     )
     return [

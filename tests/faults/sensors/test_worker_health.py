@@ -53,7 +53,7 @@ def watcher(tmp_path, gpu):
         outbox=Outbox(tmp_path / "alerts"),
         left_out=gpu.left_out(),
         find=gpu.find,
-        judge=lambda _: [],
+        judge=lambda devices: {one.id: [] for one in devices},
         limits=LIMITS,
     )
 

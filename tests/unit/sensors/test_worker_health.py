@@ -52,7 +52,10 @@ class Machine:
             raise DriverUnavailableError("The driver does not answer.")
         return self.listed
 
-    def judge(self, device):
+    def judge(self, devices):
+        return {one.id: self.judged(one) for one in devices}
+
+    def judged(self, device):
         if device.id not in {one.id for one in self.listed}:
             return [f"{device.id} is no longer listed by the driver."]
         return self.against.get(device.id, [])

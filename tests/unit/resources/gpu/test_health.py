@@ -30,9 +30,11 @@ class Recorded:
     """What NVML said once."""
 
     answer: GpuReading
+    asked: int = 0
 
     def readings(self) -> list[GpuReading]:
         """The recorded answer."""
+        self.asked += 1
         return [self.answer]
 
 
@@ -61,7 +63,8 @@ def test_a_sound_gpu_is_not_refused(changes: dict[str, int | None]) -> None:
         ({"uncorrected_ecc": 3}, "GPU-a has had 3 uncorrected memory errors"),
         ({"recovery_action": 2}, "GPU-a needs a reboot of this machine"),
         ({"recovery_action": 42}, "GPU-a needs action 42"),
-        ({"throttle_reasons": 0x48}, "too hot"),
+        ({"throttle_reasons": 0x48}, "GPU-a is throttled: it is too hot"),
+        ({"throttle_reasons": 0x48, "temperature": 91}, r"GPU-a is throttled \(at 91 °C\): it is too hot"),
         ({"throttle_reasons": 0x88}, "power brake"),
         ({"throttle_reasons": 0x08}, "its hardware has slowed it down"),
         ({"free_bytes": 15 * GIB}, "GPU-a has 15.0 GiB of free memory and 16.0 GiB are asked for"),
@@ -89,3 +92,18 @@ def test_what_nvml_never_knew_has_nothing_against_it() -> None:
     """CPU slots, and devices that a cluster gave under a name of its own, pass."""
     assert verdict(SOUND, Device("cpu-0", "cpu", "CPU slot", None, "")) == []
     assert verdict(SOUND, Device("given-17-0", "cuda", "given by Slurm job 17", None, "0", given=True)) == []
+
+
+def test_all_devices_are_judged_by_one_reading() -> None:
+    """A look at eight GPUs every few seconds opens the driver once, and not at all for CPU slots."""
+    nvml = Recorded(SOUND)
+    devices = [DEVICE, replace(DEVICE, id="GPU-b"), Device("cpu-0", "cpu", "CPU slot", None, "")]
+    verdicts = HealthCheck(nvml).of(devices)
+    assert {id_: bool(why) for id_, why in verdicts.items()} == {
+        "GPU-a": False,
+        "GPU-b": True,
+        "cpu-0": False,
+    }
+    assert nvml.asked == 1
+    HealthCheck(nvml).of(devices[2:])
+    assert nvml.asked == 1

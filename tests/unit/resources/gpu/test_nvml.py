@@ -62,6 +62,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimulatedDriver], Simu
             "nvmlDeviceGetTotalEccErrors": driver.answer("ecc"),
             "nvmlDeviceGetFieldValues": driver.answer("fields"),
             "nvmlDeviceGetCurrentClocksThrottleReasons": driver.answer("throttles"),
+            "nvmlDeviceGetTemperature": driver.answer("temperature"),
             "nvmlDeviceGetMigMode": driver.answer("mig"),
             "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 7,
             "nvmlDeviceGetMigDeviceHandleByIndex": driver.instance,
@@ -87,6 +88,7 @@ DATA_CENTRE = {
     "ecc": 2,
     "fields": field(0, 1),
     "throttles": 8,
+    "temperature": 91,
     "mig": [0, 0],
 }
 
@@ -117,7 +119,7 @@ def test_a_gpu_is_read_whole(install: Install) -> None:
     """Every figure that a verdict needs is read from its own place, and NVML is closed again."""
     driver = install(SimulatedDriver(DATA_CENTRE))
     assert DriverNvml().readings() == [
-        GpuReading(0, "GPU-a", "NVIDIA A100-SXM4-80GB", 80, 70, 2, 1, 8),
+        GpuReading(0, "GPU-a", "NVIDIA A100-SXM4-80GB", 80, 70, 2, 1, 8, 91),
     ]
     assert not driver.open
 
@@ -157,8 +159,8 @@ def test_mig_instances_stand_for_their_gpu(install: Install) -> None:
     }
     install(SimulatedDriver({**DATA_CENTRE, "mig": [1, 1], "instances": instances}))
     assert DriverNvml().readings() == [
-        GpuReading(0, "MIG-0", "MIG 3g", 40, 0, 2, 1, 8),
-        GpuReading(0, "MIG-4", "MIG 3g", 40, 4, 2, 1, 8),
+        GpuReading(0, "MIG-0", "MIG 3g", 40, 0, 2, 1, 8, 91),
+        GpuReading(0, "MIG-4", "MIG 3g", 40, 4, 2, 1, 8, 91),
     ]
 
 
