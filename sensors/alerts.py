@@ -9,8 +9,8 @@ how it reaches people (``resources/alerts``). A tick that dies anywhere is repea
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import dagster as dg
@@ -37,12 +37,14 @@ _REMEMBERED = 100_000
 class Cursor:
     """How far was looked: the last check result, and the unix second of the last look at runs.
 
-    standing_since: unix second since when runs are queued and none is under way.
+    standing_since: unix second since when runs are queued and none is under way. silent: since when runs of
+    partitions are under way without a heartbeat, by id.
     """
 
     evaluations: int | None = None
     runs: float | None = None
     standing_since: float | None = None
+    silent: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def read(cls, text: str | None) -> "Cursor":
@@ -61,7 +63,8 @@ class Lookout:
     """Looks for trouble and recoveries, and posts them. assets: the partitioned ones.
 
     watched: the other sensors and schedules and their intervals in seconds. ticks: HOME/.state/ticks.
-    paused: whether a person has everything stand still, which is then no trouble.
+    paused: whether a person has everything stand still, which is then no trouble. working: the runs that have
+    a heartbeat; silence: seconds that one may be under way without.
     """
 
     def __init__(
@@ -72,12 +75,16 @@ class Lookout:
         watched: Mapping[str, float],
         ticks: Path,
         paused: Callable[[], bool],
+        working: Callable[[], Collection[str]],
+        silence: float,
     ) -> None:
         self.outbox = outbox
         self._assets = tuple(assets)
         self._watched = watched
         self._ticks = ticks
         self._paused = paused
+        self._working = working
+        self._silence = silence
         self._history = PartitionHistory(assets)
         self._since: float | None = None
         # In memory, to save work; after a restart the outbox knows them.
@@ -100,19 +107,24 @@ class Lookout:
             of_runs = list(run_alerts.alerts_of(instance, told, self._history))
         else:
             of_runs = []
-        silent = list(silent_sensors(self._ticks, self._watched, since=self._since, now=now))
+        sensors = list(silent_sensors(self._ticks, self._watched, since=self._since, now=now))
         paused = self._paused()
         standing_since, standstill = (None, []) if paused else self._queue(instance, cursor, now)
-        found = [*of_checks, *of_runs, *silent, *standstill]
+        # Looked at after the heartbeats: one that begins in between is silent for one look.
+        working = self._working()
+        silent = [] if paused else run_alerts.silent_runs(instance, working, cursor.silent, now=now)
+        times = {one.run_id: one.since for one in silent}
+        stuck = [run_alerts.run_stuck(one, now=now) for one in silent if now - one.since > self._silence]
+        found = [*of_checks, *of_runs, *sensors, *standstill, *stuck]
         posted = self.outbox.post_all(found, once_while_open=True)
         self._posted_runs |= {one.run_id: None for one in new}
         # In a pause nothing is started: what stood before it has not come right.
         queue_moves = standing_since is None and not paused
-        right = self._recovered(instance, evaluations, now, queue_moves=queue_moves)
+        right = self._recovered(instance, evaluations, times.keys(), now, queue_moves=queue_moves)
         _forget_oldest(self._posted_runs)
         _forget_oldest(self._refused_runs)
         said = f"{len(posted)} new, {right} right again"
-        return Cursor(evaluations=until, runs=runs, standing_since=standing_since), said
+        return Cursor(evaluations=until, runs=runs, standing_since=standing_since, silent=times), said
 
     def _queue(
         self, instance: dg.DagsterInstance, cursor: Cursor, now: float
@@ -128,6 +140,7 @@ class Lookout:
         self,
         instance: dg.DagsterInstance,
         evaluations: Sequence[Evaluation],
+        silent: Collection[str],
         now: float,
         *,
         queue_moves: bool,
@@ -136,6 +149,7 @@ class Lookout:
         if not open_alerts:
             return 0
         seen = [one for one in check_alerts.passed_again(evaluations) if one[0] in open_alerts]
+        seen += run_alerts.going_on(open_alerts.values(), silent)
         seen += run_alerts.right_again(instance, open_alerts.values(), self._history)
         if queue_moves and run_alerts.QUEUE in open_alerts:
             seen.append((run_alerts.QUEUE, str(now), "Runs are started again, or none waits."))
@@ -163,10 +177,20 @@ def build_alerts_sensor(
     watched: Mapping[str, float],
     ticks: Path,
     paused: Callable[[], bool],
+    working: Callable[[], Collection[str]],
+    silence: float,
     address: Callable[[], str | None],
 ) -> dg.SensorDefinition:
     """The sensor. address: of the pages, as a person reaches them. The rest as in ``Lookout``."""
-    lookout = Lookout(delivery.outbox, assets=assets, watched=watched, ticks=ticks, paused=paused)
+    lookout = Lookout(
+        delivery.outbox,
+        assets=assets,
+        watched=watched,
+        ticks=ticks,
+        paused=paused,
+        working=working,
+        silence=silence,
+    )
     cried_at: list[float] = []
 
     def cry(error: OSError, now: float) -> None:

@@ -8,14 +8,16 @@ Dagster retries by itself, and that failed because of a check whose own alert sa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import dagster as dg
 
 from resources.alerts.alert import Alert
 from sensors.dagster_internals.partition_history import PartitionHistory
 from sensors.dagster_internals.runs import RunState, runs_ended_since
+from sensors.dagster_runs import runs_under_way
 
-FAILED, STANDS = "run_failed", "queue_stands"
+FAILED, STANDS, STUCK = "run_failed", "queue_stands", "run_stuck"
 QUEUE = "queue"
 """Subject of the queue that stands."""
 
@@ -24,6 +26,7 @@ STANDSTILL_SECONDS = 900.0
 
 
 _JOB = "job"
+_PARTITION = "dagster/partition"
 _SETTLED_SECONDS = 3.0
 """A run is failed a moment before it says whether Dagster retries it."""
 
@@ -121,6 +124,56 @@ def queue_stands(queued: int, *, since: float, now: float) -> Alert | None:
         page="runs?view=queued",
         at=now,
     )
+
+
+@dataclass(frozen=True)
+class SilentRun:
+    """A run of a partition that has begun here and has no heartbeat, since (unix seconds) the first look."""
+
+    run_id: str
+    partition: str
+    since: float
+
+
+def silent_runs(
+    instance: dg.DagsterInstance, working: Collection[str], before: Mapping[str, float], *, now: float
+) -> list[SilentRun]:
+    """Those at this moment. working: runs with a heartbeat. before: what the last look saw, since when."""
+    begun = [one.run for one in runs_under_way(instance) if one.here]
+    return [
+        SilentRun(run.run_id, run.tags[_PARTITION], before.get(run.run_id, now))
+        for run in begun
+        if run.status is dg.DagsterRunStatus.STARTED and _PARTITION in run.tags and run.run_id not in working
+    ]
+
+
+def run_stuck(run: SilentRun, *, now: float) -> Alert:
+    """An alert of a run whose process lives and that does not work: nobody could judge its worker."""
+    return Alert(
+        kind=STUCK,
+        subject=f"runs/{run.run_id}",
+        occurrence=run.run_id,
+        severity="error",
+        title=f"The run of partition {run.partition} does not begin to work",
+        partition=run.partition,
+        expected="a materialization under way",
+        found=f"a run that was started, and no heartbeat for {(now - run.since) / 60:.0f} minutes",
+        next_step=(
+            "Open the run: its last event says what it waits for (a model hub, a network disk). Terminate it"
+            " there; what is committed stays, and launched again by hand it goes on."
+        ),
+        page=f"runs/{run.run_id}",
+        at=now,
+    )
+
+
+def going_on(open_alerts: Iterable[Alert], silent: Collection[str]) -> list[tuple[str, str, str]]:
+    """(subject, occurrence, sentence) of stuck runs that are no longer silent."""
+    return [
+        (alert.subject, f"after {alert.occurrence}", "It works, or has ended.")
+        for alert in open_alerts
+        if alert.kind == STUCK and alert.occurrence not in silent
+    ]
 
 
 def right_again(

@@ -10,12 +10,15 @@ from collections.abc import Iterable, Mapping
 import dagster as dg
 
 from resources.pause import pause_of
+from resources.workers import Workers
 from sensors.alerts import build_alerts_sensor
 from vlm_assets import descriptions, embeddings
 from vlm_assets.settings import Settings
 from vlm_assets.unattended.alert_settings import build_delivery, pages_address, ticks_directory
 
 _USUAL_INTERVAL = 30.0
+_START_SECONDS = 1200.0
+"""For a run to import and to look at its model and its partition, beside the wait for a model's server."""
 
 
 def build_alerts(
@@ -32,5 +35,7 @@ def build_alerts(
         watched={**intervals, **schedules},
         ticks=ticks_directory(settings),
         paused=lambda: pause_of(settings.state_directory) is not None,
+        working=lambda: {worker.run_id for worker in Workers(settings.state_directory / "workers").living()},
+        silence=settings.device_wait_seconds + _START_SECONDS,
         address=lambda: pages_address(settings),
     )

@@ -46,6 +46,8 @@ class Bench:
             watched={},
             ticks=self.home / "ticks",
             paused=lambda: False,
+            working=frozenset,
+            silence=1800.0,
             address=lambda: ADDRESS,
         )
 
@@ -243,7 +245,7 @@ def test_another_sensor_that_is_silent_is_told_once_and_then_that_it_ticks(bench
     """A crashed sensor raises no alert of its own."""
     ticks = bench.home / "ticks"
     watched = {"file_drift": 30.0}
-    lookout = Lookout(bench.outbox, assets=["rows"], watched=watched, ticks=ticks, paused=lambda: False)
+    lookout = looking_out(bench, assets=["rows"], watched=watched, ticks=ticks)
 
     def told(now: float) -> list[str]:
         before = len(bench.outbox.recent(100))
@@ -263,7 +265,7 @@ def test_another_sensor_that_is_silent_is_told_once_and_then_that_it_ticks(bench
 def test_runs_that_wait_while_none_is_under_way_are_told_once_and_not_in_a_pause(bench):
     """All devices left out, or a coordinator that hangs: nothing fails, and nothing gets on."""
     paused = False
-    lookout = Lookout(bench.outbox, assets=[], watched={}, ticks=bench.home, paused=lambda: paused)
+    lookout = looking_out(bench, paused=lambda: paused)
     put_run(bench.instance, dg.DagsterRunStatus.QUEUED)
 
     def told(cursor: Cursor, now: float) -> tuple[Cursor, list[str]]:
@@ -291,16 +293,50 @@ def test_runs_that_wait_while_none_is_under_way_are_told_once_and_not_in_a_pause
     assert events == ["recovered"]
 
 
-def put_run(instance, status: dg.DagsterRunStatus) -> None:
-    """A run in this state, as its row says: a queued one needs a code server otherwise."""
+def test_a_run_that_does_not_begin_to_work_is_told_once_and_when_it_goes_on(bench):
+    """Its process lives and it has no heartbeat, so that nobody else judges it; a pause is no trouble."""
+    working, paused = set(), False
+    lookout = looking_out(bench, paused=lambda: paused, working=lambda: working, silence=1800.0)
+    here = {".dagster/grpc_info": '{"host": "localhost", "socket": "/a/socket"}'}
+    run_id = put_run(bench.instance, dg.DagsterRunStatus.STARTED, {**here, "dagster/partition": KEY})
+    # An audit takes its time, and whoever launches elsewhere looks after its own runs.
+    put_run(bench.instance, dg.DagsterRunStatus.STARTED, here)
+    put_run(bench.instance, dg.DagsterRunStatus.STARTED, {"dagster/partition": KEY})
+    cursor = Cursor()
+
+    def told(now: float) -> list[tuple[str, str]]:
+        nonlocal cursor
+        cursor, _ = lookout.look(bench.instance, Cursor.read(cursor.text()), now=now)
+        return [(one.kind, subject) for subject, one in bench.outbox.open_subjects().items()]
+
+    assert told(NOW) == told(NOW + 1800) == []
+    paused = True
+    assert told(NOW + 1810) == []
+    paused = False
+    assert told(NOW + 1820) == told(NOW + 3620) == []
+    assert told(NOW + 3621) == told(NOW + 3640) == [("run_stuck", f"runs/{run_id}")]
+    working.add(run_id)
+    assert told(NOW + 3660) == []
+    assert [one["event"] for one in bench.outbox.recent(9)] == ["raised", "recovered"]
+
+
+def looking_out(bench, **changes) -> Lookout:
+    """A lookout of no asset and no sensor, that of a home where nothing works."""
+    nothing = {"assets": [], "watched": {}, "ticks": bench.home, "paused": lambda: False}
+    return Lookout(bench.outbox, **{**nothing, "working": frozenset, "silence": 1e9, **changes})
+
+
+def put_run(instance, status: dg.DagsterRunStatus, tags: dict | None = None) -> str:
+    """A run in this state, as its row says: a queued one needs a code server otherwise. Its id."""
     import sqlalchemy as db
     from dagster._core.storage.runs.schema import RunsTable
 
-    run = create_run_for_test(instance, job_name="job")
+    run = create_run_for_test(instance, job_name="job", tags=tags)
     with instance.run_storage.connect() as connection:
         connection.execute(
             db.update(RunsTable).where(RunsTable.c.run_id == run.run_id).values(status=status.value)
         )
+    return run.run_id
 
 
 def test_ten_thousand_failures_at_once_are_one_message_and_then_a_tick_costs_little(bench):
