@@ -27,6 +27,7 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
         revision=settings.model_revision,
         trust_remote_code=settings.trust_remote_code,
         records_directory=str(settings.state_directory / "models"),
+        decoding=settings.decoding,
         server=build_model_server(settings) if settings.engine == "server" else None,
     )
 

@@ -97,6 +97,11 @@ class Settings(BaseSettings):
         "transformers",
         description="What runs the model: transformers in the run, or a server (vLLM, SGLang).",
     )
+    decoding: Literal["dynamic", "static", "compiled"] = Field(
+        "dynamic",
+        description="How transformers decodes: with a cache that grows, or with one of fixed size, as CUDA"
+        " graphs on a GPU; compiled: these compiled before, with a C compiler and a minute of each run.",
+    )
     server_command: str | None = Field(
         None,
         description="Command that starts a server, with {model}, {revision}, {host}, {port}. Default: vLLM.",
@@ -289,6 +294,10 @@ def load_settings(**overrides: object) -> Settings:
             f" {PREFIX}FAILED_SHARE_ERROR ({settings.failed_share_error}); set it to at most that."
         )
     _refuse_unused_server_settings(settings)
+    if settings.engine == "server" and settings.decoding != "dynamic":
+        raise SettingsError(
+            f"{PREFIX}DECODING is for the engine 'transformers', and {PREFIX}ENGINE is 'server'; unset it."
+        )
     if settings.engine == "server" and settings.server_url is None:
         _refuse_unfinished_starts(settings)
     return settings

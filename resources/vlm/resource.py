@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import dagster as dg
 from pydantic import Field
@@ -58,6 +58,9 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
     records_directory: str | None = Field(
         None, description="Folder that remembers which commit and weights the model is."
+    )
+    decoding: Literal["dynamic", "static", "compiled"] = Field(
+        "dynamic", description="How the engine in this process decodes. See TransformersEngine."
     )
     server: ModelServerChoice | None = Field(None, description="A server that describes in its place.")
 
@@ -114,7 +117,9 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
             return server.engine(self.source, device, schema=schema, prompt=prompt)
         from resources.vlm.transformers_engine import TransformersEngine
 
-        return TransformersEngine(self.source, schema=schema, prompt=prompt, device=device.kind)
+        return TransformersEngine(
+            self.source, schema=schema, prompt=prompt, device=device.kind, decoding=self.decoding
+        )
 
 
 class TextEmbeddingModel(dg.ConfigurableResource["TextEmbeddingModel"]):

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
+from resources.vlm.attention import prefer_flash_attention
 from resources.vlm.engine import (
     Answer,
     Attempt,
@@ -149,7 +150,10 @@ class TransformersEngine:
             eos_token_id=list(self._stop_token_ids), pad_token_id=self._pad_token_id, do_sample=False
         )
         self._decodes_itself = _takes_a_decoding(model)
+        self.decoding = decoding
         self._static = static_decoding(model, decoding, device=device)
+        if device == "cuda" and decoding == "dynamic":
+            prefer_flash_attention(model)
         self._seconds = {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
         text_config = self._model.config.get_text_config()
         self._context: int | None = getattr(text_config, "max_position_embeddings", None)

@@ -13,6 +13,7 @@ from resources.vlm.guided import Grammar
 from resources.vlm.model_loading import ModelSource
 from resources.vlm.prompt import Prompt
 from resources.vlm.schema import DescriptionSchema
+from resources.vlm.static_step import StaticStep
 from resources.vlm.transformers_engine import TransformersEngine
 
 TEMPLATE = (
@@ -196,29 +197,43 @@ def test_language_layers_embed(tmp_path, tokenizer):
 
 
 @pytest.fixture
-def decoded_with(engine, monkeypatch):
-    """Answers with another decoding, and the sizes [rows, tokens of the cache] of its steps in their order."""
-
-    def decoded(decoding, batch, attempt):
-        static = static_decoding.static_decoding(engine._model, decoding, device="cpu")
-        monkeypatch.setattr(engine, "_static", static)
-        monkeypatch.setattr(static_decoding._log, "warning", pytest.fail)
-        sizes = []
-        launch = static.launch
-        monkeypatch.setattr(static, "launch", lambda step: sizes.append(next(reversed(static._steps))) or launch(step))
-        return engine.describe(batch, attempt=attempt), sizes
-
-    return decoded
+def static(engine, monkeypatch):
+    """Have the engine decode with memory of fixed size; every warning fails the test."""
+    static = static_decoding.static_decoding(engine._model, "static", device="cpu")
+    monkeypatch.setattr(static_decoding._log, "warning", pytest.fail)
+    return lambda: monkeypatch.setattr(engine, "_static", static) or static
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_cache_of_fixed_size_answers_alike(engine, load_property, decoded_with, temperature):
+def test_memory_of_a_fixed_size_answers_alike(engine, load_property, static, temperature):
     """With memory of fixed size each family says the same, token for token, while the batch shrinks."""
     batch = [load_property(f"property {at}", 1 + at % 3) for at in range(9)]
     attempt = Attempt(number=1, max_new_tokens=40, temperature=temperature)
     expected = engine.describe(batch, attempt=attempt)
-    answers, sizes = decoded_with("static", batch, attempt)
-    assert answers == expected
-    assert [size.rows for size in sizes] == sorted((size.rows for size in sizes), reverse=True)
-    assert sizes[0].rows == 12
-    assert sizes[-1].rows < 12
+    steps = static()._steps
+    assert engine.describe(batch, attempt=attempt) == expected
+    rows = [size.rows for size in steps]
+    assert rows == sorted(rows, reverse=True)
+    assert rows[:2] == [12, 8]
+
+
+def test_a_step_asks_the_device_for_nothing(engine, load_property, static):
+    """A step can be recorded: all of it runs on a device that cannot be asked for a value."""
+    import torch
+    from torch.utils._pytree import tree_leaves, tree_map_only
+
+    class NothingElse(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, called, types, arguments=(), named=None):
+            tensors = [one for one in tree_leaves((arguments, named)) if isinstance(one, torch.Tensor)]
+            result = called(*arguments, **(named or {}))
+            assert all(one.is_meta for one in [*tensors, *tree_leaves(result)]), called
+            return result
+
+    decoding = static()
+    engine.describe([load_property("a", 2)], attempt=GREEDY)
+    layers = [tuple(one.to("meta") for one in layer) for layer in decoding.memory.layers()]
+    (ready,) = decoding._steps.values()
+    step = StaticStep(copy.deepcopy(engine._model).to("meta"), layers, window=None)
+    step._given = tree_map_only(torch.Tensor, lambda one: one.to("meta"), ready._given)
+    with torch.inference_mode(), NothingElse():
+        assert step.run().shape == (2, TEXT["vocab_size"])
