@@ -12,6 +12,7 @@ import dagster as dg
 from resources.alerts.outbox import Outbox
 from resources.gpu.health import HealthCheck
 from resources.gpu.nvml import DriverNvml
+from resources.vlm.server.running_server import PATIENCE_SECONDS
 from resources.workers import Workers
 from sensors.reconciliation import PublishedAsset, build_reconciliation_sensor
 from sensors.row_count_drift import DriftWatched, DriftWatcher, build_row_count_drift_sensor
@@ -23,6 +24,9 @@ from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import Settings
 from vlm_assets.unattended.drift_looks import description_looks, embedding_looks
+
+_SERVER_SLACK_SECONDS = 180.0
+"""Beside a start of a model server: until what lived on its device has ended, and has been given up."""
 
 
 def published_assets(settings: Settings, ranges: Sequence[PropertyRange]) -> list[PublishedAsset]:
@@ -57,10 +61,17 @@ def build_health_sensors(settings: Settings, ranges: Sequence[PropertyRange]) ->
 
 
 def worker_limits(settings: Settings) -> WorkerLimits:
-    """How long a worker may stand still, and commit once it is told to end."""
+    """How long a worker may stand still, and commit once it is told to end.
+
+    A worker is not stuck while it waits for its model server, which the engine itself gives up in time.
+    """
+    loading = settings.model_load_seconds
+    if settings.engine == "server":
+        wait = settings.server_start_seconds if settings.server_url is None else PATIENCE_SECONDS
+        loading = max(loading, wait + _SERVER_SLACK_SECONDS)
     return WorkerLimits(
         most=settings.stuck_seconds,
-        loading=settings.model_load_seconds,
+        loading=loading,
         waiting=settings.device_wait_seconds,
         grace=settings.grace_seconds,
     )

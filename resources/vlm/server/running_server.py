@@ -17,6 +17,9 @@ from resources.vlm.server.model_server import (
 )
 from resources.vlm.server.served_model import ServedModel
 
+PATIENCE_SECONDS = 600.0
+"""For which a server that is down is waited for, at a time."""
+
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
 
@@ -34,7 +37,7 @@ class RunningServer:
         *,
         serves: Callable[[], ServedModel],
         log: logging.Logger,
-        patience_seconds: float = 600.0,
+        patience_seconds: float = PATIENCE_SECONDS,
         clock: Clock = time,
     ) -> None:
         self._address = address

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import dagster as dg
 import pytest
 
+from resources.vlm.server.running_server import PATIENCE_SECONDS
 from sensors.failed_partitions import FailedPartitions
 from sensors.row_count_drift import DriftWatcher
 from sensors.ticks import last_ticks
@@ -72,6 +73,16 @@ def test_a_stuck_worker_gets_the_settings_grace_to_commit(dataset):
     settings = dataset.settings.model_copy(update={"grace_seconds": 77.0, "stuck_seconds": 88.0})
     limits = worker_limits(settings)
     assert (limits.grace, limits.most) == (77.0, 88.0)
+
+
+@pytest.mark.parametrize("url", [None, "http://127.0.0.1:1/v1"])
+def test_a_worker_that_waits_for_its_server_is_left_to_the_engine(dataset, url):
+    """Whatever a model may take to load: a start, or an outage, is given up by the engine, never as stuck."""
+    seconds = {"model_load_seconds": 500.0, "server_start_seconds": 500.0}
+    server = dataset.settings.model_copy(update={"engine": "server", "server_url": url, **seconds})
+    assert worker_limits(server).loading > (500.0 if url is None else PATIENCE_SECONDS)
+    own = dataset.settings.model_copy(update=seconds)
+    assert worker_limits(own).loading == 500.0
 
 
 def test_a_tick_with_nothing_to_tell_leaves_no_file_with_dagster(dataset, tmp_path):
