@@ -5,11 +5,16 @@ What lives here: reading them and putting them into lines. What does not: printi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from resources.journal.segments import SEGMENT_NAME
 from resources.published import PublishedPartitions
 from resources.published_errors import NotPublishedError
 from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogRow
@@ -34,12 +39,32 @@ def view_property(settings: Settings, catalog: Catalog, property_id: str) -> Ite
     try:
         table = descriptions.read(known.range.key).to_table()
     except NotPublishedError as error:
-        yield f"Not described yet: {error}"
-        return
-    rows: list[dict[str, Any]] = table.filter(pc.equal(table["property_id"], property_id)).to_pylist()
-    for row in rows:
-        yield from _row(row)
-    yield f"Lies in {descriptions.path(known.range.key)}"
+        yield f"Not published: {error}"
+    else:
+        rows: list[dict[str, Any]] = table.filter(pc.equal(table["property_id"], property_id)).to_pylist()
+        for row in rows:
+            yield from _row(row)
+        yield f"Lies in {descriptions.path(known.range.key)}"
+    yield from _unpublished(settings.descriptions_directory / ".journal" / known.range.key, property_id)
+
+
+def _unpublished(journals: Path, property_id: str) -> Iterator[str]:
+    """What stands in the work under way, or in what a check refused; the latest last. Changes nothing."""
+    segments = []
+    for path in journals.glob("*/*"):
+        with contextlib.suppress(FileNotFoundError):  # published in this moment
+            if SEGMENT_NAME.fullmatch(path.name):
+                segments.append((path.stat().st_mtime_ns, path))
+    for _, path in sorted(segments):
+        wanted = [("property_id", "=", property_id)]
+        try:
+            table = pq.read_table(path, filters=wanted, partitioning=None, page_checksum_verification=True)
+        except (OSError, pa.ArrowException) as error:
+            yield f"{path} does not read: {error}"
+            continue
+        for row in table.to_pylist():
+            yield f"Committed and not published, in {path}:"
+            yield from _row(row)
 
 
 def _images(catalog: Catalog, known: CatalogRow) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dagster import DagsterExecutionInterruptedError
 from resources.row_retries import RowRetriesFile
 from resources.vlm.resource import VisionLanguageModel
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.property_view import view_property
 from vlm_assets.resource_settings import build_vision_language_model
 
 KEY = "000000000-000000007"
@@ -71,6 +72,11 @@ def test_a_round_computes_the_failed_rows_and_keeps_the_others(desk, ids, materi
     refused = materialize()
     assert not refused.success
     assert standing(desk).refusal.curable == 3
+    # What the check tells a person to look at, though nothing is published.
+    shown = "\n".join(view_property(desk.settings, Catalog.open(desk.settings.home), ids[0]))
+    assert "Committed and not published, in " in shown
+    assert "Error engine_error: " in shown
+    assert "the driver is in trouble" in shown
     ailing.clear()
     done = materialize(AGAIN)
     assert done.success, done.failure
