@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from resources.vlm.engine import Engine
 from resources.vlm.images import PIXELS_AHEAD, LoadedProperty
 from resources.vlm.ladder import Described, LadderSettings, describe_batch
-from resources.vlm.schema import DescriptionSchema
+
+if TYPE_CHECKING:
+    from resources.vlm.schema import DescriptionSchema
 
 _ENDING_SECONDS: Final = 5.0
 """For all threads together. A processor under way cannot be stopped, and a run that is ended has seconds."""

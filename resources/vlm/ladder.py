@@ -11,11 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from resources.vlm.engine import Answer, Attempt, Engine, EngineLostError, RequestTooLargeError
 from resources.vlm.images import ImageFailure, LoadedProperty
-from resources.vlm.schema import DescriptionSchema, InvalidDescription
+from resources.vlm.verdict import InvalidDescription
+
+if TYPE_CHECKING:
+    from resources.vlm.schema import DescriptionSchema
 
 RAW_TEXT_LIMIT = 4000
 """Characters of a refused answer that are kept in the row."""

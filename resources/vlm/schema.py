@@ -22,7 +22,8 @@ from typing import Any
 import pyarrow as pa
 import pydantic
 
-_MESSAGE_LIMIT = 300
+from resources.vlm.verdict import InvalidDescription
+
 _INT64 = range(-(2**63), 2**63)
 _SCALARS: dict[type, pa.DataType] = {
     str: pa.string(),
@@ -34,19 +35,6 @@ _SCALARS: dict[type, pa.DataType] = {
 
 class SchemaError(ValueError):
     """A description schema cannot be used: not found, no pydantic model, or a field type we cannot store."""
-
-
-class InvalidDescription(ValueError):  # noqa: N818 - an answer's verdict, named as people read it in a row
-    """An answer is no description of this schema.
-
-    kind: ``invalid_json`` (does not parse as one strict JSON object) or ``schema_mismatch`` (parses, but the
-    model refuses it, or Arrow could not hold it).
-    """
-
-    def __init__(self, kind: str, message: str) -> None:
-        self.kind = kind
-        self.message = _shortened(message)
-        super().__init__(f"{kind}: {self.message}")
 
 
 class DescriptionSchema:
@@ -279,7 +267,3 @@ def _first_errors(error: pydantic.ValidationError) -> str:
     shown = [f"{'.'.join(map(str, item['loc'])) or 'answer'}: {item['msg']}" for item in errors[:3]]
     more = f" (and {len(errors) - 3} more)" if len(errors) > 3 else ""
     return "; ".join(shown) + more
-
-
-def _shortened(message: str) -> str:
-    return message if len(message) <= _MESSAGE_LIMIT else message[: _MESSAGE_LIMIT - 1] + "…"

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pydantic
 import pytest
 
-from resources.vlm.schema import DescriptionSchema, InvalidDescription, SchemaError, load_schema
+from resources.vlm.schema import DescriptionSchema, SchemaError, load_schema
+from resources.vlm.verdict import InvalidDescription
 
 
 class Kind(enum.Enum):

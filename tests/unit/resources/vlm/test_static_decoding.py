@@ -247,3 +247,11 @@ def test_a_model_that_cannot(engine, batch, expected, decoding, warnings, monkey
     assert not sizes
     assert len(warnings) == 1
     assert str(value).strip("[']") in warnings[0]
+
+
+def test_a_larger_batch_between_smaller_ones(engine, batch, expected, decoding):
+    """Once memory was replaced by more of it, nothing is read from where it was."""
+    decoding(StaticDecoding(engine._model, recorder=Recorder()))
+    assert engine.describe(batch[:3], attempt=GREEDY) == expected[:3]
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    assert engine.describe(batch[3:6], attempt=GREEDY) == expected[3:6]
