@@ -12,6 +12,7 @@ import hashlib
 import json
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
@@ -23,6 +24,7 @@ from resources.published_record import PartitionManifest, PublishedRecord
 from sensors import row_count_drift
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.descriptions import description_rows
 from vlm_assets.settings import Settings, load_settings
 from vlm_assets.unattended.health_sensors import build_health_sensors
 
@@ -37,7 +39,15 @@ def make_home(folder: Path, partitions: int) -> Settings:
     )
     settings = load_settings(home=folder / "home", devices="cpu:2")
     ingest(listing, settings.home, range_size=1)
-    pq.write_table(pa.table({"property_id": ["p"], "status": ["ok"]}), folder / "one.parquet")
+    row = {
+        "property_id": "p",
+        "status": "ok",
+        "images_seen": 1,
+        "device": "cpu-0",
+        "described_at": datetime(2026, 1, 1, tzinfo=UTC),
+    }
+    columns = description_rows(pa.struct([("building_type", pa.string())]))
+    pq.write_table(pa.Table.from_pylist([row], schema=columns), folder / "one.parquet")
     content = (folder / "one.parquet").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     for asset in (settings.descriptions_directory, settings.embeddings_directory):
