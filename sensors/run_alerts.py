@@ -121,7 +121,7 @@ def queue_stands(queued: int, *, since: float, now: float) -> Alert | None:
             "`vlm-assets devices` says which devices are left out or held: take one back, or end what holds"
             " them. With free devices, look at the daemon's log and start Dagster again."
         ),
-        page="runs?view=queued",
+        page="runs?q%5B%5D=status%3AQUEUED",
         at=now,
     )
 

@@ -1,0 +1,33 @@
+"""The links of alerts that lead to no run: each shows what it is about, in the pages as they are today."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from sensors.check_alerts import alert_of
+from sensors.dagster_internals.check_results import Evaluation
+from sensors.run_alerts import queue_stands
+from sensors.silent_sensors import silent_daemon, silent_sensors
+from sensors.ticks import record_tick
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_the_links_lead_to_the_queue_the_check_the_sensors_and_the_daemon(desk, page: Page, tmp_path) -> None:
+    """A link that ends at an error is no next step."""
+    drift = Evaluation(
+        "property_descriptions", "published_file", desk.keys[0], False, "ERROR", "gone", {}, "", 1.0, 1
+    )
+    record_tick(tmp_path, "row_count_drift", 1.0)
+    (silent,) = silent_sensors(tmp_path, {"row_count_drift": 60.0}, since=0.0, now=1e6)
+    shown = {
+        queue_stands(3, since=0.0, now=1e6): "View queue configuration",
+        alert_of(drift): "The file on disk is what was published last",
+        silent: "row_count_drift",
+        silent_daemon(tmp_path, now=1e6): "Daemon statuses",
+    }
+    for alert, text in shown.items():
+        page.goto(f"/{alert.page}")
+        expect(page.get_by_text(text).first).to_be_visible()
+        assert page.get_by_text("Unexpected").count() == 0
