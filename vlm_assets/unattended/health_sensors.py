@@ -28,6 +28,9 @@ from vlm_assets.unattended.drift_looks import description_looks, embedding_looks
 _SERVER_SLACK_SECONDS = 180.0
 """Beside a start of a model server: until what lived on its device has ended, and has been given up."""
 
+_SILENCES = 4.0
+"""Of a server's requests, after which the engine has given it up for long: it waits for three of them."""
+
 
 def published_assets(settings: Settings, ranges: Sequence[PropertyRange]) -> list[PublishedAsset]:
     """The assets that are published as files, with their partitions."""
@@ -66,10 +69,14 @@ def worker_limits(settings: Settings) -> WorkerLimits:
     A worker is not stuck while it waits for its model server, which the engine itself gives up in time.
     """
     loading = settings.model_load_seconds
+    least = WorkerLimits.least
     if settings.engine == "server":
+        # One that is alive and silent: the engine's watch on tokens gives it up, and starts another.
+        least = max(least, _SILENCES * settings.server_token_seconds)
         wait = settings.server_start_seconds if settings.server_url is None else PATIENCE_SECONDS
         loading = max(loading, wait + _SERVER_SLACK_SECONDS)
     return WorkerLimits(
+        least=least,
         most=settings.stuck_seconds,
         loading=loading,
         waiting=settings.device_wait_seconds,

@@ -83,6 +83,7 @@ def test_a_worker_that_waits_for_its_server_is_left_to_the_engine(dataset, url):
     assert worker_limits(server).loading > (500.0 if url is None else PATIENCE_SECONDS)
     own = dataset.settings.model_copy(update=seconds)
     assert worker_limits(own).loading == 500.0
+    assert worker_limits(server).least > 3 * server.server_token_seconds > worker_limits(own).least
 
 
 def test_a_tick_with_nothing_to_tell_leaves_no_file_with_dagster(dataset, tmp_path):
