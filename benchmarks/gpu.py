@@ -1,8 +1,8 @@
-"""What the engine in this process describes on a GPU in a second, and what it waits for: ``make bench-gpu``.
+"""What a run describes on a GPU in a second, and what it waits for: ``make bench-gpu``.
 
 What lives here: the grid of cases, what is measured of each, and the command. What does not: the loops
 (gpu_loops.py), the models (gpu_models.py), the clocks (gpu_meter.py), the lines (gpu_report.py). Weights are
-random and images rendered: nothing is downloaded, and torch, transformers, pyarrow, numpy and pillow do.
+random and images rendered: nothing is downloaded, and torch, transformers, pyarrow and pillow are enough.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import traceback
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
@@ -36,25 +36,25 @@ from benchmarks.gpu_loops import (
 )
 from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceilings, profile_kernels
 from benchmarks.gpu_models import SHAPES, AnswerLengths, build_processor, vision_layers
-from benchmarks.gpu_probe import time_decode_steps
-from benchmarks.gpu_report import print_case, print_steps, print_table
+from benchmarks.gpu_report import print_case, print_table
 from resources.vlm.engine import Attempt
+from resources.vlm.static_decoding import Decoding
 from resources.vlm.transformers_engine import TransformersEngine
 
 IMAGES_OF_THE_RUN: Final = 12_800_000
 DEVICES_OF_THE_RUN: Final = 10
 PROFILED_STEPS: Final = 24
+WORTH_A_LARGER_BATCH: Final = 1.15
+"""Plain generation is compared at a larger batch too, if so much more fits into the engine's memory."""
 
 CASES: Final = (
     Case("smolvlm-2.2b", 384, plain=True, profile=True),
+    Case("gemma3-4b", 896, batch=16, plain=True),
+    Case("idefics3-8b", 364, plain=True),
+    Case("idefics3-8b", 728, batch=8, decodings=("static",)),
     Case("smolvlm-2.2b", 384, batch=96),
-    Case("smolvlm-2.2b", 768, batch=16, profile=True),
-    Case("smolvlm-2.2b", 384, output_tokens=384),
-    Case("idefics3-8b", 364, plain=True, profile=True),
-    Case("idefics3-8b", 364, batch=96),
-    Case("gemma3-4b", 896, batch=16, plain=True, profile=True),
-    Case("idefics3-8b", 728, batch=8),
-    Case("smolvlm-2.2b", 384, images=3, batch=96),
+    Case("smolvlm-2.2b", 768, batch=16, decodings=("static",)),
+    Case("smolvlm-2.2b", 384, output_tokens=384, decodings=("static",)),
 )
 TINY_CASES: Final = (
     Case("tiny-idefics3", 56, 3, 8, 2, plain=True, profile=True),
@@ -75,50 +75,65 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
     result: dict[str, Any] = {"case": asdict(case), "model_seconds": bench.load(case.model)}
     result["parameters"] = sum(one.numel() for one in bench.model.parameters())
     processor = build_processor(shape, bench.tokenizer, side=case.side)
-    image_token = bench.tokenizer.convert_tokens_to_ids("<image>")
     guided, unguided = (
         AnswerLengths(case.output_tokens, bench.tokenizer, vocabulary=shape.vocabulary, masked=masked)
         for masked in (True, False)
     )
-    engine = TransformersEngine.around(
-        bench.model, processor, grammar=guided, prompt=PROMPT, device=bench.device
-    )
-    clock = StageClock(
-        bench.model,
-        vision_layers(bench.model),
-        processor,
-        tile_tokens=shape.tile_tokens,
-        image_token=image_token,
-        cuda=bench.cuda,
-    )
+    clock = StageClock(bench.model, vision_layers(bench.model), cuda=bench.cuda)
     result["decode_workers_images_per_second"] = decode_rate(bench, case)
-    bench.free()
     with DeviceSamples(cuda=bench.cuda) as samples, clock:
 
         def restart() -> None:
             clock.restart()
             samples.restart()
 
-        work = describe_window(bench, case, engine, guided, restart)
-        stages = clock.stages()
-        result["engine"] = _rates(work, bench) | _stages(work, stages) | samples.means()
-        result["engine"] |= _limits(bench, case, work, stages)
-        result["engine"]["largest_batch"] = engine.largest_batch
-        result["nvml_problem"] = samples.problem
-        if case.plain and time.monotonic() < bench.deadline - 4 * bench.seconds:
+        def measured(work: Work) -> dict[str, Any]:
+            stages = clock.stages()
+            whole = _rates(work, bench) | _stages(work, stages) | samples.means()
+            return whole | _limits(bench, case, work, stages)
+
+        for decoding in case.decodings:
+            if result.keys() & set(case.decodings) and not bench.has_time_for(2):
+                continue
             bench.free()
-            restart()
-            try:
-                plain = plain_window(bench, case, processor, unguided)
-                result["plain"] = _rates(plain, bench) | _stages(plain, clock.stages()) | samples.means()
-            except Exception as error:  # what the engine did stands all the same
-                result["plain_failed"] = f"{type(error).__name__}: {str(error)[:300]}"
-    if case.profile and bench.cuda:
+            engine = _engine(bench, processor, guided, decoding)
+            if engine.static is not None:
+                clock.launches_of(engine.static)
+            result[decoding] = measured(describe_window(bench, case, engine, guided, restart))
+            result[decoding]["largest_batch"] = engine.largest_batch
+        result["nvml_problem"] = samples.problem
+        for name, batch in (("plain", case.batch), ("plain_same_memory", None)):
+            batch = batch or _batch_of_the_same_memory(bench, case, result)
+            if case.plain and batch and bench.has_time_for(3):
+                bench.free()
+                restart()
+                try:
+                    work = plain_window(bench, replace(case, batch=batch), processor, unguided)
+                    result[name] = measured(work) | {"batch": batch}
+                except Exception as error:  # what the engine did stands all the same
+                    result[f"{name}_failed"] = f"{type(error).__name__}: {str(error)[:300]}"
+    if case.profile and bench.cuda and bench.has_time_for(2):
         try:
-            result["kernels"] = _kernels(bench, case, engine)
+            result["kernels"] = _kernels(bench, case, _engine(bench, processor, guided, "dynamic"))
         except Exception as error:  # a machine without CUPTI, say
             result["kernels_failed"] = f"{type(error).__name__}: {str(error)[:300]}"
     return result
+
+
+def _engine(bench: Bench, processor: Any, grammar: AnswerLengths, decoding: Decoding) -> TransformersEngine:
+    return TransformersEngine.around(
+        bench.model, processor, grammar=grammar, prompt=PROMPT, device=bench.device, decoding=decoding
+    )
+
+
+def _batch_of_the_same_memory(bench: Bench, case: Case, result: dict[str, Any]) -> int | None:
+    """The batch with which plain generation takes the memory that the engine took, where that is larger."""
+    if "plain" not in result or not bench.cuda:
+        return None
+    weights = sum(one.numel() * one.element_size() for one in bench.model.parameters()) / 2**30
+    engine = max(result[decoding]["peak_gib"] for decoding in case.decodings if decoding in result)
+    times = (engine - weights) / max(0.1, result["plain"]["peak_gib"] - weights)
+    return int(case.batch * times) if times >= WORTH_A_LARGER_BATCH else None
 
 
 def _rates(work: Work, bench: Bench) -> dict[str, Any]:
@@ -128,7 +143,7 @@ def _rates(work: Work, bench: Bench) -> dict[str, Any]:
         "batches": work.batches,
         "images_per_second": images,
         "properties_per_second": work.properties / work.seconds,
-        "tokens_per_second": sum(answer.output_tokens for answer in work.answers) / work.seconds,
+        "tokens_per_second": sum(said for _, said in work.tokens) / work.seconds,
         "days_of_the_run": IMAGES_OF_THE_RUN / DEVICES_OF_THE_RUN / images / 86_400,
         "peak_gib": bench.peak_gib(),
     }
@@ -138,14 +153,15 @@ def _stages(work: Work, stages: Stages) -> dict[str, Any]:
     """Seconds a batch by stage; together they are the whole."""
     inside = stages.vision + stages.prefill + stages.decode
     seconds = {
-        "decode_images": work.wait,
-        "processor": stages.processor,
-        "upload_and_text": work.describe - stages.processor - stages.generate,
+        "wait_images": work.wait_images,
+        "wait_processor": work.wait_processor,
+        "processor": work.processor,
+        "upload_and_text": work.describe - work.processor - stages.generate,
         "vision": stages.vision,
         "prefill": stages.prefill,
         "decode": stages.decode,
         "generate_beside": stages.generate - inside,
-        "loop": work.seconds - work.wait - work.describe,
+        "loop": work.seconds - work.wait_images - work.wait_processor - work.describe,
     }
     steps = max(1, stages.steps)
     return {
@@ -164,22 +180,22 @@ def _limits(bench: Bench, case: Case, work: Work, stages: Stages) -> dict[str, A
     """Shares of what the device could do, as measured in this run. Padding is no useful work."""
     shape, ceilings = SHAPES[case.model], bench.ceilings
     vision = shape.vision_flops(stages.tiles)
-    prefill = sum(shape.prefill_flops(answer.prompt_tokens) for answer in work.answers)
-    decode = sum(
-        shape.decode_flops(answer.prompt_tokens + answer.output_tokens // 2) * answer.output_tokens
-        for answer in work.answers
-    )
+    prefill = sum(shape.prefill_flops(prompt) for prompt, _ in work.tokens)
+    decode = sum(shape.decode_flops(prompt + said // 2) * said for prompt, said in work.tokens)
     width = 2 if bench.cuda else 4
     read = sum(
         steps * shape.step_bytes([padded + steps // 2] * rows, width)
         for padded, rows, steps in stages.prompts
     )
 
+    if not work.tokens:  # plain generation counts none
+        return {}
+
     def share(amount: float, seconds: float, ceiling: float) -> float | None:
         return amount / seconds / ceiling if seconds > 0 else None
 
     return {
-        "prompt_tokens": sum(answer.prompt_tokens for answer in work.answers) / len(work.answers),
+        "prompt_tokens": sum(prompt for prompt, _ in work.tokens) / len(work.tokens),
         "teraflop_per_property": (vision + prefill + decode) / work.properties / 1e12,
         "arithmetic_share": share(vision + prefill + decode, work.seconds, ceilings.flops),
         "vision_arithmetic_share": share(vision, stages.vision, ceilings.flops),
@@ -199,21 +215,6 @@ def _kernels(bench: Bench, case: Case, engine: TransformersEngine) -> dict[str, 
         attempt = Attempt(number=1, max_new_tokens=tokens)
         profiles[name] = asdict(profile_kernels(partial(engine.describe, batch, attempt=attempt)))
     return profiles
-
-
-def _probe(bench: Bench, results: list[dict[str, Any]]) -> None:
-    """Decode steps by how they are launched. Last of all: a recording that fails can spoil the device."""
-    for result in results:
-        case = Case(**result["case"])
-        if "engine" not in result or not case.profile or SHAPES[case.model].window is not None:
-            continue
-        if time.monotonic() > bench.deadline:
-            return
-        padded, rows, steps = result["engine"]["prompts_padded_rows_steps"][0]
-        bench.load(case.model)
-        found = time_decode_steps(bench.model, rows=rows, context=padded + steps // 2, cuda=bench.cuda)
-        result["decode_step_ms"] = found
-        print_steps(case, found, say)
 
 
 def main() -> None:
@@ -262,7 +263,7 @@ def main() -> None:
                 continue
             try:
                 result = run_case(bench, case)
-                print_case(result, ceilings, say)
+                print_case(result, say)
             except Exception as error:  # one model that fails must not cost the figures of the others
                 say(f"   FAILED: {type(error).__name__}: {str(error)[:500]}")
                 say("   " + "   ".join(traceback.format_exc().splitlines(keepends=True)[-12:]))
@@ -270,7 +271,6 @@ def main() -> None:
             results["cases"].append(result)
             options.output.parent.mkdir(parents=True, exist_ok=True)
             options.output.write_text(json.dumps(results, indent=1) + "\n")
-        _probe(bench, results["cases"])
     options.output.write_text(json.dumps(results, indent=1) + "\n")
     print_table(results, say)
     say(f"results: {options.output}")
@@ -280,6 +280,8 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     """The standard grid, or the product of what the options name."""
     standard = TINY_CASES if options.tiny else CASES
     named = {name: getattr(options, name) for name in ("model", "side", "images", "output_tokens", "batch")}
+    if options.decoding:
+        standard = tuple(replace(case, decodings=tuple(options.decoding)) for case in standard)
     if not any(named.values()):
         return list(standard)
     first = replace(standard[0], plain=options.plain, profile=options.profile)
@@ -294,7 +296,7 @@ def _options() -> argparse.Namespace:
         "--tiny", action="store_true", help="tiny models and images, to try the benchmark itself"
     )
     parser.add_argument("--minutes", type=float, default=8.5, help="leave out what does not fit into these")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of measuring a case")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of measuring each way of a case")
     parser.add_argument("--workers", type=int, default=0, help="decode workers; 0: one less than cores")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/gpu.json"))
     grid = parser.add_argument_group("grid", "any of these replaces the standard cases by their product")
@@ -306,6 +308,12 @@ def _options() -> argparse.Namespace:
         ("--batch", "properties in a batch"),
     ):
         grid.add_argument(name, nargs="+", type=int, help=text)
+    grid.add_argument(
+        "--decoding",
+        nargs="+",
+        choices=get_args(Decoding),
+        help="how the engine decodes, one window each; compiled takes a minute more and a C compiler",
+    )
     grid.add_argument("--plain", action="store_true", help="compare with plain transformers generation")
     grid.add_argument("--profile", action="store_true", help="list the kernels of one batch")
     return parser.parse_args()

@@ -1,7 +1,8 @@
 """The two loops that bench-gpu compares, and what feeds them: images, batches of properties, one model.
 
-What lives here: this project's loop (decode workers ahead, the engine behind) and plain transformers
-generation, each over a window of time. What does not: the grid and the report (gpu.py, gpu_report.py).
+What lives here: what a run does (decode workers and processor ahead of the engine, the ladder behind it) and
+plain transformers generation, each over a window of time. What does not: the grid and the report (gpu.py,
+gpu_report.py).
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,12 +22,16 @@ from PIL import Image
 from benchmarks.gpu_meter import Ceilings
 from benchmarks.gpu_models import SHAPES, AnswerLengths, build_model, build_tokenizer
 from resources.vlm.decode_workers import DecodeWorkers
-from resources.vlm.engine import Answer, Attempt
+from resources.vlm.feeding import Feeding
 from resources.vlm.images import PropertyJob
+from resources.vlm.ladder import Described, LadderSettings
 from resources.vlm.prompt import Prompt
+from resources.vlm.static_decoding import Decoding
 from resources.vlm.transformers_engine import TransformersEngine
 
 PREFETCH_BATCHES: Final = 2
+WARM_UP: Final[dict[Decoding, int]] = {"dynamic": 1, "static": 2, "compiled": 2}
+"""Batches that are not counted: a decoding of fixed size records in them."""
 PROMPT: Final = Prompt(
     "These are all images of one property. Look at them together and describe the property. Answer with one "
     "JSON object and nothing else: kind, storeys, roof, facade, condition, garden, rooms, and a summary of "
@@ -39,8 +44,8 @@ class Case:
     """One point of the grid.
 
     side: longest edge of an image in pixels as the model's processor is given it (4:3). images: most of a
-    property; every other one has one less. output_tokens: mean of an answer. plain: compare with plain
-    transformers generation. profile: list the kernels of one batch.
+    property; every other one has one less. output_tokens: mean of an answer. decodings: of the engine, one
+    window each. plain: compare with plain transformers generation. profile: list the kernels of one batch.
     """
 
     model: str
@@ -48,6 +53,7 @@ class Case:
     images: int = 10
     output_tokens: int = 128
     batch: int = 32
+    decodings: tuple[Decoding, ...] = ("dynamic", "static")
     plain: bool = False
     profile: bool = False
 
@@ -96,6 +102,10 @@ class Bench:
 
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+
+    def has_time_for(self, windows: int) -> bool:
+        """Whether so many windows of measuring, or what takes as long, are left before the deadline."""
+        return time.monotonic() + windows * self.seconds < self.deadline
 
     def peak_gib(self) -> float | None:
         """Most memory that was reserved on the device since ``free``."""
@@ -163,40 +173,68 @@ def decode_workers(bench: Bench, case: Case) -> DecodeWorkers:
 
 @dataclass
 class Work:
-    """What a window of batches did: seconds, batches, images, and the answers of all its properties."""
+    """What a window of batches did.
 
-    seconds: float
-    batches: int
-    properties: int
-    images: int
-    answers: list[Answer]
-    wait: float
-    describe: float
+    tokens: of the prompts and of the answers of each property. wait_images, wait_processor: seconds without
+    a batch in the model. processor: seconds in its thread for what was not prepared ahead.
+    """
+
+    seconds: float = 0.0
+    batches: int = 0
+    properties: int = 0
+    images: int = 0
+    wait_images: float = 0.0
+    wait_processor: float = 0.0
+    processor: float = 0.0
+    describe: float = 0.0
+    tokens: list[tuple[int, int]] = field(default_factory=list)
+
+
+class AnyText:
+    """In the place of a schema: what a model with random weights says is a description."""
+
+    def parse(self, text: str) -> dict[str, Any]:
+        """The verdict on an answer."""
+        return {"text": text}
 
 
 def describe_window(
     bench: Bench, case: Case, engine: TransformersEngine, lengths: AnswerLengths, restart: Callable[[], None]
 ) -> Work:
-    """This project's loop: decode workers ahead, the engine behind. The first batch is not counted."""
-    attempt = Attempt(number=1, max_new_tokens=lengths.longest)
-    with decode_workers(bench, case) as workers:
-        feed = workers.feed(bench.batches(case))
-        engine.describe(next(feed), attempt=attempt)
+    """What a run does, from decoding to the verdict, without the journal. Closes the engine.
+
+    The first batches are not counted.
+    """
+    settings = LadderSettings(max_new_tokens=lengths.longest)
+    with (
+        decode_workers(bench, case) as workers,
+        Feeding(engine, AnyText(), settings, end_batches=workers.close) as feeding,
+    ):
+        described = feeding.described(workers.feed(bench.batches(case)))
+        for _ in range(WARM_UP[engine.decoding]):
+            next(described)
         lengths.restart()
         restart()
-        work = Work(0.0, 0, 0, 0, [], 0.0, 0.0)
-        waited, began = workers.wait_seconds, time.monotonic()
+        work, before = Work(), replace(feeding.spent)
+        processor, began = engine.seconds["processor"], time.monotonic()
         while _goes_on(bench, work, began, least=3):
-            batch = next(feed)
-            called = time.monotonic()
-            work.answers += engine.describe(batch, attempt=attempt)
-            work.describe += time.monotonic() - called
-            work.batches += 1
-            work.properties += len(batch)
-            work.images += sum(loaded.seen for loaded in batch)
+            _count(work, next(described).described)
         work.seconds = time.monotonic() - began
-        work.wait = workers.wait_seconds - waited
+        work.processor = engine.seconds["processor"] - processor
+        spent = feeding.spent
+        work.wait_images = spent.waiting_decode - before.waiting_decode
+        work.wait_processor = spent.waiting_preparation - before.waiting_preparation
+        work.describe = spent.model - before.model
     return work
+
+
+def _count(work: Work, described: Sequence[Described]) -> None:
+    if failed := [one for one in described if one.status != "ok"]:
+        raise RuntimeError(f"{len(failed)} of {len(described)} failed, first: {failed[0].error}")
+    work.batches += 1
+    work.properties += len(described)
+    work.images += sum(one.images_seen for one in described)
+    work.tokens += [(one.prompt_tokens, one.output_tokens) for one in described]
 
 
 def plain_window(bench: Bench, case: Case, processor: Any, lengths: AnswerLengths) -> Work:
@@ -204,7 +242,7 @@ def plain_window(bench: Bench, case: Case, processor: Any, lengths: AnswerLength
     import torch
     from transformers import LogitsProcessorList
 
-    work = Work(0.0, 0, 0, 0, [], 0.0, 0.0)
+    work = Work()
     batches = bench.batches(case)
     began = time.monotonic()
     while _goes_on(bench, work, began, least=1):
@@ -226,6 +264,7 @@ def plain_window(bench: Bench, case: Case, processor: Any, lengths: AnswerLength
             return_tensors="pt",
             processor_kwargs={"padding": True, "padding_side": "left"},
         )
+        processed = time.monotonic()
         with torch.inference_mode():
             sequences = bench.model.generate(
                 **inputs.to(bench.device, bench.model.dtype),
@@ -234,7 +273,8 @@ def plain_window(bench: Bench, case: Case, processor: Any, lengths: AnswerLength
                 do_sample=False,
             )
         processor.batch_decode(sequences[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        work.wait += opened - called
+        work.wait_images += opened - called
+        work.processor += processed - opened
         work.describe += time.monotonic() - opened
         work.batches += 1
         work.properties += len(batch)

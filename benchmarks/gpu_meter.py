@@ -12,7 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from resources.vlm.static_decoding import StaticDecoding
+    from resources.vlm.static_step import StaticStep
 
 SAMPLE_SECONDS = 0.1
 
@@ -22,12 +26,11 @@ class Stages:
     """Seconds of some batches by stage, and what was worked on.
 
     vision, prefill (without vision) and decode are the device's clock from begin to end of the stage, gaps
-    included; processor and generate are this thread's. step_forward: of decode, inside the forward calls;
+    included; generate is this thread's. step_forward: of decode, inside the forward calls;
     step_host: this thread's seconds in them, which come near where the device waits for launches. prompts:
     for each call of ``generate``, its padded prompt length, its rows and the decode steps that it took.
     """
 
-    processor: float = 0.0
     generate: float = 0.0
     vision: float = 0.0
     prefill: float = 0.0
@@ -51,23 +54,36 @@ class _Forward:
 
 
 class StageClock:
-    """Clocks a model and its processor, whoever calls them, while this context manager is open.
+    """Clocks a model and its vision layers, whoever calls them, while this context manager is open.
 
-    It needs ``processor.apply_chat_template``, ``model.generate`` and the model's forward to be called; what
-    an engine passes by stands at 0.
+    It needs ``generate`` and the forwards to be called, with names for what they are given; of steps that are
+    launched as recordings it must be told (``launches_of``).
     """
 
-    def __init__(
-        self, model: Any, vision: Any, processor: Any, *, tile_tokens: int, image_token: int, cuda: bool
-    ) -> None:
+    def __init__(self, model: Any, vision: Any, *, cuda: bool) -> None:
         self._model = model
         self._vision = vision
-        self._processor = processor
-        self._tile_tokens = tile_tokens
-        self._image_token = image_token
         self._cuda = cuda
         self._exit = contextlib.ExitStack()
+        self._is_launching = False
         self.restart()
+
+    def launches_of(self, decoding: StaticDecoding) -> None:
+        """Clock the steps of a decoding of fixed size, which its recordings hide from the model's forward."""
+        launch = decoding.launch
+
+        def clocked(step: StaticStep) -> Any:
+            one = _Forward(1, step.rows, self._now(), time.perf_counter())
+            self._forwards.append(one)
+            self._is_launching = True  # it may rehearse, and then calls the model's forward
+            try:
+                logits = launch(step)
+            finally:
+                self._is_launching = False
+            one.host_seconds, one.ended = time.perf_counter() - one.host_began, self._now()
+            return logits
+
+        decoding.launch = clocked  # type: ignore[method-assign]
 
     def restart(self) -> None:
         """Forget what was clocked."""
@@ -76,8 +92,7 @@ class StageClock:
         self._visions: list[_Forward] = []
 
     def __enter__(self) -> Self:
-        self._exit.callback(self._clock_call(type(self._processor), "apply_chat_template", "processor"))
-        self._exit.callback(self._clock_call(self._model, "generate", "generate"))
+        self._exit.callback(self._clock_generate())
         for module, forwards in ((self._model, self._forwards_now), (self._vision, self._visions_now)):
             before = module.register_forward_pre_hook(self._begin(forwards), with_kwargs=True)
             after = module.register_forward_hook(self._end(forwards))
@@ -96,6 +111,7 @@ class StageClock:
             torch.cuda.synchronize()
         stages = replace(self._stages, prompts=[])
         stages.vision += sum(self._elapsed(one.began, one.ended) for one in self._visions)
+        stages.tiles = sum(one.rows for one in self._visions)
         for call in _by_call(self._forwards):
             first, *rest = call
             stages.prefill += self._elapsed(first.began, first.ended)
@@ -110,28 +126,18 @@ class StageClock:
         stages.prefill -= sum(self._elapsed(one.began, one.ended) for one in inside)
         return stages
 
-    def _clock_call(self, owner: Any, name: str, stage: str) -> Callable[[], None]:
-        """Replace one method of an object or a class by a clocked one; returns what puts it back.
-
-        The processor's is replaced in its class: the engine has copies of it for its threads.
-        """
-        called = getattr(owner, name)
-        own = name in vars(owner)
+    def _clock_generate(self) -> Callable[[], None]:
+        """Replace the model's ``generate`` by a clocked one; returns what puts it back."""
+        generate = self._model.generate
 
         def clocked(*arguments: Any, **named: Any) -> Any:
             began = time.perf_counter()
-            try:
-                result = called(*arguments, **named)
-            finally:
-                spent = getattr(self._stages, stage) + time.perf_counter() - began
-                setattr(self._stages, stage, spent)
-            if stage == "processor":
-                images = int((result["input_ids"] == self._image_token).sum())
-                self._stages.tiles += images // self._tile_tokens
+            result = generate(*arguments, **named)
+            self._stages.generate += time.perf_counter() - began
             return result
 
-        setattr(owner, name, clocked)
-        return lambda: setattr(owner, name, called) if own else delattr(owner, name)
+        self._model.generate = clocked
+        return lambda: delattr(self._model, "generate")
 
     def _forwards_now(self) -> list[_Forward]:
         return self._forwards
@@ -141,9 +147,10 @@ class StageClock:
 
     def _begin(self, forwards: Callable[[], list[_Forward]]) -> Any:
         def begin(module: Any, arguments: Any, named: dict[str, Any]) -> None:
-            shown = next(
-                (one for name in ("input_ids", "inputs_embeds") if (one := named.get(name)) is not None), None
-            )
+            if self._is_launching:
+                return
+            names = ("input_ids", "inputs_embeds", "pixel_values")
+            shown = next((one for name in names if (one := named.get(name)) is not None), None)
             rows, tokens = shown.shape[:2] if shown is not None else (0, 0)
             inside = bool(self._forwards) and self._forwards[-1].ended is None
             forwards().append(_Forward(tokens, rows, self._now(), time.perf_counter(), inside))
@@ -152,6 +159,8 @@ class StageClock:
 
     def _end(self, forwards: Callable[[], list[_Forward]]) -> Any:
         def end(module: Any, arguments: Any, result: Any) -> None:
+            if self._is_launching:
+                return
             forward = forwards()[-1]
             forward.host_seconds = time.perf_counter() - forward.host_began
             forward.ended = self._now()

@@ -5,35 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.gpu_meter import Ceilings
-
 Say = Callable[[str], None]
 
 
-def print_case(result: Mapping[str, Any], ceilings: Ceilings, say: Say) -> None:
+def print_case(result: Mapping[str, Any], say: Say) -> None:
     """Everything about one case: rates, where a batch's time goes, shares of the limits, kernels."""
-    engine = result["engine"]
     say(
         f"   {result['parameters'] / 1e9:.2f} G parameters made in {result['model_seconds']:.1f} s; decode "
         f"workers alone {result['decode_workers_images_per_second']:.0f} images/s"
         + (f"; NVML: {result['nvml_problem']}" if result["nvml_problem"] else "")
     )
-    _print_loop("engine", engine, say)
-    say(
-        f"     arithmetic {_percent(engine['arithmetic_share'])} of the ceiling "
-        f"({engine['teraflop_per_property']:.1f} TFLOP and {engine['prompt_tokens']:.0f} prompt tokens a "
-        f"property): "
-        f"vision {_percent(engine['vision_arithmetic_share'])}, "
-        f"prefill {_percent(engine['prefill_arithmetic_share'])}; decode reads at "
-        f"{_percent(engine['decode_bandwidth_share'])} of the bandwidth (a step could be "
-        f"{engine['step_floor_ms']:.2f} ms)"
-    )
-    if engine["largest_batch"]:
-        say(f"     memory was too small for the batch: {engine['largest_batch']} fitted")
-    if "plain" in result:
-        _print_loop("plain", result["plain"], say)
-        say(f"     engine against plain: {_ratio(result):.2f} times")
-    for part in ("plain", "kernels"):
+    for decoding in _decodings(result):
+        engine = result[decoding]
+        _print_loop(f"engine, {decoding}", engine, say)
+        say(
+            f"     arithmetic {_percent(engine['arithmetic_share'])} of the ceiling "
+            f"({engine['teraflop_per_property']:.1f} TFLOP and {engine['prompt_tokens']:.0f} prompt tokens a "
+            f"property): "
+            f"vision {_percent(engine['vision_arithmetic_share'])}, "
+            f"prefill {_percent(engine['prefill_arithmetic_share'])}; decode reads at "
+            f"{_percent(engine['decode_bandwidth_share'])} of the bandwidth (a step could be "
+            f"{engine['step_floor_ms']:.2f} ms)"
+        )
+        if engine["largest_batch"]:
+            say(f"     memory was too small for the batch: {engine['largest_batch']} fitted")
+    for name in ("plain", "plain_same_memory"):
+        if name in result:
+            _print_loop(f"{name.replace('_', ' ')}, batch {result[name]['batch']}", result[name], say)
+    for decoding in _decodings(result):
+        if "plain" in result:
+            say(f"     engine, {decoding}, against the faster plain: {_ratio(result, decoding):.2f} times")
+    for part in ("plain", "plain_same_memory", "kernels"):
         if f"{part}_failed" in result:
             say(f"   {part} FAILED: {result[f'{part}_failed']}")
     for name, profile in result.get("kernels", {}).items():
@@ -45,19 +47,12 @@ def print_case(result: Mapping[str, Any], ceilings: Ceilings, say: Say) -> None:
             say(f"     {share:6.1%} {count:7d}  {kernel}")
 
 
-def print_steps(case: object, found: Mapping[str, float | str], say: Say) -> None:
-    """What a decode step costs by how it is launched."""
-    say(f"\n== {case}: a decode step outside the engine")
-    for name, milliseconds in found.items():
-        say(f"   {name}: {milliseconds if isinstance(milliseconds, str) else f'{milliseconds:.2f} ms'}")
-
-
 def print_table(results: Mapping[str, Any], say: Say) -> None:
-    """One line a case, at the end."""
+    """One line a case and decoding, at the end."""
     say("")
     say(
-        f"{'case':62} {'images/s':>9} {'prop/s':>7} {'tokens/s':>9} {'busy':>6} {'arith':>6} {'GiB':>6} "
-        f"{'days':>7} {'x plain':>8}"
+        f"{'case':62} {'decoding':>8} {'images/s':>9} {'prop/s':>7} {'tokens/s':>9} {'busy':>6} {'arith':>6} "
+        f"{'GiB':>6} {'days':>7} {'x plain':>8}"
     )
     for result in results["cases"]:
         case = result["case"]
@@ -68,15 +63,22 @@ def print_table(results: Mapping[str, Any], say: Say) -> None:
         if "error" in result:
             say(f"{name:62} {result['error'][:60]}")
             continue
-        engine = result["engine"]
-        peak = f"{engine['peak_gib']:.1f}" if engine["peak_gib"] is not None else "-"
-        plain = f"{_ratio(result):.2f}" if "plain" in result else "-"
-        say(
-            f"{name:62} {engine['images_per_second']:9.1f} {engine['properties_per_second']:7.2f} "
-            f"{engine['tokens_per_second']:9.0f} {_percent(engine['busy']):>6} "
-            f"{_percent(engine['arithmetic_share']):>6} {peak:>6} {engine['days_of_the_run']:7.1f} {plain:>8}"
-        )
-    say("days: of 12.8 million images on 10 such devices; busy: share of time with a kernel running (NVML)")
+        for decoding in _decodings(result):
+            engine = result[decoding]
+            peak = f"{engine['peak_gib']:.1f}" if engine["peak_gib"] is not None else "-"
+            plain = f"{_ratio(result, decoding):.2f}" if "plain" in result else "-"
+            say(
+                f"{name:62} {decoding:>8} {engine['images_per_second']:9.1f} "
+                f"{engine['properties_per_second']:7.2f} "
+                f"{engine['tokens_per_second']:9.0f} {_percent(engine['busy']):>6} "
+                f"{_percent(engine['arithmetic_share']):>6} {peak:>6} {engine['days_of_the_run']:7.1f} "
+                f"{plain:>8}"
+            )
+    say(
+        "days: of 12.8 million images on 10 such devices; busy: share of time with a kernel running (NVML); "
+        "x plain: against transformers' generation at the same batch, or at the one of the same memory where "
+        "that is faster"
+    )
 
 
 def _print_loop(name: str, loop: Mapping[str, Any], say: Say) -> None:
@@ -100,8 +102,13 @@ def _print_loop(name: str, loop: Mapping[str, Any], say: Say) -> None:
     )
 
 
-def _ratio(result: Mapping[str, Any]) -> float:
-    return float(result["engine"]["images_per_second"] / result["plain"]["images_per_second"])
+def _decodings(result: Mapping[str, Any]) -> list[str]:
+    return [decoding for decoding in result["case"]["decodings"] if decoding in result]
+
+
+def _ratio(result: Mapping[str, Any], decoding: str) -> float:
+    plain = [result[name]["images_per_second"] for name in ("plain", "plain_same_memory") if name in result]
+    return float(result[decoding]["images_per_second"] / max(plain))
 
 
 def _percent(share: float | None) -> str:

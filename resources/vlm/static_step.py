@@ -36,6 +36,11 @@ class StaticStep:
         self._cache = cache_over(layers, self._place)
         self._given: dict[str, Any] = {}
 
+    @property
+    def rows(self) -> int:
+        """Rows that it computes."""
+        return len(self._given["input_ids"])
+
     def begin(self, place: int, inputs: Callable[[Any], dict[str, Any]]) -> None:
         """Step a batch from here on. inputs: those of the model's forward for a cache and its first token."""
         self._at = place

@@ -151,7 +151,8 @@ class TransformersEngine:
         )
         self._decodes_itself = _takes_a_decoding(model)
         self.decoding = decoding
-        self._static = static_decoding(model, decoding, device=device)
+        self.static = static_decoding(model, decoding, device=device)
+        """What steps the model with a cache of fixed size; None where it grows."""
         if device == "cuda" and decoding == "dynamic":
             prefer_flash_attention(model)
         self._seconds = {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
@@ -191,7 +192,7 @@ class TransformersEngine:
         import torch
 
         self._inputs.close()
-        del self._model, self._grammar, self._static
+        del self._model, self._grammar, self.static
         gc.collect()
         if self._device == "cuda":
             torch.cuda.empty_cache()
@@ -210,8 +211,8 @@ class TransformersEngine:
                     raise EngineLostError(f"the device is lost: {error}") from error
                 raise
         # Only here is the exception gone, and with its traceback the tensors that filled the memory.
-        if self._static is not None:
-            self._static.free()
+        if self.static is not None:
+            self.static.free()
         gc.collect()
         if self._device == "cuda":
             torch.cuda.empty_cache()
@@ -244,7 +245,7 @@ class TransformersEngine:
             stop_token_ids=self._stop_token_ids,
             pad_token_id=self._pad_token_id,
             limits=limits,
-            begin=None if self._static is None else self._static.begin,
+            begin=None if self.static is None else self.static.begin,
         )
         sequences = self._model.generate(
             **inputs.tensors.to(self._device, non_blocking=True),

@@ -201,7 +201,7 @@ def static(engine, monkeypatch):
     """Have the engine decode with memory of fixed size; every warning fails the test."""
     static = static_decoding.static_decoding(engine._model, "static", device="cpu")
     monkeypatch.setattr(static_decoding._log, "warning", pytest.fail)
-    return lambda: monkeypatch.setattr(engine, "_static", static) or static
+    return lambda: monkeypatch.setattr(engine, "static", static) or static
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -65,7 +65,7 @@ def decoding(engine, monkeypatch):
     """Have the engine decode in this way; None: with a cache that grows."""
 
     def use(decoding):
-        monkeypatch.setattr(engine, "_static", decoding)
+        monkeypatch.setattr(engine, "static", decoding)
         return decoding
 
     yield use
