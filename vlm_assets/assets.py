@@ -130,9 +130,7 @@ def build_property_embeddings(
     return property_embeddings
 
 
-def _lease(
-    context: dg.AssetExecutionContext, gpu: GpuResource, asset: str, *, resident: str | None
-) -> Lease:
+def _lease(context: dg.AssetExecutionContext, gpu: GpuResource, asset: str, *, resident: str | None) -> Lease:
     return gpu.lease(
         run_id=context.run.run_id,
         partition=context.partition_key,
