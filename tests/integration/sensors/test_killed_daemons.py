@@ -1,0 +1,151 @@
+"""Dagster's own daemon and its code server, killed while alerts are posted and delivered; a real receiver."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dagster as dg
+import psutil
+import pytest
+
+from resources.alerts.messages import BURST_SECONDS
+from resources.pause import pause
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.descriptions import ASSET
+from vlm_assets.orchestrator.home import prepare_dagster_home
+from vlm_assets.settings import CHECKOUT, load_settings
+from vlm_assets.unattended.alert_settings import build_delivery
+
+KILLS_A_ROUND = 3
+FAILURES_A_LIFE = 2
+LIFE_SECONDS = 14.0
+"""On two idle cores the first tick of the alerts sensor comes 5 to 7 s after the daemon's start."""
+
+# A life, and 3,000 seconds for the 201 kills of FAULTS_ROUNDS=67.
+pytestmark = pytest.mark.timeout(60 + 60 * int(os.environ.get("FAULTS_ROUNDS", "1")) * KILLS_A_ROUND)
+
+
+class KilledDaemon:
+    """A daemon of a home with a code server of its own, until all of it is killed at once."""
+
+    def __init__(self, environment: dict[str, str], log: Path) -> None:
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [Path(sys.executable).with_name("dagster-daemon"), "run", "-m", "vlm_assets.definitions"],
+                env=os.environ | environment,
+                cwd=CHECKOUT,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> KilledDaemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """As when the power goes: nobody is left to clean up."""
+        everyone = [*psutil.Process(self.process.pid).children(recursive=True), self.process]
+        for one in everyone:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.send_signal(signal.SIGKILL)
+        self.process.wait()
+        psutil.wait_procs([one for one in everyone if one is not self.process], timeout=30)
+
+    def live(self, seconds: float) -> None:
+        """Let it run for so long; it must not end by itself."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(seconds)
+            raise AssertionError(f"the daemon ended by itself ({code})")
+
+
+def test_kills_of_the_daemon_lose_no_alert_and_repeat_one_only_with_the_same_id(tmp_path, receiver):
+    """At any moment, and as a message is on its way: what failed is told in the end, counted, and once."""
+    rounds = int(os.environ.get("FAULTS_ROUNDS", "1"))
+    seed = int(os.environ.get("FAULTS_SEED", "20261121"))
+    choose = random.Random(seed)
+    kills = KILLS_A_ROUND * rounds
+    home, dagster_home = tmp_path / "home", tmp_path / "home" / "dagster"
+    listing = tmp_path / "listing.jsonl"
+    count = FAILURES_A_LIFE * kills
+    listing.write_text(
+        "".join(json.dumps({"property_id": f"p{n}", "images": [f"{n}.jpg"]}) + "\n" for n in range(count))
+    )
+    ingest(listing, home, range_size=1)
+    catalog = Catalog.open(home)
+    keys = iter([one.key for one in catalog.ranges])
+    prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=1)
+    settings = load_settings(home=home, devices="cpu:1", alert_targets=receiver.url())
+    # Nothing is tried again: this is about who is told.
+    pause(settings.state_directory, "alerts alone", now=time.time())
+    environment = {
+        "VLM_ASSETS_HOME": str(home),
+        "DAGSTER_HOME": str(dagster_home),
+        "VLM_ASSETS_ALERT_TARGETS": receiver.url(),
+        "VLM_ASSETS_DEVICES": "cpu:1",
+    }
+
+    with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
+        for _ in range(kills):
+            for _ in range(FAILURES_A_LIFE):
+                fail(instance, next(keys))
+            with KilledDaemon(environment, tmp_path / "daemon.log") as daemon:
+                if choose.random() < 0.5:
+                    daemon.live(choose.uniform(0.0, LIFE_SECONDS))
+                else:
+                    with receiver.arrived:
+                        before = len(receiver.messages)
+                        receiver.arrived.wait_for(lambda n=before: len(receiver.messages) > n, LIFE_SECONDS)
+                    daemon.live(choose.uniform(0.0, 0.1))
+        with KilledDaemon(environment, tmp_path / "daemon.log") as daemon:
+            log = home / ".state" / "alerts" / "alerts.jsonl"
+            deadline = time.monotonic() + 120
+            while count > len(raised(log)):
+                assert time.monotonic() < deadline, (seed, (tmp_path / "daemon.log").read_text()[-2000:])
+                daemon.live(0.2)
+
+    # What comes in a storm waits for a while: it is past.
+    delivery = build_delivery(settings)
+    delivery.deliver(now=time.time() + BURST_SECONDS + 1, seconds=20, address=None)
+    assert [waiting for waiting, _ in delivery.backlog().values()] == [0]
+
+    failed = [one for one in raised(log) if one["kind"] == "check_failed"]
+    assert len({one["partition"] for one in failed}) == len(failed) == count, seed
+    events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+    told = {id_: message for message, id_ in zip(receiver.messages, receiver.ids, strict=True)}
+    tells = sum(how_many(message["title"]) for message in told.values())
+    assert tells == sum(event in ("raised", "recovered") for event in events), seed
+    repeats = len(receiver.ids) - len(told)
+    assert repeats <= kills, seed
+    print(f"\n{kills} kills of the daemon: {count} failing checks, 0 lost, {repeats} messages repeated")
+
+
+def fail(instance: dg.DagsterInstance, key: str) -> None:
+    """A failing check of one partition, as a sensor reports it."""
+    instance.report_runless_asset_event(
+        dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey(ASSET), check_name="row_count", passed=False, metadata={}, partition=key
+        )
+    )
+
+
+def raised(log: Path) -> list[dict]:
+    """The alerts that stand in the log."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("}")]
+    return [one for one in found if one["event"] == "raised"]
+
+
+def how_many(title: str) -> int:
+    """Alerts or recoveries that a message tells."""
+    found = re.match(r"(?:Right again: )?(\d+) alerts of the kind", title)
+    return int(found[1]) if found else 1
