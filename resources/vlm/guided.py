@@ -82,7 +82,10 @@ class GuidedBatch:
         self._started = False
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Take the last tokens of ``input_ids`` [batch, tokens] in, and mask ``scores`` [batch, width]."""
+        """Take the last tokens of ``input_ids`` [batch, tokens] in, and mask ``scores`` [batch, width].
+
+        With ``input_ids`` on the host the grammar works beside the step that makes the scores.
+        """
         import xgrammar
 
         if self._started:
@@ -91,9 +94,14 @@ class GuidedBatch:
         for row in self._open:
             self._matchers[row].fill_next_token_bitmask(self._bitmask, row)
         self._bitmask &= self._plain
+        if scores.is_cuda and not self._bitmask.is_pinned():
+            # A copy out of other memory waits for the step under way, and what follows is launched late.
+            # Nobody writes there before the chosen tokens are back on the host: after the copy.
+            self._bitmask = self._bitmask.pin_memory()
         # The triton kernel that xgrammar would choose on a GPU needs a compiler on the machine.
         backend = "cpu" if scores.device.type == "cpu" else "torch_native"
-        xgrammar.apply_token_bitmask_inplace(scores, self._bitmask.to(scores.device), backend=backend)
+        bitmask = self._bitmask.to(scores.device, non_blocking=True)
+        xgrammar.apply_token_bitmask_inplace(scores, bitmask, backend=backend)
         return scores
 
     def _take(self, tokens: Sequence[int]) -> None:

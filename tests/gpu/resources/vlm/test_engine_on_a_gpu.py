@@ -1,25 +1,33 @@
-"""The in-process engine and the embedder on a real GPU. Not collected by `make test`; run with
-`pytest tests/gpu` on a machine that has one (without one these tests fail, they are never skipped).
+"""The in-process engine, its decodings, its benchmark and the embedder on a real GPU. Not collected by `make
+test`; run with `make test-gpu` on a machine that has one, and a C compiler (without these they fail, they are
+never skipped).
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from resources.vlm import static_decoding
 from resources.vlm.embedder import TextEmbedder, description_text
+from resources.vlm.feeding import Feeding
+from resources.vlm.guided import Grammar
 from resources.vlm.images import LoadedProperty
 from resources.vlm.ladder import LadderSettings, describe_batch
-from resources.vlm.model_loading import ModelSource
+from resources.vlm.model_loading import ModelSource, load_model, load_processor
 from resources.vlm.prompt import build_prompt
 from resources.vlm.schema import load_schema
 from resources.vlm.transformers_engine import TransformersEngine
 from vlm_assets.demo.scenes import draw_property, render
 from vlm_assets.demo.truth import FIELDS, draw_truth
 
-EXAMPLE_MODEL = Path(__file__).parents[4] / "vlm_assets" / "demo" / "model"
+ROOT = Path(__file__).parents[4]
+EXAMPLE_MODEL = ROOT / "vlm_assets" / "demo" / "model"
 SEED = 11
 COUNT = 24
 SETTINGS = LadderSettings(max_new_tokens=256)
@@ -42,11 +50,27 @@ def properties() -> list[LoadedProperty]:
 
 
 @pytest.fixture
-def engine(schema):
-    source = ModelSource(str(EXAMPLE_MODEL))
-    with_gpu = TransformersEngine(source, schema=schema, prompt=build_prompt(schema), device="cuda")
-    yield with_gpu
-    with_gpu.close()
+def load(schema, monkeypatch):
+    """Load an engine that decodes in some way; what it warns of fails the test."""
+    engines = []
+
+    def load(decoding, *, is_closed_elsewhere=False):
+        monkeypatch.setattr(static_decoding._log, "warning", lambda text, *said: pytest.fail(text % said))
+        source = ModelSource(str(EXAMPLE_MODEL))
+        prompt = build_prompt(schema)
+        engine = TransformersEngine(source, schema=schema, prompt=prompt, device="cuda", decoding=decoding)
+        if not is_closed_elsewhere:
+            engines.append(engine)
+        return engine
+
+    yield load
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture(params=["dynamic", "static", "compiled"])
+def engine(request, load):
+    return load(request.param)
 
 
 def test_answers_are_valid_and_right_in_bfloat16(engine, schema, properties):
@@ -61,10 +85,73 @@ def test_answers_are_valid_and_right_in_bfloat16(engine, schema, properties):
     assert np.mean(right) >= 0.95
 
 
-def test_a_batch_that_does_not_fit_is_split_and_the_size_remembered(engine, schema, properties):
+def test_recorded_steps_say_what_launched_ones_say(schema, properties):
+    """Recordings, also those that are used again, give the tokens of a growing cache; in float32."""
+    from transformers import AutoModelForImageTextToText
+
+    source = ModelSource(str(EXAMPLE_MODEL))
+    model = load_model(source, AutoModelForImageTextToText, device="cuda").float()
+    processor = load_processor(source)
+    grammar = Grammar(
+        schema.json_schema,
+        processor.tokenizer,
+        logits_width=model.get_output_embeddings().weight.shape[0],
+        stop_token_ids=[processor.tokenizer.eos_token_id],
+    )
+    launched, recorded = (
+        TransformersEngine.around(
+            model, processor, grammar=grammar, prompt=build_prompt(schema), device="cuda", decoding=decoding
+        )
+        for decoding in ("dynamic", "static")
+    )
+    for batch in (properties, properties[:5], properties):
+        answers, expected = (
+            [one.text for one in engine.describe(batch, attempt=_first())] for engine in (recorded, launched)
+        )
+        assert np.mean([one == other for one, other in zip(answers, expected, strict=True)]) >= 0.95
+    steps = recorded.static._steps.values()
+    assert len(steps) > 1
+    assert all(step.launch != step.run for step in steps)
+
+
+def test_recording_while_other_threads_pin_memory(load, schema, properties):
+    """A run records steps while threads prepare the next batches, and no recording fails by it."""
+    sizes = (1, 2, 3, 5, 9, 13, 24)
+    batches = [properties[:size] for size in (*sizes, *reversed(sizes))]
+    engine = load("static", is_closed_elsewhere=True)
+    with Feeding(engine, schema, SETTINGS, end_batches=lambda: None) as feeding:
+        described = [one for batch in feeding.described(batches) for one in batch.described]
+    assert [one.status for one in described] == ["ok"] * sum(map(len, batches))
+
+
+def test_recorded_steps_are_faster(load, properties):
+    """A small model's steps are mostly launches: recorded, they take less time."""
+    seconds = {}
+    for decoding in ("dynamic", "static"):
+        engine = load(decoding)
+        for _ in range(2):
+            before = engine.seconds["generation"]
+            engine.describe(properties, attempt=_first())
+            seconds[decoding] = engine.seconds["generation"] - before
+    assert seconds["static"] < seconds["dynamic"]
+
+
+def test_the_benchmark_measures_every_case(tmp_path):
+    """What `make bench-gpu` does in minutes it does here with tiny models: no case fails."""
+    output = tmp_path / "gpu.json"
+    options = ["--tiny", "--seconds", "0.5", "--workers", "2", "--output", str(output)]
+    subprocess.run([sys.executable, "-m", "benchmarks.gpu", *options], cwd=ROOT, check=True)
+    for case in json.loads(output.read_text())["cases"]:
+        assert not [name for name in case if "error" in name or "failed" in name]
+        assert case["static"]["decode_steps"] > 0
+
+
+@pytest.mark.parametrize("decoding", ["dynamic", "static"])
+def test_a_batch_that_does_not_fit_is_split_and_the_size_remembered(load, schema, properties, decoding):
     """Real out-of-memory on the device halves the batch; every property is still described."""
     import torch
 
+    engine = load(decoding)
     engine.describe(properties[:1], attempt=_first())
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

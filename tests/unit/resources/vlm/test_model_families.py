@@ -200,7 +200,7 @@ def test_language_layers_embed(tmp_path, tokenizer):
 def static(engine, monkeypatch):
     """Have the engine decode with memory of fixed size; every warning fails the test."""
     static = static_decoding.static_decoding(engine._model, "static", device="cpu")
-    monkeypatch.setattr(static_decoding._log, "warning", pytest.fail)
+    monkeypatch.setattr(static_decoding._log, "warning", lambda text, *said: pytest.fail(text % said))
     return lambda: monkeypatch.setattr(engine, "static", static) or static
 
 
