@@ -44,6 +44,7 @@ class Entry:
     committed. interruptions: runs in a row that were ended from outside, without a new row. rows: committed
     when last reckoned. not_before: unix seconds. reckoned: the run whose end was last taken into account.
     told: what a person was last told of it. alerted: whether anything was told that is to be called off.
+    why: it was last launched.
     """
 
     key: str
@@ -57,6 +58,7 @@ class Entry:
     given_up: bool = False
     told: str | None = None
     alerted: bool = False
+    why: str = ""
 
 
 class Attempts:

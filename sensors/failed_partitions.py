@@ -25,8 +25,15 @@ from sensors.cancels import Cancels
 from sensors.dagster_internals.backfill_queue import awaited_partitions
 from sensors.dagster_internals.check_results import Evaluation
 from sensors.dagster_internals.partition_history import PartitionHistory
-from sensors.dagster_internals.runs import RunState, run_states, runs_with_key, unfinished_partitions
+from sensors.dagster_internals.runs import (
+    RunState,
+    run_states,
+    runs_ended_since,
+    runs_with_key,
+    unfinished_partitions,
+)
 from sensors.damaged_state import call_off, damaged
+from sensors.done_again import DoneAgain, DoneAgainMemory, DoneAgainUnreadableError
 from sensors.retry_alerts import given_up, interrupted_again, left_to_person, subject
 from sensors.retry_candidates import Candidate, Watched, candidates
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Decision, Facts, Policy, decide
@@ -36,6 +43,10 @@ _LAUNCHING_SECONDS = 120.0
 
 _SETTLED_SECONDS = 600.0
 """After which the tags of a run that has ended do not change any more."""
+
+_FIRST_LOOK_SECONDS = 24 * 3600.0
+_LOOK_BACK_SECONDS = 60.0
+"""For which runs that succeeded are looked at, by the first tick of a process and again by each later one."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,7 @@ class FailedPartitions:
     ) -> None:
         self.watched = watched
         self.attempts = Attempts(state_directory)
+        self.done_again = DoneAgainMemory(state_directory)
         self.cancels = Cancels(state_directory)
         self.outbox = Outbox(state_directory / "alerts")
         self.history = PartitionHistory(watched.assets)
@@ -85,6 +97,7 @@ class FailedPartitions:
         self._clock = clock
         self._state_directory = state_directory
         self._settled: dict[str, RunState] = {}
+        self.succeeded_until: float | None = None
         self._refusals: dict[tuple[str, str, str], Refusal | None] = {}
 
     def tick(self, instance: dg.DagsterInstance, *, tick: str, at_once: bool = False) -> Ticked:
@@ -108,6 +121,12 @@ class FailedPartitions:
             if one.ended_at is not None and now - one.ended_at > _SETTLED_SECONDS:
                 self._settled[one.run_id] = one
         return ChainMap(found, self._settled)
+
+    def came_right(self, instance: dg.DagsterInstance, *, now: float) -> list[RunState]:
+        """Runs that succeeded since ``succeeded_until``, and that Dagster's run retries had started again."""
+        since = now - _FIRST_LOOK_SECONDS if self.succeeded_until is None else self.succeeded_until
+        found = runs_ended_since(instance, since - _LOOK_BACK_SECONDS, [dg.DagsterRunStatus.SUCCESS])
+        return [run for run in found if run.retry_number]
 
     def refusal(self, key: str, evaluation: Evaluation) -> Refusal | None:
         """The refusal that this failed check belongs to. Raises RowRetriesUnreadableError."""
@@ -145,7 +164,8 @@ class _Tick:
         if damage is not None:
             self.alerts.append(damaged("cancels", damage, self.now))
         before, unreadable = self._read()
-        read = {"cancels": damage, "attempts": unreadable}
+        remembered, forgotten = self._remembered()
+        read = {"cancels": damage, "attempts": unreadable, "done_again": forgotten}
         call_off(owner.outbox, [what for what, why in read.items() if why is None], self.now)
         self.entries = dict(before)
         requested = {key: one.requested for key, one in before.items() if one.requested is not None}
@@ -161,9 +181,13 @@ class _Tick:
                 launchable[key] = decision
         self.counts["cancelled by a person"] += len(self.watched.keys & cancelled.keys())
         launches = [*self.cut_short, *self._choose(launchable, looked.found)]
-        self._forget_what_is_well({*looked.found, *looked.busy, *cancelled})
+        unwell = {*looked.found, *looked.busy, *cancelled, *self._opened()}
+        done = self._done_again(self._forget_what_is_well(unwell), unwell, remembered)
         # Told before it is written down that it was: told twice is told once, by its id.
         owner.outbox.post_all(self.alerts)
+        if done != remembered:
+            owner.done_again.write(done, now=self.now)
+        owner.succeeded_until = self.now
         if self.entries != before:
             owner.attempts.write(self.entries)
         return Ticked(tuple(launches), self._sentence(len(launches)))
@@ -173,6 +197,13 @@ class _Tick:
             return self.owner.attempts.read(), None
         except AttemptsUnreadableError as error:
             self.alerts.append(damaged("attempts", str(error), self.now))
+            return {}, str(error)
+
+    def _remembered(self) -> tuple[dict[str, DoneAgain], str | None]:
+        try:
+            return self.owner.done_again.read(), None
+        except DoneAgainUnreadableError as error:
+            self.alerts.append(damaged("done_again", str(error), self.now))
             return {}, str(error)
 
     def _decide(self, key: str, candidate: Candidate) -> Decision | None:
@@ -271,7 +302,11 @@ class _Tick:
                 # With the time in it no run key comes twice, even where the ledger was lost.
                 request = Request(f"{key}:{launches}:{self.now:.0f}", self.tick, self.now)
                 self.entries[key] = replace(
-                    entry, launches=launches, rows=self.watched.rows(key), requested=request
+                    entry,
+                    launches=launches,
+                    rows=self.watched.rows(key),
+                    requested=request,
+                    why="; ".join(candidate.why),
                 )
                 chosen.append(self._launch(key, candidate, request.run_key))
         self.counts["under way"] += under_way
@@ -286,18 +321,38 @@ class _Tick:
         after = run.run_id if run is not None and run.run_id != checked else None
         return Launch(key, assets, run_key, "; ".join(candidate.why), after)
 
-    def _forget_what_is_well(self, unwell: Collection[str]) -> None:
-        """Drop the entries of partitions that are as they should be; an alert of theirs is over."""
-        opened = {key for attempts in self.owner.history.open_attempts.values() for key in attempts}
-        for key in self.entries.keys() - unwell - opened:
-            entry = self.entries.pop(key)
+    def _opened(self) -> set[str]:
+        return {key for attempts in self.owner.history.open_attempts.values() for key in attempts}
+
+    def _forget_what_is_well(self, unwell: Collection[str]) -> list[Entry]:
+        """Drop and return the entries of what is as it should be; an alert of theirs is over."""
+        well = [self.entries.pop(key) for key in self.entries.keys() - unwell]
+        for entry in well:
             if entry.alerted:
                 self.owner.outbox.recovered(
-                    subject(key),
+                    subject(entry.key),
                     occurrence=entry.reckoned or str(entry.launches),
-                    sentence=f"Partition {key} is complete again.",
+                    sentence=f"Partition {entry.key} is complete again.",
                     at=self.now,
                 )
+        return well
+
+    def _done_again(
+        self, well: Sequence[Entry], unwell: Collection[str], remembered: Mapping[str, DoneAgain]
+    ) -> dict[str, DoneAgain]:
+        """What was remembered, and what came right since without a person."""
+        done = dict(remembered)
+        for run in self.owner.came_right(self.instance, now=self.now):
+            key, at = run.partition, run.ended_at or self.now
+            known = done.get(key) if key is not None else None
+            if key in self.watched.keys and key not in unwell and (known is None or known.at < at):
+                done[key] = DoneAgain(key, at, run.retry_number, "its run crashed: Dagster's run retries")
+        materialized = self.owner.history.materialized.values()
+        for entry in well:
+            # Its runs may have been deleted instead.
+            if entry.launches and all(entry.key in of_asset for of_asset in materialized):
+                done[entry.key] = DoneAgain(entry.key, self.now, entry.launches, entry.why)
+        return done
 
     def _sentence(self, launches: int) -> str:
         others = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()) if count)

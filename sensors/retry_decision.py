@@ -132,6 +132,7 @@ def reckoned(entry: Entry, facts: Facts, policy: Policy) -> Entry:
             not_before=ended + delay,
             reckoned=run.run_id,
             alerted=entry.alerted,
+            why=entry.why,
         )
     progress = facts.rows > entry.rows
     attempts = 0 if progress else entry.attempts + (not interrupted)

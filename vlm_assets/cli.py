@@ -7,6 +7,7 @@ stay inside the commands, so that ``--help`` answers at once.
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,9 @@ app = typer.Typer(
 Properties = Annotated[int, typer.Option(min=1, help="Example properties to render.")]
 RangeSize = Annotated[int | None, typer.Option(min=1, help="Properties a partition.")]
 Seed = Annotated[int, typer.Option(help="Seed of the example properties.")]
+
+_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
+"""Times of the clock on the wall, as people write them."""
 
 EXAMPLE_PROPERTIES = 240
 EXAMPLE_RANGE_SIZE = 20
@@ -190,6 +194,10 @@ def status(
     home: Home = None,
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep it up to date until Ctrl-C.")] = False,
+    since: Annotated[
+        datetime | None,
+        typer.Option(formats=_TIMES, help="List what was tried again and done since then; else a day ago."),
+    ] = None,
 ) -> None:
     """Say where every partition stands, what is left, in which order it runs, from what is on disk."""
     from rich.console import Console
@@ -201,7 +209,8 @@ def status(
     current = chosen_settings(home)
 
     def read() -> Status:
-        return read_status(current, Catalog.open(current.home))
+        catalog = Catalog.open(current.home)
+        return read_status(current, catalog, since=since.timestamp() if since else None)
 
     if as_json:
         typer.echo(read().to_json())

@@ -94,6 +94,12 @@ class RunState:
         return self.status is DagsterRunStatus.FAILURE and self.tags.get(_WILL_RETRY) == "true"
 
     @property
+    def retry_number(self) -> int:
+        """How often Dagster's run retries had started it before, itself counted; 0 where they did not."""
+        said = self.tags.get(_RETRY_NUMBER, "")
+        return int(said) if said.isdecimal() else 0
+
+    @property
     def is_by_hand(self) -> bool:
         """Whether a person asked for it: neither the retry schedule nor Dagster's run retries did."""
         return self.tags.get(LAUNCHED_BY) != RETRY and _RETRY_NUMBER not in self.tags

@@ -74,6 +74,7 @@ def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
         "properties/s now": dg.MetadataValue.float(round(sum(one.now or 0.0 for one in status.devices), 2)),
         "failed rows": dg.MetadataValue.int(sum(status.failed_by_kind.values())),
     }
+    metadata["tried again and done in a day"] = dg.MetadataValue.int(len(status.done_again))
     if status.seconds_left is not None:
         metadata["hours left"] = dg.MetadataValue.float(round(status.seconds_left / 3600, 2))
     if status.failed_by_kind:

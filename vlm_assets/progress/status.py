@@ -21,6 +21,7 @@ from resources.gpu.errors import DeviceError
 from resources.gpu.left_out import LeftOutDevices
 from resources.pause import pause_of
 from resources.workers import Worker, Workers
+from sensors.done_again import DoneAgain
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.orchestrator.home import running_address
 from vlm_assets.progress.expected_cost import ExpectedCost
@@ -32,6 +33,8 @@ from vlm_assets.unattended.retry_notes import RetryNotes
 
 WAITING = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.DAMAGED, State.NOT_STARTED})
 """States of partitions that still have to run, and need no person first."""
+
+DAY_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,10 @@ class Status:
 
     assets: in the order in which they are made. failed_by_kind: published rows of properties that could not
     be described. seconds_per_image: of one device. seconds_left: of all descriptions, on all devices that are
-    not left out. open_alerts: titles of what was told and is not right again, oldest first. paused, dagster:
-    since when and why it is paused, and where Dagster runs; None where not. warnings: what could not be read.
+    not left out. done_again: what was tried again by itself and came right since ``done_again_since`` (unix
+    seconds), oldest first. open_alerts: titles of what was told and is not right again, oldest first.
+    paused, dagster: since when and why it is paused, and where Dagster runs; None where not. warnings: what
+    could not be read.
     """
 
     home: str
@@ -103,6 +108,8 @@ class Status:
     devices: tuple[DeviceStatus, ...]
     seconds_per_image: float | None
     seconds_left: float | None
+    done_again_since: float
+    done_again: tuple[DoneAgain, ...]
     open_alerts: tuple[str, ...]
     paused: str | None
     dagster: str | None
@@ -131,9 +138,14 @@ class Status:
         return json.dumps(content, indent=2)
 
 
-def read_status(settings: Settings, catalog: Catalog) -> Status:
-    """Read the status of a home; what it reads of new files is noted. Raises CatalogError, OSError."""
+def read_status(settings: Settings, catalog: Catalog, *, since: float | None = None) -> Status:
+    """Read the status of a home; what it reads of new files is noted. Raises CatalogError, OSError.
+
+    since: unix seconds, from which on it tells what was tried again and came right; a day ago unless given.
+    """
     state_directory = settings.state_directory
+    now = time.time()
+    since = now - DAY_SECONDS if since is None else since
     workers = [worker for worker in Workers(state_directory / "workers").living() if worker.partition]
     notes = RetryNotes(state_directory)
     described, embedded = (
@@ -147,6 +159,7 @@ def read_status(settings: Settings, catalog: Catalog) -> Status:
     descriptions = _with_cost(described, workers, settings, cost, seconds_per_image)
     partitions = (*descriptions, *map(_without_cost, embedded))
     devices, unread = _devices(settings, workers, paces)
+    done_again = notes.done_again(since)
     open_alerts, untold = _open_alerts(state_directory)
     pause = pause_of(state_directory)
     dagster = running_address(settings.dagster_home)
@@ -156,7 +169,7 @@ def read_status(settings: Settings, catalog: Catalog) -> Status:
     usable = sum(1 for device in devices if device.is_here and device.left_out is None)
     return Status(
         home=str(settings.home),
-        at=time.time(),
+        at=now,
         properties=catalog.rows,
         assets=(settings.descriptions_directory.name, settings.embeddings_directory.name),
         partitions=partitions,
@@ -165,6 +178,8 @@ def read_status(settings: Settings, catalog: Catalog) -> Status:
         devices=devices,
         seconds_per_image=seconds_per_image,
         seconds_left=_seconds_left(descriptions, usable),
+        done_again_since=since,
+        done_again=done_again,
         open_alerts=open_alerts,
         paused=pause.sentence() if pause else None,
         dagster=dagster,

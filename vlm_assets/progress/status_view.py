@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -58,6 +58,7 @@ def view(status: Status) -> RenderableType:
     if any(device.rows or device.partition or device.left_out for device in status.devices):
         parts.append(_devices(status))
     parts += _listed(status)
+    parts += _done_again(status)
     parts += _order(status)
     failed = ", ".join(f"{count} {kind}" for kind, count in status.failed_by_kind.items())
     parts.append(Text(f"Published descriptions: {status.ok} ok" + (f"; failed: {failed}" if failed else "")))
@@ -118,6 +119,22 @@ def _line(one: PartitionStatus) -> Text:
     return said
 
 
+def _done_again(status: Status) -> list[RenderableType]:
+    """The latest first: what is asked about in the morning is the night."""
+    if not status.done_again:
+        return []
+    count = len(status.done_again)
+    lines = [
+        Text(f"Tried again by itself and done since {_clock(status.done_again_since)}: {count}", style="bold")
+    ]
+    for one in status.done_again[::-1][:SHOWN]:
+        runs = "a new run" if one.runs == 1 else f"{one.runs} new runs"
+        lines.append(Text(f"{one.key}: done by {_clock(one.at)} after {runs}; {one.why}"))
+    if count > SHOWN:
+        lines.append(Text(f"and {count - SHOWN} more", style="dim"))
+    return list(lines)
+
+
 def _order(status: Status) -> list[RenderableType]:
     waiting = status.order
     if not waiting:
@@ -134,6 +151,10 @@ def _order(status: Status) -> list[RenderableType]:
         )
     rest = [Text(f"and {len(waiting) - SHOWN} more", style="dim")] if len(waiting) > SHOWN else []
     return [table, *rest]
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().isoformat(" ", "minutes")
 
 
 def _rate(rate: float | None) -> str:

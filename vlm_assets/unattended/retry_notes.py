@@ -1,7 +1,8 @@
-"""What the retries wrote of each partition: tried again, given up, cancelled, refused; for the triage.
+"""What the retries wrote of each partition: tried again, done since, given up, cancelled; for the triage.
 
 What lives here: reading their files and saying them in a sentence. What does not: writing or mending them,
-which is the schedule's alone (``sensors/attempts.py``, ``sensors/cancels.py``, ``resources/row_retries.py``).
+which is the schedule's alone (``attempts.py``, ``done_again.py``, ``cancels.py`` of ``sensors``,
+``resources/row_retries.py``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from resources.journal.sealed_json import BrokenSealError, unseal
 from resources.row_retries import RowRetriesFile, RowRetriesUnreadableError
 from sensors.attempts import Attempts
+from sensors.done_again import DoneAgain, DoneAgainMemory
 from vlm_assets.progress.partition_states import State
 
 _UNFINISHED = frozenset({State.INTERRUPTED, State.NOT_STARTED, State.REFUSED, State.DAMAGED})
@@ -43,6 +45,16 @@ class RetryNotes:
             return State.FAILED, _tried(entry["attempts"], entry.get("not_before", 0.0))
         return state, None
 
+    def done_again(self, since: float) -> tuple[DoneAgain, ...]:
+        """What was tried again by itself and came right since (unix seconds), the oldest first."""
+        memory = DoneAgainMemory(self._state_directory)
+        try:
+            found = memory.look().values()
+        except (OSError, BrokenSealError, KeyError, TypeError, AttributeError) as error:
+            self.warnings.append(_unread(memory.path, error))
+            return ()
+        return tuple(sorted((one for one in found if one.at >= since), key=lambda one: one.at))
+
     def _refusal(self, asset: str, key: str) -> str | None:
         try:
             retries = RowRetriesFile(self._state_directory, asset, key).read()
@@ -57,9 +69,13 @@ class RetryNotes:
         except FileNotFoundError:
             return {}
         except (OSError, BrokenSealError, KeyError) as error:
-            self.warnings.append(f"{path} does not read ({error}); the next tick of the retries mends it.")
+            self.warnings.append(_unread(path, error))
             return {}
         return found if isinstance(found, dict) else {}
+
+
+def _unread(path: Path, error: Exception) -> str:
+    return f"{path} does not read ({error}); the next tick of the retries mends it."
 
 
 def _given_up(attempts: int) -> str:

@@ -36,6 +36,61 @@ def test_a_failed_partition_is_tried_again_after_the_back_off(orchestrator):
     assert Attempts(orchestrator.state).read() == {}
 
 
+def test_what_was_tried_again_and_is_done_is_remembered(orchestrator):
+    """The ledger forgets what is well; in the morning a person reads what was retried, and why."""
+    orchestrator.behaviour.of_key.update(a="fail", b="fail", c="fail")
+    for key in "abc":
+        orchestrator.materialize(key)
+    orchestrator.behaviour.of_key = {"b": "fail"}
+    orchestrator.materialize("c")
+    orchestrator.ahead += HOUR
+    assert orchestrator.tick() == ["b", "a"]
+    orchestrator.ahead += 10 * HOUR
+    orchestrator.restart()
+    orchestrator.tick()
+    seen = orchestrator.failed_partitions.done_again.read()
+    assert list(seen) == ["a"], "b is not done, and c was put right by a person"
+    assert seen["a"].runs == 1
+    assert seen["a"].why.startswith("first: run ")
+    orchestrator.behaviour.of_key.clear()
+    orchestrator.materialize("b")
+    orchestrator.tick()
+    assert sorted(orchestrator.failed_partitions.done_again.read()) == ["a", "b"]
+    orchestrator.behaviour.missing.add("a")
+    assert orchestrator.tick() == ["a"]
+    assert orchestrator.failed_partitions.done_again.read()["a"] == seen["a"]
+    orchestrator.ahead += 40 * 24 * HOUR
+    orchestrator.behaviour.missing.clear()
+    orchestrator.tick()
+    assert list(orchestrator.failed_partitions.done_again.read()) == ["a"], "b was a month ago"
+
+
+def test_what_dagster_started_again_after_a_crash_is_remembered(orchestrator):
+    """No tick of ours had a part in it, and it was retried all the same."""
+    orchestrator.materialize("a", tags={"dagster/retry_number": "2"})
+    orchestrator.materialize("b")
+    orchestrator.tick()
+    (done,) = orchestrator.failed_partitions.done_again.read().values()
+    assert (done.key, done.runs, done.why) == ("a", 2, "its run crashed: Dagster's run retries")
+    orchestrator.ahead += HOUR
+    orchestrator.tick()
+    assert orchestrator.failed_partitions.done_again.read() == {"a": done}
+
+
+def test_a_damaged_memory_of_retries_is_told_and_stops_nothing(orchestrator):
+    """It is for people alone: kept aside, named, and everything is tried again as before."""
+    orchestrator.materialize("b", tags={"dagster/retry_number": "1"})
+    orchestrator.tick()
+    path = orchestrator.failed_partitions.done_again.path
+    path.write_bytes(path.read_bytes()[:-4])
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    orchestrator.ahead += HOUR
+    assert orchestrator.tick() == ["a"]
+    assert [kind for kind, _ in orchestrator.told] == ["state_damaged"]
+    assert len(list((path.parent / "set_aside").iterdir())) == 1
+
+
 def test_a_poison_partition_gets_five_attempts_then_quiet(orchestrator):
     """Five attempts without a new row, each further apart, one alert, and then nothing for days."""
     orchestrator.behaviour.of_key["a"] = "fail"

@@ -8,11 +8,14 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
@@ -25,8 +28,10 @@ from resources.pause import pause
 from resources.published_record import PartitionManifest
 from resources.workers import Phase, Workers
 from sensors.attempts import Attempts, Entry
+from sensors.done_again import DoneAgain, DoneAgainMemory
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.cli import app
 from vlm_assets.progress.partition_states import State
 from vlm_assets.progress.status import Status, read_status
 from vlm_assets.progress.status_view import view, watch
@@ -152,6 +157,29 @@ def test_open_alerts_are_said_first_and_no_longer_once_they_are_right(uneven: Se
     assert found.next_steps[0] in text(found)
     outbox.recovered("sensor/alerts", occurrence="2", sentence="It ticks.", at=2.0)
     assert status_of(uneven).open_alerts == ()
+
+
+def test_what_was_tried_again_in_the_night_and_is_done_is_listed(uneven: Settings) -> None:
+    """In the morning one look tells what was retried, for people and for machines; --since asks for more."""
+    memory = DoneAgainMemory(uneven.state_directory)
+    now = time.time()
+    hours_ago = {HEAVY: 3, LIGHT: 5, MIDDLE: 50}
+    done = {
+        key: DoneAgain(key, now - 3600 * ago, ago // 3, "its run crashed") for key, ago in hours_ago.items()
+    }
+    memory.write(done, now=now)
+    found = status_of(uneven)
+    assert [one.key for one in found.done_again] == [LIGHT, HEAVY]
+    assert [one["key"] for one in json.loads(found.to_json())["done_again"]] == [LIGHT, HEAVY]
+    assert "Tried again by itself and done since" in text(found)
+    assert "after a new run; its run crashed" in text(found)
+    since = datetime.fromtimestamp(now - 60 * 3600).isoformat(timespec="seconds")
+    command = ["status", "--home", str(uneven.home), "--json", "--since", since]
+    asked = CliRunner().invoke(app, command)
+    assert [one["key"] for one in json.loads(asked.stdout)["done_again"]] == [MIDDLE, LIGHT, HEAVY]
+    memory.path.write_bytes(memory.path.read_bytes()[:-4])
+    assert str(memory.path) in " ".join(status_of(uneven).warnings)
+    assert memory.path.exists(), "a look moves nothing"
 
 
 def test_what_is_described_and_not_embedded_is_said(dataset) -> None:
