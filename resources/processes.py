@@ -55,6 +55,15 @@ class ProcessIdentity:
             self.boot_id == boot_id() and process_start(self.pid) == self.start and not _is_zombie(self.pid)
         )
 
+    def has_open(self, path: Path) -> bool:
+        """Whether it has this file open; False where it is gone, or is another user's."""
+        try:
+            wanted = path.stat()
+            descriptors = list(Path(f"/proc/{self.pid}/fd").iterdir())
+        except OSError:
+            return False
+        return any(_is_file(one, wanted) for one in descriptors) and self.lives()
+
     def send(self, number: signal.Signals) -> bool:
         """Send a signal to this process and to no other with its pid. False where it is gone.
 
@@ -86,6 +95,13 @@ def how_it_ended(code: int) -> str:
         name = f"signal {-code}"
     hint = " (where no person did that, the machine ran out of memory)" if code == -signal.SIGKILL else ""
     return f"was killed by {name}{hint}"
+
+
+def _is_file(descriptor: Path, wanted: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(descriptor.stat(), wanted)
+    except OSError:
+        return False  # closed since it was listed, or no file
 
 
 def _is_zombie(pid: int) -> bool:

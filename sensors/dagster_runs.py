@@ -10,6 +10,7 @@ import contextlib
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 import dagster as dg
 
@@ -53,6 +54,27 @@ def process_of(instance: dg.DagsterInstance, run_id: str) -> tuple[int, float] |
         if pid is not None and event.step_key is None:
             return int(str(pid.value)), entry.timestamp
     return None
+
+
+class RunOfProcess(StrEnum):
+    """How the run stands that a process says it works for, as the second half of a sentence."""
+
+    UNDER_WAY = "under way"
+    FINISHED = "finished"
+    ELSEWHERE = "finished, and was not started by this machine's code server"
+    UNKNOWN = "not known to Dagster"
+
+
+def run_of_process(instance: dg.DagsterInstance, run_id: str, pid: int) -> RunOfProcess:
+    """How a run stands. FINISHED: and this pid is the one that its process gave when it began here."""
+    run = instance.get_run_by_id(run_id)
+    if run is None:
+        return RunOfProcess.UNKNOWN
+    if not run.is_finished:
+        return RunOfProcess.UNDER_WAY
+    said = process_of(instance, run_id)
+    ours = _is_here(run) and said is not None and said[0] == pid
+    return RunOfProcess.FINISHED if ours else RunOfProcess.ELSEWHERE
 
 
 def end_interrupted(instance: dg.DagsterInstance, run_id: str, why: str) -> bool:

@@ -24,7 +24,8 @@ class Watch:
     SIGTERM was sent, by worker. slow: since when, by worker. sick: since when (unix seconds), by device;
     sick_again: since when without a break; sound: since when again. blind_since: since when (unix seconds)
     the driver does not answer. devices: those seen since this boot. left_out: those told of. idle: since when
-    nobody works.
+    nobody works. after_end: since when a process holds a device after its run; after_end_told: when SIGTERM
+    was sent to it.
     """
 
     boot: str = ""
@@ -39,6 +40,8 @@ class Watch:
     devices: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     idle: float | None = None
+    after_end: dict[str, float] = field(default_factory=dict)
+    after_end_told: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def read(cls, cursor: str | None, *, now: float) -> Watch:

@@ -2,8 +2,9 @@
 
 What lives here: the tick that looks, alerts and ends. What does not: the judgement of workers
 (``worker_judgement.py``) and of devices (``resources/gpu/health.py``), counting a device's failures
-(``resources/gpu/left_out.py``), and starting anything again: an ended run is interrupted, and Dagster's run
-retries or the scheduled re-materialization take its partition up.
+(``resources/gpu/left_out.py``), devices that are held after a run (``leases_after_end.py``), and starting
+anything again: an ended run is interrupted, and Dagster's run retries or the scheduled re-materialization
+take its partition up.
 """
 
 # No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
@@ -13,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
@@ -24,9 +26,10 @@ from resources.gpu.errors import DeviceError
 from resources.gpu.left_out import LeftOutDevices, at_work_on
 from resources.processes import ProcessIdentity
 from resources.workers import Phase, Worker, Workers
-from sensors.dagster_runs import end_cancelled, fit_pool, mark_interrupted
+from sensors.dagster_runs import end_cancelled, fit_pool, mark_interrupted, run_of_process
 from sensors.damaged_state import STANDS_SECONDS, call_off, damaged
 from sensors.health_watch import Watch
+from sensors.leases_after_end import LeasesAfterEnd
 from sensors.ticks import note_tick
 from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
 
@@ -310,7 +313,9 @@ class HealthWatcher:
                 self.outbox.post(damaged(what, sentence, now, occurrence=aside.name))
 
 
-def build_worker_health_sensor(watcher: HealthWatcher, *, pool: str, ticks: Path) -> dg.SensorDefinition:
+def build_worker_health_sensor(
+    watcher: HealthWatcher, leases: LeasesAfterEnd, *, pool: str, ticks: Path
+) -> dg.SensorDefinition:
     """The sensor. pool: its limit follows the devices in use. ticks: where it notes that it ticked."""
 
     @dg.sensor(
@@ -318,8 +323,9 @@ def build_worker_health_sensor(watcher: HealthWatcher, *, pool: str, ticks: Path
         minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=(
-            "Ends workers that commit nothing for twice their own learned time, names slow ones, and leaves"
-            " out devices that failed twice. It starts nothing."
+            "Ends workers that commit nothing for twice their own learned time and processes that keep a"
+            " device after their run, names slow ones, and leaves out devices that failed twice. It starts"
+            " nothing."
         ),
     )
     def worker_health(context: dg.SensorEvaluationContext) -> dg.SkipReason:
@@ -331,6 +337,7 @@ def build_worker_health_sensor(watcher: HealthWatcher, *, pool: str, ticks: Path
             interrupt=lambda run_id: mark_interrupted(instance, run_id),
             settle=lambda run_id: end_cancelled(instance, run_id, _KILLED),
         )
+        said += leases.look(watch, watcher.workers.living(), partial(run_of_process, instance))
         # At each tick while one is left out: a new start sets the limit for all devices again.
         if told_before or watch.left_out:
             known = set(watch.devices)

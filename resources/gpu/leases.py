@@ -155,6 +155,10 @@ class DeviceLeases:
                 lock.close()
         return held
 
+    def lock_path(self, device: Device) -> Path:
+        """The file whose lock is the lease of a device."""
+        return self._path(device, ".lock")
+
     def _lock_if_sound(
         self, device: Device, refused: dict[str, Sequence[str]], log: logging.Logger
     ) -> LockFile | None:

@@ -6,6 +6,7 @@ What lives here: wiring from the settings. What does not: what the sensors look 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import dagster as dg
 
@@ -14,6 +15,7 @@ from resources.gpu.health import HealthCheck
 from resources.gpu.nvml import DriverNvml
 from resources.vlm.server.running_server import PATIENCE_SECONDS
 from resources.workers import Workers
+from sensors.leases_after_end import LeasesAfterEnd
 from sensors.reconciliation import PublishedAsset, build_reconciliation_sensor
 from sensors.row_count_drift import DriftWatched, DriftWatcher, build_row_count_drift_sensor
 from sensors.worker_health import HealthWatcher, build_worker_health_sensor
@@ -48,17 +50,24 @@ def build_health_sensors(settings: Settings, ranges: Sequence[PropertyRange]) ->
     ticks = settings.state_directory / "ticks"
     outbox = Outbox(settings.state_directory / "alerts")
     gpu = build_gpu(settings)
+    limits = worker_limits(settings)
     watcher = HealthWatcher(
         workers=workers,
         outbox=outbox,
         left_out=gpu.left_out(),
         find=gpu.find,
         judge=HealthCheck(DriverNvml()).of,
-        limits=worker_limits(settings),
+        limits=limits,
+    )
+    leases = LeasesAfterEnd(
+        directory=Path(gpu.leases_directory),
+        outbox=outbox,
+        grace=limits.grace,
+        silence=limits.loading,
     )
     return [
         build_reconciliation_sensor(assets, workers=workers, ticks=ticks),
-        build_worker_health_sensor(watcher, pool=POOL, ticks=ticks),
+        build_worker_health_sensor(watcher, leases, pool=POOL, ticks=ticks),
         build_row_count_drift_sensor(build_drift_watcher(settings, assets, workers, outbox), ticks=ticks),
     ]
 

@@ -23,6 +23,7 @@ from resources.workers import Phase, Workers, boot_id
 from sensors.dagster_internals.runs import run_states
 from sensors.dagster_runs import mark_interrupted
 from sensors.health_watch import Watch
+from sensors.leases_after_end import LeasesAfterEnd
 from sensors.worker_health import HealthWatcher, build_worker_health_sensor
 
 GPUS = [Device(f"GPU-{n}", "cuda", "A100", None, f"GPU-{n}") for n in range(3)]
@@ -82,6 +83,11 @@ def watcher(tmp_path, clock, machine):
         clock=clock,
         monotonic=clock,
     )
+
+
+@pytest.fixture
+def leases(tmp_path, watcher, clock):
+    return LeasesAfterEnd(tmp_path / "leases", watcher.outbox, grace=10.0, silence=1800.0, clock=clock)
 
 
 @pytest.fixture
@@ -158,9 +164,11 @@ def test_a_cancel_is_not_overruled_by_the_end_of_a_stuck_worker():
     assert marked == {DagsterRunStatus.STARTING, DagsterRunStatus.STARTED}
 
 
-def test_a_cancel_of_a_stuck_worker_stands_though_it_has_to_be_killed(watcher, clock, standing, tmp_path):
+def test_a_cancel_of_a_stuck_worker_stands_though_it_has_to_be_killed(
+    watcher, leases, clock, standing, tmp_path
+):
     """The code server calls a killed run failed, and Dagster would start it again: it is cancelled before."""
-    sensor = build_worker_health_sensor(watcher, pool="gpu", ticks=tmp_path / "ticks")
+    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks")
     cursor = None
     with dg.DagsterInstance.ephemeral() as instance:
         run = instance.create_run_for_job(nothing, status=DagsterRunStatus.STARTED)
@@ -182,9 +190,11 @@ def test_a_cancel_of_a_stuck_worker_stands_though_it_has_to_be_killed(watcher, c
         assert run_states(instance, [run.run_id])[run.run_id].interrupted_by is None
 
 
-def test_a_stuck_worker_is_ended_though_dagster_does_not_know_its_run(watcher, clock, standing, tmp_path):
+def test_a_stuck_worker_is_ended_though_dagster_does_not_know_its_run(
+    watcher, leases, clock, standing, tmp_path
+):
     """After a lost database or a deleted run the device is freed all the same."""
-    sensor = build_worker_health_sensor(watcher, pool="gpu", ticks=tmp_path / "ticks")
+    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks")
     standing.begin("unknown")
     with dg.DagsterInstance.ephemeral() as instance:
         cursor = None
@@ -402,9 +412,9 @@ def test_a_gap_in_watching_starts_everybodys_time_anew(clock):
         assert Watch.read(broken, now=7.0).since == 7.0
 
 
-def test_the_pool_follows_the_devices_in_use(watcher, tmp_path):
+def test_the_pool_follows_the_devices_in_use(watcher, leases, tmp_path):
     """A device left out takes no run; a lower limit that a person set stays theirs."""
-    sensor = build_worker_health_sensor(watcher, pool="gpu", ticks=tmp_path / "ticks")
+    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks")
     with dg.DagsterInstance.local_temp() as instance:
         cursor = None
 

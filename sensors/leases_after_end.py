@@ -1,0 +1,151 @@
+"""Processes that hold a device though their run has ended: told, ended, and so the device is free.
+
+What lives here: which holders those are, and what is done about each. What does not: workers that stand still
+at their work (``worker_health.py``), the locks (``resources/gpu/leases.py``). A process may hang at its very
+end, in the driver or in a library, when its run is finished and its heartbeat is over: nobody would look.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
+from resources.gpu.devices import Device
+from resources.gpu.errors import LeaseDirectoryError
+from resources.gpu.lease_records import HeldDevice, LeaseRecord
+from resources.gpu.leases import DeviceLeases
+from resources.processes import ProcessIdentity
+from resources.workers import Worker, boot_id
+from sensors.dagster_runs import RunOfProcess
+from sensors.health_watch import Watch
+
+KIND = "lease_held"
+
+_END_SECONDS = 60.0
+"""Beside the grace: a process writes its last events, and frees its model, before it ends."""
+
+
+@dataclass(frozen=True)
+class _Left:
+    """A held device, who says to hold it, and how that one's run stands."""
+
+    held: HeldDevice
+    record: LeaseRecord
+    how: RunOfProcess
+
+
+@dataclass(frozen=True)
+class LeasesAfterEnd:
+    """Looks at who holds a device. directory: of the leases. grace: seconds between SIGTERM and SIGKILL.
+
+    silence: seconds for which a process may go without a heartbeat while it lives, whatever it loads: so long
+    is waited where Dagster does not know the run. clock: unix seconds.
+    """
+
+    directory: Path
+    outbox: Outbox
+    grace: float
+    silence: float
+    clock: Callable[[], float] = time.time
+
+    def look(
+        self, watch: Watch, living: Sequence[Worker], stands: Callable[[str, int], RunOfProcess]
+    ) -> list[str]:
+        """One tick: changes ``watch``, posts alerts, ends what hangs. Returns sentences.
+
+        living: whoever has a heartbeat; none of them is touched. stands: how a run and a pid stand.
+        """
+        leases = DeviceLeases(self.directory, [Device(**one) for one in watch.devices.values()])
+        try:
+            held = leases.holders()
+        except LeaseDirectoryError as error:
+            return [str(error)]
+        at_work = {worker.device for worker in living} | {worker.run_id for worker in living}
+        pids = {worker.pid for worker in living}
+        left: dict[str, _Left] = {}
+        for one in held:
+            record = one.record
+            if one.device.id in at_work or record is None or record.host != socket.gethostname():
+                continue
+            if record.holder.run_id in at_work or record.pid in pids or not _is_run(record.holder.run_id):
+                continue
+            how = stands(record.holder.run_id, record.pid)
+            if how is not RunOfProcess.UNDER_WAY:
+                left[_name(record)] = _Left(one, record, how)
+        watch.after_end = {name: max(watch.after_end.get(name, watch.at), watch.since) for name in left}
+        watch.after_end_told = {name: at for name, at in watch.after_end_told.items() if name in left}
+        said = [
+            sentence
+            for name, one in left.items()
+            if watch.at - watch.after_end[name] > self._allowed(one.how)
+            for sentence in self._end(watch, name, one, leases.lock_path(one.held.device))
+        ]
+        self._tell_freed(left)
+        return said
+
+    def _allowed(self, how: RunOfProcess) -> float:
+        return self.silence if how is RunOfProcess.UNKNOWN else self.grace + _END_SECONDS
+
+    def _end(self, watch: Watch, name: str, one: _Left, lock: Path) -> list[str]:
+        process = ProcessIdentity(one.record.pid, one.record.process_start or 0, boot_id())
+        # The note may be an earlier holder's: who is ended holds this very lock.
+        is_ours = one.how is not RunOfProcess.ELSEWHERE and process.has_open(lock)
+        self.outbox.post(self._alert(watch, name, one, is_ours=is_ours))
+        who = f"{one.held.sentence()} Its run is {one.how.value}."
+        if not is_ours:
+            return [f"{who} It is not ended from here."]
+        told = watch.after_end_told.setdefault(name, watch.at)
+        kills = watch.at - told >= self.grace
+        try:
+            process.send(signal.SIGKILL if kills else signal.SIGTERM)
+        except PermissionError:
+            return [f"{who} It is another user's process and cannot be ended from here."]
+        return [f"{who} It {'did not end when told to, and is killed' if kills else 'is told to end'}."]
+
+    def _alert(self, watch: Watch, name: str, one: _Left, *, is_ours: bool) -> Alert:
+        pid = one.record.pid
+        return Alert(
+            kind=KIND,
+            subject=f"devices/{one.held.device.id}/lease",
+            occurrence=name,
+            severity="warning" if is_ours else "error",
+            title=f"{one.held.device.id} is held by a process whose run is {one.how.value}",
+            next_step=(
+                "Nothing for now: it is ended, and the device is free then. If this stays open, the process"
+                " hangs in the driver (`nvidia-smi`, the kernel log): reset the device, or reboot."
+                if is_ours
+                else "Dagster did not start it here as this user, so it is left to you: where nobody needs"
+                f" it, `kill {pid}`, and if that does not end it `kill -9 {pid}`."
+            ),
+            partition=one.record.holder.partition,
+            expected="a process that ends with its run",
+            found=f"{one.held.sentence()} Seen so for {(watch.at - watch.after_end[name]) / 60:.0f} minutes.",
+            page=None if one.how is RunOfProcess.UNKNOWN else f"runs/{one.record.holder.run_id}",
+            at=self.clock(),
+        )
+
+    def _tell_freed(self, left: Mapping[str, object]) -> None:
+        for subject, alert in self.outbox.open_subjects().items():
+            if alert.kind == KIND and alert.occurrence not in left:
+                self.outbox.recovered(
+                    subject, occurrence=alert.occurrence, sentence="The device is free.", at=self.clock()
+                )
+
+
+def _is_run(run_id: str) -> bool:
+    """Whether Dagster may have given this id: a trial on the command line has none."""
+    try:
+        return str(uuid.UUID(run_id)) == run_id
+    except ValueError:
+        return False
+
+
+def _name(record: LeaseRecord) -> str:
+    return f"{record.device} {record.holder.run_id} {record.pid}"

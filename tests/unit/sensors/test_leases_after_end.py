@@ -1,0 +1,222 @@
+"""A device that is held after its run: its process is told of and ended, and none that may still work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from dataclasses import asdict
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus
+from dagster._core.events import EngineEventData
+
+from resources.alerts.outbox import Outbox
+from resources.gpu.devices import Device
+from resources.gpu.leases import DeviceLeases
+from resources.processes import ProcessIdentity
+from resources.workers import Workers, boot_id
+from sensors.dagster_runs import run_of_process
+from sensors.health_watch import Watch
+from sensors.leases_after_end import LeasesAfterEnd
+
+DEVICE = Device("cpu-0", "cpu", "CPU slot", None, "")
+SUBJECT = "devices/cpu-0/lease"
+GRACE, SILENCE = 10.0, 1800.0
+HERE = {".dagster/grpc_info": json.dumps({"host": "localhost", "socket": "/somewhere"})}
+HANGING = """
+import logging, signal, sys
+from pathlib import Path
+from resources.gpu.devices import Device
+from resources.gpu.lease_records import LeaseHolder
+from resources.gpu.leases import DeviceLeases
+leases = DeviceLeases(Path(sys.argv[1]), [Device("cpu-0", "cpu", "CPU slot", None, "")])
+lease = leases.acquire(LeaseHolder(sys.argv[2], "k", "s"), wait_seconds=0, log=logging.getLogger())
+if sys.argv[3] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("held", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@dg.job
+def nothing():
+    """A job whose runs are only ever pretended to be under way."""
+
+
+class Desk:
+    """A Dagster instance, a folder of leases, and processes that hold one; a watch that is ticked by hand."""
+
+    def __init__(self, folder, instance):
+        self.folder = folder
+        self.instance = instance
+        self.workers = Workers(folder / "workers")
+        self.outbox = Outbox(folder / "alerts")
+        self.leases = DeviceLeases(folder / "leases", [DEVICE])
+        self.look_after = LeasesAfterEnd(folder / "leases", self.outbox, grace=GRACE, silence=SILENCE)
+        self.watch = Watch(boot=boot_id(), at=1000.0, since=1000.0, devices={DEVICE.id: asdict(DEVICE)})
+        self.process = None
+
+    def hold(self, run_id, *, deaf=False):
+        command = [sys.executable, "-c", HANGING, self.folder / "leases", run_id, "deaf" if deaf else ""]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self.process.stdout.readline() == b"held\n"
+        return self.process
+
+    def run(self, status=DagsterRunStatus.SUCCESS, *, tags=HERE, deaf=False, pid=None):
+        """A run whose process holds the device, and stands so in Dagster."""
+        run = self.instance.create_run_for_job(nothing, tags=tags, status=status)
+        process = self.hold(run.run_id, deaf=deaf)
+        event = EngineEventData.in_process(process.pid if pid is None else pid)
+        self.instance.report_engine_event("Started process for run.", run, event)
+        return run.run_id
+
+    def tick(self, seconds):
+        """Whether it is open that the device is held."""
+        self.watch.at += seconds
+        self.look_after.look(
+            self.watch,
+            self.workers.living(),
+            lambda run_id, pid: run_of_process(self.instance, run_id, pid),
+        )
+        return SUBJECT in self.outbox.open_subjects()
+
+    def is_left_alone(self):
+        return self.process.poll() is None and self.leases.holders() != []
+
+    def ended_by(self):
+        return signal.Signals(-self.process.wait(timeout=20))
+
+
+@pytest.fixture
+def desk(tmp_path):
+    with dg.DagsterInstance.ephemeral() as instance:
+        desk = Desk(tmp_path, instance)
+        yield desk
+        if desk.process is not None:
+            desk.process.kill()
+            desk.process.wait()
+            desk.process.stdout.close()
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["takes SIGTERM", "takes none"])
+def test_a_process_that_hangs_after_its_run_is_ended_and_its_device_freed(desk, deaf):
+    """The run is finished and its heartbeat over, so nobody else looks: the device would be lost."""
+    run_id = desk.run(deaf=deaf)
+    assert not desk.tick(0)
+    assert not desk.tick(GRACE + 60), "it may be about to end"
+    assert desk.tick(1)
+    alert = desk.outbox.open_subjects()[SUBJECT]
+    assert (alert.kind, alert.page, alert.partition) == ("lease_held", f"runs/{run_id}", "k")
+    assert "held by run" in alert.found
+    if deaf:
+        assert desk.tick(GRACE - 1)
+        assert desk.is_left_alone(), "it has the grace"
+        desk.tick(1)
+    assert desk.ended_by() is (signal.SIGKILL if deaf else signal.SIGTERM)
+    assert not desk.leases.holders()
+    assert not desk.tick(5), "told that it is over"
+
+
+def test_the_process_of_a_living_run_is_never_ended(desk):
+    """Between two steps it has no heartbeat, and at an end it may publish for long."""
+    desk.run(DagsterRunStatus.STARTED)
+    desk.tick(0)
+    assert not desk.tick(10 * SILENCE)
+    assert desk.is_left_alone()
+
+
+def test_who_has_a_heartbeat_is_never_ended(desk):
+    """Whatever Dagster says of its run, which a person may have ended by hand while it works."""
+    run_id = desk.run(DagsterRunStatus.FAILURE)
+    with desk.workers.begin(run_id=run_id, asset="a", partition="k", expected=9):
+        desk.tick(0)
+        assert not desk.tick(10 * SILENCE)
+    assert desk.is_left_alone()
+    desk.tick(0)
+    assert not desk.tick(GRACE + 60), "its time counts from the end of its work"
+
+
+def test_a_run_that_dagster_does_not_know_is_waited_for_as_long_as_anything_may_load(desk):
+    """With its database lost, or the run deleted by hand, only a process that is silent for so long hangs."""
+    desk.hold(str(uuid.uuid4()))
+    desk.tick(0)
+    assert not desk.tick(SILENCE)
+    assert desk.is_left_alone()
+    assert desk.tick(1)
+    assert desk.ended_by() is signal.SIGTERM
+    assert not desk.tick(5)
+
+
+def test_a_trial_on_the_command_line_is_left_alone(desk):
+    """It holds a device without a run and without a heartbeat, in front of the person who started it."""
+    desk.hold("trial")
+    desk.tick(0)
+    assert not desk.tick(10 * SILENCE)
+    assert desk.is_left_alone()
+
+
+@pytest.mark.parametrize("strange", [{"tags": {}}, {"pid": 1}], ids=["not launched here", "another pid"])
+def test_a_process_that_dagster_did_not_start_here_is_told_of_and_left_to_a_person(desk, strange):
+    """A notebook that materialized something keeps its device: who owns it decides."""
+    desk.run(**strange)
+    desk.tick(0)
+    assert desk.tick(GRACE + 61)
+    assert desk.tick(10 * SILENCE)
+    assert desk.is_left_alone()
+    alert = desk.outbox.open_subjects()[SUBJECT]
+    assert alert.severity == "error"
+    assert f"kill {desk.process.pid}" in alert.next_step
+
+
+@pytest.mark.parametrize("changes", ["host", "process_start", "pid"])
+def test_a_note_that_is_not_the_holders_own_ends_nobody(desk, changes):
+    """Another machine's, or that of an earlier holder whose pid another process has now."""
+    desk.run()
+    with subprocess.Popen(["sleep", "1000"]) as bystander:
+        try:
+            path = desk.folder / "leases" / "cpu-0.json"
+            record = json.loads(path.read_bytes())
+            if changes == "host":
+                record["host"] = "another machine"
+            elif changes == "process_start":
+                record["process_start"] += 1
+            else:
+                start = ProcessIdentity.of(bystander.pid).start
+                record |= {"pid": bystander.pid, "process_start": start}
+            path.write_text(json.dumps(record))
+            desk.tick(0)
+            told = desk.tick(10 * SILENCE)
+            assert told is (changes != "host")
+            assert desk.is_left_alone()
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+
+
+def test_another_users_process_is_named_and_keeps_no_tick(desk, monkeypatch):
+    """A signal that may not be sent is said, with what to do, and the tick goes on."""
+
+    def refusing(self, number):
+        raise PermissionError(1, os.strerror(1))
+
+    monkeypatch.setattr(ProcessIdentity, "send", refusing)
+    desk.run()
+    desk.tick(0)
+    assert desk.tick(GRACE + 61)
+    assert desk.is_left_alone()
+
+
+def test_time_without_a_watch_does_not_count(desk):
+    """A daemon that was down, or a machine that slept, has not seen the process hang."""
+    desk.run()
+    desk.tick(0)
+    desk.watch.since = desk.watch.at + 10 * SILENCE
+    assert not desk.tick(10 * SILENCE)
+    assert not desk.tick(GRACE + 60)
+    assert desk.tick(1)
