@@ -31,6 +31,8 @@ class AnswersSoFar:
         stop_token_ids: Collection[int],
         pad_token_id: int,
     ) -> None:
+        import torch
+
         rows, self.prompt_tokens = prompts.shape
         self.computed = prompts
         """The sequences of the rows that the model computes [rows, tokens], on the device."""
@@ -40,6 +42,7 @@ class AnswersSoFar:
         self._limits = list(limits)
         self._stop_token_ids = frozenset(stop_token_ids)
         self._places: torch.Tensor | None = None
+        self._is_open = prompts.new_ones(rows, dtype=torch.bool, device="cpu")
         whole = prompts.new_full((rows, self.prompt_tokens + max(limits)), pad_token_id, device="cpu")
         whole[:, : self.prompt_tokens] = prompts
         self._whole = whole
@@ -63,17 +66,19 @@ class AnswersSoFar:
             whole[self._places] = scores
             scores = whole
         chosen = process(self.sequences, scores).argmax(dim=-1)
-        tokens: list[int] = chosen.tolist()
-        for row in self.open:
-            self._whole[row, self.prompt_tokens + self.said] = tokens[row]
+        on_host = chosen.to("cpu")
+        end = self._whole[:, self.prompt_tokens + self.said]
+        torch.where(self._is_open, on_host, end, out=end)
+        tokens: list[int] = on_host.tolist()
         self.said += 1
         computed = chosen if self._places is None else chosen[self._places]
         self.computed = torch.cat([self.computed, computed[:, None]], dim=-1)
-        self.open = [
-            row
-            for row in self.open
-            if tokens[row] not in self._stop_token_ids and self.said < self._limits[row]
+        ended = [
+            row for row in self.open if tokens[row] in self._stop_token_ids or self.said == self._limits[row]
         ]
+        if ended:
+            self._is_open[ended] = False
+            self.open = [row for row in self.open if row not in ended]
 
     def leave_the_open(self) -> torch.Tensor:
         """Have the model compute the open rows alone; where they stood among those that it computed."""
