@@ -1,13 +1,15 @@
 """When the picture of the dataset's progress is drawn anew: while something works, and once it came to rest.
 
-What lives here: the decision, from what was last drawn. What does not: how it is seen that something moved,
-and the drawing. A schedule would not do: Dagster starts its run at each tick, whatever its run key.
+What lives here: the decision, from what was last drawn. A pause is honoured and shown: once everything stands
+still the picture is drawn once more, and again when the pause is lifted. What does not: how it is seen that
+something moved, and the drawing. A schedule would not do: Dagster starts its run at each tick, whatever its
+run key.
 """
 
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import dagster as dg
@@ -22,11 +24,15 @@ DRAW_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Drawn:
-    """moved: what the last picture showed; seen: what the last tick saw; at: when it was drawn (unix)."""
+    """moved: what the last picture showed; seen: what the last tick saw; at: when it was drawn (unix).
+
+    pause: the sentence of the pause that it showed; empty where it showed none.
+    """
 
     moved: str = ""
     seen: str = ""
     at: float = 0.0
+    pause: str = ""
 
     @classmethod
     def from_cursor(cls, cursor: str | None) -> "Drawn":
@@ -36,8 +42,10 @@ class Drawn:
         except (ValueError, TypeError):
             return cls()
 
-    def is_due(self, moved: str, *, works: bool, now: float) -> bool:
+    def is_due(self, moved: str, *, works: bool, now: float, pause: str = "") -> bool:
         """Whether to draw. works: whether anything works now, so that the picture is old in any case."""
+        if pause != self.pause and not (pause and works):
+            return True
         if moved == self.moved and not works:
             return False
         # At rest since the last tick: what came last is shown without waiting for ten minutes to pass.
@@ -66,7 +74,7 @@ def build_progress_picture_sensor(
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=(
             "Draws the picture of all partitions anew: every ten minutes while something works, and once it"
-            " has come to rest. A tick opens no partition."
+            " has come to rest, in a pause too. A tick opens no partition."
         ),
     )
     def progress_picture(context: dg.SensorEvaluationContext) -> dg.SensorResult:
@@ -76,18 +84,16 @@ def build_progress_picture_sensor(
         return result
 
     def look(kept: str | None, now: float) -> dg.SensorResult:
-        pause = paused()
-        if pause is not None:
-            return dg.SensorResult(skip_reason=f"Nothing moves: {pause}.")
-        drawn, there = Drawn.from_cursor(kept), moved()
+        drawn, there, pause = Drawn.from_cursor(kept), moved(), paused() or ""
         if not there:
             return dg.SensorResult(skip_reason="Nothing was ever started.")
-        if drawn.is_due(there, works=works(), now=now):
+        if drawn.is_due(there, works=works(), now=now, pause=pause):
             # A tick that is killed before its cursor is kept asks again with the same key: one run.
             request = dg.RunRequest(run_key=f"{there} after {drawn.at:.0f}")
-            cursor = json.dumps(asdict(Drawn(there, there, now)))
+            cursor = json.dumps(asdict(Drawn(there, there, now, pause)))
             return dg.SensorResult(run_requests=[request], cursor=cursor)
-        cursor = json.dumps(asdict(Drawn(drawn.moved, there, drawn.at)))
-        return dg.SensorResult(skip_reason="Nothing has moved, or the picture is young.", cursor=cursor)
+        cursor = json.dumps(asdict(replace(drawn, seen=there)))
+        why = f"Nothing is started: {pause}." if pause else "Nothing has moved, or the picture is young."
+        return dg.SensorResult(skip_reason=why, cursor=cursor)
 
     return progress_picture

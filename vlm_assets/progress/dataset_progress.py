@@ -52,7 +52,12 @@ def picture_of(status: Status) -> bytes:
         },
         throughput(stretch for rows in status.published.values() for stretch in rows.stretches),
         [DeviceBar(one.id, one.properties_per_second, one.now, _note(one)) for one in status.devices],
+        paused=_first_upper(status.paused) if status.paused else None,
     )
+
+
+def _first_upper(sentence: str) -> str:
+    return f"{sentence[0].upper()}{sentence[1:]}"
 
 
 def _note(device: DeviceStatus) -> str | None:
@@ -75,6 +80,8 @@ def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
         "failed rows": dg.MetadataValue.int(sum(status.failed_by_kind.values())),
     }
     metadata["tried again and done in a day"] = dg.MetadataValue.int(len(status.done_again))
+    if status.paused:
+        metadata["paused"] = dg.MetadataValue.text(_first_upper(status.paused))
     if status.seconds_left is not None:
         metadata["hours left"] = dg.MetadataValue.float(round(status.seconds_left / 3600, 2))
     if status.failed_by_kind:

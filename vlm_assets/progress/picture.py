@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
+from textwrap import wrap
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -24,6 +25,8 @@ _CHART_HEIGHT = 110
 _LARGEST_CELL = 26
 _MARKED_CELL = 12
 """Smaller cells show neither how far they are nor a mark."""
+
+_BANNER_LETTERS, _BANNER_LINES, _BANNER_PITCH = 95, 4, 20
 
 _CARD = (252, 251, 248)
 _INK = (38, 42, 48)
@@ -80,9 +83,16 @@ def progress_picture(
     grids: Mapping[str, Sequence[Cell]],
     done: Throughput,
     devices: Sequence[DeviceBar],
+    *,
+    paused: str | None = None,
 ) -> bytes:
-    """A PNG of a few kilobytes. grids: by title, partitions in the order of the catalogue."""
-    canvas = _Canvas(_height(grids, devices))
+    """A PNG of a few kilobytes. grids: by title, partitions in the order of the catalogue.
+
+    paused: the sentence that says since when and why everything stands still.
+    """
+    banner = wrap(paused, _BANNER_LETTERS, max_lines=_BANNER_LINES) if paused else []
+    canvas = _Canvas(_height(grids, devices) + _banner_height(banner))
+    canvas.banner(banner)
     canvas.legend()
     for title, cells in grids.items():
         canvas.grid(title, cells)
@@ -102,6 +112,10 @@ def _cell_size(count: int) -> tuple[int, int]:
         if -(-count // columns) * pitch <= _GRID_HEIGHT:
             return pitch, columns
     return 2, _INSIDE // 2
+
+
+def _banner_height(lines: Sequence[str]) -> int:
+    return len(lines) * _BANNER_PITCH + 28 if lines else 0
 
 
 def _height(grids: Mapping[str, Sequence[Cell]], devices: Sequence[DeviceBar]) -> int:
@@ -128,6 +142,17 @@ class _Canvas:
         reduced = self._image.quantize(palette=_palette(), dither=Image.Dither.NONE)
         reduced.save(stream, "PNG", optimize=True)
         return stream.getvalue()
+
+    def banner(self, lines: Sequence[str]) -> None:
+        """What a person must read first; nothing where there are no lines."""
+        if not lines:
+            return
+        tall = _banner_height(lines)
+        box = (_MARGIN, self._y, WIDTH - _MARGIN, self._y + tall - 14)
+        self._draw.rectangle(box, fill=Look.INTERRUPTED.colour)
+        for number, line in enumerate(lines):
+            self._say(_MARGIN + 10, self._y + 8 + number * _BANNER_PITCH, line, self._title)
+        self._y += tall
 
     def legend(self) -> None:
         x = float(_MARGIN)

@@ -14,6 +14,8 @@ def test_while_something_works_a_picture_is_drawn_every_ten_minutes() -> None:
     assert drawn.is_due("b", works=True, now=1600.0)
     assert drawn.is_due("a", works=True, now=1600.0)
     assert not drawn.is_due("a", works=False, now=9999.0)
+    assert drawn.is_due("a", works=False, now=1001.0, pause="since noon")
+    assert not drawn.is_due("b", works=True, now=1001.0, pause="since noon")
     assert Drawn.from_cursor("not json") == Drawn.from_cursor(None) == Drawn()
 
 
@@ -32,10 +34,8 @@ def test_a_tick_is_noted_at_its_end_and_in_a_pause_too(tmp_path, sentence) -> No
             picture, moved=moved, works=lambda: False, paused=lambda: sentence, ticks=tmp_path / "ticks"
         )
 
-    if sentence is None:
-        with pytest.raises(ValueError, match="catalogue"):
-            sensor(moved)(dg.build_sensor_context())
-        assert last_ticks(tmp_path / "ticks") == {}
-        moved = str
-    sensor(moved)(dg.build_sensor_context())
+    with pytest.raises(ValueError, match="catalogue"):
+        sensor(moved)(dg.build_sensor_context())
+    assert last_ticks(tmp_path / "ticks") == {}
+    sensor(str)(dg.build_sensor_context())
     assert list(last_ticks(tmp_path / "ticks")) == [NAME]

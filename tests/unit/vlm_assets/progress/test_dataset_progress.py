@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import time
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
@@ -21,6 +23,7 @@ from vlm_assets.progress.dataset_progress import (
     LOOKS,
     build_dataset_progress,
     build_progress_sensor,
+    picture_of,
     progress_metadata,
 )
 from vlm_assets.progress.partition_states import State
@@ -108,13 +111,55 @@ def test_a_picture_is_drawn_where_something_moved_and_came_to_rest(dataset) -> N
     assert ticks.tick() == RESTS
 
 
-def test_sensor_honours_the_pause_and_a_home_where_nothing_started(dataset, tmp_path: Path) -> None:
-    """While paused nothing is started, and the tick says so; before anything ran there is nothing to show."""
+def test_a_pause_is_drawn_once_when_all_is_at_rest_and_its_end_too(dataset) -> None:
+    """While it drains the picture would show partitions as running for all of the pause."""
     ticks = Ticks(dataset.settings)
-    pause(dataset.settings.state_directory, "the night", now=time.time())
-    assert "the night" in ticks.tick()
-    resume(dataset.settings.state_directory)
-    assert ticks.tick().endswith("after 0")
+    first = ticks.tick()
+    state = dataset.settings.state_directory
+    with Workers(state / "workers").begin(
+        run_id="r", asset="property_descriptions", partition=dataset.keys[0], expected=3
+    ):
+        pause(state, "the night", now=time.time())
+        assert "the night" in ticks.tick(), "it still commits"
+    at_rest = ticks.tick()
+    assert at_rest not in (first, RESTS)
+    assert "after" in at_rest, "drawn without waiting for ten minutes to pass"
+    assert all("Nothing is started: paused since" in ticks.tick() for _ in range(3)), "drawn once"
+    resume(state)
+    assert "after" in ticks.tick(), "it does not say that it is paused for longer than it is"
+    assert ticks.tick() == RESTS
+
+
+def test_page_says_since_when_and_why_it_is_paused(uneven: Settings) -> None:
+    """Asleep on purpose looks like nothing else, and what was interrupted for it is not shown as running."""
+    key = "000000002-000000003"
+    path = uneven.state_directory / "high_water_marks" / "property_descriptions" / key / "g.json"
+    make_directory(path.parent)
+    write_mark(path, HighWaterMark(key, "g", 1, 1, 1, None))
+    catalog = Catalog.open(uneven.home)
+    with Workers(uneven.state_directory / "workers").begin(
+        run_id="r", asset="property_descriptions", partition=key, expected=2
+    ):
+        metadata = progress_metadata(read_status(uneven, catalog))
+        assert "paused" not in metadata
+        assert metadata["partitions running"].value == 1
+    since = datetime(2026, 1, 1, 10, 0, tzinfo=UTC).timestamp()
+    pause(uneven.state_directory, "the night", now=since)
+    status = read_status(uneven, catalog)
+    metadata = progress_metadata(status)
+    said = str(metadata["paused"].value)
+    assert said.startswith(f"Paused since {datetime.fromtimestamp(since).astimezone():%Y-%m-%d %H:%M}")
+    assert "because the night" in said
+    assert (metadata["partitions running"].value, metadata["partitions interrupted"].value) == (0, 1)
+    assert _height(picture_of(status)) > _height(picture_of(replace(status, paused=None)))
+
+
+def _height(png: bytes) -> int:
+    return Image.open(io.BytesIO(png)).height
+
+
+def test_a_home_where_nothing_started_has_no_picture(tmp_path: Path) -> None:
+    """Before anything ran there is nothing to show."""
     assert Ticks(load_settings(home=tmp_path / "nothing")).tick() == "Nothing was ever started."
 
 

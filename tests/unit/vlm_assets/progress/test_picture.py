@@ -41,3 +41,17 @@ def test_nothing_done_and_nothing_known_is_a_picture_too() -> None:
     """A fresh home: all grey, no chart, no device."""
     png = progress_picture({"property_descriptions": [Cell(Look.NOT_STARTED, 0.0)] * 3}, throughput([]), [])
     assert colours_of(png)[Look.NOT_STARTED.colour] > 3 * 20 * 20
+
+
+def test_a_pause_stands_above_all_else() -> None:
+    """Whoever opens the page sees that somebody wanted nothing to run, however long the reason."""
+    grids = {"property_descriptions": [Cell(Look.DONE, 1.0)] * 12}
+    plain = progress_picture(grids, WORK, DEVICES)
+    tall = {}
+    for reason in ("because of a new kernel", "because " + "of a new kernel " * 60):
+        png = progress_picture(grids, WORK, DEVICES, paused=f"Paused since 2026-01-01 10:00 {reason}")
+        tall[reason] = Image.open(io.BytesIO(png)).height
+        banner = colours_of(png)[Look.INTERRUPTED.colour] - colours_of(plain)[Look.INTERRUPTED.colour]
+        assert banner > WIDTH * 20
+        assert len(png) < 16_000
+    assert Image.open(io.BytesIO(plain)).height < min(tall.values()) < max(tall.values()) < 800
