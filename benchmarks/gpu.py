@@ -58,7 +58,7 @@ CASES: Final = (
 )
 TINY_CASES: Final = (
     Case("tiny-idefics3", 56, 3, 8, 2, plain=True, profile=True),
-    Case("tiny-idefics3", 112, 3, 8, 2),
+    Case("tiny-idefics3", 112, 3, 8, 2, decodings=("static",)),
     Case("tiny-gemma3", 56, 3, 8, 2, plain=True, profile=True),
 )
 
@@ -166,6 +166,7 @@ def _stages(work: Work, stages: Stages) -> dict[str, Any]:
     steps = max(1, stages.steps)
     return {
         "batch_seconds": work.seconds / work.batches,
+        "generate_seconds_per_property": stages.generate / work.properties,
         "stage_seconds": {name: spent / work.batches for name, spent in seconds.items()},
         "tiles": stages.tiles / work.batches,
         "decode_steps": stages.steps / work.batches,

@@ -43,3 +43,4 @@ def test_the_same_work_is_compared(results):
             engine = case[decoding]
             assert engine["prompts_padded_rows_steps"][0] == plain["prompts_padded_rows_steps"][0]
             assert engine["tiles"] == plain["tiles"]
+            assert engine["generate_seconds_per_property"] > 0 < plain["generate_seconds_per_property"]
