@@ -183,7 +183,7 @@ class DescriptionWork:
         guard = AnswerGuard(self.settings.invalid_share_stop)
         with self.decode_workers() as workers:
             started = clock()
-            engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
+            engine = self.model.load(device, schema=self.schema, prompt=self.prompt, batches=len(batches))
             load_seconds = clock() - started
             with self.feeding(engine, workers) as feeding:
                 refuse_another_model(engine, self.fingerprint)

@@ -84,16 +84,17 @@ def run_trial(
     """Describe a sample on a leased device. Raises CatalogError, DeviceError, ModelLoadError, SchemaError."""
     work = DescriptionWork.of(settings, catalog, catalog.ranges[0], model)
     work = replace(work, properties=sample(catalog, limit))
+    batches = work.plan(frozenset())
     devices = len(gpu.find())  # Before the lease: pinning hides the others from this process.
     lease = gpu.lease(run_id="trial", partition="sample", step="try", log=_log, resident=model.resident())
     described: list[Described] = []
     tables: list[pa.Table] = []
     with work.decode_workers() as workers:
         started = time.monotonic()
-        engine = work.model.load(lease.device, schema=work.schema, prompt=work.prompt)
+        engine = work.model.load(lease.device, schema=work.schema, prompt=work.prompt, batches=len(batches))
         loaded = time.monotonic()
         with work.feeding(engine, workers) as feeding:
-            for batch in feeding.described(work.load(workers, work.plan(frozenset()))):
+            for batch in feeding.described(work.load(workers, batches)):
                 described += batch.described
                 tables.append(work.rows(batch.described, engine, lease.device))
             ended = time.monotonic()

@@ -24,12 +24,15 @@ from functools import partial
 from typing import Final, Literal
 
 from resources.vlm.images import ImageError
+from resources.vlm.nameless_memory import IS_THERE
+from resources.vlm.pixel_memory import PixelMemory
 from resources.vlm.worker_process import DecodeTask, Pixels, Seconds, WorkerProcess
 
 ATTEMPTS: Final = 3
 """Workers that an image may take down before it is given up."""
 
-_QUEUED_PER_WORKER = 2  # One being decoded and the next at hand: no worker waits for this thread.
+_QUEUED_PER_WORKER = 4  # One being decoded and others at hand: no worker waits for this thread.
+_TOGETHER_SECONDS = 0.005  # Each look at the workers takes a turn of the interpreter's lock from the model.
 _FAILED_STARTS = 5
 _START_SECONDS = 120.0  # Tens of milliseconds as a rule; a machine that swaps, or sources on NFS, take long.
 _ENDING_SECONDS = 2.0
@@ -53,7 +56,8 @@ class DecodePool:
         self.error: Exception | None = None
         self._pending: deque[DecodeTask] = deque()
         self._workers: list[WorkerProcess] = []
-        self._ended: list[subprocess.Popen[bytes]] = []
+        self._ended: list[WorkerProcess] = []
+        self._memory = _memory_for(max_pixels)
         self._failed_starts = 0
         self._stopping = False
         self._ended_all = False
@@ -116,10 +120,11 @@ class DecodePool:
     def _wait(self) -> list[Callable[[], None]]:
         deadlines = [self._deadline(worker) for worker in self._workers if worker.busy]
         timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-        events = self._selector.select(timeout)
-        if not events:
-            # After a SIGCONT the time is up though answers lie in the pipes: look once more before judging.
-            events = self._selector.select(0)
+        if self._selector.select(timeout):
+            # What else comes in these milliseconds is looked at with it.
+            time.sleep(_TOGETHER_SECONDS)
+        # After a SIGCONT the time is up though answers lie in the pipes: look once more before judging.
+        events = self._selector.select(0)
         return [key.data for key, _ in events]
 
     def _deadline(self, worker: WorkerProcess) -> float:
@@ -127,7 +132,7 @@ class DecodePool:
 
     def _start_missing(self) -> None:
         while len(self._workers) < self._wanted:
-            worker = WorkerProcess(self._max_pixels)
+            worker = WorkerProcess(self._max_pixels, self._memory)
             self._selector.register(worker.answers, selectors.EVENT_READ, partial(self._hear, worker))
             self._selector.register(worker.complaints, selectors.EVENT_READ, partial(self._overhear, worker))
             with self.changed:
@@ -201,7 +206,7 @@ class DecodePool:
         else:
             story = worker.cause_of_death()
         worker.close()
-        self._ended = [process for process in [*self._ended, worker.process] if process.poll() is None]
+        self._ended = [one for one in [*self._ended, worker] if not one.has_ended()]
         if not worker.ready:
             self._failed_to_start(story)
         elif not worker.queue:
@@ -246,14 +251,24 @@ class DecodePool:
         for worker in workers:
             worker.process.kill()
             worker.close()
-            self._ended.append(worker.process)
         deadline = time.monotonic() + _ENDING_SECONDS
-        for process in self._ended:
+        for worker in [*self._ended, *workers]:
             # One that storage holds in the kernel ends when the storage answers; its death is certain.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
         with self.changed:
             self._ended_all = True
             self._selector.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
+
+
+def _memory_for(max_pixels: int) -> PixelMemory | None:
+    """None where there is no such memory, or limits of this process are in its way: pipes do as well."""
+    if not IS_THERE:
+        return None
+    try:
+        return PixelMemory(max_pixels)
+    except OSError as error:
+        _log.info("Pixels come through pipes, because there is no memory to share: %s", error)
+        return None

@@ -1,13 +1,15 @@
-"""The program of one decode worker: ``python -m resources.vlm.decode_worker PARENT_PID MAX_PIXELS``.
+"""The program of one decode worker: ``python -m resources.vlm.decode_worker PARENT_PID MAX_PIXELS MEMORY``.
 
-What lives here: the loop that takes the path of an image from standard input and answers with its pixels on
-standard output, and the bytes of that exchange. What does not: starting, replacing and ending workers
-(``decode_pool``). A program of its own, and not a fork or ``multiprocessing``: it inherits no lock, runs no
-``__main__`` of its parent's a second time, and imports nothing but Pillow.
+What lives here: the loop that takes the path of an image from standard input, writes its pixels where it was
+told to and answers on standard output, and the bytes of that exchange. What does not: starting, replacing and
+ending workers (``decode_pool``), and which place is whose (``pixel_memory``). A program of its own, and not a
+fork or ``multiprocessing``: it inherits no lock, runs no ``__main__`` of its parent's a second time, and
+imports nothing but Pillow.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -20,9 +22,13 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from resources.vlm.images import ImageError, load_image
+from resources.vlm.nameless_memory import write
 
-TASK_LENGTH: Final = struct.Struct("<H")
-"""Before each path on standard input: its length in bytes."""
+TASK: Final = struct.Struct("<HQ")
+"""Before each path on standard input: its length in bytes, and the offset in the memory for its pixels."""
+
+NOWHERE: Final = (1 << 64) - 1
+"""In place of an offset: the pixels come through the pipe. Instead of the memory's descriptor: -1."""
 
 LONGEST_TASK: Final = 4096
 """PIPE_BUF on Linux: a shorter write goes into the pipe whole or not at all."""
@@ -35,12 +41,14 @@ IMAGE: Final = 1
 """Followed by width * height * 3 bytes of RGB."""
 FAILURE: Final = 2
 """Followed by a JSON object of ``kind`` and ``error``."""
+STORED: Final = 3
+"""Its width * height * 3 bytes of RGB are in the memory."""
 
 _PR_SET_PDEATHSIG = 1
 
 
-def encoded_task(path: str) -> bytes:
-    """The bytes that ask a worker for one image.
+def encoded_task(path: str, offset: int | None) -> bytes:
+    """The bytes that ask a worker for one image, at this offset of the memory or through the pipe.
 
     Raises:
         ImageError: of kind ``missing``, where no file can have such a name.
@@ -49,9 +57,9 @@ def encoded_task(path: str) -> bytes:
         name = os.fsencode(path)
     except UnicodeEncodeError as error:
         raise ImageError("missing", f"{path!r} cannot be the name of a file: {error}.") from error
-    if len(name) > LONGEST_TASK - TASK_LENGTH.size:
+    if len(name) > LONGEST_TASK - TASK.size:
         raise ImageError("missing", f"{path[:80]}… is {len(name)} bytes long: no file can have such a name.")
-    return TASK_LENGTH.pack(len(name)) + name
+    return TASK.pack(len(name), NOWHERE if offset is None else offset) + name
 
 
 class StopWatch:
@@ -74,7 +82,7 @@ class StopWatch:
 
 def main() -> None:
     """Answer until standard input ends or the parent dies."""
-    parent, max_pixels = int(sys.argv[1]), int(sys.argv[2])
+    parent, max_pixels, memory = map(int, sys.argv[1:4])
     die_with(parent)
     # A Ctrl-C is for the parent, which commits what is finished and then ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -84,13 +92,14 @@ def main() -> None:
     os.dup2(2, 1)
     _write(answers, FRAME.pack(READY, 0, 0, 0.0, 0.0, 0))
     tasks = sys.stdin.buffer
-    while length := tasks.read(TASK_LENGTH.size):
-        path = _read_path(tasks, TASK_LENGTH.unpack(length)[0])
-        for part in _answer(path, max_pixels):
+    while task := tasks.read(TASK.size):
+        length, offset = TASK.unpack(task)
+        path = _read_path(tasks, length)
+        for part in _answer(path, max_pixels, memory, offset):
             _write(answers, part)
 
 
-def _answer(path: Path, max_pixels: int) -> tuple[bytes, bytes]:
+def _answer(path: Path, max_pixels: int, memory: int, offset: int) -> tuple[bytes, bytes]:
     watch = StopWatch()
     try:
         image = load_image(path, max_pixels=max_pixels, when_read=watch.read)
@@ -98,7 +107,13 @@ def _answer(path: Path, max_pixels: int) -> tuple[bytes, bytes]:
     except ImageError as error:
         text = json.dumps({"kind": error.kind, "error": str(error)}).encode()
         return FRAME.pack(FAILURE, 0, 0, *watch.seconds(), len(text)), text
-    return FRAME.pack(IMAGE, image.width, image.height, *watch.seconds(), len(pixels)), pixels
+    kind = IMAGE
+    if offset != NOWHERE:
+        # Written and not mapped: nothing that goes wrong while decoding reaches the images of others.
+        with contextlib.suppress(OSError):
+            write(memory, pixels, offset)
+            kind, pixels = STORED, b""
+    return FRAME.pack(kind, image.width, image.height, *watch.seconds(), len(pixels)), pixels
 
 
 def _read_path(tasks: BinaryIO, length: int) -> Path:

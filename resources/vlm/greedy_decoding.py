@@ -72,7 +72,7 @@ class GreedyDecoding:
         The logits processor always sees the whole batch; what has left, it sees with scores of zero.
         """
         began = self._clock()
-        process = arguments.pop("logits_processor")
+        process = _one_after_another(arguments.pop("logits_processor"))
         # How long an answer may be is in the limits, what ends it in the stop tokens.
         del arguments["stopping_criteria"], arguments["generation_config"]
         answers = AnswersSoFar(
@@ -117,6 +117,17 @@ class GrowingSteps:
         self._state = self._model._update_model_kwargs_for_generation(outputs, self._state)
         logits: torch.Tensor = outputs.logits[:, -1]
         return logits
+
+
+def _one_after_another(processors: Sequence[Callable[..., torch.Tensor]]) -> Callable[..., torch.Tensor]:
+    """What transformers' list of them does, which in each step looks at their signatures first."""
+
+    def process(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for one in processors:
+            scores = one(input_ids, scores)
+        return scores
+
+    return process
 
 
 def can_select(state: Mapping[str, Any], rows: int) -> bool:

@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from resources.vlm.preparation_process import PreparationLostError, PreparationProcess
+from resources.vlm.preparation_process import PreparationLostError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 
     from resources.vlm.engine import Attempt
     from resources.vlm.images import LoadedProperty
-    from resources.vlm.model_loading import ModelSource
+    from resources.vlm.preparation_process import PreparationProcess
     from resources.vlm.prompt import Prompt
-
-PREPARED_HERE: Final = 4
-"""Batches before a process is started for them: it costs 4 s of a core, for which a short run has no use."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,10 +70,10 @@ class InputPreparation:
     thread has a copy of the processor: a tokenizer that two use at once refuses one of them.
 
     A model on the CPU is mostly Python where it is small: beside it a thread gets no time, and takes the
-    model's. For one of ``elsewhere`` a process prepares, once a run has shown that it lasts.
+    model's.
 
-    dtype: of floating-point tensors. pinned: in memory from which a GPU copies by itself. elsewhere: from
-    where a process loads the processor, None for none; needs ``at_once`` of 1.
+    dtype: of floating-point tensors. pinned: in memory from which a GPU copies by itself. process: what
+    prepares ahead from when it is ready until it is lost, closed by ``close``; needs ``at_once`` of 1.
     """
 
     def __init__(
@@ -87,12 +84,9 @@ class InputPreparation:
         at_once: int,
         dtype: torch.dtype,
         pinned: bool,
-        elsewhere: ModelSource | None = None,
-        prepared_here: int = PREPARED_HERE,
+        process: PreparationProcess | None = None,
     ) -> None:
-        self._elsewhere = elsewhere
-        self._left_here = prepared_here
-        self._process: PreparationProcess | None = None
+        self._process = process
         self._closed = False
         self._prompt = prompt
         self._dtype = dtype
@@ -107,7 +101,7 @@ class InputPreparation:
 
     def prepare(self, chunks: Sequence[Sequence[LoadedProperty]], attempt: Attempt) -> None:
         """Prepare the parts of a batch; each is kept until it is taken, or newer batches have come."""
-        process = self._process_of_a_long_run()
+        process = self._process_that_is_ready()
         parts = [_Prepared(chunk, attempt, self._inputs(chunk, attempt, process)) for chunk in chunks]
         with self._guard:
             self._ahead.append(parts)
@@ -132,17 +126,8 @@ class InputPreparation:
         if process is not None:
             process.close()
 
-    def _process_of_a_long_run(self) -> PreparationProcess | None:
-        """The process, once it can be asked; started when enough batches were prepared here."""
-        if self._elsewhere is None:
-            return None
-        with self._guard:
-            if self._closed:
-                return None
-            self._left_here -= 1
-            if self._process is None and self._left_here < 0:
-                self._process = PreparationProcess(self._elsewhere, self._prompt.text)
-            process = self._process
+    def _process_that_is_ready(self) -> PreparationProcess | None:
+        process = self._process
         try:
             return process if process is not None and process.ready() else None
         except PreparationLostError as error:
@@ -152,7 +137,7 @@ class InputPreparation:
     def _give_up(self, process: PreparationProcess | None, error: PreparationLostError) -> None:
         """Prepare here from now on: what ends one process may end the next."""
         with self._guard:
-            closed, self._process, self._elsewhere = self._closed, None, None
+            closed, self._process = self._closed, None
         if process is not None:
             process.close()
         if not closed:

@@ -2,19 +2,25 @@
 
 What lives here: starting it, asking it, and that nobody waits for one that hangs. What does not: the program
 (``preparation_worker.py``), and what is prepared when (``model_inputs.py``).
+
+Pixels that lie in memory which processes share, and tensors always, are not sent: only where they are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Pipe
+from multiprocessing.reduction import recv_handle, send_handle
 from typing import TYPE_CHECKING, Any, Final
 
+from resources.vlm.nameless_memory import Layout, stored
+from resources.vlm.pixel_memory import Place, SharedImage
 from resources.vlm.preparation_worker import READY
 from resources.vlm.worker_process import python_path
 
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from resources.vlm.model_loading import ModelSource
+    from resources.vlm.pixel_memory import PixelMemory
 
 _BATCH_SECONDS: Final = 120.0
 _ENDING_SECONDS: Final = 2.0
@@ -33,10 +40,9 @@ class PreparationLostError(RuntimeError):
 
 
 class PreparationProcess:
-    """One process with a processor of its own. Asked from one thread, the one that started it.
+    """One process with a processor of its own. Asked from one thread at a time.
 
-    It ends with that thread, because Linux sends the parent-death signal when the thread that started a
-    process ends.
+    It ends with the thread that started it, because Linux sends the parent-death signal when that ends.
     """
 
     def __init__(self, source: ModelSource, prompt: str) -> None:
@@ -60,6 +66,7 @@ class PreparationProcess:
                 env=os.environ
                 | {"PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
             )
+        _limit(self._connection.fileno(), _BATCH_SECONDS)
         self._ready = False
         with contextlib.suppress(OSError):
             self._connection.send((source, prompt))
@@ -71,8 +78,11 @@ class PreparationProcess:
 
     def ready(self, wait_seconds: float = 0.0) -> bool:
         """Whether it can be asked: it takes seconds to import what it needs. Raises PreparationLostError."""
-        if not self._ready and self._connection.poll(wait_seconds):
-            self._ready = self._receive() == READY
+        try:
+            if not self._ready and self._connection.poll(wait_seconds):
+                self._ready = self._connection.recv() == READY
+        except (EOFError, OSError) as error:
+            raise PreparationLostError("The preparation process is gone.") from error
         return self._ready
 
     def arrays(self, images: Sequence[Sequence[npt.NDArray[np.uint8]]]) -> dict[str, npt.NDArray[Any]]:
@@ -80,21 +90,24 @@ class PreparationProcess:
 
         Raises PreparationLostError.
         """
-        # Ends a send and a receive alike, where the process has stopped.
-        limit = threading.Timer(_BATCH_SECONDS, self._process.kill)
-        limit.daemon = True
-        limit.start()
+        memories: list[PixelMemory] = []
+        shown = [[_sent(image, memories) for image in of_one] for of_one in images]
         try:
-            self._connection.send(images)
-            answer = self._receive()
-        except OSError as error:
-            raise PreparationLostError(f"The preparation process is gone: {error}") from error
-        finally:
-            limit.cancel()
-        if isinstance(answer, str):
-            raise PreparationLostError(f"The preparation process could not prepare a batch: {answer}")
-        prepared: dict[str, npt.NDArray[Any]] = answer
-        return prepared
+            self._connection.send((shown, len(memories)))
+            for memory in memories:
+                send_handle(self._connection, memory.descriptor, self.pid)
+            answer: Layout | str = self._connection.recv()
+            if isinstance(answer, Layout):
+                descriptor = recv_handle(self._connection)
+                try:
+                    return stored(descriptor, answer)
+                finally:
+                    os.close(descriptor)
+        except (EOFError, OSError, RuntimeError) as error:
+            # It is not asked again: an answer that comes too late would be another batch's.
+            self._process.kill()
+            raise PreparationLostError(f"The preparation process is gone, or hangs: {error}") from error
+        raise PreparationLostError(f"The preparation process could not prepare a batch: {answer}")
 
     def close(self) -> None:
         """End it, at work or not, from any thread; who waits for an answer is told that it is lost."""
@@ -103,8 +116,22 @@ class PreparationProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDING_SECONDS)
 
-    def _receive(self) -> Any:
-        try:
-            return self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise PreparationLostError("The preparation process is gone.") from error
+
+def _sent(
+    image: npt.NDArray[np.uint8], memories: list[PixelMemory]
+) -> tuple[int, Place] | npt.NDArray[np.uint8]:
+    """An image as it is sent: the number of its memory and its place there, or its pixels."""
+    if not isinstance(image, SharedImage) or image.memory is None:
+        return image
+    if image.memory not in memories:
+        memories.append(image.memory)
+    return memories.index(image.memory), image.place
+
+
+def _limit(descriptor: int, seconds: float) -> None:
+    """Have what is sent or received there fail with an OSError when nothing moves for so long."""
+    whole = int(seconds)
+    limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+    with socket.socket(fileno=os.dup(descriptor)) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

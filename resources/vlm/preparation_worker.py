@@ -1,23 +1,23 @@
 """The program that runs a model's processor beside it: ``python -m resources.vlm.preparation_worker``.
 
-What lives here: the loop that takes the pixels of a batch and answers with its tensors. What does not:
-starting and ending it, and what is done where it is lost (``preparation_process.py``). A program of its own,
-as the decode workers are: it inherits no lock and runs no ``__main__`` of its parent's a second time.
+What lives here: the loop that is told where the pixels of a batch are and answers where its tensors are.
+What does not: starting and ending it, and what is done where it is lost (``preparation_process.py``). A
+program of its own, as the decode workers are: it inherits no lock and runs no ``__main__`` of its parent's a
+second time.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import signal
 import sys
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
 
 from resources.vlm.decode_worker import die_with
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from resources.vlm.nameless_memory import store
 
 READY = "ready"
 
@@ -33,7 +33,6 @@ def main() -> None:
 
     import torch
 
-    from resources.vlm.model_inputs import processed
     from resources.vlm.model_loading import load_processor
 
     torch.set_num_threads(1)
@@ -41,15 +40,33 @@ def main() -> None:
     connection.send(READY)
     while True:
         try:
-            images: Sequence[Sequence[npt.NDArray[np.uint8]]] = connection.recv()
+            shown, memories = connection.recv()
         except EOFError:
             return
+        handles = [recv_handle(connection) for _ in range(memories)]
         try:
-            tensors = processed(processor, prompt, images)
-            answer: Any = {name: tensor.numpy() for name, tensor in tensors.items()}
+            tensors, layout = _prepared(processor, prompt, shown, handles)
         except Exception as error:  # the parent's processor says it again, where it can be answered for
-            answer = f"{type(error).__name__}: {error}"
-        connection.send(answer)
+            connection.send(f"{type(error).__name__}: {error}")
+        else:
+            connection.send(layout)
+            send_handle(connection, tensors, parent)
+            os.close(tensors)
+
+
+def _prepared(processor: Any, prompt: str, shown: Any, handles: list[int]) -> Any:
+    """The descriptor and the layout of a batch's tensors."""
+    from resources.vlm.model_inputs import processed
+
+    maps = []
+    for handle in handles:
+        maps.append(mmap.mmap(handle, os.fstat(handle).st_size, prot=mmap.PROT_READ))
+        os.close(handle)
+    images = [
+        [one[1].image(maps[one[0]]) if isinstance(one, tuple) else one for one in of_one] for of_one in shown
+    ]
+    tensors = processed(processor, prompt, images)
+    return store({name: tensor.numpy() for name, tensor in tensors.items()})
 
 
 if __name__ == "__main__":

@@ -110,15 +110,20 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
         server = self.chosen_server
         return device.id if server is None else server.device_name(device)
 
-    def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt) -> Engine:
-        """An engine on the leased device. Raises ModelLoadError."""
+    def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt, batches: int = 0) -> Engine:
+        """An engine on the leased device, for so many batches where that is known. Raises ModelLoadError."""
         server = self.chosen_server
         if server is not None:
             return server.engine(self.source, device, schema=schema, prompt=prompt)
         from resources.vlm.transformers_engine import TransformersEngine
 
         return TransformersEngine(
-            self.source, schema=schema, prompt=prompt, device=device.kind, decoding=self.decoding
+            self.source,
+            schema=schema,
+            prompt=prompt,
+            device=device.kind,
+            decoding=self.decoding,
+            batches=batches,
         )
 
 

@@ -7,6 +7,7 @@ tokens (greedy_decoding.py, guided.py), retries (ladder.py).
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -27,6 +28,8 @@ from resources.vlm.greedy_decoding import GreedyDecoding
 from resources.vlm.guided import Grammar, SampledBatch
 from resources.vlm.model_inputs import InputPreparation, ModelInputs
 from resources.vlm.model_loading import ModelSource, exact_revision, load_model, load_processor
+from resources.vlm.nameless_memory import IS_THERE
+from resources.vlm.preparation_process import PreparationProcess
 from resources.vlm.static_decoding import Decoding, static_decoding
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllo
 
 _TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
 """Modules that complain when the interpreter ends (nanobind's)."""
+
+_LONG_RUN = 24
+"""Batches for which a process prepares, beside a model on the CPU: its start takes 4 s of a core."""
 
 _MOST_PREPARE = 4
 """Threads that run the processor beside a GPU. 80 images of a megapixel are 7 to 20 s of work for one."""
@@ -61,7 +67,8 @@ class TransformersEngine:
     device: ``cpu`` or ``cuda`` (the first that is visible; the lease sees to it that it is the only one).
     decoding: ``dynamic`` steps with a cache that grows, ``static`` with one of fixed size, whose steps a GPU
     runs as recordings, ``compiled`` compiles those before. Answers are the same, bfloat16's rounding aside.
-    Raises ModelLoadError, and SchemaError where the schema cannot guide decoding.
+    batches: that it will be asked about, where that is known. Raises ModelLoadError, and SchemaError where
+    the schema cannot guide decoding.
     """
 
     batches_at_once = 1
@@ -74,25 +81,32 @@ class TransformersEngine:
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
         decoding: Decoding = "dynamic",
+        batches: int = 0,
     ) -> None:
-        from transformers import AutoModelForImageTextToText
+        with contextlib.ExitStack() as lost:
+            # First of all: it starts about as long as the model loads.
+            process = _process_beside(source, prompt, device, batches)
+            if process is not None:
+                lost.callback(process.close)
+            from transformers import AutoModelForImageTextToText
 
-        # What was imported by now stays to the end: a collection that looks at it, the process's last one
-        # above all, takes a second of a core. Not what follows: neither the model, whose memory is given
-        # back, nor what says on the screen what was not collected of it.
-        if not _TELL_WHAT_IS_LEFT & sys.modules.keys():
-            gc.freeze()
-        processor = load_processor(source)
-        model = load_model(source, AutoModelForImageTextToText, device=device)
-        grammar = Grammar(
-            schema.json_schema,
-            processor.tokenizer,
-            logits_width=model.get_output_embeddings().weight.shape[0],
-            stop_token_ids=_stop_token_ids(model, processor.tokenizer),
-        )
-        self.model = source.name
-        self.revision = exact_revision(source)
-        self._take(model, processor, grammar, prompt, device, decoding, source)
+            # What was imported by now stays to the end: a collection that looks at it, the process's last one
+            # above all, takes a second of a core. Not what follows: neither the model, whose memory is given
+            # back, nor what says on the screen what was not collected of it.
+            if not _TELL_WHAT_IS_LEFT & sys.modules.keys():
+                gc.freeze()
+            processor = load_processor(source)
+            model = load_model(source, AutoModelForImageTextToText, device=device)
+            grammar = Grammar(
+                schema.json_schema,
+                processor.tokenizer,
+                logits_width=model.get_output_embeddings().weight.shape[0],
+                stop_token_ids=_stop_token_ids(model, processor.tokenizer),
+            )
+            self.model = source.name
+            self.revision = exact_revision(source)
+            self._take(model, processor, grammar, prompt, device, decoding, process)
+            lost.pop_all()
 
     @classmethod
     def around(
@@ -120,7 +134,7 @@ class TransformersEngine:
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
         decoding: Decoding,
-        source: ModelSource | None = None,
+        process: PreparationProcess | None = None,
     ) -> None:
         from transformers import GenerationConfig
 
@@ -136,8 +150,7 @@ class TransformersEngine:
             at_once=self.prepares_at_once,
             dtype=model.dtype,
             pinned=device == "cuda",
-            # A second core for it, if there is one.
-            elsewhere=source if device == "cpu" and (os.cpu_count() or 1) > 1 else None,
+            process=process,
         )
         self._tokenizer = processor.tokenizer
         self._model = model
@@ -293,6 +306,15 @@ def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
             "add eos_token_id"
         )
     return tuple(dict.fromkeys(ids))
+
+
+def _process_beside(
+    source: ModelSource, prompt: Prompt, device: Literal["cpu", "cuda"], batches: int
+) -> PreparationProcess | None:
+    """What prepares for a model on the CPU in a long run, on a second core if there is one."""
+    if device == "cuda" or batches < _LONG_RUN or not IS_THERE or (os.cpu_count() or 1) < 2:
+        return None
+    return PreparationProcess(source, prompt.text)
 
 
 def _takes_a_decoding(model: Any) -> bool:

@@ -1,7 +1,8 @@
 """One decode worker as its parent sees it: the process, its three pipes and the images it has in hand.
 
-What lives here: starting the program of ``decode_worker``, sending it images, receiving pixels without ever
-waiting, and what is known of its death. What does not: which worker gets which image (``decode_pool``).
+What lives here: starting the program of ``decode_worker``, sending it images and where to put their pixels,
+receiving without ever waiting, and what is known of its death. What does not: which worker gets which image
+(``decode_pool``).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from resources.processes import how_it_ended
-from resources.vlm.decode_worker import FRAME, IMAGE, READY, encoded_task
+from resources.vlm.decode_worker import FRAME, IMAGE, READY, STORED, encoded_task
 from resources.vlm.images import ImageError
+from resources.vlm.pixel_memory import PixelMemory
 
 Pixels = npt.NDArray[np.uint8]
 """RGB, of shape (height, width, 3)."""
@@ -52,18 +54,23 @@ class DecodeTask:
 
 
 class WorkerProcess:
-    """A worker process. All its pipes are non-blocking on this side: a stopped worker holds up nobody."""
+    """A worker process. All its pipes are non-blocking on this side: a stopped worker holds up nobody.
 
-    def __init__(self, max_pixels: int) -> None:
+    memory: for the pixels; None: they come through the pipe, as they do where there is no room in it.
+    """
+
+    def __init__(self, max_pixels: int, memory: PixelMemory | None) -> None:
+        arguments = [os.getpid(), max_pixels, -1 if memory is None else memory.descriptor]
         # Its own process group: a Ctrl-C in the terminal, or a SIGTERM to the run's group, is the parent's to
-        # handle. No descriptor but the pipes: it must not keep a lock of ours alive.
+        # handle. No descriptor but the pipes and the memory: it must not keep a lock of ours alive.
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "resources.vlm.decode_worker", str(os.getpid()), str(max_pixels)],
+            [sys.executable, "-P", "-m", "resources.vlm.decode_worker", *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
             close_fds=True,
+            pass_fds=() if memory is None else (memory.descriptor,),
             process_group=0,
             env=os.environ | {"PYTHONPATH": python_path()},
         )
@@ -76,6 +83,9 @@ class WorkerProcess:
         _widen(self.answers)
         self.queue: deque[DecodeTask] = deque()
         """Images sent and not yet answered; the first is the one being decoded."""
+        self._memory = memory
+        self._places: deque[int | None] = deque()
+        """Offsets in the memory, of the same images."""
         self.ready = False
         self.since = time.monotonic()
         """When it was last heard of, or given something to do."""
@@ -95,14 +105,18 @@ class WorkerProcess:
         Raises:
             ImageError: the path cannot be the name of a file.
         """
-        message = encoded_task(task.path)
+        place = self._memory.reserve() if self._memory is not None else None
         try:
-            os.write(self._tasks, message)
-        except (BlockingIOError, BrokenPipeError):
-            return False
+            os.write(self._tasks, encoded_task(task.path, place))
+        except BaseException as error:
+            self._release(place)
+            if isinstance(error, BlockingIOError | BrokenPipeError):
+                return False
+            raise
         if not self.queue:
             self.since = time.monotonic()
         self.queue.append(task)
+        self._places.append(place)
         return True
 
     def receive(self) -> Iterator[tuple[DecodeTask, Pixels | ImageError, Seconds]]:
@@ -151,6 +165,14 @@ class WorkerProcess:
         last_line = f": {said.splitlines()[-1]}" if said else ""
         return f"{how_it_ended(code)}{last_line}"
 
+    def has_ended(self) -> bool:
+        """Whether it writes nowhere any more, so that the places that it was given can be another's."""
+        if self.process.poll() is None:
+            return False
+        while self._places:
+            self._release(self._places.popleft())
+        return True
+
     def close(self) -> None:
         """Close the pipes; the process, if it lives, then ends when it next looks for work."""
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
@@ -176,15 +198,22 @@ class WorkerProcess:
             self._space = memoryview(self._body)
 
     def _answer(self, body: Pixels | bytearray) -> tuple[DecodeTask, Pixels | ImageError, Seconds] | None:
-        kind, _, _, reading, decoding, _ = FRAME.unpack(self._header)
+        kind, width, height, reading, decoding, _ = FRAME.unpack(self._header)
         if kind == READY:
             self.ready = True
             return None
-        task = self.queue.popleft()
+        task, place = self.queue.popleft(), self._places.popleft()
+        if kind == STORED and self._memory is not None and place is not None:
+            return task, self._memory.image(place, height, width), (reading, decoding)
+        self._release(place)
         if isinstance(body, bytearray):
             told = json.loads(body)
             return task, ImageError(told["kind"], told["error"]), (reading, decoding)
         return task, body, (reading, decoding)
+
+    def _release(self, place: int | None) -> None:
+        if self._memory is not None and place is not None:
+            self._memory.release(place)
 
 
 def python_path() -> str:

@@ -43,7 +43,7 @@ _on_load: list[Callable[[], None]] = []
 class LoadedModel(VisionLanguageModel):
     """The same engine, loaded before the fork and not after it."""
 
-    def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt) -> Engine:
+    def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt, batches: int = 0) -> Engine:
         """The engine of this script's process; its work begins now."""
         _on_load[0]()
         return _loaded[0]

@@ -33,8 +33,8 @@ def server_desk(desk, monkeypatch, tmp_path):
 class KillingModel(VisionLanguageModel):
     """Kills the server that it asks while the first batch is under way."""
 
-    def load(self, device, *, schema, prompt):
-        engine = super().load(device, schema=schema, prompt=prompt)
+    def load(self, device, **how):
+        engine = super().load(device, **how)
         describe, calls = engine.describe, itertools.count()
 
         def kill(batch, *, attempt):

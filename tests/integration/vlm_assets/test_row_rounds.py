@@ -24,8 +24,8 @@ interrupted_at: set[str] = set()
 class AilingModel(VisionLanguageModel):
     """The real model, which raises for some properties as a driver in trouble does."""
 
-    def load(self, device, *, schema, prompt):
-        engine = super().load(device, schema=schema, prompt=prompt)
+    def load(self, device, **how):
+        engine = super().load(device, **how)
         whole = engine.describe
 
         def describe(batch, *, attempt):

@@ -115,7 +115,7 @@ beats = []
 class LostModel(VisionLanguageModel):
     """Its device fails."""
 
-    def load(self, device, *, schema, prompt):
+    def load(self, device, **how):
         beats.extend(Workers(Path(self.records_directory).parent / "workers").living())
         raise EngineLostError("The engine is lost: CUDA error: an illegal memory access was encountered")
 
@@ -134,9 +134,9 @@ def test_a_failing_device_of_another_machine_is_not_held_against_ours(desk, serv
 class ExchangedModel(VisionLanguageModel):
     """Somebody starts the server with another model between the first look at it and the loading."""
 
-    def load(self, device, *, schema, prompt):
+    def load(self, device, **how):
         exchange.pop()()
-        return super().load(device, schema=schema, prompt=prompt)
+        return super().load(device, **how)
 
 
 exchange = []

@@ -118,6 +118,22 @@ def test_workers_killed_again_and_again_change_nothing(workers, folder):
     assert len(killed) >= workers + 3
 
 
+def test_images_that_are_held_stay_what_they_are(folder):
+    """Guards: fault 18: what a killed or a stopped worker was to write to is given to nobody while it lives,
+    and what others wrote, and the consumer still holds, is not touched."""
+    batches = ordinary(folder, 8)
+    hangs = [[job(folder, f"h-{n}", "hangs.jpg", f"{n}.jpg")] for n in range(2)]
+    with running(2, image_seconds=0.5) as decode:
+        held = []
+        for batch in decode.feed([*batches[:4], *hangs, *batches[4:]]):
+            held.append(batch)
+            if len(held) in (1, 7):
+                os.kill(decode.pids[0], signal.SIGKILL)
+        places = [image.place.offset for batch in held for one in batch for image in one.images]
+        assert len(set(places)) == len(places)
+        assert [plain(batch) for batch in [*held[:4], *held[6:]]] == undisturbed(batches)
+
+
 def test_an_image_that_kills_once_is_decoded_after_all(folder):
     """Guards: fault 19: one death is no verdict: the image is tried again by the next worker."""
     with running(2) as decode:

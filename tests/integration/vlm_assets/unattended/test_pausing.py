@@ -21,8 +21,8 @@ at_first_batch = []
 class PausedModel(VisionLanguageModel):
     """The real model; something happens while it describes its first batch."""
 
-    def load(self, device, *, schema, prompt):
-        engine = super().load(device, schema=schema, prompt=prompt)
+    def load(self, device, **how):
+        engine = super().load(device, **how)
         whole = engine.describe
 
         def describe(batch, *, attempt):

@@ -13,6 +13,7 @@ from PIL import Image
 
 from resources.vlm.decode_workers import DecodeWorkers, DecodeWorkersError
 from resources.vlm.images import PIXELS_AHEAD, LoadedProperty, PropertyJob
+from resources.vlm.pixel_memory import SharedImage
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,31 @@ def expected(folder):
 def test_results_do_not_depend_on_workers_or_prefetch(workers, prefetch_batches, folder, expected):
     """Guards: a partition's content and order are the same on any machine: pixels, failures and all."""
     assert loaded(folder, workers=workers, prefetch_batches=prefetch_batches) == expected
+
+
+def test_results_do_not_depend_on_how_pixels_travel(folder, expected, monkeypatch):
+    """Guards: where memory is not shared, or too little of it for all that is held, pixels come by pipe."""
+    with monkeypatch.context() as patched:
+        patched.setattr("resources.vlm.decode_pool.IS_THERE", False)
+        assert loaded(folder, workers=1) == expected
+    monkeypatch.setattr("resources.vlm.pixel_memory._ROOM", 3 * 8192)
+    with DecodeWorkers(workers=2, prefetch_batches=2, max_pixels=2000, max_images=3) as workers:
+        held = list(workers.feed(batches(folder)))
+        images = [image for batch in held for one in batch for image in one.images]
+        assert sum(isinstance(image, SharedImage) for image in images) == 3
+        assert [plain(batch) for batch in held] == expected
+
+
+def test_memory_that_may_not_be_had_is_done_without():
+    """Guards: a limit on the addresses of a process, or on its files, ends no run."""
+    program = (
+        "import resource, sys; from resources.vlm.decode_pool import DecodePool\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "pool = DecodePool(workers=1, max_pixels=1000, image_seconds=60)\n"
+        "print(pool._memory); pool.close()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n"
 
 
 def test_batches_come_in_their_order(folder, expected):

@@ -2,12 +2,17 @@
 
 import os
 import signal
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from resources.vlm import nameless_memory
 from resources.vlm.engine import Attempt
 from resources.vlm.model_inputs import InputPreparation
 from resources.vlm.model_loading import ModelSource, load_processor
+from resources.vlm.pixel_memory import PixelMemory
 from resources.vlm.preparation_process import PreparationLostError, PreparationProcess
 from resources.vlm.prompt import Prompt
 
@@ -20,31 +25,52 @@ def batches(load_property):
     return [[load_property(f"p{batch}{at}", 1 + at % 3) for at in range(3)] for batch in range(4)]
 
 
+@pytest.fixture(scope="module")
+def ready_process(model_folder):
+    """A process that can be asked."""
+    process = PreparationProcess(ModelSource(str(model_folder)), PROMPT.text)
+    assert process.ready(wait_seconds=120)
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def stopped_process(model_folder, monkeypatch):
+    """One that said it was ready and will not say any more, and is not waited for for long."""
+    monkeypatch.setattr("resources.vlm.preparation_process._BATCH_SECONDS", 0.2)
+    process = PreparationProcess(ModelSource(str(model_folder)), PROMPT.text)
+    os.kill(process.pid, signal.SIGSTOP)
+    process._ready = True
+    yield process
+    process.close()
+
+
 @pytest.fixture
 def preparation(model_folder):
-    """Begins a process with its first batch."""
+    """Makes a preparation with a process or without."""
     import torch
 
-    source = ModelSource(str(model_folder))
-    made = InputPreparation(
-        load_processor(source),
-        PROMPT,
-        at_once=1,
-        dtype=torch.float32,
-        pinned=False,
-        elsewhere=source,
-        prepared_here=0,
-    )
-    yield made
-    made.close()
+    processor = load_processor(ModelSource(str(model_folder)))
+
+    def prepare(process, *, at_once=1):
+        return InputPreparation(
+            processor, PROMPT, at_once=at_once, dtype=torch.float32, pinned=False, process=process
+        )
+
+    return prepare
 
 
 @pytest.fixture
-def working(preparation, batches):
-    """The preparation, its process begun and ready."""
-    preparation.prepare([batches[0]], FIRST)
-    assert preparation._process.ready(wait_seconds=120)
-    return preparation
+def in_shared_memory():
+    """Has the images of a batch lie where decode workers write them."""
+    memory = PixelMemory(max_pixels=70 * 70)
+
+    def write(image):
+        offset = memory.reserve()
+        nameless_memory.write(memory.descriptor, image.tobytes(), offset)
+        return memory.image(offset, *image.shape[:2])
+
+    return lambda batch: [replace(one, images=[write(image) for image in one.images]) for one in batch]
 
 
 def assert_equal(found, expected):
@@ -55,43 +81,102 @@ def assert_equal(found, expected):
         assert found.tensors[name].equal(tensor), name
 
 
-def test_a_process_prepares_what_a_thread_does(working, batches, monkeypatch):
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_process_prepares_what_a_thread_does(
+    shared, ready_process, preparation, batches, in_shared_memory, monkeypatch
+):
     """Value for value, also where an attempt shows fewer images; nothing is prepared here any more."""
     fewer = Attempt(number=2, max_new_tokens=60, images=1)
-    expected = [working._inputs(batches[1], FIRST), working._inputs(batches[2], fewer)]
-    with monkeypatch.context() as patched:
-        patched.setattr(working, "_a_processor", None)
-        working.prepare([batches[1]], FIRST)
-        working.prepare([batches[2]], fewer)
-        found = [working.take(batches[1], FIRST), working.take(batches[2], fewer)]
+    here = preparation(None)
+    expected = [here._inputs(batches[1], FIRST), here._inputs(batches[2], fewer)]
+    there = preparation(ready_process)
+    monkeypatch.setattr(there, "_a_processor", None)
+    shown = [in_shared_memory(one) if shared else one for one in batches]
+    there.prepare([shown[1]], FIRST)
+    there.prepare([shown[2]], fewer)
+    found = [there.take(shown[1], FIRST), there.take(shown[2], fewer)]
     for one, other in zip(found, expected, strict=True):
         assert_equal(one, other)
 
 
-def test_a_killed_process_costs_no_batch(working, batches, caplog):
+def test_pixels_and_tensors_are_not_sent(ready_process, in_shared_memory, load_property, monkeypatch):
+    """Where images lie in shared memory, what passes through the connection does not grow with them."""
+    import multiprocessing.connection
+
+    sent = []
+    send = multiprocessing.connection.Connection._send_bytes
+    monkeypatch.setattr(
+        multiprocessing.connection.Connection,
+        "_send_bytes",
+        lambda self, data: (sent.append(len(data)), send(self, data))[1],
+    )
+    [one] = in_shared_memory([load_property("p", 8)])
+    ready_process.arrays([one.images])
+    assert sum(image.nbytes for image in one.images) > 20_000
+    assert sum(sent) < 2_000
+
+
+def test_a_long_run_piles_up_no_descriptors(ready_process, preparation, batches, in_shared_memory):
+    """Neither of memory for pixels nor of that for tensors, on either side."""
+    there = preparation(ready_process)
+
+    def held():
+        return [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in ("self", ready_process.pid)]
+
+    counts = []
+    for batch in map(in_shared_memory, 4 * batches):
+        there.prepare([batch], FIRST)
+        there.take(batch, FIRST)
+        counts.append(held())
+    # The other side may be closing its own at this moment.
+    assert all(max(one) < min(one) + 6 for one in zip(*counts, strict=True))
+
+
+def test_until_it_is_ready_a_process_is_not_waited_for(model_folder, preparation, batches, monkeypatch):
+    """The first batches of a run are prepared here, where it takes longer to start than the model."""
+    process = PreparationProcess(ModelSource(str(model_folder)), PROMPT.text)
+    os.kill(process.pid, signal.SIGSTOP)
+    made = preparation(process)
+    monkeypatch.setattr(made, "_made_by", None)
+    made.prepare([batches[0]], FIRST)
+    assert_equal(made.take(batches[0], FIRST), preparation(None)._inputs(batches[0], FIRST))
+    made.close()
+
+
+def test_a_killed_process_costs_no_batch(stopped_process, preparation, batches, caplog):
     """Its batches are prepared here from then on, and that is said once."""
-    os.kill(working._process.pid, signal.SIGKILL)
-    for batch in batches[1:]:
-        working.prepare([batch], FIRST)
-        assert_equal(working.take(batch, FIRST), working._inputs(batch, FIRST))
+    made = preparation(stopped_process)
+    os.kill(stopped_process.pid, signal.SIGKILL)
+    for batch in batches:
+        made.prepare([batch], FIRST)
+        assert_equal(made.take(batch, FIRST), made._inputs(batch, FIRST))
     assert len([one for one in caplog.messages if "from now on" in one]) == 1
 
 
-def test_a_process_that_hangs_is_given_up(working, batches, monkeypatch):
+def test_a_process_that_hangs_is_given_up(stopped_process, preparation, batches):
     """A stopped process holds up one batch for as long as is allowed, and no other."""
-    monkeypatch.setattr("resources.vlm.preparation_process._BATCH_SECONDS", 0.2)
-    os.kill(working._process.pid, signal.SIGSTOP)
-    working.prepare([batches[1]], FIRST)
-    assert working._process is None
-    assert_equal(working.take(batches[1], FIRST), working._inputs(batches[1], FIRST))
+    made = preparation(stopped_process)
+    made.prepare([batches[1]], FIRST)
+    assert made._process is None
+    assert_equal(made.take(batches[1], FIRST), made._inputs(batches[1], FIRST))
 
 
-def test_batches_prepared_out_of_order_are_kept(model_folder, batches):
+def test_a_process_that_takes_no_pixels_is_given_up(stopped_process):
+    """A stopped process that is sent more than passes unread holds up nobody either."""
+    with pytest.raises(PreparationLostError, match="gone, or hangs"):
+        stopped_process.arrays([[np.zeros((1000, 1000, 3), np.uint8)]])
+
+
+def test_an_answer_that_comes_too_late_is_nobodys(stopped_process):
+    """What gave no answer in time is ended, so that its answer is not taken for another batch's."""
+    with pytest.raises(PreparationLostError):
+        stopped_process.arrays([[np.zeros((4, 4, 3), np.uint8)]])
+    assert stopped_process._process.wait(10) == -signal.SIGKILL
+
+
+def test_batches_prepared_out_of_order_are_kept(preparation, batches):
     """A batch that was long in preparing is not pushed out by the places of those that were taken."""
-    import torch
-
-    processor = load_processor(ModelSource(str(model_folder)))
-    made = InputPreparation(processor, PROMPT, at_once=2, dtype=torch.float32, pinned=False)
+    made = preparation(None, at_once=2)
     for prepared in (1, 0, 2):
         made.prepare([batches[prepared]], FIRST)
         if prepared == 0:
@@ -101,20 +186,6 @@ def test_batches_prepared_out_of_order_are_kept(model_folder, batches):
     made._processors = None
     assert made.take(batches[2], FIRST).prompt_tokens
     assert made.take(batches[3], FIRST).prompt_tokens
-
-
-def test_a_short_run_starts_no_process(model_folder, batches):
-    """What would cost more than it saves is not begun."""
-    import torch
-
-    source = ModelSource(str(model_folder))
-    processor = load_processor(source)
-    made = InputPreparation(
-        processor, PROMPT, at_once=1, dtype=torch.float32, pinned=False, elsewhere=source, prepared_here=3
-    )
-    for batch in batches[:3]:
-        made.prepare([batch], FIRST)
-    assert made._process is None
 
 
 def test_a_model_that_cannot_be_loaded_there_says_so(tmp_path):

@@ -8,8 +8,9 @@ import pydantic
 import pytest
 
 from resources.vlm import model_inputs
-from resources.vlm.engine import Attempt, EngineLostError, RequestTooLargeError
+from resources.vlm.engine import Attempt, EngineLostError, ModelLoadError, RequestTooLargeError
 from resources.vlm.model_loading import ModelSource, exact_revision
+from resources.vlm.preparation_process import PreparationProcess
 from resources.vlm.prompt import Prompt
 from resources.vlm.schema import DescriptionSchema
 from resources.vlm.transformers_engine import TransformersEngine
@@ -233,3 +234,35 @@ def test_provenance(engine, model_folder):
     """The engine names the model as the settings do, and what exactly was loaded."""
     assert engine.model == str(model_folder)
     assert engine.revision == exact_revision(ModelSource(str(model_folder)))
+
+
+@pytest.mark.parametrize("batches", [0, 23])
+def test_a_short_run_starts_no_process(batches, model_folder, monkeypatch):
+    """Guards: a partition of a few batches does not pay for a process that prepares the inputs of many."""
+    monkeypatch.setattr("resources.vlm.transformers_engine.PreparationProcess", None)
+    engine = TransformersEngine(
+        ModelSource(str(model_folder)), schema=SCHEMA, prompt=Prompt("x"), device="cpu", batches=batches
+    )
+    engine.close()
+
+
+def test_the_process_of_a_long_run_ends_with_the_engine(model_folder, tmp_path, monkeypatch):
+    """Guards: nothing that was started for a model outlives it, nor a model that cannot be loaded."""
+    started = []
+
+    class Noted(PreparationProcess):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            started.append(self._process)
+
+    monkeypatch.setattr("resources.vlm.transformers_engine.PreparationProcess", Noted)
+    with pytest.raises(ModelLoadError):
+        TransformersEngine(
+            ModelSource(str(tmp_path)), schema=SCHEMA, prompt=Prompt("x"), device="cpu", batches=99
+        )
+    engine = TransformersEngine(
+        ModelSource(str(model_folder)), schema=SCHEMA, prompt=Prompt("x"), device="cpu", batches=99
+    )
+    assert [one.poll() is None for one in started] == [False, True]
+    engine.close()
+    assert started[1].poll() is not None
