@@ -14,6 +14,7 @@ from pathlib import Path
 
 import dagster as dg
 
+from sensors.picture_runs import forget_old_pictures
 from sensors.ticks import note_tick
 
 NAME = "progress_picture"
@@ -74,12 +75,14 @@ def build_progress_picture_sensor(
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=(
             "Draws the picture of all partitions anew: every ten minutes while something works, and once it"
-            " has come to rest, in a pause too. A tick opens no partition."
+            " has come to rest, in a pause too. Of runs older than a day one a day is kept. A tick opens no"
+            " partition."
         ),
     )
     def progress_picture(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         now = clock()
         result = look(context.cursor, now)
+        forget_old_pictures(context.instance, NAME, now=now)
         note_tick(ticks, NAME, now, interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
         return result
 

@@ -34,8 +34,9 @@ def test_a_tick_is_noted_at_its_end_and_in_a_pause_too(tmp_path, sentence) -> No
             picture, moved=moved, works=lambda: False, paused=lambda: sentence, ticks=tmp_path / "ticks"
         )
 
-    with pytest.raises(ValueError, match="catalogue"):
-        sensor(moved)(dg.build_sensor_context())
-    assert last_ticks(tmp_path / "ticks") == {}
-    sensor(str)(dg.build_sensor_context())
+    with dg.DagsterInstance.ephemeral() as instance:
+        with pytest.raises(ValueError, match="catalogue"):
+            sensor(moved)(dg.build_sensor_context(instance))
+        assert last_ticks(tmp_path / "ticks") == {}
+        sensor(str)(dg.build_sensor_context(instance))
     assert list(last_ticks(tmp_path / "ticks")) == [NAME]

@@ -40,7 +40,10 @@ class Ticks:
 
     def tick(self) -> str:
         """The run key of what was asked for, or the reason why nothing was."""
-        with dg.build_sensor_context(cursor=self.cursor) as context:
+        with (
+            dg.DagsterInstance.ephemeral() as instance,
+            dg.build_sensor_context(instance, cursor=self.cursor) as context,
+        ):
             found = self.sensor(context)
         assert isinstance(found, dg.SensorResult)
         self.cursor = found.cursor or self.cursor
