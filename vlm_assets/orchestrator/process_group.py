@@ -1,9 +1,9 @@
 """Processes that never outlive the one that started them: one process group, ended as a whole.
 
-What lives here: starting children in a group of their own, hearing of their end, and ending all of them,
-grandchildren too: terminate, a grace, kill. What does not: what the processes do. A watchdog in the group
-holds the reading end of a pipe; when the starter is gone, however it went, the pipe closes and the watchdog
-ends the group. Linux only (``/proc``, pidfd). Term: process group.
+What lives here: starting children in a group of their own, hearing of their end, bounding their logs, and
+ending all of them, grandchildren too: terminate, a grace, kill. What does not: what the processes do. A
+watchdog in the group holds the reading end of a pipe; when the starter is gone, however it went, the pipe
+closes and the watchdog ends the group. Linux only (``/proc``, pidfd). Term: process group.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,10 @@ from pathlib import Path
 from types import TracebackType
 
 _LOOK_SECONDS = 0.1
+_LOG_LOOK_SECONDS = 60.0
+
+LONGEST_LOG = 64 << 20
+"""Bytes of a log from which it is begun anew while its process runs; the one before is kept."""
 
 
 class ProcessEndedError(RuntimeError):
@@ -40,11 +45,14 @@ class ProcessGroup:
 
     grace_seconds: between SIGTERM and SIGKILL, so that a run commits what it has finished.
     keep_open: a file descriptor that the watchdog keeps open until the last process of the group is gone:
-    a lock on it covers the whole group even when this process is killed.
+    a lock on it covers the whole group even when this process is killed. longest_log: bytes.
     """
 
-    def __init__(self, *, grace_seconds: float, keep_open: int | None = None) -> None:
+    def __init__(
+        self, *, grace_seconds: float, keep_open: int | None = None, longest_log: int = LONGEST_LOG
+    ) -> None:
         self._grace_seconds = grace_seconds
+        self._longest_log = longest_log
         self._keep_open = keep_open
         self._children: list[_Child] = []
 
@@ -84,8 +92,9 @@ class ProcessGroup:
         directory: Path,
         log: Path,
     ) -> None:
-        """Start a process of the group in ``directory``; its output goes to ``log``."""
-        with log.open("wb") as output:
+        """Start a process of the group in ``directory``; its output goes to ``log``, after what is there."""
+        # Appending: whatever the children hold open, they write at the end of what is left of it.
+        with log.open("ab") as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -98,15 +107,26 @@ class ProcessGroup:
         self._children.append(_Child(name, process, os.pidfd_open(process.pid), log))
 
     def watch(self, seconds: float) -> None:
-        """Let up to ``seconds`` pass. Raises ProcessEndedError as soon as a process of the group ends."""
-        ended, _, _ = select.select([child.pidfd for child in self._children], [], [], seconds)
-        for child in self._children:
-            if child.pidfd in ended:
-                code = child.process.wait()
-                raise ProcessEndedError(
-                    f"{child.name} ended by itself (exit code {code}). Its last words:\n"
-                    f"{last_lines(child.log)}\nAll of them: {child.log}"
-                )
+        """Let up to ``seconds`` pass. Raises ProcessEndedError as soon as a process of the group ends.
+
+        Logs that grew too long are begun anew meanwhile.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            for child in self._children:
+                begin_anew_where_long(child.log, self._longest_log)
+            left = max(0.0, deadline - time.monotonic())
+            pidfds = [child.pidfd for child in self._children]
+            ended, _, _ = select.select(pidfds, [], [], min(left, _LOG_LOOK_SECONDS))
+            for child in self._children:
+                if child.pidfd in ended:
+                    code = child.process.wait()
+                    raise ProcessEndedError(
+                        f"{child.name} ended by itself (exit code {code}). Its last words:\n"
+                        f"{last_lines(child.log)}\nAll of them: {child.log}"
+                    )
+            if left <= _LOG_LOOK_SECONDS:
+                return
 
     def stop(self) -> None:
         """End every process of the group and wait until it is empty. A Ctrl-C meanwhile kills at once."""
@@ -127,6 +147,25 @@ class ProcessGroup:
     def _reap(self) -> None:
         for child in self._children:
             child.process.poll()
+
+
+def begin_anew_where_long(log: Path, longest: int) -> None:
+    """Keep a log that is longer than ``longest`` bytes as ``NAME.log.1``, and empty it.
+
+    Copied and cut, because processes hold it open; what they say between the two, an instant, is lost. Where
+    the copy fails, the log stays as it is and the next look tries again.
+    """
+    older = log.with_suffix(".log.1")
+    try:
+        if log.stat().st_size > longest:
+            shutil.copyfile(log, older)
+            os.truncate(log, 0)
+    except FileNotFoundError:
+        return
+    except OSError:
+        # A full disk: half a copy would only fill it.
+        with contextlib.suppress(OSError):
+            older.unlink()
 
 
 def last_lines(file: Path, count: int = 15) -> str:
