@@ -22,6 +22,7 @@ from resources.alerts.outbox import Outbox
 from sensors import check_alerts, run_alerts
 from sensors.dagster_internals.check_results import Evaluation
 from sensors.dagster_internals.partition_history import PartitionHistory
+from sensors.left_out_alerts import NONE_LEFT
 from sensors.silent_sensors import ALERTS, ALERTS_SECONDS, silent_sensors, ticking_again
 from sensors.ticks import record_tick
 
@@ -109,7 +110,9 @@ class Lookout:
             of_runs = []
         sensors = list(silent_sensors(self._ticks, self._watched, since=self._since, now=now))
         paused = self._paused()
-        standing_since, standstill = (None, []) if paused else self._queue(instance, cursor, now)
+        # Told already why nothing is started: the queue waits on purpose.
+        waits = paused or NONE_LEFT in self.outbox.open_subjects()
+        standing_since, standstill = (None, []) if waits else self._queue(instance, cursor, now)
         # Looked at after the heartbeats: one that begins in between is silent for one look.
         working = self._working()
         silent = [] if paused else run_alerts.silent_runs(instance, working, cursor.silent, now=now)
@@ -118,8 +121,8 @@ class Lookout:
         found = [*of_checks, *of_runs, *sensors, *standstill, *stuck]
         posted = self.outbox.post_all(found, once_while_open=True)
         self._posted_runs |= {one.run_id: None for one in new}
-        # In a pause nothing is started: what stood before it has not come right.
-        queue_moves = standing_since is None and not paused
+        # Where nothing is started on purpose, what stood before has not come right.
+        queue_moves = standing_since is None and not waits
         right = self._recovered(instance, evaluations, times.keys(), now, queue_moves=queue_moves)
         _forget_oldest(self._posted_runs)
         _forget_oldest(self._refused_runs)

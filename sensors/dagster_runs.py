@@ -137,8 +137,11 @@ def unknown_to_dagster(instance: dg.DagsterInstance, asset: str, keys: Collectio
 
 
 def fit_pool(instance: dg.DagsterInstance, pool: str, *, before: int, now: int) -> None:
-    """Let a pool's limit follow the number of devices in use; a lower one that a person set is kept."""
+    """Let a pool's limit follow the number of devices in use; a lower one that a person set is kept.
+
+    With 0 nothing is taken from the queue, and nothing in it is lost.
+    """
     limits = {one.name: one.limit for one in instance.event_log_storage.get_pool_limits()}
     limit = limits.get(pool)
-    if limit is not None and (limit > now or limit == before):
-        instance.event_log_storage.set_concurrency_slots(pool, max(now, 1))
+    if limit is not None and limit != now and (limit > now or limit in (before, 0)):
+        instance.event_log_storage.set_concurrency_slots(pool, now)

@@ -74,7 +74,8 @@ class Ticked:
 class FailedPartitions:
     """The re-materialization of one home; keeps what it has read between ticks.
 
-    cap: runs of ours that are queued or running at once, at most. policy: attempts and back-off.
+    cap: runs of ours that are queued or running at once, at most. policy: attempts and back-off. no_device:
+    why there is nothing to work on; None where there is.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class FailedPartitions:
         *,
         policy: Policy,
         cap: int,
+        no_device: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.watched = watched
@@ -94,6 +96,7 @@ class FailedPartitions:
         self.history = PartitionHistory(watched.assets)
         self.policy = policy
         self.cap = cap
+        self._no_device = no_device
         self._clock = clock
         self._state_directory = state_directory
         self._settled: dict[str, RunState] = {}
@@ -108,6 +111,10 @@ class FailedPartitions:
         pause = pause_of(self._state_directory)
         if pause is not None:
             return Ticked((), f"Nothing is started: {pause.sentence()}.")
+        no_device = self._no_device()
+        if no_device is not None:
+            # Each run would wait for a device, and end.
+            return Ticked((), f"Nothing is started, because every device is left out. {no_device}")
         with self.attempts.locked():
             return _Tick(self, instance, tick, at_once, self._clock()).run()
 

@@ -23,7 +23,8 @@ class Watch:
     at, since: monotonic seconds of the last tick, and of the first of those without a gap. ended: when
     SIGTERM was sent, by worker. slow: since when, by worker. sick: since when (unix seconds), by device;
     sick_again: since when without a break; sound: since when again. blind_since: since when (unix seconds)
-    the driver does not answer. devices: those seen since this boot. left_out: those told of. idle: since when
+    the driver does not answer. devices: those seen since this boot; here: those that
+    the settings meant at the last look. left_out: those told of. idle: since when
     nobody works. after_end: since when a process holds a device after its run; after_end_told: when SIGTERM
     was sent to it.
     """
@@ -38,6 +39,7 @@ class Watch:
     sound: dict[str, float] = field(default_factory=dict)
     blind_since: float | None = None
     devices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    here: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     idle: float | None = None
     after_end: dict[str, float] = field(default_factory=dict)

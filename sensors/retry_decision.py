@@ -10,6 +10,7 @@ a run ended from outside (SIGTERM,        Dagster's run retries; then this sched
 a reboot, a pause, a stuck worker)        counted; three in a row without a new row are told to a person
 no device came free; a server at an       this schedule: resumed, no attempt counted; told as the line
 address is away                           above
+every device is left out                  a person, told at once; nothing is started and the queue waits
 a materialization that failed             this schedule, backing off; five attempts without a new row, then
                                           given up: a person
 a check that failed for its rows          this schedule: rows of a transient kind, three tries each; where

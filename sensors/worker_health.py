@@ -2,9 +2,9 @@
 
 What lives here: the tick that looks, alerts and ends. What does not: the judgement of workers
 (``worker_judgement.py``) and of devices (``resources/gpu/health.py``), counting a device's failures
-(``resources/gpu/left_out.py``), devices that are held after a run (``leases_after_end.py``), and starting
-anything again: an ended run is interrupted, and Dagster's run retries or the scheduled re-materialization
-take its partition up.
+(``resources/gpu/left_out.py``), telling of those that are left out (``left_out_alerts.py``), devices that
+are held after a run (``leases_after_end.py``), and starting anything again: an ended run is interrupted, and
+Dagster's run retries or the scheduled re-materialization take its partition up.
 """
 
 # No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
@@ -27,9 +27,9 @@ from resources.gpu.left_out import LeftOutDevices, at_work_on
 from resources.processes import ProcessIdentity
 from resources.workers import Phase, Worker, Workers
 from sensors.dagster_runs import end_cancelled, fit_pool, mark_interrupted, run_of_process
-from sensors.damaged_state import STANDS_SECONDS, call_off, damaged
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
+from sensors.left_out_alerts import tell_left_out, usable_devices
 from sensors.ticks import note_tick
 from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
 
@@ -72,7 +72,7 @@ class HealthWatcher:
             *self._end_stuck(watch, living, interrupt, settle),
             *self._name_slow(watch, living),
             *self._look_at_devices(watch),
-            *self._tell_left_out(watch),
+            *tell_left_out(watch, self.left_out, self.outbox, self.clock()),
         ]
 
     def _end_stuck(
@@ -202,6 +202,7 @@ class HealthWatcher:
                 watch.sick.setdefault(told.removeprefix("devices/"), alert.at)
         try:
             found = self.find()
+            watch.here = [device.id for device in found]
             # One that the driver lists no more is looked at too: nothing else would say that it is lost.
             watch.devices |= {device.id: asdict(device) for device in found}
             reasons = self.judge([Device(**one) for one in watch.devices.values()])
@@ -269,49 +270,6 @@ class HealthWatcher:
         if watch.at - since >= _SICK_AGAIN_SECONDS:
             self.left_out.note_failure(device, occurrence=f"{occurrence}, still", why=why)
 
-    def _tell_left_out(self, watch: Watch) -> list[str]:
-        left_out = self.left_out.left_out()
-        now = self.clock()
-        self._tell_damaged(now)
-        for device, record in left_out.items():
-            if device not in watch.left_out:
-                self.outbox.post(
-                    Alert(
-                        kind="device_left_out",
-                        subject=f"devices/{device}/left out",
-                        occurrence=f"{record.left_out_at}",
-                        severity="error",
-                        title=f"{device} has failed twice and is left out; the others take over",
-                        next_step=(
-                            f"Look at `nvidia-smi` and the kernel log. When it is sound again:"
-                            f" vlm-assets devices --take-back {device}"
-                        ),
-                        expected="a device that works",
-                        found=" ".join(dict.fromkeys(failure.why for failure in record.failures)),
-                        at=now,
-                    )
-                )
-        for device in watch.left_out:
-            if device not in left_out:
-                sentence = f"{device} was taken back and is used again."
-                self.outbox.recovered(
-                    f"devices/{device}/left out", occurrence=f"{now:.0f}", sentence=sentence, at=now
-                )
-        watch.left_out = sorted(left_out)
-        return [record.sentence(device) for device, record in left_out.items()]
-
-    def _tell_damaged(self, now: float) -> None:
-        """Whoever looked first may have set the file aside: a run at its start, or this tick."""
-        what = "devices left out"
-        call_off(self.outbox, [what], now)
-        for aside in self.left_out.set_aside():
-            if now - aside.stat().st_ctime < STANDS_SECONDS:
-                sentence = (
-                    f"It is kept as {aside}. It is not known any more which devices were left out, so all are"
-                    " used until they fail again; `vlm-assets devices` shows them."
-                )
-                self.outbox.post(damaged(what, sentence, now, occurrence=aside.name))
-
 
 def build_worker_health_sensor(
     watcher: HealthWatcher, leases: LeasesAfterEnd, *, pool: str, ticks: Path
@@ -340,13 +298,8 @@ def build_worker_health_sensor(
         said += leases.look(watch, watcher.workers.living(), partial(run_of_process, instance))
         # At each tick while one is left out: a new start sets the limit for all devices again.
         if told_before or watch.left_out:
-            known = set(watch.devices)
-            fit_pool(
-                instance,
-                pool,
-                before=len(known - told_before),
-                now=len(known - set(watch.left_out)),
-            )
+            before, now = usable_devices(watch, told_before), usable_devices(watch, watch.left_out)
+            fit_pool(instance, pool, before=before, now=now)
         context.update_cursor(json.dumps(asdict(watch)))
         note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
         return dg.SkipReason(" ".join(said) or "Every worker moves and every device is sound.")

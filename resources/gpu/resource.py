@@ -111,11 +111,22 @@ class GpuResource(ConfigurableResource["GpuResource"]):
                 log.error("%s has failed twice and is left out from now on.", device.id)
             raise
 
-    def _refuse_if_all_are_left_out(self) -> None:
+    def all_left_out(self) -> str | None:
+        """Why each device is left out, where every one is; else None. Raises DeviceError.
+
+        One that a cluster gave is taken whatever is held against it.
+        """
         left_out = self.left_out().left_out()
+        if not left_out:
+            return None
         devices = self.find()
-        if all(device.id in left_out and not device.given for device in devices):
-            held_against = " ".join(left_out[device.id].sentence(device.id) for device in devices)
+        if any(device.id not in left_out or device.given for device in devices):
+            return None
+        return " ".join(left_out[device.id].sentence(device.id) for device in devices)
+
+    def _refuse_if_all_are_left_out(self) -> None:
+        held_against = self.all_left_out()
+        if held_against is not None:
             raise AllLeftOutError(
                 f"No device is left to work on, and none was taken back within {self.wait_seconds:.0f} s."
                 f" {held_against}"

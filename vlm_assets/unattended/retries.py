@@ -13,6 +13,8 @@ from typing import Any
 
 import dagster as dg
 
+from resources.gpu.errors import DeviceError
+from resources.gpu.resource import GpuResource
 from resources.published import PublishedPartitions
 from resources.published_errors import RecordDamagedError
 from resources.vlm.engine import ModelLoadError
@@ -27,7 +29,7 @@ from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.descriptions import DescriptionWork
 from vlm_assets.progress.expected_cost import heaviest_first
 from vlm_assets.property_ranges import PropertyRange
-from vlm_assets.resource_settings import build_text_embedding_model, build_vision_language_model
+from vlm_assets.resource_settings import build_gpu, build_text_embedding_model, build_vision_language_model
 from vlm_assets.settings import Settings
 
 ASSETS = (descriptions.ASSET, embeddings.ASSET)
@@ -51,7 +53,19 @@ def build_failed_partitions(settings: Settings, keys: Collection[str]) -> Failed
         heaviest_first=_kept(heaviest_first(settings)),
     )
     policy = Policy(settings.retry_attempts, settings.retry_backoff_minutes * 60.0)
-    return FailedPartitions(watched, state, policy=policy, cap=settings.retry_runs)
+    return FailedPartitions(
+        watched, state, policy=policy, cap=settings.retry_runs, no_device=_no_device(build_gpu(settings))
+    )
+
+
+def _no_device(gpu: GpuResource) -> Callable[[], str | None]:
+    def no_device() -> str | None:
+        try:
+            return gpu.all_left_out()
+        except DeviceError:
+            return None  # The health sensor tells a person of a driver that does not answer.
+
+    return no_device
 
 
 def build_retries(settings: Settings, partitions: dg.PartitionsDefinition[str]) -> Retrying:

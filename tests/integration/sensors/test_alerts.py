@@ -9,10 +9,12 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
+from resources.alerts.alert import Alert
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.alerts.targets import checked_targets
 from sensors.alerts import Cursor, Lookout, build_alerts_sensor
+from sensors.left_out_alerts import NONE_LEFT
 from sensors.run_alerts import STANDSTILL_SECONDS
 from sensors.ticks import record_tick
 
@@ -291,6 +293,21 @@ def test_runs_that_wait_while_none_is_under_way_are_told_once_and_not_in_a_pause
     put_run(bench.instance, dg.DagsterRunStatus.STARTED)
     cursor, events = told(cursor, NOW + 4020)
     assert events == ["recovered"]
+
+
+def test_a_queue_that_waits_for_a_device_to_be_taken_back_is_told_by_that_alone(bench):
+    """One trouble is one message: every device is left out, and that says what to do."""
+    lookout = looking_out(bench)
+    put_run(bench.instance, dg.DagsterRunStatus.QUEUED)
+    bench.outbox.post(Alert("all_devices_left_out", NONE_LEFT, "1", "error", "None is left", "Look."))
+    cursor, _ = lookout.look(bench.instance, Cursor(), now=NOW)
+    cursor, _ = lookout.look(bench.instance, cursor, now=NOW + STANDSTILL_SECONDS + 1)
+    assert list(bench.outbox.open_subjects()) == [NONE_LEFT]
+    bench.outbox.recovered(NONE_LEFT, occurrence="2", sentence="One is back.", at=NOW + 1000)
+    cursor, _ = lookout.look(bench.instance, cursor, now=NOW + 2000)
+    assert list(bench.outbox.open_subjects()) == []
+    lookout.look(bench.instance, cursor, now=NOW + 2001 + STANDSTILL_SECONDS)
+    assert list(bench.outbox.open_subjects()) == ["queue"]
 
 
 def test_a_run_that_does_not_begin_to_work_is_told_once_and_when_it_goes_on(bench):

@@ -36,6 +36,7 @@ class Behaviour:
     interrupted: set[str] = field(default_factory=set)
     stale: set[str] = field(default_factory=set)
     working: set[str] = field(default_factory=set)
+    no_device: str | None = None
 
 
 def two_assets() -> dg.JobDefinition:
@@ -97,7 +98,12 @@ class Orchestrator:
         )
         policy = Policy(attempts=5, backoff_seconds=10 * MINUTE)
         self.failed_partitions = FailedPartitions(
-            watched, self.state, policy=policy, cap=self.cap, clock=lambda: time.time() + self.ahead
+            watched,
+            self.state,
+            policy=policy,
+            cap=self.cap,
+            no_device=lambda: told.no_device,
+            clock=lambda: time.time() + self.ahead,
         )
 
     def look(self, *, tick: str | None = None, at_once: bool = False) -> Ticked:

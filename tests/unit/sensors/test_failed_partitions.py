@@ -430,6 +430,21 @@ def test_paused_nothing_starts_and_the_page_says_why(orchestrator):
     assert orchestrator.tick() == ["a"]
 
 
+def test_with_every_device_left_out_nothing_starts_and_the_page_says_why(orchestrator):
+    """A run would wait for a device and end; asked for by hand too. What was to be tried again is kept."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    orchestrator.ahead += HOUR
+    orchestrator.behaviour.no_device = "GPU-0 is left out: vlm-assets devices --take-back GPU-0"
+    for at_once in (False, True):
+        ticked = orchestrator.look(at_once=at_once)
+        assert not ticked.launches
+        assert "every device is left out" in ticked.sentence
+        assert "--take-back GPU-0" in ticked.sentence
+    orchestrator.behaviour.no_device = None
+    assert orchestrator.tick() == ["a"]
+
+
 def test_a_damaged_ledger_is_kept_aside_and_told(orchestrator):
     """Unreadable never counts as empty in silence; what is under way is still not launched twice."""
     orchestrator.behaviour.of_key.update(a="fail", b="fail")

@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
+from dagster._core.instance.config import PoolGranularity
+from dagster._core.op_concurrency_limits_counter import GlobalOpConcurrencyLimitsCounter
+from dagster._core.storage.dagster_run import RunOpConcurrency
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
@@ -24,6 +27,7 @@ from sensors.dagster_internals.runs import run_states
 from sensors.dagster_runs import mark_interrupted
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
+from sensors.left_out_alerts import NONE_LEFT, usable_devices
 from sensors.worker_health import HealthWatcher, build_worker_health_sensor
 
 GPUS = [Device(f"GPU-{n}", "cuda", "A100", None, f"GPU-{n}") for n in range(3)]
@@ -313,6 +317,37 @@ def test_a_device_that_throttles_on_and_off_is_not_left_out(tick, machine, watch
     assert tick() == [SICK, LEFT_OUT], "a second time on one day"
 
 
+def test_that_every_device_is_left_out_is_told_once_and_that_one_is_taken_back(tick, watcher, machine):
+    """Each device's own alert says that the others take over: here none does, and all stands still."""
+    for gpu in GPUS:
+        for run in "12":
+            watcher.left_out.note_failure(gpu.id, occurrence=run, why=f"{gpu.id} is lost.")
+    opened = tick()
+    assert ("all_devices_left_out", NONE_LEFT) in opened
+    alert = watcher.outbox.open_subjects()[NONE_LEFT]
+    assert all(f"--take-back {gpu.id}" in alert.next_step for gpu in GPUS)
+    assert "GPU-2 is lost." in alert.found
+    machine.is_lost = True
+    assert ("all_devices_left_out", NONE_LEFT) in tick()
+    machine.is_lost = False
+    tick()
+    watcher.left_out.take_back("GPU-2")
+    assert ("all_devices_left_out", NONE_LEFT) not in tick()
+    told = [one["kind"] for one in watcher.outbox.recent(50) if one["event"] == "raised"]
+    assert told.count("all_devices_left_out") == 1
+    for run in "34":
+        watcher.left_out.note_failure("GPU-2", occurrence=run, why="It is lost again.")
+    assert ("all_devices_left_out", NONE_LEFT) in tick(), "another time"
+
+
+def test_a_device_that_a_cluster_gave_is_always_left_to_work_on():
+    """It is taken whatever is held against it, so nothing stands still for it."""
+    given = replace(GPUS[0], given=True)
+    watch = Watch(devices={given.id: asdict(given)}, here=[given.id])
+    assert usable_devices(watch, [given.id]) == 1
+    assert usable_devices(Watch(), ["GPU-1"]) == 1, "it is not known which devices there are"
+
+
 def test_a_lost_device_is_named_though_nobody_lists_it(tick, machine):
     """A device that the driver lists no more would otherwise vanish without a word."""
     tick()
@@ -410,6 +445,44 @@ def test_a_gap_in_watching_starts_everybodys_time_anew(clock):
     assert (rebooted.since, rebooted.slow, rebooted.left_out) == (20.0, {}, ["GPU-1"])
     for broken in (None, "", "{", '{"other": 1}', "[]"):
         assert Watch.read(broken, now=7.0).since == 7.0
+
+
+def test_with_every_device_left_out_the_queue_waits_and_goes_on_by_itself(watcher, leases, tmp_path):
+    """Else one run after the other would wait for a device and end, for all of the night."""
+    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks")
+    with dg.DagsterInstance.local_temp() as instance:
+        cursor = None
+
+        def starts_after_tick():
+            """Whether Dagster would take a run from its queue."""
+            nonlocal cursor
+            context = dg.build_sensor_context(instance=instance, cursor=cursor)
+            sensor(context)
+            cursor = context.cursor
+            storage = instance.event_log_storage
+            counter = GlobalOpConcurrencyLimitsCounter(
+                instance,
+                [queued],
+                [],
+                storage.get_concurrency_keys(),
+                storage.get_pool_limits(),
+                pool_granularity=PoolGranularity.RUN,
+            )
+            return not counter.is_blocked(queued)
+
+        needs = RunOpConcurrency(root_key_counts={}, has_unconstrained_root_nodes=False, all_pools={"gpu"})
+        queued = instance.create_run_for_job(nothing)._replace(run_op_concurrency=needs)
+        instance.event_log_storage.set_concurrency_slots("gpu", 3)
+        assert starts_after_tick()
+        for gpu in GPUS:
+            for run in "12":
+                watcher.left_out.note_failure(gpu.id, occurrence=run, why="It is lost.")
+        assert not starts_after_tick()
+        assert not starts_after_tick()
+        watcher.left_out.take_back("GPU-2")
+        assert starts_after_tick()
+        (limit,) = instance.event_log_storage.get_pool_limits()
+        assert limit.limit == 1
 
 
 def test_the_pool_follows_the_devices_in_use(watcher, leases, tmp_path):

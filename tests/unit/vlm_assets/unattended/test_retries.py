@@ -1,8 +1,10 @@
 """What the re-materialization is told of our assets is what lies on disk."""
 
+import dagster as dg
 import pytest
 
 from resources.journal.high_water_mark import HighWaterMark, write_mark
+from vlm_assets.resource_settings import build_gpu
 from vlm_assets.unattended.retries import ASSETS, _Files, _kept, build_failed_partitions, retry_config
 
 DESCRIPTIONS, EMBEDDINGS = ASSETS
@@ -96,3 +98,21 @@ def test_the_run_config_and_the_settings_reach_the_runs(dataset):
     made = build_failed_partitions(settings, dataset.keys)
     assert (made.cap, made.policy.attempts, made.policy.backoff_seconds) == (7, 5, 120.0)
     assert made.watched.keys == frozenset(dataset.keys)
+
+
+def test_the_schedule_knows_that_no_device_is_left(dataset):
+    """From the file of the devices left out; a driver that does not answer is told elsewhere."""
+    settings = dataset.settings.model_copy(update={"devices": "cpu:1"})
+    left_out = build_gpu(settings).left_out()
+    failed_partitions = build_failed_partitions(settings, dataset.keys)
+    with dg.DagsterInstance.local_temp() as instance:
+        assert "left out" not in failed_partitions.tick(instance, tick="1").sentence
+        for occurrence in "12":
+            left_out.note_failure("cpu-0", occurrence=occurrence, why="It is lost.")
+        said = failed_partitions.tick(instance, tick="2").sentence
+        assert "Nothing is started" in said
+        assert "--take-back cpu-0" in said
+        lost = build_failed_partitions(settings.model_copy(update={"devices": "7"}), dataset.keys)
+        assert "left out" not in lost.tick(instance, tick="3").sentence
+        left_out.take_back("cpu-0")
+        assert "left out" not in failed_partitions.tick(instance, tick="4").sentence
