@@ -111,7 +111,10 @@ def ingest(
                 _publish(home, data)
             else:
                 _keep_second_copy(home)
-            return _report(Catalog.open(home), merge, written=written, moved=moved, notes=listing.notes)
+            report = _report(Catalog.open(home), merge, written=written, moved=moved, notes=listing.notes)
+            if known is None or range_size in (None, known.header.range_size):
+                return report
+            return replace(report, range_size_before=known.header.range_size, range_size_asked=range_size)
 
 
 @dataclass

@@ -20,7 +20,8 @@ class IngestReport:
 
     ``written``: whether the catalogue changed; ``moved``: whether its image root did. ``new_ranges``:
     partitions that did not exist before; ``stale_ranges``: known ones of which images were replaced.
-    ``notes``: what the source holds besides.
+    ``notes``: what the source holds besides. ``range_size_asked``, where it is not the one of the ranges that
+    were there, ``range_size_before``.
     """
 
     catalog: Path
@@ -45,6 +46,8 @@ class IngestReport:
     new_ranges: tuple[PropertyRange, ...]
     stale_ranges: tuple[PropertyRange, ...]
     notes: Mapping[str, int]
+    range_size_before: int | None = None
+    range_size_asked: int | None = None
 
     def sentences(self) -> tuple[str, ...]:
         """The report in words, the most important first."""
@@ -56,6 +59,13 @@ class IngestReport:
         ]
         if self.new_ranges:
             said.append(f"{len(self.new_ranges)} new ranges: {_named(_keys(self.new_ranges))}.")
+        if self.range_size_asked is not None:
+            said.append(
+                f"The ranges that were there keep their size of {self.range_size_before} properties, for what"
+                f" is catalogued never moves; {self.range_size_asked} a range is the size of new properties'"
+                " ranges alone. For another size of all, before their first run: remove"
+                f" {self.catalog.parent} and ingest again."
+            )
         if self.changed_not_taken:
             said.append(
                 f"{self.changed_not_taken} known properties have other images than in the catalogue. They "

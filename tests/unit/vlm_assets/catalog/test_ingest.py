@@ -98,6 +98,26 @@ def test_every_id_survives_every_format(tmp_path: Path, ids: list[str], size: in
         shutil.rmtree(home)
 
 
+def test_another_range_size_says_that_what_is_catalogued_keeps_its_own(tree: Path, tmp_path: Path) -> None:
+    """Asked for and not done is said, and stops no scripted ingest; new properties do get that size."""
+    home = tmp_path / "home"
+    ingest(tree, home, range_size=2)
+    for same in (None, 2):
+        assert not any("keep their size" in said for said in ingest(tree, home, range_size=same).sentences())
+    (said,) = [one for one in ingest(tree, home, range_size=3).sentences() if "keep their size" in one]
+    assert "keep their size of 2 properties" in said
+    assert "3 a range is the size of new" in said
+    assert f"remove {home / 'property_catalog'} and ingest again" in said
+    assert [len(one) for one in Catalog.open(home).ranges] == [2, 2, 1]
+    some = next(one for one in tree.iterdir() if one.is_dir())
+    for name in ("new-1", "new-2", "new-3"):
+        shutil.copytree(some, tree / name)
+    grown = ingest(tree, home, range_size=3)
+    assert any("keep their size of 2" in one for one in grown.sentences())
+    assert [len(one) for one in Catalog.open(home).ranges] == [2, 2, 1, 3]
+    assert not any("keep their size" in one for one in ingest(tree, home, range_size=3).sentences())
+
+
 def test_ingesting_the_same_again_changes_nothing(tree: Path, tmp_path: Path) -> None:
     """An unchanged re-ingest leaves every file as it was, byte for byte, and says so."""
     ingest(tree, tmp_path / "home", range_size=2)
