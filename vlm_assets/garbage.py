@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from resources.gpu.device_failures import ImpossibleResultError
 from resources.vlm.ladder import Described
 
 WINDOW = 40
@@ -25,8 +26,8 @@ class GarbageOutputError(RuntimeError):
     """Too many of the model's last answers are no descriptions; what is committed stays."""
 
 
-class UnsoundVectorsError(RuntimeError):
-    """Vectors that are not numbers, or zero; nothing of their batch was taken."""
+class UnsoundVectorsError(ImpossibleResultError):
+    """Vectors that are not numbers, or zero; nothing of their batch was taken. The device is suspected."""
 
 
 class AnswerGuard:
@@ -69,6 +70,6 @@ def refuse_unsound(ids: Sequence[str], vectors: npt.NDArray[np.float32], device:
     raise UnsoundVectorsError(
         f"{int((~sound).sum())} of {len(ids)} vectors computed on {device} are zero or not finite (first:"
         f" {', '.join(map(repr, first))}). Nothing of this batch was taken; what is committed stays. Look at"
-        f" the device (`nvidia-smi`, ECC errors) and at the embedding model. Materialize the partition again:"
-        " it goes on from here."
+        " the device (`nvidia-smi`, ECC errors), which comes last from now on; where another one gives the"
+        " same, at the embedding model. Materialize the partition again: it goes on from here."
     )

@@ -1,5 +1,7 @@
 """Which errors are a device's own: what a CUDA call says when the device, not the model or the data, failed.
 
+A result that no sound device computes counts too, though a model may be to blame for it.
+
 What lives here: the judgement over an error and its causes. What does not: counting them (``left_out.py``).
 """
 
@@ -14,12 +16,21 @@ _NOT_ITS_OWN = ("out of memory", "alloc_failed", "device-side assert")
 """Too large a batch, and an index out of range in a model's code, fail on any device."""
 
 
+class ImpossibleResultError(RuntimeError):
+    """What was computed cannot be right; the first sentence of the message says what it is.
+
+    The device may have done it, or the model: an occurrence of it counts on one device alone.
+    """
+
+
 def device_failure(error: BaseException) -> str | None:
     """A sentence where the error is a device's own failure, else None. Looks at its causes too."""
     for one in _causes(error):
         if isinstance(one, MemoryError):
             return None
         text = str(one)
+        if isinstance(one, ImpossibleResultError):
+            return f"{text.partition('. ')[0].rstrip('.')}."
         plain = text.lower()
         if any(sign in plain for sign in _NOT_ITS_OWN):
             return None

@@ -97,17 +97,23 @@ class LeftOutDevices:
         """The devices that are left out, by id."""
         return {id_: one for id_, one in self.records().items() if one.left_out_at is not None}
 
-    def note_failure(self, device: str, *, occurrence: str, why: str) -> bool:
+    def note_failure(self, device: str, *, occurrence: str, why: str, on_one_device: bool = False) -> bool:
         """Note, durably, that a device failed; the same occurrence counts once within a day.
 
-        Returns whether this is what leaves it out. Raises OSError.
+        on_one_device: nor where it is held against another device, for then it goes with the work. Returns
+        whether this is what leaves the device out. Raises OSError.
         """
         now = self.clock()
         with self._locked():
             records = self._read_or_set_aside()
             before = records.get(device, DeviceRecord())
             recent = [one for one in before.failures if abs(now - one.at) <= WITHIN_SECONDS]
-            if any(one.occurrence == occurrence for one in recent):
+            counted = records.values() if on_one_device else [before]
+            if any(
+                one.occurrence == occurrence and abs(now - one.at) <= WITHIN_SECONDS
+                for record in counted
+                for one in record.failures
+            ):
                 return False
             failures = (*recent, DeviceFailure(occurrence, why, now))
             leaves = before.left_out_at is None and len(failures) >= FAILURES

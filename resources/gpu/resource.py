@@ -13,7 +13,7 @@ from pathlib import Path
 from dagster import ConfigurableResource
 from pydantic import Field
 
-from resources.gpu.device_failures import device_failure
+from resources.gpu.device_failures import ImpossibleResultError, device_failure
 from resources.gpu.devices import Device, find_devices
 from resources.gpu.errors import AllLeftOutError, NoDeviceFreeError
 from resources.gpu.health import HealthCheck
@@ -101,13 +101,20 @@ class GpuResource(ConfigurableResource["GpuResource"]):
 
     @contextlib.contextmanager
     def blamed(self, device: Device, *, asset: str, partition: str, log: logging.Logger) -> Iterator[None]:
-        """Note an error of the device itself against it, once a partition, and let the error pass."""
+        """Note an error of the device itself, or what none computes, against it, once a partition; it passes.
+
+        What comes out again on another device counts on the first alone.
+        """
         try:
             yield
         except Exception as error:
             why = device_failure(error)
-            occurrence = at_work_on(asset, partition)
-            if why is not None and self.left_out().note_failure(device.id, occurrence=occurrence, why=why):
+            if why is not None and self.left_out().note_failure(
+                device.id,
+                occurrence=at_work_on(asset, partition),
+                why=why,
+                on_one_device=isinstance(error, ImpossibleResultError),
+            ):
                 log.error("%s has failed twice and is left out from now on.", device.id)
             raise
 

@@ -1,10 +1,12 @@
 """A partition stops before it fills with garbage, and never because of bad images."""
 
 import dataclasses
+import logging
 
 import numpy as np
 import pytest
 
+from resources.gpu.resource import GpuResource
 from resources.vlm.ladder import Described
 from vlm_assets.garbage import WINDOW, AnswerGuard, GarbageOutputError, UnsoundVectorsError, refuse_unsound
 
@@ -54,3 +56,28 @@ def test_vectors_that_are_none_are_refused_before_they_are_taken(bad):
     vectors[1] = bad
     with pytest.raises(UnsoundVectorsError, match=r"1 of 3 vectors computed on GPU-7 .*'b'"):
         refuse_unsound(["a", "b", "c"], vectors, "GPU-7")
+
+
+def test_a_device_that_computes_no_vectors_is_held_to_account(tmp_path):
+    """Once a partition: its retry lands on another device, and a second partition leaves this one out."""
+    gpu = GpuResource(leases_directory=str(tmp_path / "leases"), devices="cpu:3")
+    first, second, third = gpu.find()
+
+    def embed_unsoundly(device, partition):
+        with (
+            pytest.raises(UnsoundVectorsError),
+            gpu.blamed(device, asset="property_embeddings", partition=partition, log=logging.getLogger()),
+        ):
+            refuse_unsound(["a", "b"], np.full((2, 4), np.nan, dtype=np.float32), device.id)
+
+    embed_unsoundly(first, "k1")
+    embed_unsoundly(first, "k1")
+    (failure,) = gpu.left_out().records()[first.id].failures
+    assert failure.why == f"2 of 2 vectors computed on {first.id} are zero or not finite (first: 'a', 'b')."
+    assert [device.id for device in gpu.leases().devices] == [second.id, third.id, first.id]
+    embed_unsoundly(second, "k1")
+    assert list(gpu.left_out().records()) == [first.id], "the same elsewhere: it goes with the work"
+    embed_unsoundly(first, "k2")
+    assert list(gpu.left_out().left_out()) == [first.id]
+    embed_unsoundly(second, "k3")
+    assert second.id in gpu.left_out().records()
