@@ -60,7 +60,8 @@ class Alert:
 class Recovery:
     """What an alert was about is right again. sentence: what was seen. at: unix seconds.
 
-    since: unix seconds since when it had been wrong; the alert is the latest of those times.
+    since: unix seconds since when it had been wrong; the alert is the latest of those times. by_hand: a
+    person closed it, and nobody saw whether it is right.
     """
 
     alert: Alert
@@ -68,6 +69,7 @@ class Recovery:
     sentence: str
     at: float
     since: float
+    by_hand: bool = False
 
     @property
     def id(self) -> str:
@@ -82,6 +84,7 @@ class Recovery:
             "sentence": _cut(self.sentence),
             "at": self.at,
             "since": self.since,
+            **({"by_hand": True} if self.by_hand else {}),
         }
 
     @classmethod
@@ -89,7 +92,8 @@ class Recovery:
         """What ``as_json`` gave. Raises TypeError or KeyError where something is missing."""
         alert = Alert.from_json(found["alert"])
         since = found.get("since", alert.at)
-        return cls(alert, found["occurrence"], found["sentence"], found["at"], since)
+        by_hand = found.get("by_hand", False)
+        return cls(alert, found["occurrence"], found["sentence"], found["at"], since, by_hand)
 
 
 def _digest(*parts: str) -> str:

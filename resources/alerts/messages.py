@@ -139,7 +139,7 @@ def _of_recovery(entry: dict[str, Any], sender: Sender) -> Message:
     ]
     return Message(
         id=recovery.id,
-        title=f"Right again: {alert.title}",
+        title=f"{'Closed by a person' if recovery.by_hand else 'Right again'}: {alert.title}",
         body=_body([f"{name}: {text}" for name, text in lines if text], alert.kind, recovery.id, sender),
         type="success",
     )
@@ -157,11 +157,13 @@ def _of_many(group: Group, sender: Sender) -> Message:
     if raised:
         lines.append(f"Next step (of the first): {alerts[0].next_step}")
     worst = "failure" if any(alert.severity == "error" for alert in alerts) else "warning"
+    title = f"{group.count} alerts of the kind {group.kind}"
+    if not raised:
+        by_hand = any(entry.get("by_hand") for entry in group.first)
+        title = f"{'Right again, or closed by a person' if by_hand else 'Right again'}: {title}"
     return Message(
         id=group.digest,
-        title=f"{group.count} alerts of the kind {group.kind}"
-        if raised
-        else f"Right again: {group.count} alerts of the kind {group.kind}",
+        title=title,
         body=_body(lines, group.kind, group.digest, sender),
         type=worst if raised else "success",
         tells=group.count,

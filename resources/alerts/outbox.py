@@ -27,6 +27,10 @@ CARRIED, KNOWN = "carried", "known"
 _REMEMBERED = 5000
 
 
+class NotOpenError(LookupError):
+    """No alert of that name is open; the message names those that are."""
+
+
 class Outbox:
     """What is to be told, in one folder. Safe for any number of processes and threads at once."""
 
@@ -79,7 +83,25 @@ class Outbox:
         """
         return bool(self.recovered_all([(subject, occurrence, sentence)], at=at))
 
-    def recovered_all(self, seen: Iterable[tuple[str, str, str]], *, at: float) -> list[Recovery]:
+    def close(self, name: str, *, sentence: str, at: float) -> Alert:
+        """A person says that an alert is over: noted as that, durably, and told as a recovery is.
+
+        name: its subject, or its id as messages have it. Only another occurrence of it is told after that.
+        Raises NotOpenError, AlertLogError.
+        """
+        opened = self.open_subjects()
+        for alert in opened.values():
+            if name in (alert.subject, alert.id):
+                seen = [(alert.subject, f"closed at {at}", sentence)]
+                if self.recovered_all(seen, at=at, by_hand=True):
+                    return alert
+                break
+        there = ", ".join(opened) or "none"
+        raise NotOpenError(f"No alert with the subject or id {name} is open. Open are: {there}.")
+
+    def recovered_all(
+        self, seen: Iterable[tuple[str, str, str]], *, at: float, by_hand: bool = False
+    ) -> list[Recovery]:
         """Note many recoveries, (subject, occurrence, sentence) each, for the price of one. Returns the new.
 
         Raises AlertLogError, and then none of them is noted.
@@ -90,7 +112,7 @@ class Outbox:
         with self._guard, self.log.locked():
             self._read_on()
             new = [
-                Recovery(self._open[subject], occurrence, sentence, at, self._since[subject])
+                Recovery(self._open[subject], occurrence, sentence, at, self._since[subject], by_hand)
                 for subject, occurrence, sentence in wanted
                 if subject in self._open
             ]

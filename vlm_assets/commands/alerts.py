@@ -1,4 +1,4 @@
-"""``vlm-assets alerts``: what is wrong and what was told, a test message, delivery without Dagster.
+"""``vlm-assets alerts``: what is wrong and what was told, closing, a test message, delivery without Dagster.
 
 What lives here: arguments, output, exit codes. What does not: anything that a command does.
 """
@@ -82,6 +82,24 @@ def test(home: Home = None) -> None:
 
 
 @app.command()
+def close(
+    name: Annotated[str, typer.Argument(metavar="SUBJECT", help="As the list shows it, or a message's id.")],
+    home: Home = None,
+    reason: Annotated[str | None, typer.Option(help="Why, for those who are told.")] = None,
+) -> None:
+    """Close an open alert by hand: what cannot become right again by itself, such as a card taken out.
+
+    Whoever was told of it is told of that. What it was about is told again where it happens again.
+    """
+    from vlm_assets.unattended.alert_settings import build_outbox
+
+    sentence = f"A person closed it: {reason}" if reason else "A person closed it."
+    outbox = build_outbox(chosen_settings(home))
+    alert = outbox.close(name, sentence=sentence, at=time.time())
+    typer.echo(f"Closed: {alert.title} ({len(outbox.open_subjects())} open)")
+
+
+@app.command()
 def deliver(home: Home = None) -> None:
     """Notice a silent daemon or alerts sensor, and deliver what waits: for cron or a systemd timer.
 
@@ -111,13 +129,14 @@ def deliver(home: Home = None) -> None:
 
 def _line(alert: Alert) -> str:
     found = f": expected {alert.expected}, found {alert.found}" if alert.expected and alert.found else ""
-    return f"{_clock(alert.at)}  {alert.kind}  {alert.title}{found}\n    {alert.next_step}"
+    said = f"{_clock(alert.at)}  {alert.kind}  {alert.title}{found}\n    {alert.next_step}"
+    return f"{said}\n    subject: {alert.subject}"
 
 
 def _told(entry: dict[str, object]) -> str:
     what = entry if entry["event"] == "raised" else entry["alert"]
     assert isinstance(what, dict)
-    sign = "      " if entry["event"] == "raised" else "right "
+    sign = "      " if entry["event"] == "raised" else "closed " if entry.get("by_hand") else "right "
     return f"{_clock(entry['at'])}  {sign}{what['kind']}  {what['title']}"
 
 

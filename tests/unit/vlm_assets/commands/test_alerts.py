@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -64,6 +65,33 @@ def test_the_list_shows_what_is_open_with_its_next_step_and_what_was_told(home, 
     found = json.loads(run("--json").output)
     assert [one["subject"] for one in found["open"]] == ["rows/1"]
     assert len(found["recent"]) == 3
+
+
+def test_a_person_closes_what_cannot_become_right_again_by_itself(home, outbox, told):
+    """A card that was taken out: closed for good, recorded and told as closed and not as right again."""
+    outbox.post_all([alert(0), alert(1)])
+    assert "subject: rows/0" in run().output
+    said = run("close", "rows/0", "--reason", "the card is out")
+    assert said.exit_code == 0, said.output
+    assert said.output == "Closed: row_count failed: rows 0 (1 open)\n"
+    assert list(Outbox(outbox.log.directory).open_subjects()) == ["rows/1"]
+    assert "closed check_failed  row_count failed: rows 0" in run().output
+    run("deliver")
+    assert told.titles[-1] == "Closed by a person: row_count failed: rows 0"
+    assert "A person closed it: the card is out" in told.messages[-1]["message"]
+    assert not outbox.post(alert(0)), "the same occurrence is told once"
+    assert run("close", alert(1).id).exit_code == 0, "by the id in a message"
+    assert outbox.post(replace(alert(0), occurrence="2")), "what happens again is told again"
+
+
+def test_closing_what_is_not_open_names_what_is(home, outbox):
+    """A slip of the pen closes nothing, and says what could have been meant."""
+    for posted, there in ([], "none"), ([alert(0), alert(1)], "rows/0, rows/1"):
+        outbox.post_all(posted)
+        refused = run("close", "rows/7")
+        assert refused.exit_code == 1
+        assert str(refused.exception) == f"No alert with the subject or id rows/7 is open. Open are: {there}."
+    assert len(outbox.open_subjects()) == 2
 
 
 def test_looking_at_a_home_without_alerts_leaves_nothing_there(home):
