@@ -44,7 +44,7 @@ _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllo
 _TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
 """Modules that complain when the interpreter ends (nanobind's)."""
 
-_LONG_RUN = 24
+_LONG_RUN = 16
 """Batches for which a process prepares, beside a model on the CPU: its start takes 4 s of a core."""
 
 _MOST_PREPARE = 4

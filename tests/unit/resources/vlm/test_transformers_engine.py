@@ -236,7 +236,7 @@ def test_provenance(engine, model_folder):
     assert engine.revision == exact_revision(ModelSource(str(model_folder)))
 
 
-@pytest.mark.parametrize("batches", [0, 23])
+@pytest.mark.parametrize("batches", [0, 15])
 def test_a_short_run_starts_no_process(batches, model_folder, monkeypatch):
     """Guards: a partition of a few batches does not pay for a process that prepares the inputs of many."""
     monkeypatch.setattr("resources.vlm.transformers_engine.PreparationProcess", None)
