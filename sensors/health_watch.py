@@ -22,7 +22,8 @@ class Watch:
 
     at, since: monotonic seconds of the last tick, and of the first of those without a gap. ended: when
     SIGTERM was sent, by worker. slow: since when, by worker. sick: since when (unix seconds), by device;
-    sick_again: since when without a break; sound: since when again. blind_since: since when (unix seconds)
+    sick_again: since when without a break; sound: since when again; cool: the same of a
+    device that was too hot. blind_since: since when (unix seconds)
     the driver does not answer. devices: those seen since this boot; here: those that
     the settings meant at the last look. left_out: those told of. idle: since when
     nobody works. after_end: since when a process holds a device after its run; after_end_told: when SIGTERM
@@ -37,6 +38,7 @@ class Watch:
     sick: dict[str, float] = field(default_factory=dict)
     sick_again: dict[str, float] = field(default_factory=dict)
     sound: dict[str, float] = field(default_factory=dict)
+    cool: dict[str, float] = field(default_factory=dict)
     blind_since: float | None = None
     devices: dict[str, dict[str, Any]] = field(default_factory=dict)
     here: list[str] = field(default_factory=list)

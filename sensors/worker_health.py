@@ -23,6 +23,7 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.gpu.devices import Device
 from resources.gpu.errors import DeviceError
+from resources.gpu.health import Verdict
 from resources.gpu.left_out import LeftOutDevices, at_work_on
 from resources.processes import ProcessIdentity
 from resources.workers import Phase, Worker, Workers
@@ -45,7 +46,7 @@ _SICK_AGAIN_SECONDS = 600.0
 class HealthWatcher:
     """What a tick looks at. Plain Python: what Dagster lends is handed in.
 
-    find: the devices that the settings mean. judge: why each of them should not be used now, by id.
+    find: the devices that the settings mean. judge: what speaks against each of them now, by id.
     clock: unix seconds;
     monotonic: seconds of the machine's clock.
     """
@@ -54,7 +55,7 @@ class HealthWatcher:
     outbox: Outbox
     left_out: LeftOutDevices
     find: Callable[[], Sequence[Device]]
-    judge: Callable[[Sequence[Device]], Mapping[str, Sequence[str]]]
+    judge: Callable[[Sequence[Device]], Mapping[str, Verdict]]
     limits: WorkerLimits = field(default_factory=WorkerLimits)
     clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
@@ -205,7 +206,7 @@ class HealthWatcher:
             watch.here = [device.id for device in found]
             # One that the driver lists no more is looked at too: nothing else would say that it is lost.
             watch.devices |= {device.id: asdict(device) for device in found}
-            reasons = self.judge([Device(**one) for one in watch.devices.values()])
+            verdicts = self.judge([Device(**one) for one in watch.devices.values()])
         except DeviceError as error:
             if watch.blind_since is None:
                 watch.blind_since = opened[subject].at if subject in opened else now
@@ -227,13 +228,40 @@ class HealthWatcher:
             sentence = "The driver answers again."
             self.outbox.recovered(subject, occurrence=f"{now:.0f}", sentence=sentence, at=now)
         said: list[str] = []
-        for device, why in reasons.items():
-            if why:
-                self._tell_sick(watch, device, " ".join(why))
-                said.extend(why)
+        for device, verdict in verdicts.items():
+            said.extend((*verdict.refused, *verdict.hot))
+            if verdict.refused:
+                self._tell_sick(watch, device, " ".join(verdict.refused))
             elif device in watch.sick:
                 self._tell_sound(watch, device)
+            self._tell_hot(watch, device, " ".join(verdict.hot), is_told=_hot(device) in opened)
         return said
+
+    def _tell_hot(self, watch: Watch, device: str, why: str, *, is_told: bool) -> None:
+        """A warning once while it lasts, and nothing more: slower is more than nothing."""
+        now = self.clock()
+        if why:
+            watch.cool.pop(device, None)
+            if not is_told:
+                self.outbox.post(
+                    Alert(
+                        kind="device_hot",
+                        subject=_hot(device),
+                        occurrence=f"{now:.0f}",
+                        severity="warning",
+                        title=f"{device} is too hot, and slower for it",
+                        next_step="Look at its cooling, its fans and the air in the room. It goes on.",
+                        expected="clocks that its temperature does not hold down",
+                        found=why,
+                        at=now,
+                    )
+                )
+        elif is_told:
+            since = watch.cool[device] = max(watch.cool.get(device, watch.at), watch.since)
+            if watch.at - since >= _SICK_AGAIN_SECONDS:
+                del watch.cool[device]
+                sentence = f"{device} was not too hot for {_SICK_AGAIN_SECONDS / 60:.0f} minutes."
+                self.outbox.recovered(_hot(device), occurrence=f"{now:.0f}", sentence=sentence, at=now)
 
     def _tell_sound(self, watch: Watch, device: str) -> None:
         """Once it has been so for long enough: one that throttles on and off is one trouble, not many."""
@@ -305,6 +333,10 @@ def build_worker_health_sensor(
         return dg.SkipReason(" ".join(said) or "Every worker moves and every device is sound.")
 
     return worker_health
+
+
+def _hot(device: str) -> str:
+    return f"devices/{device}/hot"
 
 
 def _process(worker: Worker) -> ProcessIdentity:

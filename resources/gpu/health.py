@@ -1,4 +1,4 @@
-"""Whether a GPU is sound enough to be trusted with work: a list of sentences why not, empty if it is.
+"""Whether a GPU is sound enough to be trusted with work, and whether it is too hot: sentences that say why.
 
 Reading the driver is nvml.py's; what happens to a refused device (it is passed over, and looked at again
 while the wait lasts) is leases.py's. Terms: ECC, clock event reasons, GPU recovery action.
@@ -14,7 +14,8 @@ from resources.gpu.nvml import GpuReading, Nvml
 
 _GIB = 1 << 30
 
-# Software reasons (power cap, thermal policy, application clocks) are a GPU in normal use.
+# Other software reasons (power cap, application clocks, idle) are a GPU in normal use.
+_SOFTWARE_THERMAL_SLOWDOWN = 0x20
 _HARDWARE_THROTTLES = {
     0x40: "it is too hot and its hardware has slowed it down: look at its cooling",
     0x80: "its power brake has slowed it down: look at the power supply",
@@ -33,35 +34,48 @@ _RECOVERY_ACTIONS = {
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """What speaks against a device, one sentence a reason. refused: why it should not be used now.
+
+    hot: why it is slower than it could be though it computes what it should: it goes on, as the driver has
+    it, for refused it would do nothing at all.
+    """
+
+    refused: tuple[str, ...] = ()
+    hot: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class HealthCheck:
     """Judges devices by what NVML says at the moment. ``min_free_bytes``: refuse with less free memory."""
 
     nvml: Nvml
     min_free_bytes: int = 0
 
-    def __call__(self, device: Device) -> list[str]:
-        """Why ``device`` should not be used now, one sentence a reason; [] if nothing speaks against it."""
-        return self.of([device])[device.id]
+    def __call__(self, device: Device) -> Sequence[str]:
+        """Why ``device`` should not be used now, one sentence a reason; none if nothing speaks against it."""
+        return self.of([device])[device.id].refused
 
-    def of(self, devices: Sequence[Device]) -> dict[str, list[str]]:
-        """The same for several, by id, from one reading: to open the driver may take a second."""
+    def of(self, devices: Sequence[Device]) -> dict[str, Verdict]:
+        """The verdicts over several, by id, from one reading: to open the driver may take a second."""
         listed: dict[str, GpuReading] = {}
         if any(device.kind != "cpu" for device in devices):
             listed = {reading.uuid: reading for reading in self.nvml.readings()}
         return {device.id: self._of(device, listed.get(device.id)) for device in devices}
 
-    def _of(self, device: Device, reading: GpuReading | None) -> list[str]:
+    def _of(self, device: Device, reading: GpuReading | None) -> Verdict:
         if reading is not None:
             return self.judge(reading)
         if device.kind == "cpu" or device.given:
-            return []  # NVML never knew it: nothing is known against it
-        return [f"{device.id} is no longer listed by the driver: look at `nvidia-smi` and the kernel log."]
+            return Verdict()  # NVML never knew it: nothing is known against it
+        lost = f"{device.id} is no longer listed by the driver: look at `nvidia-smi` and the kernel log."
+        return Verdict((lost,))
 
-    def judge(self, reading: GpuReading) -> list[str]:
+    def judge(self, reading: GpuReading) -> Verdict:
         """The verdict over one reading; what a GPU does not report is not held against it."""
         who = reading.uuid
         if reading.fault:
-            return [f"{who} ({reading.name}) cannot be used: {reading.fault}."]
+            return Verdict((f"{who} ({reading.name}) cannot be used: {reading.fault}.",))
         reasons = []
         if reading.uncorrected_ecc:
             reasons.append(
@@ -72,13 +86,18 @@ class HealthCheck:
             action = _RECOVERY_ACTIONS.get(reading.recovery_action, f"action {reading.recovery_action}")
             reasons.append(f"{who} needs {action}, says its driver.")
         heat = f" (at {reading.temperature} °C)" if reading.temperature is not None else ""
-        reasons += [f"{who} is throttled{heat}: {why}." for why in _throttles(reading.throttle_reasons or 0)]
+        mask = reading.throttle_reasons or 0
+        throttles = _throttles(mask)
+        reasons += [f"{who} is throttled{heat}: {why}." for why in throttles]
         if reading.free_bytes is not None and reading.free_bytes < self.min_free_bytes:
             reasons.append(
                 f"{who} has {reading.free_bytes / _GIB:.1f} GiB of free memory and "
                 f"{self.min_free_bytes / _GIB:.1f} GiB are asked for: see who uses it with `nvidia-smi`."
             )
-        return reasons
+        hot: tuple[str, ...] = ()
+        if mask & _SOFTWARE_THERMAL_SLOWDOWN and not throttles:
+            hot = (f"{who} is throttled{heat}: its driver slows it down, for it is too hot.",)
+        return Verdict(tuple(reasons), hot)
 
 
 def _throttles(mask: int) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from resources.alerts.outbox import Outbox
+from resources.gpu.health import Verdict
 from resources.gpu.lease_records import LeaseHolder
 from resources.gpu.resource import GpuResource
 from resources.workers import Workers
@@ -53,7 +54,7 @@ def watcher(tmp_path, gpu):
         outbox=Outbox(tmp_path / "alerts"),
         left_out=gpu.left_out(),
         find=gpu.find,
-        judge=lambda devices: {one.id: [] for one in devices},
+        judge=lambda devices: {one.id: Verdict() for one in devices},
         limits=LIMITS,
     )
 

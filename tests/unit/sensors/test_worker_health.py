@@ -20,6 +20,7 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.gpu.devices import Device
 from resources.gpu.errors import DriverUnavailableError
+from resources.gpu.health import Verdict
 from resources.gpu.left_out import LeftOutDevices
 from resources.processes import ProcessIdentity
 from resources.workers import Phase, Workers, boot_id
@@ -50,6 +51,7 @@ class Machine:
     def __init__(self):
         self.listed = list(GPUS)
         self.against = {}
+        self.hot = {}
         self.is_lost = False
 
     def find(self):
@@ -62,8 +64,8 @@ class Machine:
 
     def judged(self, device):
         if device.id not in {one.id for one in self.listed}:
-            return [f"{device.id} is no longer listed by the driver."]
-        return self.against.get(device.id, [])
+            return Verdict((f"{device.id} is no longer listed by the driver.",))
+        return Verdict(tuple(self.against.get(device.id, ())), tuple(self.hot.get(device.id, ())))
 
 
 @pytest.fixture
@@ -346,6 +348,24 @@ def test_a_device_that_a_cluster_gave_is_always_left_to_work_on():
     watch = Watch(devices={given.id: asdict(given)}, here=[given.id])
     assert usable_devices(watch, [given.id]) == 1
     assert usable_devices(Watch(), ["GPU-1"]) == 1, "it is not known which devices there are"
+
+
+def test_a_device_that_its_driver_slows_down_is_named_and_used(tick, machine, watcher):
+    """A warm room must neither go unsaid nor take out a device that computes what it should."""
+    hot = ("device_hot", "devices/GPU-1/hot")
+    machine.hot["GPU-1"] = ["GPU-1 is throttled (at 87 °C): its driver slows it down, for it is too hot."]
+    assert tick() == tick() == tick(601) == [hot]
+    machine.hot.clear()
+    assert tick() == tick(300) == [hot], "it may be as hot again in a moment"
+    machine.hot["GPU-1"] = ["GPU-1 is throttled."]
+    assert tick() == [hot]
+    assert len(watcher.outbox.recent(10)) == 1
+    machine.hot.clear()
+    tick()
+    assert tick(601) == []
+    assert not watcher.left_out.records()
+    machine.hot["GPU-1"] = ["GPU-1 is throttled."]
+    assert tick() == [hot], "another time"
 
 
 def test_a_lost_device_is_named_though_nobody_lists_it(tick, machine):

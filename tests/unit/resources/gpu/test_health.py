@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -38,7 +39,7 @@ class Recorded:
         return [self.answer]
 
 
-def verdict(reading: GpuReading, device: Device = DEVICE) -> list[str]:
+def verdict(reading: GpuReading, device: Device = DEVICE) -> Sequence[str]:
     return HealthCheck(Recorded(reading), min_free_bytes=16 * GIB)(device)
 
 
@@ -54,7 +55,7 @@ def verdict(reading: GpuReading, device: Device = DEVICE) -> list[str]:
 )
 def test_a_sound_gpu_is_not_refused(changes: dict[str, int | None]) -> None:
     """A GPU in normal use, or one that reports little, is never lost to a false alarm."""
-    assert verdict(replace(SOUND, **changes)) == []
+    assert verdict(replace(SOUND, **changes)) == ()
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,17 @@ def test_a_sick_gpu_is_refused_in_one_sentence(changes: dict[str, int | str], wo
     assert re.search(words, sentence)
 
 
+def test_a_gpu_that_its_driver_slows_down_is_named_and_not_refused() -> None:
+    """It is slower and computes what it should: refused, a warm room would stop the whole job."""
+    hot = HealthCheck(Recorded(SOUND)).judge(replace(SOUND, throttle_reasons=0x24, temperature=87))
+    assert hot.refused == ()
+    assert hot.hot == ("GPU-a is throttled (at 87 °C): its driver slows it down, for it is too hot.",)
+    worse = HealthCheck(Recorded(SOUND)).judge(replace(SOUND, throttle_reasons=0x20 | 0x48))
+    assert (len(worse.refused), worse.hot) == (1, ()), "its hardware has the last word"
+    cool = HealthCheck(Recorded(SOUND)).judge(replace(SOUND, throttle_reasons=0x1 | 0x2 | 0x4 | 0x10))
+    assert (cool.refused, cool.hot) == ((), ())
+
+
 def test_every_reason_is_told() -> None:
     """A GPU with two troubles says both, so that the second is no surprise after the first is mended."""
     assert len(verdict(replace(SOUND, uncorrected_ecc=1, recovery_action=1, throttle_reasons=0xC8))) == 4
@@ -90,8 +102,8 @@ def test_a_gpu_that_fell_off_the_bus_is_refused() -> None:
 
 def test_what_nvml_never_knew_has_nothing_against_it() -> None:
     """CPU slots, and devices that a cluster gave under a name of its own, pass."""
-    assert verdict(SOUND, Device("cpu-0", "cpu", "CPU slot", None, "")) == []
-    assert verdict(SOUND, Device("given-17-0", "cuda", "given by Slurm job 17", None, "0", given=True)) == []
+    assert verdict(SOUND, Device("cpu-0", "cpu", "CPU slot", None, "")) == ()
+    assert verdict(SOUND, Device("given-17-0", "cuda", "given by Slurm job 17", None, "0", given=True)) == ()
 
 
 def test_all_devices_are_judged_by_one_reading() -> None:
@@ -99,7 +111,7 @@ def test_all_devices_are_judged_by_one_reading() -> None:
     nvml = Recorded(SOUND)
     devices = [DEVICE, replace(DEVICE, id="GPU-b"), Device("cpu-0", "cpu", "CPU slot", None, "")]
     verdicts = HealthCheck(nvml).of(devices)
-    assert {id_: bool(why) for id_, why in verdicts.items()} == {
+    assert {id_: bool(one.refused) for id_, one in verdicts.items()} == {
         "GPU-a": False,
         "GPU-b": True,
         "cpu-0": False,
