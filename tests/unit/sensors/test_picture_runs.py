@@ -35,6 +35,7 @@ def described() -> None: ...
 @pytest.fixture
 def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     """Dagster's own database as homes have it: one file of events for each run."""
+    (tmp_path / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
     with dg.DagsterInstance.from_config(str(tmp_path)) as opened:
         yield opened
 
