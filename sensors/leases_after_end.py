@@ -126,7 +126,7 @@ class LeasesAfterEnd:
             ),
             partition=one.record.holder.partition,
             expected="a process that ends with its run",
-            found=f"{one.held.sentence()} Seen so for {(watch.at - watch.after_end[name]) / 60:.0f} minutes.",
+            found=f"{one.held.sentence()} So for {watch.at - watch.after_end[name]:.0f} s at least.",
             page=None if one.how is RunOfProcess.UNKNOWN else f"runs/{one.record.holder.run_id}",
             at=self.clock(),
         )
