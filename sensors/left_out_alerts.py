@@ -79,8 +79,8 @@ def _tell_none_left(watch: Watch, records: Mapping[str, DeviceRecord], outbox: O
             title="Every device is left out: nothing is computed until one is taken back",
             next_step=(
                 "No run is started meanwhile: what is queued waits, nothing is lost; it goes on by itself."
-                " Look at `nvidia-smi` and the kernel log; where all failed alike, at what they share: driver,"
-                " power, cooling, storage, the model. Then: "
+                " Look at `nvidia-smi` and the kernel log; where all failed alike, at what they share:"
+                " driver, power, cooling, storage, the model. Then: "
                 + "; ".join(f"vlm-assets devices --take-back {device}" for device in [*here][:_NAMED])
             ),
             expected="one device at least to work on",

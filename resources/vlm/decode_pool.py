@@ -31,8 +31,8 @@ from resources.vlm.worker_process import DecodeTask, Pixels, Seconds, WorkerProc
 ATTEMPTS: Final = 3
 """Workers that an image may take down before it is given up."""
 
-_QUEUED_PER_WORKER = 4  # One being decoded and others at hand: no worker waits for this thread.
-_TOGETHER_SECONDS = 0.005  # Each look at the workers takes a turn of the interpreter's lock from the model.
+_QUEUED_PER_WORKER = 8  # One being decoded and others at hand: no worker waits for this thread.
+_TOGETHER_SECONDS = 0.025  # Each look at the workers takes a turn of the interpreter's lock from the model.
 _FAILED_STARTS = 5
 _START_SECONDS = 120.0  # Tens of milliseconds as a rule; a machine that swaps, or sources on NFS, take long.
 _ENDING_SECONDS = 2.0

@@ -44,6 +44,9 @@ FAILURE: Final = 2
 STORED: Final = 3
 """Its width * height * 3 bytes of RGB are in the memory."""
 
+LESS_THAN_THE_MODEL: Final = 10
+"""Niceness of what works ahead: where cores are few, the model's own process is not to wait for one."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -86,6 +89,7 @@ def main() -> None:
     die_with(parent)
     # A Ctrl-C is for the parent, which commits what is finished and then ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(LESS_THAN_THE_MODEL)
     warnings.simplefilter("ignore")
     # What a library prints must not end up between the pixels.
     answers = os.dup(1)

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
-from resources.vlm.decode_worker import die_with
+from resources.vlm.decode_worker import LESS_THAN_THE_MODEL, die_with
 from resources.vlm.nameless_memory import store
 
 READY = "ready"
@@ -28,6 +28,7 @@ def main() -> None:
     die_with(parent)
     # A Ctrl-C is for the parent, which commits what is finished and then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(LESS_THAN_THE_MODEL)
     connection: Connection[Any, Any] = Connection(descriptor)
     source, prompt = connection.recv()
 
