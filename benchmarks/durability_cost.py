@@ -25,7 +25,7 @@ import pyarrow as pa
 from resources.gpu.devices import Device
 from resources.gpu.pinning import pin
 from resources.vlm.engine import Engine
-from resources.vlm.images import LoadedProperty
+from resources.vlm.images.images import LoadedProperty
 from resources.vlm.ladder import describe_batch
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest

@@ -26,7 +26,7 @@ from benchmarks.durability_cost import catalogued
 from benchmarks.gpu_models import LengthsOfBatch
 from resources.gpu.pinning import pin
 from resources.vlm.feeding import Feeding
-from resources.vlm.images import LoadedProperty
+from resources.vlm.images.images import LoadedProperty
 from resources.vlm.ladder import describe_batch
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.descriptions import DescriptionWork

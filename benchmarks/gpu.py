@@ -38,8 +38,8 @@ from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceil
 from benchmarks.gpu_models import SHAPES, AnswerLengths, build_processor, vision_layers
 from benchmarks.gpu_report import print_case, print_table
 from resources.vlm.engine import Attempt
-from resources.vlm.static_decoding import Decoding
-from resources.vlm.transformers_engine import TransformersEngine
+from resources.vlm.in_process.static_decoding import Decoding
+from resources.vlm.in_process.transformers_engine import TransformersEngine
 
 IMAGES_OF_THE_RUN: Final = 12_800_000
 DEVICES_OF_THE_RUN: Final = 10

@@ -21,13 +21,13 @@ from PIL import Image
 
 from benchmarks.gpu_meter import Ceilings
 from benchmarks.gpu_models import SHAPES, AnswerLengths, build_model, build_tokenizer
-from resources.vlm.decode_workers import DecodeWorkers
 from resources.vlm.feeding import Feeding
-from resources.vlm.images import PropertyJob
+from resources.vlm.images.decode_workers import DecodeWorkers
+from resources.vlm.images.images import PropertyJob
+from resources.vlm.in_process.static_decoding import Decoding
+from resources.vlm.in_process.transformers_engine import TransformersEngine
 from resources.vlm.ladder import Described, LadderSettings
 from resources.vlm.prompt import Prompt
-from resources.vlm.static_decoding import Decoding
-from resources.vlm.transformers_engine import TransformersEngine
 
 PREFETCH_BATCHES: Final = 2
 WARM_UP: Final[dict[Decoding, int]] = {"dynamic": 1, "static": 2, "compiled": 2}

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from resources.vlm.engine import Attempt
-from resources.vlm.images import LoadedProperty
-from resources.vlm.model_inputs import InputPreparation
+from resources.vlm.images.images import LoadedProperty
+from resources.vlm.in_process.model_inputs import InputPreparation
 from resources.vlm.prompt import Prompt
 
 PIXELS = (870, 1150)

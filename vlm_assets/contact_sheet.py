@@ -1,8 +1,8 @@
 """A contact sheet: a few properties of a partition, their images and what the model said, as markdown.
 
 What lives here: picking the properties, thumbnails, the text beneath. What does not: decoding
-(``resources/vlm/images.py``). The images travel inside the text, which the event log keeps for ever, so
-they are small: about 10 KB a property.
+(``resources/vlm/images``). The images travel inside the text, which the event log keeps for ever, so they
+are small: about 10 KB a property.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from resources.vlm.images import ImageError, load_image
+from resources.vlm.images.images import ImageError, load_image
 
 THUMBNAIL_HEIGHT = 88
 IMAGES_A_PROPERTY = 6

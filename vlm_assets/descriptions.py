@@ -23,10 +23,10 @@ from resources.gpu.devices import Device
 from resources.journal.journal import Journal
 from resources.partition_rows import PartitionRows
 from resources.vlm.batch_plan import Batch, PlannedProperty, plan_batches, remaining
-from resources.vlm.decode_workers import DecodeWorkers
 from resources.vlm.engine import Engine
 from resources.vlm.feeding import Feeding
-from resources.vlm.images import ImageFailure, LoadedProperty, PropertyJob
+from resources.vlm.images.decode_workers import DecodeWorkers
+from resources.vlm.images.images import ImageFailure, LoadedProperty, PropertyJob
 from resources.vlm.ladder import Described, LadderSettings
 from resources.vlm.prompt import Prompt, build_prompt
 from resources.vlm.resource import VisionLanguageModel

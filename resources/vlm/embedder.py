@@ -14,7 +14,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from resources.vlm.model_loading import ModelSource, exact_revision, load_config, load_model, load_tokenizer
+from resources.vlm.in_process.model_loading import (
+    ModelSource,
+    exact_revision,
+    load_config,
+    load_model,
+    load_tokenizer,
+)
 
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
 """Padded tokens of one batch, by kind of device: what bounds its memory. On a CPU, 8192 took a third more

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from resources.vlm.images import LoadedProperty
+from resources.vlm.images.images import LoadedProperty
 
 FinishReason = Literal["stop", "length"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from resources.vlm.images import TRANSIENT_KINDS as TRANSIENT_IMAGE_KINDS
+from resources.vlm.images.images import TRANSIENT_KINDS as TRANSIENT_IMAGE_KINDS
 
 TRANSIENT_KINDS: Final[frozenset[str]] = TRANSIENT_IMAGE_KINDS | {"engine_error", "out_of_memory"}
 """Of the moment, the device or the disk: worth another try by itself. All other kinds go to a person."""

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from resources.vlm.engine import Engine
-from resources.vlm.images import PIXELS_AHEAD, LoadedProperty
+from resources.vlm.images.images import PIXELS_AHEAD, LoadedProperty
 from resources.vlm.ladder import Described, LadderSettings, describe_batch
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from resources.vlm.engine import Answer, Attempt, Engine, EngineLostError, RequestTooLargeError
-from resources.vlm.images import ImageFailure, LoadedProperty
+from resources.vlm.images.images import ImageFailure, LoadedProperty
 from resources.vlm.verdict import InvalidDescription
 
 if TYPE_CHECKING:

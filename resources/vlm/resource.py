@@ -14,7 +14,7 @@ import dagster as dg
 from pydantic import Field
 
 from resources.gpu.devices import Device
-from resources.vlm.model_loading import ModelSource, exact_revision, load_config
+from resources.vlm.in_process.model_loading import ModelSource, exact_revision, load_config
 from resources.vlm.prompt import Prompt
 from resources.vlm.schema import DescriptionSchema
 
@@ -115,7 +115,7 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
         server = self.chosen_server
         if server is not None:
             return server.engine(self.source, device, schema=schema, prompt=prompt)
-        from resources.vlm.transformers_engine import TransformersEngine
+        from resources.vlm.in_process.transformers_engine import TransformersEngine
 
         return TransformersEngine(
             self.source,

@@ -41,7 +41,7 @@ from resources.vlm.server.server_life import ServerLife, Waiting
 if TYPE_CHECKING:
     import httpx2
 
-    from resources.vlm.images import LoadedProperty
+    from resources.vlm.images.images import LoadedProperty
 
 MOST_TRIES: Final = 3
 """Tries for one property where the server fails, breaks off, answers nonsense or falls silent."""

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from resources.gpu.devices import Device
 from resources.vlm.engine import ModelLoadError
-from resources.vlm.model_loading import ModelSource, exact_revision
+from resources.vlm.in_process.model_loading import ModelSource, exact_revision
 from resources.vlm.server.answering import answering_arguments
 from resources.vlm.server.image_transport import JPEG_QUALITY, DataUris, ImageFiles
 from resources.vlm.server.model_server import ModelServer, ServerAddress

@@ -25,7 +25,7 @@ from resources.vlm.server.concurrency import AdaptiveLimit, Slots
 from resources.vlm.server.image_transport import DataUris, ImageTransport
 
 if TYPE_CHECKING:
-    from resources.vlm.images import LoadedProperty
+    from resources.vlm.images.images import LoadedProperty
     from resources.vlm.prompt import Prompt
     from resources.vlm.schema import DescriptionSchema
     from resources.vlm.server.model_server import ModelServer

@@ -27,11 +27,11 @@ from faults.failpoints import Failpoint, die
 from resources.gpu.devices import Device
 from resources.journal.journal import Journal
 from resources.vlm.engine import Engine
-from resources.vlm.model_loading import ModelSource
+from resources.vlm.in_process.model_loading import ModelSource
+from resources.vlm.in_process.transformers_engine import TransformersEngine
 from resources.vlm.prompt import Prompt, build_prompt
 from resources.vlm.resource import VisionLanguageModel
 from resources.vlm.schema import DescriptionSchema, load_schema
-from resources.vlm.transformers_engine import TransformersEngine
 from vlm_assets.definitions import build_defs
 from vlm_assets.settings import Settings, load_settings
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from resources.gpu.devices import find_devices
 from resources.gpu.residents import Residents, end_residents
 from resources.vlm.engine import Attempt
-from resources.vlm.images import LoadedProperty
+from resources.vlm.images.images import LoadedProperty
 from resources.vlm.prompt import Prompt
 from resources.vlm.schema import DescriptionSchema
 from resources.vlm.server.server_plan import VLLM_COMMAND

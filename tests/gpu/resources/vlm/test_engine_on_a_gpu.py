@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resources.vlm import static_decoding
 from resources.vlm.embedder import TextEmbedder, description_text
 from resources.vlm.feeding import Feeding
-from resources.vlm.guided import Grammar
-from resources.vlm.images import LoadedProperty
+from resources.vlm.images.images import LoadedProperty
+from resources.vlm.in_process import static_decoding
+from resources.vlm.in_process.guided import Grammar
+from resources.vlm.in_process.model_loading import ModelSource, load_model, load_processor
+from resources.vlm.in_process.transformers_engine import TransformersEngine
 from resources.vlm.ladder import LadderSettings, describe_batch
-from resources.vlm.model_loading import ModelSource, load_model, load_processor
 from resources.vlm.prompt import build_prompt
 from resources.vlm.schema import load_schema
-from resources.vlm.transformers_engine import TransformersEngine
 from vlm_assets.demo.scenes import draw_property, render
 from vlm_assets.demo.truth import FIELDS, draw_truth
 

@@ -89,7 +89,7 @@ def model_folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def load_property():
     """Make a property with so many random images, the same for the same id."""
-    from resources.vlm.images import LoadedProperty
+    from resources.vlm.images.images import LoadedProperty
 
     def load(property_id: str, images: int, *, failed=()) -> LoadedProperty:
         random = np.random.default_rng(list(property_id.encode()))

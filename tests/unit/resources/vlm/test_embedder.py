@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from resources.vlm.embedder import TextEmbedder, description_text
-from resources.vlm.model_loading import ModelSource
+from resources.vlm.in_process.model_loading import ModelSource
 
 TEXTS = ["a", '{"roof":"flat","storeys":2}', "house " * 40, '{"roof":"gabled","storeys":2}', "näïve 屋根"]
 

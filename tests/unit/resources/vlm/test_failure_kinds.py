@@ -3,7 +3,7 @@
 from typing import get_args
 
 from resources.vlm.failure_kinds import TRANSIENT_KINDS
-from resources.vlm.images import ImageErrorKind
+from resources.vlm.images.images import ImageErrorKind
 
 OF_THE_LADDER = {
     "invalid_json",

@@ -8,10 +8,10 @@ import threading
 import pydantic
 import pytest
 
-from resources.vlm.decode_workers import DecodeWorkers, DecodeWorkersError
 from resources.vlm.engine import Answer, EngineLostError
 from resources.vlm.feeding import Feeding
-from resources.vlm.images import PropertyJob
+from resources.vlm.images.decode_workers import DecodeWorkers, DecodeWorkersError
+from resources.vlm.images.images import PropertyJob
 from resources.vlm.ladder import LadderSettings, describe_batch
 from resources.vlm.schema import DescriptionSchema
 

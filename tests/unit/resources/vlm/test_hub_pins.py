@@ -4,7 +4,7 @@ import pytest
 
 from resources.vlm.engine import ModelLoadError
 from resources.vlm.hub_pins import pinned_commit
-from resources.vlm.model_loading import ModelSource, exact_revision
+from resources.vlm.in_process.model_loading import ModelSource, exact_revision
 
 FIRST, SECOND = "1" * 40, "2" * 40
 
@@ -50,6 +50,8 @@ def test_a_damaged_note_stops_and_says_what_to_do(tmp_path):
 def test_a_source_with_records_is_pinned(tmp_path, monkeypatch):
     """What stands in rows and fingerprints is the pinned commit."""
     answers = iter([FIRST, SECOND])
-    monkeypatch.setattr("resources.vlm.model_loading._hub_commit", lambda name, revision: next(answers))
+    monkeypatch.setattr(
+        "resources.vlm.in_process.model_loading._hub_commit", lambda name, revision: next(answers)
+    )
     source = ModelSource("owner/name", records=tmp_path)
     assert [exact_revision(source), exact_revision(source)] == [FIRST, FIRST]

@@ -6,7 +6,7 @@ import pydantic
 import pytest
 
 from resources.vlm.engine import Answer, Attempt, EngineError, EngineLostError, RequestTooLargeError
-from resources.vlm.images import ImageFailure
+from resources.vlm.images.images import ImageFailure
 from resources.vlm.ladder import (
     RAW_TEXT_LIMIT,
     LadderSettings,

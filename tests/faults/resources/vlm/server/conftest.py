@@ -15,7 +15,7 @@ import numpy as np
 import pydantic
 import pytest
 
-from resources.vlm.images import LoadedProperty
+from resources.vlm.images.images import LoadedProperty
 from resources.vlm.prompt import Prompt
 from resources.vlm.schema import DescriptionSchema
 from resources.vlm.server.engine import RequestLimits, ServerEngine

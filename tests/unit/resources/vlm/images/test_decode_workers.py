@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from resources.vlm.decode_workers import DecodeWorkers, DecodeWorkersError
-from resources.vlm.images import PIXELS_AHEAD, LoadedProperty, PropertyJob
-from resources.vlm.pixel_memory import SharedImage
+from resources.vlm.images.decode_workers import DecodeWorkers, DecodeWorkersError
+from resources.vlm.images.images import PIXELS_AHEAD, LoadedProperty, PropertyJob
+from resources.vlm.images.pixel_memory import SharedImage
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +69,9 @@ def test_results_do_not_depend_on_workers_or_prefetch(workers, prefetch_batches,
 def test_results_do_not_depend_on_how_pixels_travel(folder, expected, monkeypatch):
     """Guards: where memory is not shared, or too little of it for all that is held, pixels come by pipe."""
     with monkeypatch.context() as patched:
-        patched.setattr("resources.vlm.decode_pool.IS_THERE", False)
+        patched.setattr("resources.vlm.images.decode_pool.IS_THERE", False)
         assert loaded(folder, workers=1) == expected
-    monkeypatch.setattr("resources.vlm.pixel_memory._ROOM", 3 * 8192)
+    monkeypatch.setattr("resources.vlm.images.pixel_memory._ROOM", 3 * 8192)
     with DecodeWorkers(workers=2, prefetch_batches=2, max_pixels=2000, max_images=3) as workers:
         held = list(workers.feed(batches(folder)))
         images = [image for batch in held for one in batch for image in one.images]
@@ -82,7 +82,7 @@ def test_results_do_not_depend_on_how_pixels_travel(folder, expected, monkeypatc
 def test_memory_that_may_not_be_had_is_done_without():
     """Guards: a limit on the addresses of a process, or on its files, ends no run."""
     program = (
-        "import resource, sys; from resources.vlm.decode_pool import DecodePool\n"
+        "import resource, sys; from resources.vlm.images.decode_pool import DecodePool\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "pool = DecodePool(workers=1, max_pixels=1000, image_seconds=60)\n"
         "print(pool._memory); pool.close()"
@@ -196,7 +196,9 @@ def test_workers_that_cannot_start_are_an_error_and_not_a_wait(tmp_path, monkeyp
 
 def test_a_worker_starts_small():
     """Guards: start-up in milliseconds and no second copy of a framework: not even NumPy is imported."""
-    program = "import resources.vlm.decode_worker, sys; print(*{name.split('.')[0] for name in sys.modules})"
+    program = (
+        "import resources.vlm.images.decode_worker, sys; print(*{name.split('.')[0] for name in sys.modules})"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert {"torch", "transformers", "dagster", "numpy", "pyarrow"}.isdisjoint(done.stdout.split())
 

@@ -20,11 +20,11 @@ pytestmark = [
 
 PARENT = """
 import sys
-from resources.vlm.decode_workers import DecodeWorkers
-from resources.vlm.images import PropertyJob
-from resources.vlm.model_loading import ModelSource
-from resources.vlm.pixel_memory import SharedImage
-from resources.vlm.preparation_process import PreparationProcess
+from resources.vlm.images.decode_workers import DecodeWorkers
+from resources.vlm.images.images import PropertyJob
+from resources.vlm.in_process.model_loading import ModelSource
+from resources.vlm.images.pixel_memory import SharedImage
+from resources.vlm.in_process.preparation_process import PreparationProcess
 jobs = [[PropertyJob("p", 0, (sys.argv[1],) * 9)]]
 process = PreparationProcess(ModelSource(sys.argv[2]), "Describe.")
 with DecodeWorkers(workers=1, prefetch_batches=1, max_pixels=10**6, max_images=9) as decode:

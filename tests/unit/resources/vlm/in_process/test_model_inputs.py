@@ -10,10 +10,10 @@ import pytest
 
 from resources.vlm import nameless_memory
 from resources.vlm.engine import Attempt
-from resources.vlm.model_inputs import InputPreparation
-from resources.vlm.model_loading import ModelSource, load_processor
-from resources.vlm.pixel_memory import PixelMemory
-from resources.vlm.preparation_process import PreparationLostError, PreparationProcess
+from resources.vlm.images.pixel_memory import PixelMemory
+from resources.vlm.in_process.model_inputs import InputPreparation
+from resources.vlm.in_process.model_loading import ModelSource, load_processor
+from resources.vlm.in_process.preparation_process import PreparationLostError, PreparationProcess
 from resources.vlm.prompt import Prompt
 
 FIRST = Attempt(number=1, max_new_tokens=60)
@@ -37,7 +37,7 @@ def ready_process(model_folder):
 @pytest.fixture
 def stopped_process(model_folder, monkeypatch):
     """One that said it was ready and will not say any more, and is not waited for for long."""
-    monkeypatch.setattr("resources.vlm.preparation_process._BATCH_SECONDS", 0.2)
+    monkeypatch.setattr("resources.vlm.in_process.preparation_process._BATCH_SECONDS", 0.2)
     process = PreparationProcess(ModelSource(str(model_folder)), PROMPT.text)
     os.kill(process.pid, signal.SIGSTOP)
     process._ready = True

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from resources.vlm.decode_workers import DecodeWorkers
-from resources.vlm.images import LoadedProperty, PropertyJob
+from resources.vlm.images.decode_workers import DecodeWorkers
+from resources.vlm.images.images import LoadedProperty, PropertyJob
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -215,8 +215,8 @@ with open(sys.argv[2], "a") as runs:
 lock = os.open(sys.argv[3], os.O_CREAT | os.O_RDWR)
 os.set_inheritable(lock, True)
 fcntl.flock(lock, fcntl.LOCK_EX)
-from resources.vlm.decode_workers import DecodeWorkers
-from resources.vlm.images import PropertyJob
+from resources.vlm.images.decode_workers import DecodeWorkers
+from resources.vlm.images.images import PropertyJob
 jobs = [[PropertyJob("p", 0, (sys.argv[1],) * 9)], [PropertyJob("q", 1, (sys.argv[4],))]]
 with DecodeWorkers(workers=2, prefetch_batches=1, max_pixels=10**6, max_images=9) as decode:
     feed = decode.feed(jobs)
@@ -275,7 +275,7 @@ def test_workers_hold_nothing_of_their_parents(parent, tmp_path):
     for pid in parent.pids:
         assert Path(f"/proc/{pid}/cmdline").read_text().split("\0")[2:4] == [
             "-m",
-            "resources.vlm.decode_worker",
+            "resources.vlm.images.decode_worker",
         ]
         held = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
         assert str(tmp_path / "lock") not in held

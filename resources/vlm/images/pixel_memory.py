@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from resources.vlm.images import PIXELS_AHEAD
+from resources.vlm.images.images import PIXELS_AHEAD
 from resources.vlm.nameless_memory import create
 
 _ROOM: Final = 2 * PIXELS_AHEAD * 3

@@ -6,15 +6,15 @@ from typing import Literal
 import pydantic
 import pytest
 
-from resources.vlm import static_decoding
 from resources.vlm.embedder import TextEmbedder
 from resources.vlm.engine import Attempt
-from resources.vlm.guided import Grammar
-from resources.vlm.model_loading import ModelSource
+from resources.vlm.in_process import static_decoding
+from resources.vlm.in_process.guided import Grammar
+from resources.vlm.in_process.model_loading import ModelSource
+from resources.vlm.in_process.static_step import StaticStep
+from resources.vlm.in_process.transformers_engine import TransformersEngine
 from resources.vlm.prompt import Prompt
 from resources.vlm.schema import DescriptionSchema
-from resources.vlm.static_step import StaticStep
-from resources.vlm.transformers_engine import TransformersEngine
 
 TEMPLATE = (
     "{% for message in messages %}{% for part in message['content'] %}"

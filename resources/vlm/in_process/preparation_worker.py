@@ -1,4 +1,4 @@
-"""The program that runs a model's processor beside it: ``python -m resources.vlm.preparation_worker``.
+"""The program that runs a model's processor beside it, ``preparation_worker PARENT_PID DESCRIPTOR``.
 
 What lives here: the loop that is told where the pixels of a batch are and answers where its tensors are.
 What does not: starting and ending it, and what is done where it is lost (``preparation_process.py``). A
@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
-from resources.vlm.decode_worker import LESS_THAN_THE_MODEL, die_with
+from resources.vlm.images.decode_worker import LESS_THAN_THE_MODEL, die_with
 from resources.vlm.nameless_memory import store
 
 READY = "ready"
@@ -34,7 +34,7 @@ def main() -> None:
 
     import torch
 
-    from resources.vlm.model_loading import load_processor
+    from resources.vlm.in_process.model_loading import load_processor
 
     torch.set_num_threads(1)
     processor = load_processor(source)
@@ -57,7 +57,7 @@ def main() -> None:
 
 def _prepared(processor: Any, prompt: str, shown: Any, handles: list[int]) -> Any:
     """The descriptor and the layout of a batch's tensors."""
-    from resources.vlm.model_inputs import processed
+    from resources.vlm.in_process.model_inputs import processed
 
     maps = []
     for handle in handles:

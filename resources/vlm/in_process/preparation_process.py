@@ -19,17 +19,17 @@ from multiprocessing.connection import Pipe
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import TYPE_CHECKING, Any, Final
 
+from resources.vlm.images.pixel_memory import Place, SharedImage
+from resources.vlm.images.worker_process import python_path
+from resources.vlm.in_process.preparation_worker import READY
 from resources.vlm.nameless_memory import Layout, stored
-from resources.vlm.pixel_memory import Place, SharedImage
-from resources.vlm.preparation_worker import READY
-from resources.vlm.worker_process import python_path
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from resources.vlm.model_loading import ModelSource
-    from resources.vlm.pixel_memory import PixelMemory
+    from resources.vlm.images.pixel_memory import PixelMemory
+    from resources.vlm.in_process.model_loading import ModelSource
 
 _BATCH_SECONDS: Final = 120.0
 _ENDING_SECONDS: Final = 2.0
@@ -53,7 +53,7 @@ class PreparationProcess:
                     sys.executable,
                     "-P",
                     "-m",
-                    "resources.vlm.preparation_worker",
+                    "resources.vlm.in_process.preparation_worker",
                     str(os.getpid()),
                     str(theirs.fileno()),
                 ],

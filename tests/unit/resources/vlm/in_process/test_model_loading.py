@@ -8,9 +8,9 @@ import sys
 import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 
-from resources.vlm import model_loading
 from resources.vlm.engine import ModelLoadError
-from resources.vlm.model_loading import ModelSource, exact_revision, load_model, load_processor
+from resources.vlm.in_process import model_loading
+from resources.vlm.in_process.model_loading import ModelSource, exact_revision, load_model, load_processor
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ sys.modules["torchvision"] = None  # not to be found, installed or not
 version = importlib.metadata.version
 importlib.metadata.version = lambda name: version("no-such-package" if name == "torchvision" else name)
 
-from resources.vlm.model_loading import ModelLoadError, ModelSource, load_processor
+from resources.vlm.in_process.model_loading import ModelLoadError, ModelSource, load_processor
 
 try:
     load_processor(ModelSource(sys.argv[1]))

@@ -6,15 +6,15 @@ from typing import Literal
 import pydantic
 import pytest
 
-from resources.vlm import static_decoding
 from resources.vlm.engine import Attempt
-from resources.vlm.model_loading import ModelSource
+from resources.vlm.in_process import static_decoding
+from resources.vlm.in_process.model_loading import ModelSource
+from resources.vlm.in_process.static_cache import rung_of_length, rung_of_rows
+from resources.vlm.in_process.static_decoding import StaticDecoding
+from resources.vlm.in_process.step_recording import RecordingError
+from resources.vlm.in_process.transformers_engine import TransformersEngine
 from resources.vlm.prompt import Prompt
 from resources.vlm.schema import DescriptionSchema
-from resources.vlm.static_cache import rung_of_length, rung_of_rows
-from resources.vlm.static_decoding import StaticDecoding
-from resources.vlm.step_recording import RecordingError
-from resources.vlm.transformers_engine import TransformersEngine
 
 GREEDY = Attempt(number=1, max_new_tokens=60)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from resources.vlm.attention import prefer_flash_attention
+from resources.vlm.in_process.attention import prefer_flash_attention
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from resources.vlm.preparation_process import PreparationLostError
+from resources.vlm.in_process.preparation_process import PreparationLostError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import torch
 
     from resources.vlm.engine import Attempt
-    from resources.vlm.images import LoadedProperty
-    from resources.vlm.preparation_process import PreparationProcess
+    from resources.vlm.images.images import LoadedProperty
+    from resources.vlm.in_process.preparation_process import PreparationProcess
     from resources.vlm.prompt import Prompt
 
 _log = logging.getLogger(__name__)

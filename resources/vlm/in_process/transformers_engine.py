@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from resources.vlm.attention import prefer_flash_attention
 from resources.vlm.engine import (
     Answer,
     Attempt,
@@ -24,16 +23,17 @@ from resources.vlm.engine import (
     RequestTooLargeError,
     sampling_seed,
 )
-from resources.vlm.greedy_decoding import GreedyDecoding
-from resources.vlm.guided import Grammar, SampledBatch
-from resources.vlm.model_inputs import InputPreparation, ModelInputs
-from resources.vlm.model_loading import ModelSource, exact_revision, load_model, load_processor
+from resources.vlm.in_process.attention import prefer_flash_attention
+from resources.vlm.in_process.greedy_decoding import GreedyDecoding
+from resources.vlm.in_process.guided import Grammar, SampledBatch
+from resources.vlm.in_process.model_inputs import InputPreparation, ModelInputs
+from resources.vlm.in_process.model_loading import ModelSource, exact_revision, load_model, load_processor
+from resources.vlm.in_process.preparation_process import PreparationProcess
+from resources.vlm.in_process.static_decoding import Decoding, static_decoding
 from resources.vlm.nameless_memory import IS_THERE
-from resources.vlm.preparation_process import PreparationProcess
-from resources.vlm.static_decoding import Decoding, static_decoding
 
 if TYPE_CHECKING:
-    from resources.vlm.images import LoadedProperty
+    from resources.vlm.images.images import LoadedProperty
     from resources.vlm.prompt import Prompt
     from resources.vlm.schema import DescriptionSchema
 

@@ -12,15 +12,15 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from resources.vlm.greedy_decoding import PER_ROW, GrowingSteps, Steps, can_select
-from resources.vlm.static_cache import Size, StaticMemory, rung_of_length, rung_of_rows
-from resources.vlm.static_step import StaticStep
-from resources.vlm.step_recording import RecordingError, Step, StepRecorder, out_of_memory
+from resources.vlm.in_process.greedy_decoding import PER_ROW, GrowingSteps, Steps, can_select
+from resources.vlm.in_process.static_cache import Size, StaticMemory, rung_of_length, rung_of_rows
+from resources.vlm.in_process.static_step import StaticStep
+from resources.vlm.in_process.step_recording import RecordingError, Step, StepRecorder, out_of_memory
 
 if TYPE_CHECKING:
     import torch
 
-    from resources.vlm.answers_so_far import AnswersSoFar
+    from resources.vlm.in_process.answers_so_far import AnswersSoFar
 
 Decoding = Literal["dynamic", "static", "compiled"]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from resources.vlm import pixel_memory
+from resources.vlm.images import pixel_memory
+from resources.vlm.images.pixel_memory import PixelMemory
 from resources.vlm.nameless_memory import write
-from resources.vlm.pixel_memory import PixelMemory
 
 
 def put(memory, value):

@@ -7,13 +7,13 @@ from typing import Literal
 import pydantic
 import pytest
 
-from resources.vlm import model_inputs
 from resources.vlm.engine import Attempt, EngineLostError, ModelLoadError, RequestTooLargeError
-from resources.vlm.model_loading import ModelSource, exact_revision
-from resources.vlm.preparation_process import PreparationProcess
+from resources.vlm.in_process import model_inputs
+from resources.vlm.in_process.model_loading import ModelSource, exact_revision
+from resources.vlm.in_process.preparation_process import PreparationProcess
+from resources.vlm.in_process.transformers_engine import TransformersEngine
 from resources.vlm.prompt import Prompt
 from resources.vlm.schema import DescriptionSchema
-from resources.vlm.transformers_engine import TransformersEngine
 
 GREEDY = Attempt(number=1, max_new_tokens=60)
 
@@ -239,7 +239,7 @@ def test_provenance(engine, model_folder):
 @pytest.mark.parametrize("batches", [0, 15])
 def test_a_short_run_starts_no_process(batches, model_folder, monkeypatch):
     """Guards: a partition of a few batches does not pay for a process that prepares the inputs of many."""
-    monkeypatch.setattr("resources.vlm.transformers_engine.PreparationProcess", None)
+    monkeypatch.setattr("resources.vlm.in_process.transformers_engine.PreparationProcess", None)
     engine = TransformersEngine(
         ModelSource(str(model_folder)), schema=SCHEMA, prompt=Prompt("x"), device="cpu", batches=batches
     )
@@ -255,7 +255,7 @@ def test_the_process_of_a_long_run_ends_with_the_engine(model_folder, tmp_path, 
             super().__init__(*arguments)
             started.append(self._process)
 
-    monkeypatch.setattr("resources.vlm.transformers_engine.PreparationProcess", Noted)
+    monkeypatch.setattr("resources.vlm.in_process.transformers_engine.PreparationProcess", Noted)
     with pytest.raises(ModelLoadError):
         TransformersEngine(
             ModelSource(str(tmp_path)), schema=SCHEMA, prompt=Prompt("x"), device="cpu", batches=99

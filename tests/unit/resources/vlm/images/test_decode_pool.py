@@ -2,7 +2,7 @@
 
 import os
 
-from resources.vlm.decode_pool import DecodePool
+from resources.vlm.images.decode_pool import DecodePool
 
 
 def test_a_pool_that_has_ended_writes_into_nobodys_file(tmp_path):

@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, Literal
 
-from resources.vlm.images import ImageError
+from resources.vlm.images.images import ImageError
+from resources.vlm.images.pixel_memory import PixelMemory
+from resources.vlm.images.worker_process import DecodeTask, Pixels, Seconds, WorkerProcess
 from resources.vlm.nameless_memory import IS_THERE
-from resources.vlm.pixel_memory import PixelMemory
-from resources.vlm.worker_process import DecodeTask, Pixels, Seconds, WorkerProcess
 
 ATTEMPTS: Final = 3
 """Workers that an image may take down before it is given up."""
@@ -241,8 +241,8 @@ class DecodePool:
         self._failed_starts += 1
         if self._failed_starts >= _FAILED_STARTS:
             raise DecodeWorkersError(
-                f"Decode workers do not start: {_FAILED_STARTS} in a row ended before they were ready. "
-                f"The last one {story}. Try `{sys.executable} -c 'import resources.vlm.decode_worker'`."
+                f"Decode workers do not start: {_FAILED_STARTS} in a row ended before they were ready. The"
+                f" last one {story}. Try `{sys.executable} -c 'import resources.vlm.images.decode_worker'`."
             )
 
     def _end_all(self) -> None:

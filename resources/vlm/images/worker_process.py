@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from resources.processes import how_it_ended
-from resources.vlm.decode_worker import FRAME, IMAGE, READY, STORED, encoded_task
-from resources.vlm.images import ImageError
-from resources.vlm.pixel_memory import PixelMemory
+from resources.vlm.images.decode_worker import FRAME, IMAGE, READY, STORED, encoded_task
+from resources.vlm.images.images import ImageError
+from resources.vlm.images.pixel_memory import PixelMemory
 
 Pixels = npt.NDArray[np.uint8]
 """RGB, of shape (height, width, 3)."""
@@ -35,7 +35,7 @@ Pixels = npt.NDArray[np.uint8]
 Seconds = tuple[float, float]
 """Of reading an image, and of decoding it."""
 
-_SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
+_SOURCE_ROOT: Final = Path(__file__).resolve().parents[3]
 _LAST_WORDS: Final = 2000
 _PIPE_BYTES: Final = 1 << 20
 _DYING_SECONDS: Final = 1.0
@@ -64,7 +64,7 @@ class WorkerProcess:
         # Its own process group: a Ctrl-C in the terminal, or a SIGTERM to the run's group, is the parent's to
         # handle. No descriptor but the pipes and the memory: it must not keep a lock of ours alive.
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "resources.vlm.decode_worker", *map(str, arguments)],
+            [sys.executable, "-P", "-m", "resources.vlm.images.decode_worker", *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

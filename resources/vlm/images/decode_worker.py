@@ -1,4 +1,4 @@
-"""The program of one decode worker: ``python -m resources.vlm.decode_worker PARENT_PID MAX_PIXELS MEMORY``.
+"""The program of one decode worker: ``decode_worker PARENT_PID MAX_PIXELS MEMORY``.
 
 What lives here: the loop that takes the path of an image from standard input, writes its pixels where it was
 told to and answers on standard output, and the bytes of that exchange. What does not: starting, replacing and
@@ -21,7 +21,7 @@ import warnings
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from resources.vlm.images import ImageError, load_image
+from resources.vlm.images.images import ImageError, load_image
 from resources.vlm.nameless_memory import write
 
 TASK: Final = struct.Struct("<HQ")

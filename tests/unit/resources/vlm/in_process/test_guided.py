@@ -6,7 +6,7 @@ from typing import Literal
 import pydantic
 import pytest
 
-from resources.vlm.guided import Grammar, SampledBatch
+from resources.vlm.in_process.guided import Grammar, SampledBatch
 from resources.vlm.schema import DescriptionSchema, SchemaError
 
 WIDTH = 352

@@ -17,9 +17,9 @@ from typing import Self
 
 import numpy as np
 
-from resources.vlm.decode_pool import DecodePool, DecodeWorkersError
-from resources.vlm.decode_worker import StopWatch
-from resources.vlm.images import (
+from resources.vlm.images.decode_pool import DecodePool, DecodeWorkersError
+from resources.vlm.images.decode_worker import StopWatch
+from resources.vlm.images.images import (
     PIXELS_AHEAD,
     ImageError,
     ImageFailure,
@@ -27,7 +27,7 @@ from resources.vlm.images import (
     PropertyJob,
     load_image,
 )
-from resources.vlm.worker_process import DecodeTask, Pixels, Seconds
+from resources.vlm.images.worker_process import DecodeTask, Pixels, Seconds
 
 
 class DecodeWorkers:

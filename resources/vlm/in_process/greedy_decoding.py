@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from resources.vlm.answers_so_far import AnswersSoFar
+from resources.vlm.in_process.answers_so_far import AnswersSoFar
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from resources.vlm.images import (
+from resources.vlm.images.images import (
     MAX_SOURCE_PIXELS,
     TRANSIENT_KINDS,
     ImageError,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from resources.vlm.static_cache import cache_over
-from resources.vlm.step_recording import Step
+from resources.vlm.in_process.static_cache import cache_over
+from resources.vlm.in_process.step_recording import Step
 
 if TYPE_CHECKING:
     import torch
