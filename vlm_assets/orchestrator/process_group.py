@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from resources.processes import how_it_ended
+
 _LOOK_SECONDS = 0.1
 _LOG_LOOK_SECONDS = 60.0
 
@@ -122,7 +124,7 @@ class ProcessGroup:
                 if child.pidfd in ended:
                     code = child.process.wait()
                     raise ProcessEndedError(
-                        f"{child.name} ended by itself (exit code {code}). Its last words:\n"
+                        f"{child.name} {how_it_ended(code)}. Its last words:\n"
                         f"{last_lines(child.log)}\nAll of them: {child.log}"
                     )
             if left <= _LOG_LOOK_SECONDS:

@@ -17,10 +17,7 @@ from PIL import Image
 from resources.vlm.images.decode_workers import DecodeWorkers
 from resources.vlm.images.images import LoadedProperty, PropertyJob
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.skipif(sys.platform != "linux", reason="parent-death signals and pidfds are Linux's"),
-]
+pytestmark = pytest.mark.timeout(60)
 
 # Real faults at a chosen image: the audit hook is Python's own, and runs in the worker's process only.
 FAULTY_IMAGES = """

@@ -13,10 +13,7 @@ from PIL import Image
 
 from vlm_assets.settings import EXAMPLE_MODEL
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(sys.platform != "linux", reason="parent-death signals and pidfds are Linux's"),
-]
+pytestmark = pytest.mark.timeout(180)
 
 PARENT = """
 import sys

@@ -31,10 +31,7 @@ from resources.vlm.server.model_server import MOST_RESTARTS, ServerDownError, Se
 from resources.vlm.server.owned_server import OwnedServer, start_or_adopt
 from resources.vlm.server.server_plan import ServerPlan
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(sys.platform != "linux", reason="parent-death signals and pidfds are Linux's"),
-]
+pytestmark = pytest.mark.timeout(300)
 LOG = logging.getLogger("test_residents")
 HERE = Path(__file__).parent
 DEVICE = find_devices("cpu:1", {})[0]
