@@ -102,6 +102,13 @@ class Settings(BaseSettings):
         description="How transformers decodes: with a cache that grows, or with one of fixed size, as CUDA"
         " graphs on a GPU; compiled: these compiled before, with a C compiler and a minute of each run.",
     )
+    speculative_tokens: int = Field(
+        5,
+        ge=0,
+        le=32,
+        description="Tokens that dynamic decoding guesses from earlier answers, and has the model check at"
+        " once; what is said stays the same. 0: one token a step.",
+    )
     server_command: str | None = Field(
         None,
         description="Command that starts a server, with {model}, {revision}, {host}, {port}. Default: vLLM.",

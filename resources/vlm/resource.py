@@ -62,6 +62,9 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
     decoding: Literal["dynamic", "static", "compiled"] = Field(
         "dynamic", description="How the engine in this process decodes. See TransformersEngine."
     )
+    speculative_tokens: int = Field(
+        5, description="Tokens that it guesses ahead from earlier answers. See TransformersEngine."
+    )
     server: ModelServerChoice | None = Field(None, description="A server that describes in its place.")
 
     @property
@@ -123,6 +126,7 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
             prompt=prompt,
             device=device.kind,
             decoding=self.decoding,
+            speculative_tokens=self.speculative_tokens,
             batches=batches,
         )
 

@@ -1,12 +1,13 @@
 """The answers of a batch while they grow, token by token.
 
 What lives here: choosing tokens, which answers go on, and which rows the model still computes. What does
-not: how the model is stepped (greedy_decoding.py, static_decoding.py), and what may be said (guided.py).
+not: how the model is stepped (greedy_decoding.py, drafted_steps.py, static_decoding.py), and what may be
+said (guided.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class AnswersSoFar:
         self.open = list(self.rows)
         self.said = 0
         self._limits = list(limits)
+        self._answers: list[list[int]] = [[] for _ in self.rows]
         self._stop_token_ids = frozenset(stop_token_ids)
         self._places: torch.Tensor | None = None
         self._is_open = prompts.new_ones(rows, dtype=torch.bool, device="cpu")
@@ -73,8 +75,35 @@ class AnswersSoFar:
         self.said += 1
         computed = chosen if self._places is None else chosen[self._places]
         self.computed = torch.cat([self.computed, computed[:, None]], dim=-1)
+        for row in self.open:
+            self._answers[row].append(tokens[row])
+        self._end_the_ended()
+
+    def append(self, said: Mapping[int, Sequence[int]]) -> None:
+        """Append to open rows what they say, one token or more within their room, and end the ended.
+
+        Unlike by ``choose``, rows may so become longer than others; ``computed`` is not kept up.
+        """
+        import torch
+
+        for row, tokens in said.items():
+            at = self.prompt_tokens + len(self._answers[row])
+            self._whole[row, at : at + len(tokens)] = torch.tensor(tokens)
+            self._answers[row].extend(tokens)
+            self.said = max(self.said, len(self._answers[row]))
+        self._end_the_ended()
+
+    def of(self, row: int) -> Sequence[int]:
+        """The tokens of one answer."""
+        return self._answers[row]
+
+    def room(self, row: int) -> int:
+        """Tokens by which an answer may go on."""
+        return self._limits[row] - len(self._answers[row])
+
+    def _end_the_ended(self) -> None:
         ended = [
-            row for row in self.open if tokens[row] in self._stop_token_ids or self.said == self._limits[row]
+            row for row in self.open if self._answers[row][-1] in self._stop_token_ids or not self.room(row)
         ]
         if ended:
             self._is_open[ended] = False

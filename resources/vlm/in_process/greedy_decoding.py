@@ -1,9 +1,9 @@
 """Greedy decoding of a batch from which finished answers leave, instead of being padded to the longest.
 
 What lives here: the loop for ``generate(custom_generate=…)``, and steps with a cache that grows, out of which
-rows are cut. What does not: steps with a cache of fixed size (static_decoding.py), choosing a token
-(answers_so_far.py), what may be said (guided.py). Without a cut the loop chooses what transformers' own
-greedy loop chooses, token for token.
+rows are cut. What does not: steps of several tokens (drafted_steps.py) and with a cache of fixed size
+(static_decoding.py), choosing a token (answers_so_far.py), what may be said (guided.py). Without a cut the
+loop chooses what transformers' own greedy loop chooses, token for token.
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ _OF_EACH_STEP: Final = frozenset({"image_attention_mask", "image_hidden_states"}
 """What is called like that and looked at in each step all the same, by the first Idefics."""
 
 
-class Steps(Protocol):
-    """What steps a model after its prompt, one token of each row at a time."""
+Process = Callable[..., "torch.Tensor"]
+"""A logits processor: sequences and scores of the whole batch in, scores out."""
 
-    def logits(self, answers: AnswersSoFar) -> torch.Tensor:
-        """Of the token that follows, for ``answers.rows`` [rows, vocabulary]. May make rows leave first."""
+
+class Steps(Protocol):
+    """What steps a model after its prompt, all rows at a time."""
+
+    def go_on(self, answers: AnswersSoFar, process: Process) -> None:
+        """Have each open answer go on by a token or more. May make rows leave first."""
 
 
 Begin = Callable[[Any, dict[str, Any], AnswersSoFar], Steps]
@@ -91,7 +95,7 @@ class GreedyDecoding:
         with model._optimize_model_for_decode():
             steps = self._begin(model, state, answers) if answers.open else None
             while steps is not None and answers.open:
-                answers.choose(steps.logits(answers), process)
+                steps.go_on(answers, process)
         self.generation_seconds = self._clock() - began - self.prefill_seconds
         return answers.sequences
 
@@ -103,10 +107,9 @@ class GrowingSteps:
         self._model = model
         self._state = state
 
-    def logits(self, answers: AnswersSoFar) -> torch.Tensor:
+    def go_on(self, answers: AnswersSoFar, process: Process) -> None:
         """See Steps."""
-        finished = len(answers.rows) - len(answers.open)
-        if finished * _WORTH_A_CUT >= len(answers.rows) and can_select(self._state, len(answers.rows)):
+        if worth_a_cut(answers) and can_select(self._state, len(answers.rows)):
             kept = answers.leave_the_open()
             self._state["past_key_values"].batch_select_indices(kept)
             _select_rows(self._state, kept)
@@ -115,11 +118,16 @@ class GrowingSteps:
         )
         outputs = self._model(**inputs, return_dict=True)
         self._state = self._model._update_model_kwargs_for_generation(outputs, self._state)
-        logits: torch.Tensor = outputs.logits[:, -1]
-        return logits
+        answers.choose(outputs.logits[:, -1], process)
 
 
-def _one_after_another(processors: Sequence[Callable[..., torch.Tensor]]) -> Callable[..., torch.Tensor]:
+def worth_a_cut(answers: AnswersSoFar) -> bool:
+    """Whether so many of the rows that are computed have finished that they should leave."""
+    finished = len(answers.rows) - len(answers.open)
+    return finished * _WORTH_A_CUT >= len(answers.rows)
+
+
+def _one_after_another(processors: Sequence[Process]) -> Process:
     """What transformers' list of them does, which in each step looks at their signatures first."""
 
     def process(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

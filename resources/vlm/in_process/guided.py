@@ -55,8 +55,9 @@ class Grammar:
         # To a grammar "<image>" is seven characters, welcome in any string; to the model it is no text.
         # And xgrammar lets control characters into strings with a maxLength, which JSON does not.
         control = {at for at, token in enumerate(vocabulary.decoded_vocab) if not _CONTROL.isdisjoint(token)}
-        self._plain = _bit_mask(logits_width, cleared=(special | control) - set(stop_token_ids))
-        self._stop = ~_bit_mask(logits_width, cleared=stop_token_ids)
+        self._never = frozenset((special | control) - set(stop_token_ids))
+        self._plain = _bit_mask(logits_width, cleared=self._never)
+        self._stop_tokens = frozenset(stop_token_ids)
         self._width = logits_width
 
     def for_batch(self, size: int) -> GuidedBatch:
@@ -65,19 +66,33 @@ class Grammar:
 
         matchers = [xgrammar.GrammarMatcher(self._compiled) for _ in range(size)]
         bitmask = xgrammar.allocate_token_bitmask(size, self._width)
-        return GuidedBatch(matchers, bitmask, plain=self._plain, stop=self._stop)
+        return GuidedBatch(
+            matchers, bitmask, never=self._never, plain=self._plain, stop_tokens=self._stop_tokens
+        )
 
 
 class GuidedBatch:
-    """Masks the logits of one batch, step by step. Serves one call of ``generate`` and no second."""
+    """Holds the answers of one batch to the grammar. Serves one call of ``generate`` and no second.
+
+    A step is either a call, which masks the scores of all rows, or ``go_on``. never: tokens that are never
+    said; plain: the mask without them; stop_tokens: what ends an answer.
+    """
 
     def __init__(
-        self, matchers: Sequence[Any], bitmask: torch.Tensor, *, plain: torch.Tensor, stop: torch.Tensor
+        self,
+        matchers: Sequence[Any],
+        bitmask: torch.Tensor,
+        *,
+        never: Collection[int],
+        plain: torch.Tensor,
+        stop_tokens: Collection[int],
     ) -> None:
         self._matchers = list(matchers)
         self._bitmask = bitmask
+        self._never = never
         self._plain = plain
-        self._stop = stop
+        self._stop_tokens = stop_tokens
+        self._stop = ~_bit_mask(32 * bitmask.shape[-1], cleared=stop_tokens)
         self._open = set(range(len(self._matchers)))
         self._started = False
 
@@ -86,10 +101,8 @@ class GuidedBatch:
 
         With ``input_ids`` on the host the grammar works beside the step that makes the scores.
         """
-        import xgrammar
-
         if self._started:
-            self._take(input_ids[:, -1].tolist())
+            self.take(input_ids[:, -1].tolist())
         self._started = True
         for row in self._open:
             self._matchers[row].fill_next_token_bitmask(self._bitmask, row)
@@ -98,20 +111,91 @@ class GuidedBatch:
             # A copy out of other memory waits for the step under way, and what follows is launched late.
             # Nobody writes there before the chosen tokens are back on the host: after the copy.
             self._bitmask = self._bitmask.pin_memory()
-        # The triton kernel that xgrammar would choose on a GPU needs a compiler on the machine.
-        backend = "cpu" if scores.device.type == "cpu" else "torch_native"
-        bitmask = self._bitmask.to(scores.device, non_blocking=True)
-        xgrammar.apply_token_bitmask_inplace(scores, bitmask, backend=backend)
+        _apply(scores, self._bitmask.to(scores.device, non_blocking=True))
         return scores
 
-    def _take(self, tokens: Sequence[int]) -> None:
+    def take(self, tokens: Sequence[int]) -> None:
+        """Take in one token of each row of the batch."""
         for row in sorted(self._open):
             matcher = self._matchers[row]
             # A refusal means that no token could go on (a vocabulary without some byte): end it; the
             # verdict on its text comes later, and its neighbours must not suffer.
             if not matcher.accept_token(tokens[row]) or matcher.is_terminated():
-                self._open.discard(row)
-                self._bitmask[row] = self._stop
+                self._end(row)
+
+    def go_on(
+        self, rows: Sequence[int], drafts: Sequence[Sequence[int]], scores: torch.Tensor
+    ) -> list[list[int]]:
+        """What each of ``rows`` says next: its draft as far as that is right, and one token more.
+
+        scores: [rows, tokens, width]; those after ``n`` tokens of a row's draft are at ``n``. Each token is
+        the likeliest that the grammar allows. Where it allows the likeliest of all, no mask is made.
+        """
+        likeliest = scores.argmax(dim=-1).tolist()
+        said: list[list[int]] = [[] for _ in rows]
+        asked = list(range(len(rows)))
+        while refused := [
+            at for at in asked if not self._follow(rows[at], drafts[at], likeliest[at], said[at])
+        ]:
+            places = [len(said[at]) for at in refused]
+            allowed = self._likeliest_allowed([rows[at] for at in refused], scores[refused, places])
+            asked = []
+            for at, token in zip(refused, allowed, strict=True):
+                if not self._accepts(rows[at], token):
+                    self._end(rows[at])  # as in ``take``
+                said[at].append(token)
+                if self._goes_on(drafts[at], said[at]):
+                    asked.append(at)
+        return said
+
+    def _follow(self, row: int, draft: Sequence[int], likeliest: Sequence[int], said: list[int]) -> bool:
+        """Say the likeliest tokens for as long as they are the draft's; False before one not allowed."""
+        while self._accepts(row, token := likeliest[len(said)]):
+            said.append(token)
+            if not self._goes_on(draft, said):
+                return True
+        return False
+
+    def _goes_on(self, draft: Sequence[int], said: Sequence[int]) -> bool:
+        """Whether the scores after what was said are there, for it is what the draft says."""
+        last = len(said) - 1
+        return last < len(draft) and said[last] == draft[last] and said[last] not in self._stop_tokens
+
+    def _likeliest_allowed(self, rows: Sequence[int], scores: torch.Tensor) -> list[int]:
+        """One token for each of ``rows``, of its scores [rows, width]."""
+        import torch
+
+        for row in self._open.intersection(rows):
+            self._matchers[row].fill_next_token_bitmask(self._bitmask, row)
+        bitmask = (self._bitmask[list(rows)] & self._plain).to(scores.device)
+        masked = scores.to(torch.float32)
+        _apply(masked, bitmask)
+        tokens: list[int] = masked.argmax(dim=-1).tolist()
+        return tokens
+
+    def _accepts(self, row: int, token: int) -> bool:
+        """Take in a token of one row, if it may be said."""
+        if row not in self._open:
+            return token in self._stop_tokens
+        matcher = self._matchers[row]
+        if token in self._never or not matcher.accept_token(token):
+            return False
+        if matcher.is_terminated():
+            self._end(row)
+        return True
+
+    def _end(self, row: int) -> None:
+        self._open.discard(row)
+        self._bitmask[row] = self._stop
+
+
+def _apply(scores: torch.Tensor, bitmask: torch.Tensor) -> None:
+    """Mask scores [rows, width] in place."""
+    import xgrammar
+
+    # The triton kernel that xgrammar would choose on a GPU needs a compiler on the machine.
+    backend = "cpu" if scores.device.type == "cpu" else "torch_native"
+    xgrammar.apply_token_bitmask_inplace(scores, bitmask, backend=backend)
 
 
 class SampledBatch:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from resources.vlm.in_process.greedy_decoding import PER_ROW, GrowingSteps, Steps, can_select
+from resources.vlm.in_process.greedy_decoding import PER_ROW, GrowingSteps, Process, Steps, can_select
 from resources.vlm.in_process.static_cache import Size, StaticMemory, rung_of_length, rung_of_rows
 from resources.vlm.in_process.static_step import StaticStep
 from resources.vlm.in_process.step_recording import RecordingError, Step, StepRecorder, out_of_memory
@@ -154,7 +154,7 @@ class _StaticSteps:
         self._said = 0
         self._step: StaticStep | None = None
 
-    def logits(self, answers: AnswersSoFar) -> torch.Tensor:
+    def go_on(self, answers: AnswersSoFar, process: Process) -> None:
         """See Steps."""
         place = answers.computed.shape[1] - 1  # of the last token: all before it are in the cache
         size = self._size_for(len(answers.open), place)
@@ -163,7 +163,7 @@ class _StaticSteps:
             self._step = step = self._moved(answers, size, place)
         else:
             step.go_on(answers.computed[:, -1])
-        return self._decoding.launch(step)[: len(answers.rows)]
+        answers.choose(self._decoding.launch(step)[: len(answers.rows)], process)
 
     def _size_for(self, rows: int, place: int) -> Size:
         rows = rung_of_rows(rows)

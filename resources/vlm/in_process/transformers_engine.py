@@ -8,6 +8,7 @@ tokens (greedy_decoding.py, guided.py), retries (ladder.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import sys
@@ -24,7 +25,9 @@ from resources.vlm.engine import (
     sampling_seed,
 )
 from resources.vlm.in_process.attention import prefer_flash_attention
-from resources.vlm.in_process.greedy_decoding import GreedyDecoding
+from resources.vlm.in_process.drafted_steps import Guide, drafted_steps
+from resources.vlm.in_process.drafts import Drafts
+from resources.vlm.in_process.greedy_decoding import Begin, GreedyDecoding
 from resources.vlm.in_process.guided import Grammar, SampledBatch
 from resources.vlm.in_process.model_inputs import InputPreparation, ModelInputs
 from resources.vlm.in_process.model_loading import ModelSource, exact_revision, load_model, load_processor
@@ -66,9 +69,10 @@ class TransformersEngine:
 
     device: ``cpu`` or ``cuda`` (the first that is visible; the lease sees to it that it is the only one).
     decoding: ``dynamic`` steps with a cache that grows, ``static`` with one of fixed size, whose steps a GPU
-    runs as recordings, ``compiled`` compiles those before. Answers are the same, bfloat16's rounding aside.
-    batches: that it will be asked about, where that is known. Raises ModelLoadError, and SchemaError where
-    the schema cannot guide decoding.
+    runs as recordings, ``compiled`` compiles those before. speculative_tokens: tokens of an answer that are
+    guessed from earlier ones, and asked about in one step of a cache that grows, at most. By all of these
+    answers are the same, bfloat16's rounding aside. batches: that it will be asked about, where that is
+    known. Raises ModelLoadError, and SchemaError where the schema cannot guide decoding.
     """
 
     batches_at_once = 1
@@ -81,6 +85,7 @@ class TransformersEngine:
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
         decoding: Decoding = "dynamic",
+        speculative_tokens: int = 0,
         batches: int = 0,
     ) -> None:
         with contextlib.ExitStack() as lost:
@@ -105,7 +110,7 @@ class TransformersEngine:
             )
             self.model = source.name
             self.revision = exact_revision(source)
-            self._take(model, processor, grammar, prompt, device, decoding, process)
+            self._take(model, processor, grammar, prompt, device, decoding, speculative_tokens, process)
             lost.pop_all()
 
     @classmethod
@@ -118,12 +123,13 @@ class TransformersEngine:
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
         decoding: Decoding = "dynamic",
+        speculative_tokens: int = 0,
     ) -> Self:
         """An engine around a model that is on its device already, such as one with random weights."""
         engine = cls.__new__(cls)
         engine.model = type(model).__name__
         engine.revision = "in memory"
-        engine._take(model, processor, grammar, prompt, device, decoding)
+        engine._take(model, processor, grammar, prompt, device, decoding, speculative_tokens)
         return engine
 
     def _take(
@@ -134,6 +140,7 @@ class TransformersEngine:
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
         decoding: Decoding,
+        speculative_tokens: int,
         process: PreparationProcess | None = None,
     ) -> None:
         from transformers import GenerationConfig
@@ -164,6 +171,7 @@ class TransformersEngine:
         )
         self._decodes_itself = _takes_a_decoding(model)
         self.decoding = decoding
+        self._drafts = Drafts(speculative_tokens)
         self.static = static_decoding(model, decoding, device=device)
         """What steps the model with a cache of fixed size; None where it grows."""
         if device == "cuda" and decoding == "dynamic":
@@ -239,26 +247,34 @@ class TransformersEngine:
         inputs = self._inputs.take(batch, attempt)
         self._seconds["processor"] += time.monotonic() - began
         limits = [self._room(tokens, attempt) for tokens in inputs.prompt_tokens]
-        processors: list[Any] = [self._grammar.for_batch(len(batch))]
+        guide = self._grammar.for_batch(len(batch))
+        processors: list[Any] = [guide]
+        begin: Begin | None = None
+        if self.static is not None:
+            begin = self.static.begin
+        elif self._drafts.most > 0 and attempt.temperature == 0 and isinstance(guide, Guide):
+            begin = functools.partial(drafted_steps, guide=guide, drafts=self._drafts)
         if attempt.temperature > 0:
             seeds = [sampling_seed(attempt.seed, one.property_id, attempt.number) for one in batch]
             processors.append(SampledBatch(attempt.temperature, seeds))
         with torch.inference_mode():
-            sequences = self._generate(inputs, LogitsProcessorList(processors), limits)
+            sequences = self._generate(inputs, LogitsProcessorList(processors), limits, begin)
         generated = sequences[:, inputs.tensors["input_ids"].shape[1] :].tolist()
         return [
             self._answer(tokens[:limit], prompt)
             for tokens, limit, prompt in zip(generated, limits, inputs.prompt_tokens, strict=True)
         ]
 
-    def _generate(self, inputs: ModelInputs, processors: Any, limits: Sequence[int]) -> Any:
+    def _generate(
+        self, inputs: ModelInputs, processors: Any, limits: Sequence[int], begin: Begin | None
+    ) -> Any:
         """Prompts and answers as tokens [properties, tokens]."""
         began = time.monotonic()
         decoding = GreedyDecoding(
             stop_token_ids=self._stop_token_ids,
             pad_token_id=self._pad_token_id,
             limits=limits,
-            begin=None if self.static is None else self.static.begin,
+            begin=begin,
         )
         sequences = self._model.generate(
             **inputs.tensors.to(self._device, non_blocking=True),

@@ -1,6 +1,7 @@
 """Guided decoding and sampling, on random logits: no model is needed to see what can be chosen."""
 
 import json
+import random
 from typing import Literal
 
 import pydantic
@@ -86,6 +87,33 @@ def test_rows_do_not_touch_each_other(torch, grammar, tokenizer):
         assert tokens[: len(alone)] == alone
 
 
+@pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("confident", [0.0, 12.0])
+def test_drafts_change_nothing_of_what_is_said(torch, grammar, tokenizer, wrong, confident):
+    """Whatever is guessed, and however often rightly, each row says what it says without guesses."""
+    batch, chance = 6, random.Random(3)
+    logits = torch.randn(400, batch, WIDTH, generator=torch.Generator().manual_seed(4))
+    expected = decode_greedily(torch, grammar, tokenizer, logits)
+    for row, tokens in enumerate(expected):  # a model that mostly wants what the grammar allows
+        for step, token in enumerate(tokens):
+            logits[step, row, token] += confident
+    guided = grammar.for_batch(batch)
+    said = [[] for _ in range(batch)]
+    steps = 0
+    while rows := [row for row in range(batch) if said[row][-1:] != [tokenizer.eos_token_id]]:
+        steps += 1
+        drafts = []
+        for row in rows:
+            draft = expected[row][len(said[row]) :][: chance.randrange(5)]
+            drafts.append([chance.randrange(WIDTH) if chance.random() < wrong else token for token in draft])
+        width = 1 + max(map(len, drafts))
+        scores = torch.stack([logits[len(said[row]) :][:width, row] for row in rows])
+        for row, more in zip(rows, guided.go_on(rows, drafts, scores), strict=True):
+            said[row] += more
+    assert said == [tokens[: tokens.index(tokenizer.eos_token_id) + 1] for tokens in expected]
+    assert (steps < max(map(len, said)) / 2) == (wrong == 0.0)
+
+
 def test_no_token_beyond_the_text(torch, grammar, tokenizer):
     """Special tokens, control characters and unused logits are out of reach, even in a string."""
     processor = grammar.for_batch(1)
@@ -117,6 +145,10 @@ def test_dead_end_ends_only_its_row(torch, schema):
     (tokens,) = decode_greedily(torch, grammar, poor, torch.zeros(1, 1, 5), limit=20)
     assert tokens[:3] == [2, 3, 4]
     assert tokens[-1] == 1
+    guided, said = grammar.for_batch(1), []
+    while said[-1:] != [1]:
+        said += guided.go_on([0], [[]], torch.zeros(1, 1, 5))[0]
+    assert said == tokens
 
 
 def test_schema_that_no_grammar_expresses(tokenizer):

@@ -1,6 +1,7 @@
 """Families of models with random weights, through the same path as the example model."""
 
 import copy
+import random
 from typing import Literal
 
 import pydantic
@@ -9,6 +10,7 @@ import pytest
 from resources.vlm.embedder import TextEmbedder
 from resources.vlm.engine import Attempt
 from resources.vlm.in_process import static_decoding
+from resources.vlm.in_process.drafts import Drafts
 from resources.vlm.in_process.guided import Grammar
 from resources.vlm.in_process.model_loading import ModelSource
 from resources.vlm.in_process.static_step import StaticStep
@@ -188,6 +190,77 @@ def test_finished_answers_leave_the_batch(engine, load_property, temperature):
     assert left == sorted(left, reverse=True)
     assert left[0] == 5
     assert left[-1] < 5
+
+
+class WrongAtTimes(Drafts):
+    """Guesses that know the answers, every third one of which is wrong from some token on."""
+
+    def __init__(self, answers):
+        super().__init__(6)
+        self._answers, self._chance = answers, random.Random(11)
+
+    def guess(self, said, room):
+        whole = next(one for one in self._answers if one[: len(said)] == list(said))
+        tokens = whole[len(said) :][: min(room, self._chance.randrange(6))]
+        if tokens and not self._chance.randrange(3):
+            at = self._chance.randrange(len(tokens))
+            tokens[at:] = [self._chance.randrange(10, 300) for _ in tokens[at:]]
+        return tokens
+
+
+@pytest.fixture
+def widths(engine):
+    """Tokens of each row of each step, the prompt's included."""
+    widths = []
+    engine._model.register_forward_pre_hook(
+        lambda model, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    return widths
+
+
+@pytest.mark.parametrize("images", [(1, 2, 3), (2, 2, 1, 3, 1, 2, 3, 1, 1)])
+def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypatch, widths, images):
+    """Each family says the same in fewer steps, wrong guesses, holes and rows that leave notwithstanding."""
+    batch = [load_property(f"property {at}", number) for at, number in enumerate(images)]
+    tokens = []
+    answer = engine._answer
+    with monkeypatch.context() as watched:
+        watched.setattr(engine, "_answer", lambda said, prompt: tokens.append(said) or answer(said, prompt))
+        expected = engine.describe(batch, attempt=GREEDY)
+    plain, widths[:] = len(widths), []
+    monkeypatch.setattr(engine, "_drafts", WrongAtTimes(tokens))
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    if "Gemma3" in type(engine._model).__name__:  # its windows count columns
+        assert len(widths) == plain
+    else:
+        assert len(widths) < plain
+        assert max(widths[1:]) > 3
+
+
+def test_answers_teach_the_next_ones(engine, load_property, monkeypatch, widths):
+    """What one batch says, the next one is guessed from; retries, which are drawn, are not."""
+    batch = [load_property(f"property {at}", 2) for at in range(3)]
+    monkeypatch.setattr(engine, "_drafts", Drafts(5))
+    expected = engine.describe(batch, attempt=GREEDY)
+    first, widths[:] = len(widths), []
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    assert len(widths) < first or "Gemma3" in type(engine._model).__name__
+    widths.clear()
+    drawn = Attempt(number=2, max_new_tokens=60, temperature=1.0)
+    engine.describe(batch, attempt=drawn)
+    assert set(widths[1:]) == {1}
+
+
+def test_guesses_end_where_an_answer_must(engine, load_property, monkeypatch):
+    """An answer that is cut off is cut off at the same token, however many were guessed beyond it."""
+    batch = [load_property(f"property {at}", 1 + at) for at in range(3)]
+    for limit in (1, 2, 7, 13):
+        attempt = Attempt(number=1, max_new_tokens=limit)
+        monkeypatch.setattr(engine, "_drafts", Drafts(0))
+        expected = engine.describe(batch, attempt=attempt)
+        monkeypatch.setattr(engine, "_drafts", Drafts(5))
+        for _ in range(2):
+            assert engine.describe(batch, attempt=attempt) == expected
 
 
 def test_language_layers_embed(tmp_path, tokenizer):
