@@ -20,7 +20,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import TYPE_CHECKING, Any, Final
 
 from resources.vlm.images.pixel_memory import Place, SharedImage
-from resources.vlm.images.worker_process import python_path
+from resources.vlm.images.worker_process import environment
 from resources.vlm.in_process.preparation_worker import READY
 from resources.vlm.nameless_memory import Layout, stored
 
@@ -63,8 +63,7 @@ class PreparationProcess:
                 # Its own group: a signal to the run's is the parent's to handle.
                 process_group=0,
                 # No CUDA context, and no threads that take the model's cores.
-                env=os.environ
-                | {"PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+                env=environment() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
             )
         _limit(self._connection.fileno(), _BATCH_SECONDS)
         self._ready = False

@@ -91,6 +91,25 @@ def test_memory_that_may_not_be_had_is_done_without():
     assert done.stdout == "None\n"
 
 
+def test_a_worker_keeps_the_memory_that_it_needs_again(tmp_path):
+    """Guards: images after the first one find their pages where they were, instead of touching each anew."""
+    path = tmp_path / "photo.jpg"
+    Image.effect_noise((640, 480), 50).convert("RGB").save(path)
+    pages = 640 * 480 * 3 // os.sysconf("SC_PAGE_SIZE")
+
+    def faults(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+    with DecodeWorkers(workers=1, prefetch_batches=0, max_pixels=1 << 20, max_images=9) as workers:
+        feed = workers.feed([PropertyJob("p", 0, (str(path),) * 9, ("photo.jpg",) * 9)] for _ in range(8))
+        for _ in range(4):
+            next(feed)
+        (pid,) = workers.pids
+        before = faults(pid)
+        rest = sum(len(one.images) for batch in feed for one in batch)
+        assert faults(pid) - before < rest * pages / 2
+
+
 def test_batches_come_in_their_order(folder, expected):
     """Guards: one result a property, in the order of the plan."""
     assert [[row[0] for row in batch] for batch in expected] == [
