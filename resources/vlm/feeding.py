@@ -60,9 +60,9 @@ class Feeding:
     """Feeds one engine from one iterator of loaded batches. A context manager: leaving closes the engine.
 
     Threads draw from the iterator and have the next batches prepared beside the model: as many as the engine
-    prepares at once, and no more pixels ahead than fit. An engine that takes one batch at once is asked in
-    the caller's own thread, where interrupts reach it; one that takes more, in a thread for each batch. After
-    an error or an interrupt nothing more is asked, and leaving waits for the threads.
+    prepares at once and one more, and no more pixels ahead than fit. An engine that takes one batch at once
+    is asked in the caller's own thread, where interrupts reach it; one that takes more, in a thread for each
+    batch. After an error or an interrupt nothing more is asked, and leaving waits for the threads.
 
     end_batches: makes the iterator end, or raise, where it waits in another thread.
     """
@@ -228,7 +228,8 @@ class Feeding:
 
     def _has_room_ahead(self) -> bool:
         ahead = self._drawn - self._taken
-        fits = ahead < self._engine.prepares_at_once and self._pixels_ahead < PIXELS_AHEAD
+        # One more than is under way: while it waits, the next ones go on.
+        fits = ahead <= self._engine.prepares_at_once and self._pixels_ahead < PIXELS_AHEAD
         return self._stopped or self._all_drawn or not ahead or fits
 
     def _raise_draw_error(self) -> None:

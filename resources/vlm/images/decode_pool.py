@@ -31,7 +31,7 @@ from resources.vlm.nameless_memory import IS_THERE
 ATTEMPTS: Final = 3
 """Workers that an image may take down before it is given up."""
 
-_QUEUED_PER_WORKER = 8  # One being decoded and others at hand: no worker waits for this thread.
+_QUEUED_PER_WORKER = 64  # One being decoded and others at hand: small ones are a millisecond each.
 _TOGETHER_SECONDS = 0.025  # Each look at the workers takes a turn of the interpreter's lock from the model.
 _FAILED_STARTS = 5
 _START_SECONDS = 120.0  # Tens of milliseconds as a rule; a machine that swaps, or sources on NFS, take long.
@@ -144,13 +144,11 @@ class DecodePool:
             for worker in self._workers:
                 while worker.ready and len(worker.queue) < depth and (task := self._next_task()):
                     try:
-                        sent = worker.send(task)
+                        worker.take(task)
                     except ImageError as error:
-                        self._finish(task, error, (0.0, 0.0))
-                        continue
-                    if not sent:
-                        self._put_back(task)
-                        break
+                        self._finish([(task, error, (0.0, 0.0))])
+        for worker in self._workers:
+            self._put_back(*worker.send())
 
     def _next_task(self) -> DecodeTask | None:
         with self.changed:
@@ -164,22 +162,19 @@ class DecodePool:
         with self.changed:
             self._pending.extendleft(reversed(tasks))
 
-    def _finish(self, task: DecodeTask, outcome: Pixels | ImageError, seconds: Seconds) -> None:
+    def _finish(self, answers: Iterable[tuple[DecodeTask, Pixels | ImageError, Seconds]]) -> None:
         with self.changed:
-            if task.abandoned.is_set():
-                return
-            further = task.done(outcome, seconds)
-            if further is not None:
-                self._pending.appendleft(further)
-            self.changed.notify_all()
+            for task, outcome, seconds in answers:
+                further = None if task.abandoned.is_set() else task.done(outcome, seconds)
+                if further is not None:
+                    self._pending.appendleft(further)
+            self.changed.notify_all()  # once for all: who waits takes a turn of the interpreter's lock, too
 
     def _hear(self, worker: WorkerProcess) -> None:
         if worker not in self._workers:
             return
-        try:
-            for task, outcome, seconds in worker.receive():
-                self._finish(task, outcome, seconds)
-        except EOFError:
+        self._finish(worker.receive())
+        if worker.dead:
             self._bury(worker, "kills_worker")
         if worker.ready:
             self._failed_starts = 0
@@ -235,7 +230,7 @@ class DecodePool:
             self._put_back(task)
             return
         sentence = f"{task.path} was given up after {ATTEMPTS} decode workers; the last one {story}."
-        self._finish(task, ImageError(kind, sentence), (0.0, 0.0))
+        self._finish([(task, ImageError(kind, sentence), (0.0, 0.0))])
 
     def _failed_to_start(self, story: str) -> None:
         self._failed_starts += 1

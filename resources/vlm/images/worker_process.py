@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import subprocess
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from resources.processes import how_it_ended
-from resources.vlm.images.decode_worker import FRAME, IMAGE, READY, STORED, encoded_task
+from resources.vlm.images.decode_worker import FRAME, IMAGE, LONGEST_TASK, READY, STORED, encoded_task
 from resources.vlm.images.images import ImageError
 from resources.vlm.images.pixel_memory import PixelMemory
 
@@ -38,6 +39,7 @@ Seconds = tuple[float, float]
 _SOURCE_ROOT: Final = Path(__file__).resolve().parents[3]
 _LAST_WORDS: Final = 2000
 _PIPE_BYTES: Final = 1 << 20
+_READ_BYTES: Final = 1 << 16
 _DYING_SECONDS: Final = 1.0
 
 _KEEPS_FREED_MEMORY: Final = {
@@ -89,14 +91,20 @@ class WorkerProcess:
             os.set_blocking(descriptor, False)
         _widen(self.answers)
         self.queue: deque[DecodeTask] = deque()
-        """Images sent and not yet answered; the first is the one being decoded."""
+        """Images taken and not yet answered; the first is the one being decoded."""
         self._memory = memory
         self._places: deque[int | None] = deque()
         """Offsets in the memory, of the same images."""
         self.ready = False
         self.since = time.monotonic()
         """When it was last heard of, or given something to do."""
+        self.dead = False
+        """Whether it has ended, and all that it had to say was received."""
         self._last_words = b""
+        self._unsent: list[bytes] = []
+        """Of the last images in the queue."""
+        self._heard = memoryview(b"")
+        """What was read and not yet looked at."""
         self._header = bytearray(FRAME.size)
         self._body: Pixels | bytearray | None = None
         self._space = memoryview(self._header)
@@ -106,42 +114,57 @@ class WorkerProcess:
         """Whether an answer is due: its first sign of life, or an image."""
         return not self.ready or bool(self.queue)
 
-    def send(self, task: DecodeTask) -> bool:
-        """Hand over an image; False where the pipe takes none, because it is full or its reader is dead.
+    def take(self, task: DecodeTask) -> None:
+        """Put an image behind the others in hand; it goes to the worker with the next ``send``.
 
         Raises:
             ImageError: the path cannot be the name of a file.
         """
         place = self._memory.reserve() if self._memory is not None else None
         try:
-            os.write(self._tasks, encoded_task(task.path, place))
-        except BaseException as error:
+            encoded = encoded_task(task.path, place)
+        except BaseException:
             self._release(place)
-            if isinstance(error, BlockingIOError | BrokenPipeError):
-                return False
             raise
         if not self.queue:
             self.since = time.monotonic()
         self.queue.append(task)
         self._places.append(place)
-        return True
+        self._unsent.append(encoded)
+
+    def send(self) -> list[DecodeTask]:
+        """Send the images that were taken, in few writes; those for which the pipe has no room come back.
+
+        There is none where the pipe is full, or its reader dead.
+        """
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            while self._unsent:
+                ends = itertools.accumulate(map(len, self._unsent))
+                whole = sum(1 for _ in itertools.takewhile(lambda end: end <= LONGEST_TASK, ends))
+                os.write(self._tasks, b"".join(self._unsent[:whole]))
+                del self._unsent[:whole]
+        back: list[DecodeTask] = []
+        while self._unsent:
+            self._unsent.pop()
+            self._release(self._places.pop())
+            back.insert(0, self.queue.pop())
+        return back
 
     def receive(self) -> Iterator[tuple[DecodeTask, Pixels | ImageError, Seconds]]:
-        """The answers that are complete by now.
-
-        Raises:
-            EOFError: it has died, and all that it had to say was said.
-        """
+        """The answers that are complete by now. Afterwards ``dead`` tells whether there will be others."""
+        there_is_more = True
         while True:
-            if self._space:
+            if self._space and self._heard:
+                count = min(len(self._space), len(self._heard))
+                self._space[:count] = self._heard[:count]
+                self._space, self._heard = self._space[count:], self._heard[count:]
+            elif self._space and there_is_more:
                 try:
-                    count = os.readv(self.answers, [self._space])
+                    there_is_more = self._hear()
                 except BlockingIOError:
                     return
-                if not count:
-                    raise EOFError
-                self.since = time.monotonic()
-                self._space = self._space[count:]
+            elif self._space:
+                return
             elif self._body is None:
                 self._begin_body()
             else:
@@ -149,6 +172,22 @@ class WorkerProcess:
                 self._expect_header()
                 if answer:
                     yield answer
+
+    def _hear(self) -> bool:
+        """Read what is there, into what it is for or aside; whether there may be more."""
+        if len(self._space) > _READ_BYTES:
+            count = os.readv(self.answers, [self._space])
+            self._space = self._space[count:]
+            there_is_more = True
+        else:
+            self._heard = memoryview(os.read(self.answers, _READ_BYTES))
+            count = len(self._heard)
+            there_is_more = count == _READ_BYTES
+        if not count:
+            self.dead = True
+            return False
+        self.since = time.monotonic()
+        return there_is_more
 
     def listen(self) -> bool:
         """Keep the end of what it writes to standard error; False when that has ended."""

@@ -96,8 +96,8 @@ class InputPreparation:
         for _ in range(at_once + 1):
             self._processors.put(copy.deepcopy(processor))
         self._guard = threading.Lock()
-        # Of the batch that is asked about, perhaps in parts, and of those ahead of it.
-        self._ahead: deque[list[_Prepared]] = deque(maxlen=1 + at_once)
+        # Of the batch that is asked about, perhaps in parts, and of those ahead of it (see Feeding).
+        self._ahead: deque[list[_Prepared]] = deque(maxlen=2 + at_once)
 
     def prepare(self, chunks: Sequence[Sequence[LoadedProperty]], attempt: Attempt) -> None:
         """Prepare the parts of a batch; each is kept until it is taken, or newer batches have come."""
