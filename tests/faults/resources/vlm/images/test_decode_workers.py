@@ -197,6 +197,24 @@ def test_a_stopped_worker_is_replaced(folder):
     assert seen == undisturbed(batches)
 
 
+def test_what_a_full_pipe_does_not_take_waits(folder):
+    """Guards: fault 18: a stopped worker takes no more than its pipe holds; all else goes to the next one."""
+    deep = folder.joinpath(*["d" * 250] * 12)
+    deep.mkdir(parents=True)
+    names = [f"{n}.jpg" for n in range(12)] * 5
+    for name in names[:12]:
+        (folder / name).rename(deep / name)
+    batches = [[job(deep, f"p-{n}", *names) for n in range(2)] for _ in range(2)]
+    with running(1, prefetch_batches=0, max_images=60, image_seconds=1.5) as decode:
+        feed = decode.feed([[job(deep, "first", "0.jpg")], *batches])
+        next(feed)
+        os.kill(decode.pids[0], signal.SIGSTOP)
+        seen = [plain(batch) for batch in feed]
+        assert decode.wait_seconds > 1.5
+    with running(0, max_images=60) as here:
+        assert seen == [plain(batch) for batch in here.feed(batches)]
+
+
 def test_a_death_is_noticed_at_once(folder):
     """Guards: fault 18: no time-out and no polling: the next worker has the image long before the limit."""
     with running(1, image_seconds=3000.0) as decode:
