@@ -12,6 +12,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from resources.vlm.in_process.attention import avoid_attention_with_plans
+
 _TILE_TOKENS: Final = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _SPECIAL: Final = (
     "<pad>",
@@ -132,6 +134,8 @@ def build_model(shape: Shape, tokenizer: Any, *, device: str) -> Any:
 
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    if device == "cuda":
+        avoid_attention_with_plans()
     with torch.device(device):
         model = AutoModelForImageTextToText.from_config(_config(shape, tokenizer), dtype=dtype)
     model.generation_config.eos_token_id = tokenizer.eos_token_id

@@ -18,6 +18,7 @@ from typing import Any
 from resources.vlm.engine import ModelLoadError
 from resources.vlm.file_digests import file_digest
 from resources.vlm.hub_pins import pinned_commit
+from resources.vlm.in_process.attention import avoid_attention_with_plans
 
 _DECIDING_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt", ".py"})
 """Endings of the files of a model folder that decide what it answers: weights, settings, tokenizer, code."""
@@ -148,6 +149,8 @@ def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
     import torch
 
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    if device != "cpu":
+        avoid_attention_with_plans()
     with _loading(source, "weights") as arguments:
         model, report = auto_class.from_pretrained(
             source.location, use_safetensors=True, dtype=dtype, output_loading_info=True, **arguments

@@ -6,6 +6,7 @@ What lives here: recording, and what becomes of a recording that fails. What doe
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,9 @@ Step = Callable[[], "torch.Tensor"]
 _REHEARSALS: Final = 2
 """Times that a step runs before it is recorded: libraries make ready, and a compiler compiles, what they may
 not while it is."""
+
+_failed: Final[list[Any]] = []
+"""Recordings that failed: PyTorch's allocator of pinned memory goes on asking them."""
 
 
 class RecordingError(RuntimeError):
@@ -50,11 +54,12 @@ class StepRecorder:
         import torch
 
         # On the stream that records: a library's work space belongs to a stream.
-        self._stream.wait_stream(torch.cuda.current_stream())
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             for _ in range(_REHEARSALS):
                 step()
-        torch.cuda.current_stream().wait_stream(self._stream)
+        current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         try:
             # Thread-local: the threads that prepare batches pin memory, for which a recording that looked at
@@ -64,6 +69,9 @@ class StepRecorder:
             ):
                 result = step()
         except Exception as error:
+            # Where ending the recording fails, torch.cuda.graph leaves its stream the current one.
+            torch.cuda.set_stream(current)
+            self._clean_up_after(graph)
             # Ending a recording that ran out of memory fails in its turn, with another error.
             if out := out_of_memory(error):
                 raise torch.OutOfMemoryError(str(out)) from error
@@ -74,6 +82,24 @@ class StepRecorder:
             return result
 
         return replayed
+
+    def _clean_up_after(self, graph: Any) -> None:
+        """Do what a recording that did not come to its end left undone.
+
+        While PyTorch counts a recording as under way, ``empty_cache`` fails, and what makes room for an
+        allocation is left out. It has no public name for this.
+        """
+        import torch
+
+        try:
+            graph.pool()  # raises where the recording did not end
+        except RuntimeError:
+            _failed.append(graph)
+            device = torch.cuda.current_device()
+            for done in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+                with contextlib.suppress(AttributeError, RuntimeError):
+                    getattr(torch._C, done)(device, self._pool)
+            self.restart()
 
 
 def out_of_memory(error: BaseException | None) -> BaseException | None:

@@ -19,6 +19,7 @@ from resources.vlm.images.images import LoadedProperty
 from resources.vlm.in_process import static_decoding
 from resources.vlm.in_process.guided import Grammar
 from resources.vlm.in_process.model_loading import ModelSource, load_model, load_processor
+from resources.vlm.in_process.step_recording import RecordingError, StepRecorder
 from resources.vlm.in_process.transformers_engine import TransformersEngine
 from resources.vlm.ladder import LadderSettings, describe_batch
 from resources.vlm.prompt import build_prompt
@@ -122,6 +123,24 @@ def test_recording_while_other_threads_pin_memory(load, schema, properties):
     with Feeding(engine, schema, SETTINGS, end_batches=lambda: None) as feeding:
         described = [one for batch in feeding.described(batches) for one in batch.described]
     assert [one.status for one in described] == ["ok"] * sum(map(len, batches))
+
+
+def test_a_recording_that_fails_leaves_nothing_under_way():
+    """After a step that cannot be recorded, memory is given back and other steps are recorded."""
+    import torch
+
+    recorder = StepRecorder()
+    counts = torch.zeros(4, device="cuda")
+    stream = torch.cuda.current_stream()
+    for _ in range(2):
+        with pytest.raises(RecordingError):
+            recorder.recorded(lambda: counts * counts.sum().item())
+        assert torch.cuda.current_stream() == stream
+        torch.cuda.empty_cache()
+    counted = recorder.recorded(lambda: counts.add_(1).clone())
+    before = counts[0].item()
+    assert counted().tolist() == [before + 1] * 4
+    assert counted().tolist() == [before + 2] * 4
 
 
 def test_recorded_steps_are_faster(load, properties):

@@ -3,6 +3,7 @@
 import pytest
 
 from resources.vlm.in_process.attention import prefer_flash_attention
+from resources.vlm.in_process.model_loading import ModelSource, load_model
 
 
 @pytest.fixture
@@ -28,13 +29,35 @@ def asked(model, monkeypatch):
 def test_a_package_that_fails_costs_nothing(model, asked):
     """Where flash attention seems installed and does not load, the model goes on with what it had."""
     prefer_flash_attention(model)
-    assert asked == ["flash_attention_2", "sdpa"]
+    assert asked == [{"vision_config": "sdpa"}]
+    assert model.config.vision_config._attn_implementation == "sdpa"
+
+
+def test_images_alone_are_looked_at_with_it(model, asked, monkeypatch):
+    """A padded answer's steps would wait for the device in each layer, so the layers that answer stay."""
+    monkeypatch.setattr("transformers.modeling_flash_attention_utils.lazy_import_flash_attention", id)
+    monkeypatch.setattr(type(model), "_flash_attn_can_dispatch", lambda *_, **__: True)
+    monkeypatch.setattr(type(model.model.vision_model), "_flash_attn_can_dispatch", lambda *_, **__: True)
+    prefer_flash_attention(model)
+    assert model.config.vision_config._attn_implementation == "flash_attention_2"
     assert model.config.text_config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == "sdpa"
 
 
-def test_it_is_not_asked_for_where_it_would_not_do(model, asked, monkeypatch):
-    """Neither in float32, nor for a family whose masks are more than causal."""
+def test_it_is_not_asked_for_where_it_would_not_do(model, asked):
+    """Not in float32, which it does not compute."""
     prefer_flash_attention(model.float())
-    monkeypatch.setattr(type(model), "create_masks_for_generate", None, raising=False)
-    prefer_flash_attention(model.bfloat16())
     assert asked == []
+
+
+def test_a_model_for_a_gpu_is_computed_without_plans(model_folder):
+    """Whatever a GPU's model is loaded for, cuDNN does not plan anew for each length."""
+    import torch
+    from transformers import AutoModel
+
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        load_model(ModelSource(str(model_folder)), AutoModel, device="meta")
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
