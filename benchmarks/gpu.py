@@ -102,13 +102,15 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
             result[decoding] = measured(describe_window(bench, case, engine, guided, restart))
             result[decoding]["largest_batch"] = engine.largest_batch
         result["nvml_problem"] = samples.problem
-        for name, batch in (("plain", case.batch), ("plain_same_memory", None)):
+        fitted = [result[one]["largest_batch"] or case.batch for one in case.decodings if one in result]
+        for name, batch in (("plain", min(fitted)), ("plain_same_memory", None)):
             batch = batch or _batch_of_the_same_memory(bench, case, result)
             if case.plain and batch and bench.has_time_for(3):
                 bench.free()
                 restart()
                 try:
-                    work = plain_window(bench, replace(case, batch=batch), processor, unguided)
+                    same = replace(case, batch=batch)
+                    work = plain_window(bench, same, processor, unguided, clock.restart)
                     result[name] = measured(work) | {"batch": batch}
                 except Exception as error:  # what the engine did stands all the same
                     result[f"{name}_failed"] = f"{type(error).__name__}: {str(error)[:300]}"
@@ -133,7 +135,7 @@ def _batch_of_the_same_memory(bench: Bench, case: Case, result: dict[str, Any]) 
     weights = sum(one.numel() * one.element_size() for one in bench.model.parameters()) / 2**30
     engine = max(result[decoding]["peak_gib"] for decoding in case.decodings if decoding in result)
     times = (engine - weights) / max(0.1, result["plain"]["peak_gib"] - weights)
-    return int(case.batch * times) if times >= WORTH_A_LARGER_BATCH else None
+    return int(result["plain"]["batch"] * times) if times >= WORTH_A_LARGER_BATCH else None
 
 
 def _rates(work: Work, bench: Bench) -> dict[str, Any]:
@@ -184,9 +186,9 @@ def _limits(bench: Bench, case: Case, work: Work, stages: Stages) -> dict[str, A
     prefill = sum(shape.prefill_flops(prompt) for prompt, _ in work.tokens)
     decode = sum(shape.decode_flops(prompt + said // 2) * said for prompt, said in work.tokens)
     width = 2 if bench.cuda else 4
-    read = sum(
-        steps * shape.step_bytes([padded + steps // 2] * rows, width)
-        for padded, rows, steps in stages.prompts
+    weights = shape.step_bytes([], width)
+    read = stages.steps * weights + sum(
+        (said - 1) * (shape.step_bytes([prompt + said // 2], width) - weights) for prompt, said in work.tokens
     )
 
     if not work.tokens:  # plain generation counts none

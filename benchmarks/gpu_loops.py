@@ -237,10 +237,25 @@ def _count(work: Work, described: Sequence[Described]) -> None:
     work.tokens += [(one.prompt_tokens, one.output_tokens) for one in described]
 
 
-def plain_window(bench: Bench, case: Case, processor: Any, lengths: AnswerLengths) -> Work:
-    """Plain transformers generation: open, process and generate, one after the other in one thread."""
+def plain_window(
+    bench: Bench, case: Case, processor: Any, lengths: AnswerLengths, restart: Callable[[], None]
+) -> Work:
+    """Plain transformers generation: open, process and generate, one after the other in one thread.
+
+    Images are opened as small as their decoder makes them, as a run's are: whole, those of a batch would take
+    a minute and 10 GB. Not counted is a first call for two tokens, which takes memory from the device.
+    """
     import torch
-    from transformers import LogitsProcessorList
+    from transformers import BatchFeature, LogitsProcessorList
+
+    def generated(inputs: Any, tokens: int) -> Any:
+        with torch.inference_mode():
+            return bench.model.generate(
+                **BatchFeature(dict(inputs)).to(bench.device, bench.model.dtype),
+                max_new_tokens=tokens,
+                logits_processor=LogitsProcessorList([lengths.for_batch(case.batch)]),
+                do_sample=False,
+            )
 
     work = Work()
     batches = bench.batches(case)
@@ -251,7 +266,7 @@ def plain_window(bench: Bench, case: Case, processor: Any, lengths: AnswerLength
         conversations = []
         for job in batch:
             content: list[dict[str, Any]] = [
-                {"type": "image", "image": Image.open(path).convert("RGB")} for path in job.image_paths
+                {"type": "image", "image": _opened(path, case.side)} for path in job.image_paths
             ]
             content.append({"type": "text", "text": PROMPT.text})
             conversations.append([{"role": "user", "content": content}])
@@ -265,22 +280,28 @@ def plain_window(bench: Bench, case: Case, processor: Any, lengths: AnswerLength
             processor_kwargs={"padding": True, "padding_side": "left"},
         )
         processed = time.monotonic()
-        with torch.inference_mode():
-            sequences = bench.model.generate(
-                **inputs.to(bench.device, bench.model.dtype),
-                max_new_tokens=lengths.longest,
-                logits_processor=LogitsProcessorList([lengths.for_batch(len(batch))]),
-                do_sample=False,
-            )
+        if work.batches == 0:
+            generated(inputs, 2)
+            lengths.restart()
+            restart()
+        asked = time.monotonic()
+        sequences = generated(inputs, lengths.longest)
         processor.batch_decode(sequences[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         work.wait_images += opened - called
         work.processor += processed - opened
-        work.describe += time.monotonic() - opened
+        work.describe += (processed - opened) + time.monotonic() - asked
         work.batches += 1
         work.properties += len(batch)
         work.images += sum(len(job.image_paths) for job in batch)
-    work.seconds = time.monotonic() - began
+    work.seconds = work.wait_images + work.describe
     return work
+
+
+def _opened(path: str, side: int) -> Image.Image:
+    """An image that is not made smaller than a longest edge of ``side`` pixels."""
+    with Image.open(path) as image:
+        image.draft("RGB", (side, side * 3 // 4))
+        return image.convert("RGB")
 
 
 def _goes_on(bench: Bench, work: Work, began: float, *, least: int) -> bool:

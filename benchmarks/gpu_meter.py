@@ -1,6 +1,6 @@
 """Where a device's time goes: stages of describing, busy share, and the limits that it is held against.
 
-What lives here: clocks hooked onto a model and its processor, samples from NVML, measured arithmetic and
+What lives here: clocks hooked onto a model, samples from NVML, measured arithmetic and
 bandwidth ceilings, the kernels of one batch. What does not: what is run (gpu.py), and how much work it is by
 calculation (gpu_models.py).
 """
@@ -8,6 +8,7 @@ calculation (gpu_models.py).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from resources.vlm.in_process.static_step import StaticStep
 
 SAMPLE_SECONDS = 0.1
+_SM_CLOCK = 1
+"""NVML_CLOCK_SM."""
 
 
 @dataclass
@@ -229,19 +232,40 @@ class DeviceSamples:
 
     def _sample(self) -> None:
         try:
-            import pynvml
             import torch
 
-            pynvml.nvmlInit()
             uuid = str(torch.cuda.get_device_properties(0).uuid)
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+            read = _nvml(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
             while not self._stop.wait(SAMPLE_SECONDS):
-                busy = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-                watts = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
-                clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-                self._samples.append((busy, watts, float(clock)))
+                self._samples.append(read())
         except Exception as error:  # without samples the rest of the benchmark still tells something
             self.problem = f"{type(error).__name__}: {error}"
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+def _nvml(uuid: str) -> Callable[[], tuple[float, float, float]]:
+    """What reads busy share, watts and clock of a device from the driver's own library: it has no package."""
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+
+    def ask(name: str, *arguments: Any) -> None:
+        if status := getattr(nvml, name)(*arguments):
+            raise RuntimeError(f"{name} says {status}")
+
+    ask("nvmlInit_v2")
+    handle = ctypes.c_void_p()
+    ask("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
+
+    def read() -> tuple[float, float, float]:
+        used, milliwatts, clock = _Utilization(), ctypes.c_uint(), ctypes.c_uint()
+        ask("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(used))
+        ask("nvmlDeviceGetPowerUsage", handle, ctypes.byref(milliwatts))
+        ask("nvmlDeviceGetClockInfo", handle, _SM_CLOCK, ctypes.byref(clock))
+        return used.gpu / 100, milliwatts.value / 1000, float(clock.value)
+
+    return read
 
 
 @dataclass(frozen=True)

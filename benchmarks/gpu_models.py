@@ -291,7 +291,9 @@ class LengthsOfBatch:
         self._step += 1
         if self._mask is not None:
             input_ids[:, -1].tolist()
-            mask = self._mask.to(scores.device)
+            if scores.is_cuda and not self._mask.is_pinned():
+                self._mask = self._mask.pin_memory()
+            mask = self._mask.to(scores.device, non_blocking=True)
             bits = (mask.unsqueeze(-1) >> torch.arange(32, device=scores.device, dtype=torch.int32)) & 1
             scores = scores.masked_fill(bits.flatten(1)[:, : scores.shape[-1]] == 0, float("-inf"))
         scores = scores.index_fill(1, self._never, float("-inf"))

@@ -38,8 +38,9 @@ def prefer_flash_attention(model: Any) -> None:
     from transformers.utils import is_flash_attn_2_available
 
     images = getattr(model.config, "vision_config", None)
-    fits = images is not None and model.dtype in (torch.float16, torch.bfloat16)
-    if not fits or not is_flash_attn_2_available():
+    if images is None or model.dtype not in (torch.float16, torch.bfloat16):
+        return
+    if not is_flash_attn_2_available():
         return
     before = images._attn_implementation
     try:

@@ -55,11 +55,18 @@ def load(schema, monkeypatch):
     """Load an engine that decodes in some way; what it warns of fails the test."""
     engines = []
 
-    def load(decoding, *, is_closed_elsewhere=False):
+    def load(decoding, *, speculative_tokens=0, is_closed_elsewhere=False):
         monkeypatch.setattr(static_decoding._log, "warning", lambda text, *said: pytest.fail(text % said))
         source = ModelSource(str(EXAMPLE_MODEL))
         prompt = build_prompt(schema)
-        engine = TransformersEngine(source, schema=schema, prompt=prompt, device="cuda", decoding=decoding)
+        engine = TransformersEngine(
+            source,
+            schema=schema,
+            prompt=prompt,
+            device="cuda",
+            decoding=decoding,
+            speculative_tokens=speculative_tokens,
+        )
         if not is_closed_elsewhere:
             engines.append(engine)
         return engine
@@ -69,8 +76,10 @@ def load(schema, monkeypatch):
         engine.close()
 
 
-@pytest.fixture(params=["dynamic", "static", "compiled"])
+@pytest.fixture(params=["dynamic", "guessing", "static", "compiled"])
 def engine(request, load):
+    if request.param == "guessing":
+        return load("dynamic", speculative_tokens=5)
     return load(request.param)
 
 
