@@ -66,14 +66,13 @@ class ModelInputs:
 class InputPreparation:
     """Turns batches into tensors, ``at_once`` of them at a time, in any threads.
 
-    Most of it is resizing and arithmetic, for which Pillow and NumPy let go of the interpreter's lock. Each
-    thread has a copy of the processor: a tokenizer that two use at once refuses one of them.
+    Each thread has a copy of the processor: a tokenizer that two use at once refuses one of them. Most of its
+    work is resizing and arithmetic, for which Pillow and NumPy let go of the interpreter's lock; but a model
+    that is launched operation by operation loses the lock at each of them, and waits for it. So processes
+    prepare what is ahead, where there are any.
 
-    A model on the CPU is mostly Python where it is small: beside it a thread gets no time, and takes the
-    model's.
-
-    dtype: of floating-point tensors. pinned: in memory from which a GPU copies by itself. process: what
-    prepares ahead from when it is ready until it is lost, closed by ``close``; needs ``at_once`` of 1.
+    dtype: of floating-point tensors. pinned: in memory from which a GPU copies by itself. processes: what
+    prepares ahead, each from when it is ready until it is lost; ended by ``close``.
     """
 
     def __init__(
@@ -84,9 +83,10 @@ class InputPreparation:
         at_once: int,
         dtype: torch.dtype,
         pinned: bool,
-        process: PreparationProcess | None = None,
+        processes: Sequence[PreparationProcess] = (),
     ) -> None:
-        self._process = process
+        self._living = list(processes)
+        self._idle = list(processes)
         self._closed = False
         self._prompt = prompt
         self._dtype = dtype
@@ -101,8 +101,24 @@ class InputPreparation:
 
     def prepare(self, chunks: Sequence[Sequence[LoadedProperty]], attempt: Attempt) -> None:
         """Prepare the parts of a batch; each is kept until it is taken, or newer batches have come."""
-        process = self._process_that_is_ready()
-        parts = [_Prepared(chunk, attempt, self._inputs(chunk, attempt, process)) for chunk in chunks]
+        process = self._a_ready_process()
+        parts = []
+        try:
+            for chunk in chunks:
+                tensors = None
+                if process is not None:
+                    try:
+                        tensors = self._made_by(process, chunk, attempt)
+                    except PreparationLostError as error:
+                        self._give_up(process, error)
+                        process = None
+                        if self._closed:
+                            raise
+                parts.append(_Prepared(chunk, attempt, self._inputs(chunk, attempt, tensors)))
+        finally:
+            if process is not None:
+                with self._guard:
+                    self._idle.append(process)
         with self._guard:
             self._ahead.append(parts)
 
@@ -119,48 +135,52 @@ class InputPreparation:
         return self._inputs(chunk, attempt)
 
     def close(self) -> None:
-        """End the process, where there is one."""
+        """End the processes, where there are any."""
         with self._guard:
             self._closed = True
-            process, self._process = self._process, None
-        if process is not None:
+            living, self._living, self._idle = self._living, [], []
+        for process in living:
             process.close()
 
-    def _process_that_is_ready(self) -> PreparationProcess | None:
-        process = self._process
-        try:
-            return process if process is not None and process.ready() else None
-        except PreparationLostError as error:
-            self._give_up(process, error)
-            return None
-
-    def _give_up(self, process: PreparationProcess | None, error: PreparationLostError) -> None:
-        """Prepare here from now on: what ends one process may end the next."""
+    def _a_ready_process(self) -> PreparationProcess | None:
+        """One that nobody else asks; the caller gives it back to the idle ones."""
         with self._guard:
-            closed, self._process = self._closed, None
-        if process is not None:
-            process.close()
-        if not closed:
+            for process in list(self._idle):
+                try:
+                    if process.ready():
+                        self._idle.remove(process)
+                        return process
+                except PreparationLostError as error:
+                    lost = process, error
+                    self._idle.remove(process)
+                    break
+            else:
+                return None
+        self._give_up(*lost)
+        return self._a_ready_process()
+
+    def _give_up(self, process: PreparationProcess, error: PreparationLostError) -> None:
+        """Do without it: what ends one process may end the next that is started."""
+        with self._guard:
+            closed = self._closed
+            if process in self._living:
+                self._living.remove(process)
+            left = len(self._living)
+        process.close()
+        if closed:
+            return
+        if left:
+            _log.warning("Inputs of the model are prepared by %d processes from now on: %s", left, error)
+        else:
             _log.warning("Inputs of the model are prepared in the run's own process from now on: %s", error)
 
     def _inputs(
-        self,
-        chunk: Sequence[LoadedProperty],
-        attempt: Attempt,
-        process: PreparationProcess | None = None,
+        self, chunk: Sequence[LoadedProperty], attempt: Attempt, tensors: Any | None = None
     ) -> ModelInputs:
-        images = [one.images[: attempt.images] for one in chunk]
-        tensors = None
-        if process is not None:
-            try:
-                tensors = self._made_by(process, images)
-            except PreparationLostError as error:
-                self._give_up(process, error)
-                if self._closed:
-                    raise
+        """What the model is given, of tensors that were made elsewhere or are made here."""
         if tensors is None:
             with self._a_processor() as processor:
-                tensors = processed(processor, self._prompt.text, images)
+                tensors = processed(processor, self._prompt.text, _shown(chunk, attempt))
         prompt_tokens = tensors["attention_mask"].sum(dim=1).tolist()
         tensors = tensors.to("cpu", self._dtype)
         if self._pinned:
@@ -169,11 +189,10 @@ class InputPreparation:
             )
         return ModelInputs(tensors, prompt_tokens)
 
-    def _made_by(self, process: PreparationProcess, images: Sequence[Sequence[npt.NDArray[np.uint8]]]) -> Any:
-        import torch
+    def _made_by(self, process: PreparationProcess, chunk: Sequence[LoadedProperty], attempt: Attempt) -> Any:
         from transformers import BatchFeature
 
-        return BatchFeature({name: torch.from_numpy(one) for name, one in process.arrays(images).items()})
+        return BatchFeature(process.tensors(_shown(chunk, attempt), self._dtype))
 
     @contextlib.contextmanager
     def _a_processor(self) -> Iterator[Any]:
@@ -182,6 +201,10 @@ class InputPreparation:
             yield processor
         finally:
             self._processors.put(processor)
+
+
+def _shown(chunk: Sequence[LoadedProperty], attempt: Attempt) -> Sequence[Sequence[npt.NDArray[np.uint8]]]:
+    return [one.images[: attempt.images] for one in chunk]
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""A process that runs the processor for a model on the CPU, whose Python leaves a thread beside it no time.
+"""A process that runs the processor, so that a model's own waits for no lock of the interpreter.
 
 What lives here: starting it, asking it, and that nobody waits for one that hangs. What does not: the program
 (``preparation_worker.py``), and what is prepared when (``model_inputs.py``).
@@ -17,16 +17,17 @@ import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Pipe
 from multiprocessing.reduction import recv_handle, send_handle
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from resources.vlm.images.pixel_memory import Place, SharedImage
 from resources.vlm.images.worker_process import environment
-from resources.vlm.in_process.preparation_worker import READY
+from resources.vlm.in_process.preparation_worker import READY, as_tensor
 from resources.vlm.nameless_memory import Layout, stored
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import torch
 
     from resources.vlm.images.pixel_memory import PixelMemory
     from resources.vlm.in_process.model_loading import ModelSource
@@ -84,24 +85,27 @@ class PreparationProcess:
             raise PreparationLostError("The preparation process is gone.") from error
         return self._ready
 
-    def arrays(self, images: Sequence[Sequence[npt.NDArray[np.uint8]]]) -> dict[str, npt.NDArray[Any]]:
+    def tensors(
+        self, images: Sequence[Sequence[npt.NDArray[np.uint8]]], dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
         """The processor's tensors, for the images [height, width, 3] of each property.
 
-        Raises PreparationLostError.
+        dtype: of floating-point ones. Raises PreparationLostError.
         """
         memories: list[PixelMemory] = []
         shown = [[_sent(image, memories) for image in of_one] for of_one in images]
         try:
-            self._connection.send((shown, len(memories)))
+            self._connection.send((shown, len(memories), dtype))
             for memory in memories:
                 send_handle(self._connection, memory.descriptor, self.pid)
             answer: Layout | str = self._connection.recv()
             if isinstance(answer, Layout):
                 descriptor = recv_handle(self._connection)
                 try:
-                    return stored(descriptor, answer)
+                    arrays = stored(descriptor, answer)
                 finally:
                     os.close(descriptor)
+                return {name: as_tensor(array) for name, array in arrays.items()}
         except (EOFError, OSError, RuntimeError) as error:
             # It is not asked again: an answer that comes too late would be another batch's.
             self._process.kill()

@@ -14,10 +14,14 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from resources.vlm.images.decode_worker import LESS_THAN_THE_MODEL, die_with
-from resources.vlm.nameless_memory import store
+from resources.vlm.nameless_memory import Layout, store
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
 
 READY = "ready"
 
@@ -41,12 +45,12 @@ def main() -> None:
     connection.send(READY)
     while True:
         try:
-            shown, memories = connection.recv()
+            shown, memories, dtype = connection.recv()
         except EOFError:
             return
         handles = [recv_handle(connection) for _ in range(memories)]
         try:
-            tensors, layout = _prepared(processor, prompt, shown, handles)
+            tensors, layout = _prepared(processor, prompt, shown, handles, dtype)
         except Exception as error:  # the parent's processor says it again, where it can be answered for
             connection.send(f"{type(error).__name__}: {error}")
         else:
@@ -55,7 +59,9 @@ def main() -> None:
             os.close(tensors)
 
 
-def _prepared(processor: Any, prompt: str, shown: Any, handles: list[int]) -> Any:
+def _prepared(
+    processor: Any, prompt: str, shown: Any, handles: list[int], dtype: torch.dtype
+) -> tuple[int, Layout]:
     """The descriptor and the layout of a batch's tensors."""
     from resources.vlm.in_process.model_inputs import processed
 
@@ -66,8 +72,27 @@ def _prepared(processor: Any, prompt: str, shown: Any, handles: list[int]) -> An
     images = [
         [one[1].image(maps[one[0]]) if isinstance(one, tuple) else one for one in of_one] for of_one in shown
     ]
-    tensors = processed(processor, prompt, images)
-    return store({name: tensor.numpy() for name, tensor in tensors.items()})
+    # Converted here: half as much to hand over, and nothing left to do for the model's process.
+    tensors = processed(processor, prompt, images).to("cpu", dtype)
+    return store({name: as_array(tensor) for name, tensor in tensors.items()})
+
+
+def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A tensor's memory. NumPy knows no bfloat16: it is passed off as uint16, which no processor makes."""
+    import torch
+
+    array: npt.NDArray[Any] = (
+        tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+    ).numpy()
+    return array
+
+
+def as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """The tensor of ``as_array``."""
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 
 
 if __name__ == "__main__":

@@ -48,10 +48,10 @@ _TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
 """Modules that complain when the interpreter ends (nanobind's)."""
 
 _LONG_RUN = 16
-"""Batches for which a process prepares, beside a model on the CPU: its start takes 4 s of a core."""
+"""Batches for which processes prepare: the start of one takes 4 s of a core."""
 
 _MOST_PREPARE = 4
-"""Threads that run the processor beside a GPU. 80 images of a megapixel are 7 to 20 s of work for one."""
+"""Batches that are prepared at once beside a GPU. 80 images of a megapixel are 7 to 20 s of a core."""
 
 
 class AnswerGrammar(Protocol):
@@ -90,9 +90,10 @@ class TransformersEngine:
     ) -> None:
         with contextlib.ExitStack() as lost:
             # First of all: it starts about as long as the model loads.
-            process = _process_beside(source, prompt, device, batches)
-            if process is not None:
-                lost.callback(process.close)
+            processes = []
+            for _ in range(_processes_beside(device, batches)):
+                processes.append(PreparationProcess(source, prompt.text))
+                lost.callback(processes[-1].close)
             from transformers import AutoModelForImageTextToText
 
             # What was imported by now stays to the end: a collection that looks at it, the process's last one
@@ -110,7 +111,7 @@ class TransformersEngine:
             )
             self.model = source.name
             self.revision = exact_revision(source)
-            self._take(model, processor, grammar, prompt, device, decoding, speculative_tokens, process)
+            self._take(model, processor, grammar, prompt, device, decoding, speculative_tokens, processes)
             lost.pop_all()
 
     @classmethod
@@ -141,23 +142,20 @@ class TransformersEngine:
         device: Literal["cpu", "cuda"],
         decoding: Decoding,
         speculative_tokens: int,
-        process: PreparationProcess | None = None,
+        processes: Sequence[PreparationProcess] = (),
     ) -> None:
         from transformers import GenerationConfig
 
         self.largest_batch: int | None = None
         self._device = device
-        # On a CPU, more threads would take from the model what they prepare for it.
-        self.prepares_at_once = (
-            min(_MOST_PREPARE, max(1, (os.cpu_count() or 1) // 4)) if device == "cuda" else 1
-        )
+        self.prepares_at_once = _prepare_at_once(device)
         self._inputs = InputPreparation(
             processor,
             prompt,
             at_once=self.prepares_at_once,
             dtype=model.dtype,
             pinned=device == "cuda",
-            process=process,
+            processes=processes,
         )
         self._tokenizer = processor.tokenizer
         self._model = model
@@ -324,13 +322,15 @@ def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _process_beside(
-    source: ModelSource, prompt: Prompt, device: Literal["cpu", "cuda"], batches: int
-) -> PreparationProcess | None:
-    """What prepares for a model on the CPU in a long run, on a second core if there is one."""
-    if device == "cuda" or batches < _LONG_RUN or not IS_THERE or (os.cpu_count() or 1) < 2:
-        return None
-    return PreparationProcess(source, prompt.text)
+def _prepare_at_once(device: Literal["cpu", "cuda"]) -> int:
+    """Batches that are prepared at once: one on a CPU, from which others would take what is the model's."""
+    return min(_MOST_PREPARE, max(1, (os.cpu_count() or 1) // 4)) if device == "cuda" else 1
+
+
+def _processes_beside(device: Literal["cpu", "cuda"], batches: int) -> int:
+    """Processes that prepare in a long run, on other cores than the model's."""
+    worth_it = batches >= _LONG_RUN and IS_THERE and (os.cpu_count() or 1) >= 2
+    return _prepare_at_once(device) if worth_it else 0
 
 
 def _takes_a_decoding(model: Any) -> bool:

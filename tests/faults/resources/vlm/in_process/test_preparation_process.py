@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(180)
 
 PARENT = """
 import sys
+import torch
 from resources.vlm.images.decode_workers import DecodeWorkers
 from resources.vlm.images.images import PropertyJob
 from resources.vlm.in_process.model_loading import ModelSource
@@ -28,10 +29,10 @@ with DecodeWorkers(workers=1, prefetch_batches=1, max_pixels=10**6, max_images=9
     [[one]] = decode.feed(jobs)
     assert all(isinstance(image, SharedImage) for image in one.images)
     assert process.ready(120)
-    process.arrays([one.images])
+    process.tensors([one.images], torch.float32)
     print(process.pid, *decode.pids, flush=True)
     while True:
-        process.arrays([one.images])
+        process.tensors([one.images], torch.float32)
 """
 
 

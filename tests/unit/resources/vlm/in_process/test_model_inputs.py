@@ -2,6 +2,9 @@
 
 import os
 import signal
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,9 +55,9 @@ def preparation(model_folder):
 
     processor = load_processor(ModelSource(str(model_folder)))
 
-    def prepare(process, *, at_once=1):
+    def prepare(*processes, at_once=1, dtype=torch.float32):
         return InputPreparation(
-            processor, PROMPT, at_once=at_once, dtype=torch.float32, pinned=False, process=process
+            processor, PROMPT, at_once=at_once, dtype=dtype, pinned=False, processes=processes
         )
 
     return prepare
@@ -82,14 +85,17 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_process_prepares_what_a_thread_does(
-    shared, ready_process, preparation, batches, in_shared_memory, monkeypatch
+    shared, dtype, ready_process, preparation, batches, in_shared_memory, monkeypatch
 ):
     """Value for value, also where an attempt shows fewer images; nothing is prepared here any more."""
+    import torch
+
     fewer = Attempt(number=2, max_new_tokens=60, images=1)
-    here = preparation(None)
+    here = preparation(dtype=getattr(torch, dtype))
     expected = [here._inputs(batches[1], FIRST), here._inputs(batches[2], fewer)]
-    there = preparation(ready_process)
+    there = preparation(ready_process, dtype=getattr(torch, dtype))
     monkeypatch.setattr(there, "_a_processor", None)
     shown = [in_shared_memory(one) if shared else one for one in batches]
     there.prepare([shown[1]], FIRST)
@@ -111,7 +117,9 @@ def test_pixels_and_tensors_are_not_sent(ready_process, in_shared_memory, load_p
         lambda self, data: (sent.append(len(data)), send(self, data))[1],
     )
     [one] = in_shared_memory([load_property("p", 8)])
-    ready_process.arrays([one.images])
+    import torch
+
+    ready_process.tensors([one.images], torch.float32)
     assert sum(image.nbytes for image in one.images) > 20_000
     assert sum(sent) < 2_000
 
@@ -139,7 +147,7 @@ def test_until_it_is_ready_a_process_is_not_waited_for(model_folder, preparation
     made = preparation(process)
     monkeypatch.setattr(made, "_made_by", None)
     made.prepare([batches[0]], FIRST)
-    assert_equal(made.take(batches[0], FIRST), preparation(None)._inputs(batches[0], FIRST))
+    assert_equal(made.take(batches[0], FIRST), preparation()._inputs(batches[0], FIRST))
     made.close()
 
 
@@ -153,30 +161,72 @@ def test_a_killed_process_costs_no_batch(stopped_process, preparation, batches, 
     assert len([one for one in caplog.messages if "from now on" in one]) == 1
 
 
+def test_several_processes_share_the_batches(
+    model_folder, ready_process, preparation, batches, monkeypatch, caplog
+):
+    """Each thread has one to itself; where one dies, the batch that it had is prepared here, others go on."""
+    other = PreparationProcess(ModelSource(str(model_folder)), PROMPT.text)
+    assert other.ready(wait_seconds=120)
+    expected = [preparation()._inputs(batch, FIRST) for batch in batches]
+    made = preparation(ready_process, other, at_once=2)
+    asked = []
+    tensors = PreparationProcess.tensors
+
+    def noted(process, *arguments):
+        both.wait(30)
+        asked.append(process)
+        return tensors(process, *arguments)
+
+    monkeypatch.setattr(PreparationProcess, "tensors", noted)
+    monkeypatch.setattr(made, "_a_processor", None)
+    both = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as threads:
+        deque(threads.map(lambda batch: made.prepare([batch], FIRST), batches[:2]), maxlen=0)
+    assert set(asked) == {ready_process, other}
+    monkeypatch.setattr(PreparationProcess, "tensors", tensors)
+    for at in (0, 1):
+        assert_equal(made.take(batches[at], FIRST), expected[at])
+    os.kill(other.pid, signal.SIGKILL)
+    other._process.wait()
+    made._idle.sort(key=lambda one: one is not other)  # the dead one is asked next
+    monkeypatch.undo()
+    for batch in batches[2:]:
+        made.prepare([batch], FIRST)
+    monkeypatch.setattr(made, "_a_processor", None)
+    for at in (2, 3):
+        assert_equal(made.take(batches[at], FIRST), expected[at])
+    assert made._living == [ready_process]
+    assert ["by 1 processes" in one for one in caplog.messages] == [True]
+
+
 def test_a_process_that_hangs_is_given_up(stopped_process, preparation, batches):
     """A stopped process holds up one batch for as long as is allowed, and no other."""
     made = preparation(stopped_process)
     made.prepare([batches[1]], FIRST)
-    assert made._process is None
+    assert not made._living
     assert_equal(made.take(batches[1], FIRST), made._inputs(batches[1], FIRST))
 
 
 def test_a_process_that_takes_no_pixels_is_given_up(stopped_process):
     """A stopped process that is sent more than passes unread holds up nobody either."""
+    import torch
+
     with pytest.raises(PreparationLostError, match="gone, or hangs"):
-        stopped_process.arrays([[np.zeros((1000, 1000, 3), np.uint8)]])
+        stopped_process.tensors([[np.zeros((1000, 1000, 3), np.uint8)]], torch.float32)
 
 
 def test_an_answer_that_comes_too_late_is_nobodys(stopped_process):
     """What gave no answer in time is ended, so that its answer is not taken for another batch's."""
+    import torch
+
     with pytest.raises(PreparationLostError):
-        stopped_process.arrays([[np.zeros((4, 4, 3), np.uint8)]])
+        stopped_process.tensors([[np.zeros((4, 4, 3), np.uint8)]], torch.float32)
     assert stopped_process._process.wait(10) == -signal.SIGKILL
 
 
 def test_batches_prepared_out_of_order_are_kept(preparation, batches):
     """A batch that was long in preparing is not pushed out by the places of those that were taken."""
-    made = preparation(None, at_once=2)
+    made = preparation(at_once=2)
     for prepared in (1, 0, 2):
         made.prepare([batches[prepared]], FIRST)
         if prepared == 0:
