@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -38,12 +39,15 @@ from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceil
 from benchmarks.gpu_models import SHAPES, AnswerLengths, build_processor, vision_layers
 from benchmarks.gpu_report import print_case, print_table
 from resources.vlm.engine import Attempt
+from resources.vlm.images.images import LoadedProperty
 from resources.vlm.in_process.static_decoding import Decoding
 from resources.vlm.in_process.transformers_engine import TransformersEngine
 
 IMAGES_OF_THE_RUN: Final = 12_800_000
 DEVICES_OF_THE_RUN: Final = 10
 PROFILED_STEPS: Final = 24
+TIGHT_GIB: Final = 48
+"""Of a device's memory left beside the model: with less, a case's batch may not fit."""
 WORTH_A_LARGER_BATCH: Final = 1.15
 """Plain generation is compared at a larger batch too, if so much more fits into the engine's memory."""
 
@@ -79,6 +83,11 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
         AnswerLengths(case.output_tokens, bench.tokenizer, vocabulary=shape.vocabulary, masked=masked)
         for masked in (True, False)
     )
+    bench.free()
+    if bench.free_gib() < TIGHT_GIB:
+        case = _fitting(bench, case, _engine(bench, processor, guided, "dynamic"))
+        guided.restart()
+        result["case"] = asdict(case)
     clock = StageClock(bench.model, vision_layers(bench.model), cuda=bench.cuda)
     result["decode_workers_images_per_second"] = decode_rate(bench, case)
     with DeviceSamples(cuda=bench.cuda) as samples, clock:
@@ -120,6 +129,17 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
         except Exception as error:  # a machine without CUPTI, say
             result["kernels_failed"] = f"{type(error).__name__}: {str(error)[:300]}"
     return result
+
+
+def _fitting(bench: Bench, case: Case, engine: TransformersEngine) -> Case:
+    """The case with a batch whose prompts fit, found in seconds; in a window it would take minutes."""
+    engine.describe(_batch(bench, case), attempt=Attempt(number=1, max_new_tokens=1))
+    return replace(case, batch=engine.largest_batch or case.batch)
+
+
+def _batch(bench: Bench, case: Case) -> Sequence[LoadedProperty]:
+    with decode_workers(bench, case) as workers:
+        return next(workers.feed(bench.batches(case)))
 
 
 def _engine(bench: Bench, processor: Any, grammar: AnswerLengths, decoding: Decoding) -> TransformersEngine:
@@ -211,8 +231,7 @@ def _limits(bench: Bench, case: Case, work: Work, stages: Stages) -> dict[str, A
 def _kernels(bench: Bench, case: Case, engine: TransformersEngine) -> dict[str, Any]:
     """The kernels of one batch of few tokens: once its prompt alone, once with the steps that follow."""
     attempts = {"prompt": 1, f"prompt and {PROFILED_STEPS} steps": PROFILED_STEPS + 1}
-    with decode_workers(bench, case) as workers:
-        batch = next(workers.feed(bench.batches(case)))
+    batch = _batch(bench, case)
     profiles = {}
     for name, tokens in attempts.items():
         attempt = Attempt(number=1, max_new_tokens=tokens)

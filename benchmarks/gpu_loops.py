@@ -103,6 +103,14 @@ class Bench:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
+    def free_gib(self) -> float:
+        """Memory of the device that nobody has taken; of a CPU's nobody asks."""
+        if not self.cuda:
+            return float("inf")
+        import torch
+
+        return float(torch.cuda.mem_get_info()[0]) / 2**30
+
     def has_time_for(self, windows: int) -> bool:
         """Whether so many windows of measuring, or what takes as long, are left before the deadline."""
         return time.monotonic() + windows * self.seconds < self.deadline
