@@ -33,6 +33,7 @@ from benchmarks.gpu_loops import (
     decode_workers,
     describe_window,
     plain_window,
+    prepare_apart,
     render_jpegs,
 )
 from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceilings, profile_kernels
@@ -90,7 +91,7 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
         result["case"] = asdict(case)
     clock = StageClock(bench.model, vision_layers(bench.model), cuda=bench.cuda)
     result["decode_workers_images_per_second"] = decode_rate(bench, case)
-    with DeviceSamples(cuda=bench.cuda) as samples, clock:
+    with DeviceSamples(cuda=bench.cuda) as samples, clock, tempfile.TemporaryDirectory() as folder:
 
         def restart() -> None:
             clock.restart()
@@ -106,6 +107,8 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
                 continue
             bench.free()
             engine = _engine(bench, processor, guided, decoding)
+            if bench.cuda:
+                prepare_apart(engine, processor, Path(folder), pinned=True)
             if engine.static is not None:
                 clock.launches_of(engine.static)
             result[decoding] = measured(describe_window(bench, case, engine, guided, restart))

@@ -24,9 +24,13 @@ from benchmarks.gpu_models import SHAPES, AnswerLengths, build_model, build_toke
 from resources.vlm.feeding import Feeding
 from resources.vlm.images.decode_workers import DecodeWorkers
 from resources.vlm.images.images import PropertyJob
+from resources.vlm.in_process.model_inputs import InputPreparation
+from resources.vlm.in_process.model_loading import ModelSource
+from resources.vlm.in_process.preparation_process import PreparationProcess
 from resources.vlm.in_process.static_decoding import Decoding
 from resources.vlm.in_process.transformers_engine import TransformersEngine
 from resources.vlm.ladder import Described, LadderSettings
+from resources.vlm.nameless_memory import IS_THERE
 from resources.vlm.prompt import Prompt
 
 PREFETCH_BATCHES: Final = 2
@@ -176,6 +180,24 @@ def decode_workers(bench: Bench, case: Case) -> DecodeWorkers:
         prefetch_batches=PREFETCH_BATCHES,
         max_pixels=case.side * case.side * 3 // 4,
         max_images=case.images,
+    )
+
+
+def prepare_apart(engine: TransformersEngine, processor: Any, folder: Path, *, pinned: bool) -> None:
+    """Have processes prepare for an engine, as for a long run's; in threads until they are ready.
+
+    folder: what they load the processor from, for as long as the engine is used.
+    """
+    processor.save_pretrained(folder)
+    count = engine.prepares_at_once if IS_THERE else 0
+    engine._inputs.close()
+    engine._inputs = InputPreparation(
+        processor,
+        PROMPT,
+        at_once=engine.prepares_at_once,
+        dtype=engine._model.dtype,
+        pinned=pinned,
+        processes=[PreparationProcess(ModelSource(str(folder)), PROMPT.text) for _ in range(count)],
     )
 
 
