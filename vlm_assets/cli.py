@@ -122,7 +122,6 @@ def demo(
     """Dagster UI and a backfill of all that is missing: of your VLM_ASSETS_SOURCE, else of the example."""
     from vlm_assets.catalog.ingest import ingest as take_in
     from vlm_assets.demo.supervisor import run_demo
-    from vlm_assets.orchestrator.server import runs_may_be_forked
     from vlm_assets.resource_settings import build_gpu
 
     current = chosen_settings(home)
@@ -136,12 +135,10 @@ def demo(
             image_root=current.image_root,
         )
         _say(report)
-    devices = build_gpu(current).find()
     code = run_demo(
         home=current.home,
         dagster_home=current.dagster_home,
-        slots=len(devices),
-        forked_runs=runs_may_be_forked(devices),
+        slots=len(build_gpu(current).find()),
         port=port,
         exit_when_done=exit_when_done,
         accuracy=lambda: _accuracy(current) if current.source is None else None,
@@ -159,16 +156,13 @@ def serve(
     from rich.console import Console
 
     from vlm_assets.orchestrator import serving
-    from vlm_assets.orchestrator.server import runs_may_be_forked
     from vlm_assets.resource_settings import build_gpu
 
     current = chosen_settings(home)
-    devices = build_gpu(current).find()
     serving.serve(
         home=current.home,
         dagster_home=current.dagster_home,
-        slots=len(devices),
-        forked_runs=runs_may_be_forked(devices),
+        slots=len(build_gpu(current).find()),
         port=port,
         grace_seconds=current.grace_seconds,
         console=Console(soft_wrap=True),

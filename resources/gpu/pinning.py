@@ -33,7 +33,4 @@ def pin(device: Device, environment: MutableMapping[str, str] = os.environ) -> N
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if device.threads is not None:
         # A number that a person has set stays.
-        threads = environment.setdefault("OMP_NUM_THREADS", str(device.threads))
-        if torch is not None and threads.isdecimal():
-            # It has read that variable already: it was imported before this process was forked.
-            torch.set_num_threads(int(threads))
+        environment.setdefault("OMP_NUM_THREADS", str(device.threads))

@@ -30,7 +30,6 @@ def run_demo(
     home: Path,
     dagster_home: Path,
     slots: int,
-    forked_runs: bool = True,
     port: int = 3000,
     exit_when_done: bool = False,
     accuracy: Callable[[], str | None] = lambda: None,
@@ -40,9 +39,8 @@ def run_demo(
     """Run Dagster on a catalogued home until Ctrl-C, or until all is done; gives the exit code.
 
     The code is 0 if every partition is complete and no check failed with ERROR. slots: runs that hold a
-    device at once. forked_runs: see ``dagster_server``. accuracy: a sentence about the finished output, or
-    None. Raises CatalogError, DagsterHomeError, NoFreePortError, ProcessEndedError and DagsterApiError, whose
-    messages are for people.
+    device at once. accuracy: a sentence about the finished output, or None. Raises CatalogError,
+    DagsterHomeError, NoFreePortError, ProcessEndedError and DagsterApiError, whose messages are for people.
     """
     console = console or Console(soft_wrap=True)
     found = prepare(home, dagster_home, slots=slots, port=port, console=console)
@@ -50,9 +48,7 @@ def run_demo(
     summary: Summary | None = None
     with (
         interruptible(),
-        dagster_server(
-            home, dagster_home, port=found, grace_seconds=grace_seconds, forked_runs=forked_runs
-        ) as server,
+        dagster_server(home, dagster_home, port=found, grace_seconds=grace_seconds) as server,
     ):
         try:
             start_pages(server, console)

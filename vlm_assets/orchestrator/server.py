@@ -14,12 +14,10 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from resources.gpu.devices import Device
 from resources.gpu.residents import end_residents
-from sensors.dagster_internals.forked_runs import PROGRAM
 from vlm_assets.orchestrator.api import DagsterApi, DagsterUnreachableError
 from vlm_assets.orchestrator.home import note_address, only_dagster
 from vlm_assets.orchestrator.process_group import ProcessGroup
@@ -54,7 +52,6 @@ class DagsterServer:
         module: str,
         scratch: Path,
         environment: Mapping[str, str],
-        forked_runs: bool,
     ) -> None:
         self.group = group
         # Not "logs": Dagster empties a folder of that name.
@@ -62,7 +59,6 @@ class DagsterServer:
         self.logs.mkdir(exist_ok=True)
         self.api = DagsterApi(f"http://{_HOST}:{port}")
         self._environment = environment
-        self._forked_runs = forked_runs
         self._port = port
         self._module = module
         self._socket = scratch / "code-server"
@@ -82,10 +78,9 @@ class DagsterServer:
         Raises ProcessEndedError, CodeLocationError.
         """
         # One code server for webserver and daemon alike: each would start one of its own otherwise.
-        dagster = ("python", "-m", PROGRAM) if self._forked_runs else ("dagster",)
         self._start(
             "code-server",
-            *dagster, "code-server", "start", "--socket", self._socket,
+            "dagster", "code-server", "start", "--socket", self._socket,
             "--module-name", self._module, "--location-name", "vlm_assets",
         )  # fmt: skip
         while not self._socket.exists():
@@ -131,12 +126,11 @@ def dagster_server(
     module: str = "vlm_assets.definitions",
     grace_seconds: float = GRACE_SECONDS,
     environment: Mapping[str, str] | None = None,
-    forked_runs: bool = True,
 ) -> Iterator[DagsterServer]:
     """The Dagster of a prepared ``dagster_home``, nothing started yet; all of it ends with the context.
 
-    So do the model servers of the home. environment: in addition to this process's own. forked_runs: runs are
-    forked from a process that has imported torch, see ``runs_may_be_forked``. Raises AlreadyRunningError.
+    So do the model servers of the home. environment: in addition to this process's own. Raises
+    AlreadyRunningError.
     """
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(only_dagster(dagster_home, wait_seconds=grace_seconds + 5.0))
@@ -152,7 +146,6 @@ def dagster_server(
             dagster_home=dagster_home,
             module=module,
             scratch=scratch,
-            forked_runs=forked_runs,
             environment={
                 **os.environ,
                 **(environment or {}),
@@ -164,14 +157,6 @@ def dagster_server(
         )
         note_address(lock, server.address)
         yield server
-
-
-def runs_may_be_forked(devices: Iterable[Device]) -> bool:
-    """Whether runs on these devices may be forked from a process that has imported torch: on CPU slots alone.
-
-    Whatever asks CUDA anything while it is imported would settle for all runs which GPUs they see.
-    """
-    return all(device.kind == "cpu" for device in devices)
 
 
 def free_port(wanted: int) -> int:

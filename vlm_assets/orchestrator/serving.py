@@ -49,26 +49,17 @@ def farewell(console: Console, grace_seconds: float) -> None:
 
 
 def serve(
-    *,
-    home: Path,
-    dagster_home: Path,
-    slots: int,
-    forked_runs: bool,
-    port: int,
-    grace_seconds: float,
-    console: Console,
+    *, home: Path, dagster_home: Path, slots: int, port: int, grace_seconds: float, console: Console
 ) -> None:
     """Run webserver, code server and daemon until SIGTERM or Ctrl-C; ends too when one of them ends.
 
-    slots: runs that hold a device at once. forked_runs: see ``dagster_server``. Raises CatalogError,
-    DagsterHomeError, NoFreePortError, ProcessEndedError and CodeLocationError.
+    slots: runs that hold a device at once. Raises CatalogError, DagsterHomeError, NoFreePortError,
+    ProcessEndedError and CodeLocationError.
     """
     found = prepare(home, dagster_home, slots=slots, port=port, console=console)
     with (
         interruptible(),
-        dagster_server(
-            home, dagster_home, port=found, grace_seconds=grace_seconds, forked_runs=forked_runs
-        ) as server,
+        dagster_server(home, dagster_home, port=found, grace_seconds=grace_seconds) as server,
     ):
         try:
             start_pages(server, console)

@@ -75,17 +75,3 @@ def test_a_cpu_slot_leaves_cores_to_decoding_and_a_set_number_of_threads_stays()
     pin(slot, chosen)
     assert chosen["OMP_NUM_THREADS"] == "7"
     assert [one.threads for one in find_devices("cpu:4", {}, cores=2)] == [1] * 4
-
-
-def test_a_torch_that_was_there_before_computes_with_the_slots_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A run that was forked from a process with torch in it takes no more cores than its slot has."""
-    threads: list[int] = []
-    cuda = SimpleNamespace(is_initialized=lambda: False)
-    torch = SimpleNamespace(cuda=cuda, set_num_threads=threads.append)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    (slot,) = find_devices("cpu:1", {}, cores=8)
-    pin(slot, {})
-    pin(slot, {"OMP_NUM_THREADS": "7"})
-    assert threads == [4, 7]
