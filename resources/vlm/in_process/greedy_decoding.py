@@ -90,6 +90,8 @@ class GreedyDecoding:
         state: dict[str, Any] = model._update_model_kwargs_for_generation(outputs, arguments)
         answers.choose(outputs.logits[:, -1], process)
         del inputs, outputs  # The logits of a whole prompt are large where a model computes them all.
+        # What became of the images is of no use any more; ``generate`` holds the same dictionary to its end.
+        (state.pop("mm_encoder_outputs", None) or {}).clear()
         self.prefill_seconds = self._clock() - began
         # As transformers' own loop: on a GPU experts are computed otherwise from here on.
         with model._optimize_model_for_decode():

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from resources.vlm.in_process.attention import MASKED
 from resources.vlm.in_process.greedy_decoding import PER_ROW, GrowingSteps, Process, Steps, can_select
 from resources.vlm.in_process.static_cache import Size, StaticMemory, rung_of_length, rung_of_rows
 from resources.vlm.in_process.static_step import StaticStep
@@ -228,7 +229,7 @@ def _refusal(model: Any) -> str | None:
     # transformers' own mark of what it steps like that; a vision part alone may lack it.
     if not any(getattr(one, "_can_compile_fullgraph", False) for one in (model, model.get_decoder())):
         return f"transformers does not step {name} with a cache of fixed size"
-    if text._attn_implementation not in ("sdpa", "eager"):
+    if text._attn_implementation not in MASKED:
         return f"it cannot be masked for {text._attn_implementation}"
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         return f"{name} is spread over several devices"

@@ -24,7 +24,7 @@ from resources.vlm.engine import (
     RequestTooLargeError,
     sampling_seed,
 )
-from resources.vlm.in_process.attention import prefer_flash_attention
+from resources.vlm.in_process.attention import prefer_flash_attention, share_keys_in_steps
 from resources.vlm.in_process.drafted_steps import Guide, drafted_steps
 from resources.vlm.in_process.drafts import Drafts
 from resources.vlm.in_process.greedy_decoding import Begin, GreedyDecoding
@@ -172,8 +172,10 @@ class TransformersEngine:
         self._drafts = Drafts(speculative_tokens)
         self.static = static_decoding(model, decoding, device=device)
         """What steps the model with a cache of fixed size; None where it grows."""
-        if device == "cuda" and decoding == "dynamic":
+        if device == "cuda":
             prefer_flash_attention(model)
+        if self.static is None and speculative_tokens > 0:
+            share_keys_in_steps(model)
         self._seconds = {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
         text_config = self._model.config.get_text_config()
         self._context: int | None = getattr(text_config, "max_position_embeddings", None)
@@ -281,8 +283,10 @@ class TransformersEngine:
             custom_generate=decoding if self._decodes_itself else None,
         )
         seconds = time.monotonic() - began
-        self._seconds["prefill"] += decoding.prefill_seconds
-        self._seconds["generation"] += seconds - decoding.prefill_seconds
+        # ``generate`` looks at the images before it asks for a decoding.
+        generation = decoding.generation_seconds if self._decodes_itself else seconds
+        self._seconds["prefill"] += seconds - generation
+        self._seconds["generation"] += generation
         return sequences
 
     def _room(self, prompt_tokens: int, attempt: Attempt) -> int:

@@ -10,6 +10,7 @@ import pytest
 from resources.vlm.embedder import TextEmbedder
 from resources.vlm.engine import Attempt
 from resources.vlm.in_process import static_decoding
+from resources.vlm.in_process.attention import share_keys_in_steps
 from resources.vlm.in_process.drafts import Drafts
 from resources.vlm.in_process.guided import Grammar
 from resources.vlm.in_process.model_loading import ModelSource
@@ -219,8 +220,12 @@ def widths(engine):
 
 
 @pytest.mark.parametrize("images", [(1, 2, 3), (2, 2, 1, 3, 1, 2, 3, 1, 1)])
-def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypatch, widths, images):
-    """Each family says the same in fewer steps, wrong guesses, holes and rows that leave notwithstanding."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypatch, widths, images, shared):
+    """Each family says the same in fewer steps, wrong guesses, holes and rows that leave notwithstanding.
+
+    shared: keys and values of several heads are used as they lie in the cache, and never copied for each.
+    """
     batch = [load_property(f"property {at}", number) for at, number in enumerate(images)]
     tokens = []
     answer = engine._answer
@@ -229,6 +234,9 @@ def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypat
         expected = engine.describe(batch, attempt=GREEDY)
     plain, widths[:] = len(widths), []
     monkeypatch.setattr(engine, "_drafts", WrongAtTimes(tokens))
+    if shared:
+        share_keys_in_steps(engine._model)
+        monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", None)
     assert engine.describe(batch, attempt=GREEDY) == expected
     if "Gemma3" in type(engine._model).__name__:  # its windows count columns
         assert len(widths) == plain
