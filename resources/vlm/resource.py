@@ -63,7 +63,7 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
         "dynamic", description="How the engine in this process decodes. See TransformersEngine."
     )
     speculative_tokens: int = Field(
-        5, description="Tokens that it guesses ahead from earlier answers. See TransformersEngine."
+        5, ge=0, le=32, description="Tokens that it guesses from earlier answers. See TransformersEngine."
     )
     server: ModelServerChoice | None = Field(None, description="A server that describes in its place.")
 

@@ -31,7 +31,10 @@ from resources.vlm.nameless_memory import IS_THERE
 ATTEMPTS: Final = 3
 """Workers that an image may take down before it is given up."""
 
-_QUEUED_PER_WORKER = 64  # One being decoded and others at hand: small ones are a millisecond each.
+_QUEUED_PER_WORKER = 64
+"""One being decoded and others at hand: small ones are a millisecond each, and 8 kept a worker busy for a
+third of its time. Where large ones are among them, workers that wait at the end of a batch cost an eighth."""
+
 _TOGETHER_SECONDS = 0.025  # Each look at the workers takes a turn of the interpreter's lock from the model.
 _FAILED_STARTS = 5
 _START_SECONDS = 120.0  # Tens of milliseconds as a rule; a machine that swaps, or sources on NFS, take long.
@@ -212,6 +215,7 @@ class DecodePool:
             culprit = worker.queue.popleft()
             # What was only waiting its turn behind it is innocent.
             self._put_back(*worker.queue)
+            worker.queue.clear()  # and with it the images of the same properties, which it would hold
             self._blame(culprit, kind, worker.process.pid, story)
 
     def _blame(

@@ -12,6 +12,7 @@ import fcntl
 import itertools
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -26,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from resources.processes import how_it_ended
-from resources.vlm.images.decode_worker import FRAME, IMAGE, LONGEST_TASK, READY, STORED, encoded_task
+from resources.vlm.images.decode_worker import FRAME, IMAGE, READY, STORED, encoded_task
 from resources.vlm.images.images import ImageError
 from resources.vlm.images.pixel_memory import PixelMemory
 
@@ -140,7 +141,8 @@ class WorkerProcess:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self._unsent:
                 ends = itertools.accumulate(map(len, self._unsent))
-                whole = sum(1 for _ in itertools.takewhile(lambda end: end <= LONGEST_TASK, ends))
+                # So many go into the pipe whole or not at all.
+                whole = max(1, sum(1 for _ in itertools.takewhile(lambda end: end <= select.PIPE_BUF, ends)))
                 os.write(self._tasks, b"".join(self._unsent[:whole]))
                 del self._unsent[:whole]
         back: list[DecodeTask] = []

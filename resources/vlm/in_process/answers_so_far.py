@@ -103,7 +103,7 @@ class AnswersSoFar:
 
     def _end_the_ended(self) -> None:
         ended = [
-            row for row in self.open if self._answers[row][-1] in self._stop_token_ids or not self.room(row)
+            row for row in self.open if self._answers[row][-1] in self._stop_token_ids or self.room(row) <= 0
         ]
         if ended:
             self._is_open[ended] = False

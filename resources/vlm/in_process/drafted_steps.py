@@ -6,7 +6,8 @@ What is said is what a model says without guesses, for each token is the likelie
 rounding differs, as between batches of different sizes. Term: speculative decoding, verified greedily.
 
 Where a guess was wrong its keys and values stay in the cache as a hole, which no mask shows: rows of a batch
-lie side by side, and the next step appends to all of them. Holes at the end of all rows are cut off.
+lie side by side, and the next step appends to all of them. Holes at the end of all rows are cut off, and
+others are closed before they are many.
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ if TYPE_CHECKING:
     from resources.vlm.in_process.answers_so_far import AnswersSoFar
     from resources.vlm.in_process.drafts import Drafts
 
-_TOKEN_TYPES: Final = frozenset({"token_type_ids", "mm_token_type_ids"})
+_TOKEN_TYPES: Final = frozenset({"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"})
 """Tensors [rows, tokens] whose last value all tokens of an answer have."""
+
+_BY_THE_FURTHEST: Final = frozenset({"dynamic", "longrope"})
+"""Kinds of rotary positions whose frequencies depend on the largest position of a step, be it a guess's."""
+
+_FEW_HOLES: Final = 32
+"""Columns of the cache, or an eighth of them, that may be seen by no row before holes are closed."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +48,10 @@ class Guide(Protocol):
     def go_on(
         self, rows: Sequence[int], drafts: Sequence[Sequence[int]], scores: torch.Tensor
     ) -> list[list[int]]:
-        """What each of ``rows`` says next."""
+        """What each of ``rows`` says next: its draft as far as that is right, and one token more.
+
+        scores: [rows, tokens, vocabulary]; at ``n`` those of what follows ``n`` tokens of the row's draft.
+        """
 
 
 def drafted_steps(
@@ -71,6 +81,8 @@ class _DraftedSteps:
         self._cache = state["past_key_values"]
         positions = state["position_ids"][..., -1:]
         self._seen = _seen(state, answers)
+        self._needed: list[int] = self._seen.sum(dim=1).tolist()
+        """How many columns each row sees: on the host, which then need not ask the device."""
         self._positions: torch.Tensor = positions.expand(*positions.shape[:-2], len(answers.rows), 1).clone()
         self._types: dict[str, torch.Tensor] = {
             name: state[name][:, -1:] for name in _TOKEN_TYPES & state.keys() if state[name] is not None
@@ -119,12 +131,14 @@ class _DraftedSteps:
         ]
         device = self._seen.device
         seen = torch.cat([self._seen, self._columns([1 + len(draft) for draft in drafts], width)], dim=1)
+        # What only fills up a row stays at its last position: there may be none beyond.
+        ahead = [[min(at, len(draft)) for at in range(width)] for draft in drafts]
         state: Mapping[str, Any] = {
             **self._state,
             **{name: value.expand(-1, width) for name, value in self._types.items()},
             "past_key_values": self._cache,
             "attention_mask": seen,
-            "position_ids": self._positions + torch.arange(width, device=device),
+            "position_ids": self._positions + torch.tensor(ahead, device=device),
         }
         if "logits_to_keep" in state:
             state = {**state, "logits_to_keep": width}
@@ -143,6 +157,20 @@ class _DraftedSteps:
             self._cache.crop(width - computed)
         self._seen = torch.cat([self._seen, self._columns(kept, width)], dim=1)
         self._positions += torch.tensor(kept, device=self._positions.device)[:, None]
+        self._needed = [before + now for before, now in zip(self._needed, kept, strict=True)]
+        columns = max(self._needed)
+        if self._seen.shape[1] > columns + max(_FEW_HOLES, columns // 8):
+            self._close_holes(columns)
+
+    def _close_holes(self, columns: int) -> None:
+        """Bring what each row sees together, at the right of so many columns. Keys keep their positions."""
+        order = self._seen.argsort(dim=1, stable=True)[:, -columns:]
+        for layer in self._cache.layers:
+            if layer.is_initialized:
+                at = order[:, None, :, None]
+                layer.keys = layer.keys.take_along_dim(at, dim=-2)
+                layer.values = layer.values.take_along_dim(at, dim=-2)
+        self._seen = self._seen.take_along_dim(order, dim=1)
 
     def _columns(self, filled: Sequence[int], width: int) -> torch.Tensor:
         """Marks [rows, width] of the first so many of each row."""
@@ -152,6 +180,10 @@ class _DraftedSteps:
         return torch.tensor(marks, dtype=self._seen.dtype, device=self._seen.device)
 
     def _leave_the_open(self, answers: AnswersSoFar) -> None:
+        still = frozenset(answers.open)
+        self._needed = [
+            needed for row, needed in zip(answers.rows, self._needed, strict=True) if row in still
+        ]
         kept = answers.leave_the_open()
         self._cache.batch_select_indices(kept)
         self._seen = self._seen.index_select(0, kept)
@@ -177,9 +209,17 @@ def _refusal(model: Any, state: Mapping[str, Any], answers: AnswersSoFar) -> str
     cache = state["past_key_values"]
     if any(type(layer) is not DynamicLayer for layer in cache.layers):
         return f"{name} has layers that look back over a number of columns, holes among them"
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    if any(
+        one.get("rope_type") in _BY_THE_FURTHEST for one in (rope, *rope.values()) if isinstance(one, Mapping)
+    ):
+        return f"{name} turns positions by the furthest one of a step"
     if not isinstance(state.get("position_ids"), torch.Tensor):
         return f"{name} counts positions by itself"
-    if _seen(state, answers).shape != (len(answers.rows), cache.get_seq_length()):
+    columns = cache.get_seq_length()
+    # Without a mask nothing tells what else is there, such as an image that is no token of the prompt (GIT).
+    said = columns if state.get("attention_mask") is not None else answers.prompt_tokens
+    if columns != said or _seen(state, answers).shape != (len(answers.rows), columns):
         return f"{name} does not say which of its cache each row sees"
     return None
 

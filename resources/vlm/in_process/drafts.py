@@ -23,7 +23,7 @@ Context = tuple[int, int]
 
 
 class Drafts:
-    """What followed the last two tokens when they were last said, in any answer of one model.
+    """What mostly followed the last two tokens, in any answer of one model.
 
     most: tokens of a guess. remembered: contexts that are kept, those longest unused being forgotten; 65,536
     are about 15 MiB. Used by one thread.

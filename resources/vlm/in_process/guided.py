@@ -51,6 +51,7 @@ class Grammar:
 
             raise SchemaError(f"the description schema cannot guide decoding: {error}") from error
         special = {*tokenizer.all_special_ids}
+        special.update(vocabulary.special_token_ids)  # of no text at all; asked about them, xgrammar warns
         special.update(at for at, token in tokenizer.added_tokens_decoder.items() if token.special)
         # To a grammar "<image>" is seven characters, welcome in any string; to the model it is no text.
         # And xgrammar lets control characters into strings with a maxLength, which JSON does not.

@@ -252,6 +252,7 @@ class TransformersEngine:
         begin: Begin | None = None
         if self.static is not None:
             begin = self.static.begin
+        # The guide is all that decides about a token then: the generation's own settings are empty.
         elif self._drafts.most > 0 and attempt.temperature == 0 and isinstance(guide, Guide):
             begin = functools.partial(drafted_steps, guide=guide, drafts=self._drafts)
         if attempt.temperature > 0:

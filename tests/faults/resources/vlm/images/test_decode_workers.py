@@ -1,6 +1,7 @@
 """Faults 17 to 19 for decode workers: killed, hung, orphaned, or taken down by an image each time."""
 
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -210,7 +211,13 @@ def test_what_a_full_pipe_does_not_take_waits(folder):
         next(feed)
         os.kill(decode.pids[0], signal.SIGSTOP)
         seen = [plain(batch) for batch in feed]
-        assert decode.wait_seconds > 1.5
+        pool = decode._pool
+        with death_watch([one.process.pid for one in pool._ended]) as gone:
+            assert gone(30)
+        assert all(one.has_ended() for one in pool._ended)
+        gc.collect()
+        places = pool._memory
+        assert len(places._free) == len(set(places._free)) == places._begun
     with running(0, max_images=60) as here:
         assert seen == [plain(batch) for batch in here.feed(batches)]
 

@@ -102,6 +102,7 @@ def test_drafts_change_nothing_of_what_is_said(torch, grammar, tokenizer, wrong,
     steps = 0
     while rows := [row for row in range(batch) if said[row][-1:] != [tokenizer.eos_token_id]]:
         steps += 1
+        assert steps < 400
         drafts = []
         for row in rows:
             draft = expected[row][len(said[row]) :][: chance.randrange(5)]
@@ -146,7 +147,7 @@ def test_dead_end_ends_only_its_row(torch, schema):
     assert tokens[:3] == [2, 3, 4]
     assert tokens[-1] == 1
     guided, said = grammar.for_batch(1), []
-    while said[-1:] != [1]:
+    while said[-1:] != [1] and len(said) < 20:
         said += guided.go_on([0], [[]], torch.zeros(1, 1, 5))[0]
     assert said == tokens
 

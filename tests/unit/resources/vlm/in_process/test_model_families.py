@@ -9,7 +9,7 @@ import pytest
 
 from resources.vlm.embedder import TextEmbedder
 from resources.vlm.engine import Attempt
-from resources.vlm.in_process import static_decoding
+from resources.vlm.in_process import drafted_steps, static_decoding
 from resources.vlm.in_process.attention import share_keys_in_steps
 from resources.vlm.in_process.drafts import Drafts
 from resources.vlm.in_process.guided import Grammar
@@ -234,6 +234,12 @@ def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypat
         expected = engine.describe(batch, attempt=GREEDY)
     plain, widths[:] = len(widths), []
     monkeypatch.setattr(engine, "_drafts", WrongAtTimes(tokens))
+    closed = []
+    close = drafted_steps._DraftedSteps._close_holes
+    monkeypatch.setattr(drafted_steps, "_FEW_HOLES", 3)
+    monkeypatch.setattr(
+        drafted_steps._DraftedSteps, "_close_holes", lambda self, to: closed.append(to) or close(self, to)
+    )
     if shared:
         share_keys_in_steps(engine._model)
         monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", None)
@@ -243,6 +249,7 @@ def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypat
     else:
         assert len(widths) < plain
         assert max(widths[1:]) > 3
+        assert closed or len(images) < 9
 
 
 def test_answers_teach_the_next_ones(engine, load_property, monkeypatch, widths):
