@@ -57,7 +57,7 @@ def run_demo(
             if not exit_when_done:
                 where_to_click(console, server.address)
                 while True:
-                    server.group.watch(_FOREVER)
+                    server.watch(_FOREVER)
         except KeyboardInterrupt:
             farewell(console, grace_seconds)
             if summary is None:
@@ -78,7 +78,7 @@ def _backfill(
             now = work.snapshot()
             line.show(now)
             while not work.ended(now):
-                server.group.watch(interval)
+                server.watch(interval)
                 now = work.snapshot()
                 line.show(now)
     return Summary(

@@ -1,7 +1,7 @@
 """The running Dagster of a home: code server, webserver and daemon, in one process group.
 
-What lives here: starting them in the order that wastes no time, waiting until the definitions are loaded,
-where their output goes. What does not: what Dagster is asked to do (``api.py``) and its state
+What lives here: starting them in the order that wastes no time, waiting until the definitions are loaded, and
+seeing to it that they stay so; where their output goes. What does not: what Dagster is asked to do (``api.py``) and its state
 (``home.py``).
 """
 
@@ -14,11 +14,17 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from resources.gpu.residents import end_residents
-from vlm_assets.orchestrator.api import DagsterApi, DagsterUnreachableError
+from vlm_assets.orchestrator.api import (
+    CodeLocationError,
+    DagsterApi,
+    DagsterApiError,
+    DagsterUnreachableError,
+)
 from vlm_assets.orchestrator.home import note_address, only_dagster
 from vlm_assets.orchestrator.process_group import ProcessGroup
 from vlm_assets.settings import CHECKOUT, load_settings
@@ -30,6 +36,7 @@ GRACE_SECONDS = 30.0
 
 _HOST = "127.0.0.1"
 _LOOK_SECONDS = 0.2
+_LOOK_AFTER_SECONDS = 30.0
 _PORTS_TRIED = 100
 
 
@@ -63,6 +70,7 @@ class DagsterServer:
         self._module = module
         self._socket = scratch / "code-server"
         self._workspace = scratch / "workspace.yaml"
+        self._next_look = 0.0
         self._workspace.write_text(
             f"load_from:\n  - grpc_server:\n      socket: {self._socket}\n      location_name: vlm_assets\n"
         )
@@ -95,6 +103,34 @@ class DagsterServer:
     def start_daemon(self) -> None:
         """Start the daemon. It looks for backfills at once and then every 30 s, so launch one before."""
         self._start("daemon", "dagster-daemon", "run", "--workspace", self._workspace)
+
+    def watch(self, seconds: float) -> None:
+        """Let so many seconds pass, and have definitions that nobody serves any more be loaded again.
+
+        Dagster starts the process that serves them, ends it where it hears nothing for 30 s (a machine that was
+        suspended), and leaves it at that, as when it is killed: nothing would run from then on, and nothing be
+        told. Raises ProcessEndedError as soon as a process of the group ends.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            now = time.monotonic()
+            self.group.watch(max(0.0, min(deadline, self._next_look) - now))
+            if time.monotonic() >= self._next_look:
+                self._look_after_definitions()
+                self._next_look = time.monotonic() + _LOOK_AFTER_SECONDS
+            if time.monotonic() >= deadline:
+                return
+
+    def _look_after_definitions(self) -> None:
+        try:
+            self.api.definitions_loaded()
+        except CodeLocationError as error:
+            _log.warning("The definitions are loaded again: %s", str(error).splitlines()[0])
+            # What it says is of the moment before the new process is up; the next look tells.
+            with contextlib.suppress(DagsterApiError):
+                self.api.reload_definitions()
+        except DagsterApiError:
+            pass  # the pages are slow, or ended, which the group knows
 
     def _loaded(self) -> bool:
         try:

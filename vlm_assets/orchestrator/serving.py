@@ -66,6 +66,6 @@ def serve(
             server.start_daemon()
             console.print("Schedules, sensors and alerts are on. Ctrl-C ends it.")
             while True:
-                server.group.watch(_FOREVER)
+                server.watch(_FOREVER)
         except KeyboardInterrupt:
             farewell(console, grace_seconds)

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
+import psutil
 import pytest
 from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.cli import app
+from vlm_assets.orchestrator.api import CodeLocationError
 from vlm_assets.orchestrator.home import POOL, prepare_dagster_home
 from vlm_assets.orchestrator.server import DagsterServer, dagster_server, free_port
 
@@ -37,7 +39,7 @@ class Running:
         deadline = time.monotonic() + seconds
         while not reached():
             assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
-            self.server.group.watch(0.2)
+            self.server.watch(0.2)
 
 
 @pytest.fixture
@@ -58,6 +60,42 @@ def running(listing: Path, tmp_path: Path) -> Iterator[Running]:
     with dagster_server(home, dagster_home, port=free_port(3400), grace_seconds=10.0) as server:
         server.start_pages()
         yield Running(home, uneven, server)
+
+
+def test_definitions_that_nobody_serves_are_loaded_again(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that serves them is killed, or ended itself: what is launched afterwards runs all the same."""
+    monkeypatch.setattr("vlm_assets.orchestrator.server._LOOK_AFTER_SECONDS", 2.0)
+    api = running.server.api
+    running.server.start_daemon()
+    children = psutil.Process().children(recursive=True)
+    (serving,) = (one for one in children if {"api", "grpc"} <= set(one.cmdline()))
+    serving.kill()
+
+    def noticed() -> bool:
+        try:
+            return not api.definitions_loaded()
+        except CodeLocationError:
+            return True
+
+    deadline = time.monotonic() + 60
+    while not noticed():  # by the pages: what is looked at before is still in their memory
+        assert time.monotonic() < deadline
+        running.server.group.watch(0.2)
+
+    def loaded() -> bool:
+        try:
+            return api.definitions_loaded()
+        except CodeLocationError:
+            return False
+
+    running.wait_until(loaded, "definitions loaded again")
+    assert api.partition_keys(DESCRIPTIONS).rest == {LIGHT}
+    with dg.DagsterInstance.from_config(str(running.home / "dagster")) as instance:
+        backfill = api.launch_backfill([DESCRIPTIONS], [LIGHT], title="after", tags={})
+        done = dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS], tags={"dagster/backfill": backfill})
+        running.wait_until(lambda: instance.get_runs_count(done) == 1, "a run launched afterwards")
 
 
 def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
