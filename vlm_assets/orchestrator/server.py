@@ -1,8 +1,8 @@
 """The running Dagster of a home: code server, webserver and daemon, in one process group.
 
-What lives here: starting them in the order that wastes no time, waiting until the definitions are loaded, and
-seeing to it that they stay so; where their output goes. What does not: what Dagster is asked to do (``api.py``) and its state
-(``home.py``).
+What lives here: starting them in the order that wastes no time, waiting until the definitions are loaded,
+and seeing to it that they stay so; where their output goes. What does not: what Dagster is asked to do
+(``api.py``) and its state (``home.py``).
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ class DagsterServer:
     def watch(self, seconds: float) -> None:
         """Let so many seconds pass, and have definitions that nobody serves any more be loaded again.
 
-        Dagster starts the process that serves them, ends it where it hears nothing for 30 s (a machine that was
-        suspended), and leaves it at that, as when it is killed: nothing would run from then on, and nothing be
-        told. Raises ProcessEndedError as soon as a process of the group ends.
+        The process that serves them ends itself where it hears nothing for 30 s (a machine that was
+        suspended), and Dagster leaves it at that, as when it is killed: nothing would run from then on, and
+        nobody be told. Raises ProcessEndedError as soon as a process of the group ends.
         """
         deadline = time.monotonic() + seconds
         while True:

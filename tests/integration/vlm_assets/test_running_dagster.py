@@ -65,7 +65,7 @@ def running(listing: Path, tmp_path: Path) -> Iterator[Running]:
 def test_definitions_that_nobody_serves_are_loaded_again(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process that serves them is killed, or ended itself: what is launched afterwards runs all the same."""
+    """The process that serves them is killed, as it ends by itself: what is launched afterwards runs."""
     monkeypatch.setattr("vlm_assets.orchestrator.server._LOOK_AFTER_SECONDS", 2.0)
     api = running.server.api
     running.server.start_daemon()
