@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks.gpu_loops import (
     PROMPT,
+    Answers,
     Bench,
     Case,
     Work,
@@ -37,7 +38,7 @@ from benchmarks.gpu_loops import (
     render_jpegs,
 )
 from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceilings, profile_kernels
-from benchmarks.gpu_models import SHAPES, AnswerLengths, build_processor, vision_layers
+from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_processor, vision_layers
 from benchmarks.gpu_report import print_case, print_table
 from resources.vlm.engine import Attempt
 from resources.vlm.images.images import LoadedProperty
@@ -47,6 +48,9 @@ from resources.vlm.in_process.transformers_engine import TransformersEngine
 IMAGES_OF_THE_RUN: Final = 12_800_000
 DEVICES_OF_THE_RUN: Final = 10
 PROFILED_STEPS: Final = 24
+SPECULATIVE_TOKENS: Final = 5
+"""As the settings have it."""
+_AXES: Final = ("model", "side", "images", "output_tokens", "alike", "batch")
 TIGHT_GIB: Final = 48
 """Of a device's memory left beside the model: with less, a case's batch may not fit."""
 WORTH_A_LARGER_BATCH: Final = 1.15
@@ -54,6 +58,7 @@ WORTH_A_LARGER_BATCH: Final = 1.15
 
 CASES: Final = (
     Case("smolvlm-2.2b", 384, plain=True, profile=True),
+    Case("smolvlm-2.2b", 384, alike=50, decodings=("dynamic",), plain=True),
     Case("gemma3-4b", 896, batch=16, plain=True),
     Case("idefics3-8b", 364, plain=True),
     Case("idefics3-8b", 728, batch=8, decodings=("static",)),
@@ -64,6 +69,7 @@ CASES: Final = (
 TINY_CASES: Final = (
     Case("tiny-idefics3", 56, 3, 8, 2, plain=True, profile=True),
     Case("tiny-idefics3", 112, 3, 8, 2, decodings=("static",)),
+    Case("tiny-idefics3", 56, 3, 40, 4, decodings=("dynamic",), alike=75, plain=True),
     Case("tiny-gemma3", 56, 3, 8, 2, plain=True, profile=True),
 )
 
@@ -80,10 +86,7 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
     result: dict[str, Any] = {"case": asdict(case), "model_seconds": bench.load(case.model)}
     result["parameters"] = sum(one.numel() for one in bench.model.parameters())
     processor = build_processor(shape, bench.tokenizer, side=case.side)
-    guided, unguided = (
-        AnswerLengths(case.output_tokens, bench.tokenizer, vocabulary=shape.vocabulary, masked=masked)
-        for masked in (True, False)
-    )
+    guided, unguided = (_answers(bench, case, masked=masked) for masked in (True, False))
     bench.free()
     if bench.free_gib() < TIGHT_GIB:
         case = _fitting(bench, case, _engine(bench, processor, guided, "dynamic"))
@@ -145,9 +148,23 @@ def _batch(bench: Bench, case: Case) -> Sequence[LoadedProperty]:
         return next(workers.feed(bench.batches(case)))
 
 
-def _engine(bench: Bench, processor: Any, grammar: AnswerLengths, decoding: Decoding) -> TransformersEngine:
+def _answers(bench: Bench, case: Case, *, masked: bool) -> Answers:
+    vocabulary = SHAPES[case.model].vocabulary
+    lengths = AnswerLengths(case.output_tokens, bench.tokenizer, vocabulary=vocabulary, masked=masked)
+    if not case.alike:
+        return lengths
+    return AnswerScripts(lengths, bench.tokenizer, vocabulary=vocabulary, alike=case.alike)
+
+
+def _engine(bench: Bench, processor: Any, answers: Answers, decoding: Decoding) -> TransformersEngine:
     return TransformersEngine.around(
-        bench.model, processor, grammar=grammar, prompt=PROMPT, device=bench.device, decoding=decoding
+        bench.model,
+        processor,
+        grammar=answers,
+        prompt=PROMPT,
+        device=bench.device,
+        decoding=decoding,
+        speculative_tokens=SPECULATIVE_TOKENS,
     )
 
 
@@ -304,7 +321,7 @@ def main() -> None:
 def _cases(options: argparse.Namespace) -> list[Case]:
     """The standard grid, or the product of what the options name."""
     standard = TINY_CASES if options.tiny else CASES
-    named = {name: getattr(options, name) for name in ("model", "side", "images", "output_tokens", "batch")}
+    named = {name: getattr(options, name) for name in _AXES}
     if options.decoding:
         standard = tuple(replace(case, decodings=tuple(options.decoding)) for case in standard)
     if not any(named.values()):
@@ -330,6 +347,7 @@ def _options() -> argparse.Namespace:
         ("--side", "longest edge of an image in pixels"),
         ("--images", "images of a property"),
         ("--output-tokens", "mean of an answer"),
+        ("--alike", "tokens of an answer that all answers say, in per cent: what guesses find"),
         ("--batch", "properties in a batch"),
     ):
         grid.add_argument(name, nargs="+", type=int, help=text)

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.gpu_meter import Ceilings
-from benchmarks.gpu_models import SHAPES, AnswerLengths, build_model, build_tokenizer
+from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_model, build_tokenizer
 from resources.vlm.feeding import Feeding
 from resources.vlm.images.decode_workers import DecodeWorkers
 from resources.vlm.images.images import PropertyJob
@@ -33,6 +33,7 @@ from resources.vlm.ladder import Described, LadderSettings
 from resources.vlm.nameless_memory import IS_THERE
 from resources.vlm.prompt import Prompt
 
+Answers = AnswerLengths | AnswerScripts
 PREFETCH_BATCHES: Final = 2
 WARM_UP: Final[dict[Decoding, int]] = {"dynamic": 1, "static": 2, "compiled": 2}
 """Batches that are not counted: a decoding of fixed size records in them."""
@@ -49,7 +50,9 @@ class Case:
 
     side: longest edge of an image in pixels as the model's processor is given it (4:3). images: most of a
     property; every other one has one less. output_tokens: mean of an answer. decodings: of the engine, one
-    window each. plain: compare with plain transformers generation. profile: list the kernels of one batch.
+    window each. alike: tokens of an answer, in per cent, that all answers say, so that guesses find them; 0:
+    they say what random weights say, and nothing is guessed. plain: compare with plain transformers
+    generation. profile: list the kernels of one batch.
     """
 
     model: str
@@ -58,14 +61,15 @@ class Case:
     output_tokens: int = 128
     batch: int = 32
     decodings: tuple[Decoding, ...] = ("dynamic", "static")
+    alike: int = 0
     plain: bool = False
     profile: bool = False
 
     def __str__(self) -> str:
         images = f"{self.images - 1}-{self.images}" if self.images > 1 else "1"
-        return (
-            f"{self.model}, {self.side} px, {images} images, {self.output_tokens} tokens, batch {self.batch}"
-        )
+        alike = f" ({self.alike}% alike)" if self.alike else ""
+        tokens = f"{self.output_tokens} tokens{alike}"
+        return f"{self.model}, {self.side} px, {images} images, {tokens}, batch {self.batch}"
 
 
 @dataclass
@@ -229,7 +233,7 @@ class AnyText:
 
 
 def describe_window(
-    bench: Bench, case: Case, engine: TransformersEngine, lengths: AnswerLengths, restart: Callable[[], None]
+    bench: Bench, case: Case, engine: TransformersEngine, lengths: Answers, restart: Callable[[], None]
 ) -> Work:
     """What a run does, from decoding to the verdict, without the journal. Closes the engine.
 
@@ -268,7 +272,7 @@ def _count(work: Work, described: Sequence[Described]) -> None:
 
 
 def plain_window(
-    bench: Bench, case: Case, processor: Any, lengths: AnswerLengths, restart: Callable[[], None]
+    bench: Bench, case: Case, processor: Any, lengths: Answers, restart: Callable[[], None]
 ) -> Work:
     """Plain transformers generation: open, process and generate, one after the other in one thread.
 

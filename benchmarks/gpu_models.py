@@ -266,8 +266,76 @@ class AnswerLengths:
 
     def for_batch(self, size: int) -> LengthsOfBatch:
         """The logits processor of one call of ``generate`` with ``size`` sequences."""
+        return LengthsOfBatch(self.draw(size), stop=self._stop, never=self._never, words=self._words)
+
+    def draw(self, size: int) -> list[int]:
+        """Lengths of so many answers."""
         lengths = self._random.integers(max(1, self._mean // 2), self.longest, size=size, endpoint=True)
-        return LengthsOfBatch(lengths.tolist(), stop=self._stop, never=self._never, words=self._words)
+        drawn: list[int] = lengths.tolist()
+        return drawn
+
+
+class AnswerScripts:
+    """Has answers of such lengths say what was written for them: blocks that all say alike, and others.
+
+    alike: tokens of each block of 20, in per cent, that stand in all answers; the others are drawn for each.
+    It costs the device no mask.
+    """
+
+    def __init__(self, lengths: AnswerLengths, tokenizer: Any, *, vocabulary: int, alike: int) -> None:
+        self.longest = lengths.longest
+        self._lengths = lengths
+        self._stop: int = tokenizer.eos_token_id
+        self._words = range(len(_SPECIAL), vocabulary)
+        self._of_all = np.random.default_rng(1).integers(len(_SPECIAL), vocabulary, size=self.longest)
+        self._alike = np.arange(self.longest) % 20 < alike / 5
+        self._random = np.random.default_rng(3)
+
+    def restart(self) -> None:
+        """Draw the same lengths again, for other words: none that was guessed from before."""
+        self._lengths.restart()
+
+    def for_batch(self, size: int) -> ScriptsOfBatch:
+        """The logits processor, and guide, of one batch of ``size``."""
+        scripts = []
+        for length in self._lengths.draw(size):
+            own = self._random.integers(self._words.start, self._words.stop, size=self.longest)
+            said = np.where(self._alike, self._of_all, own)[: length - 1]
+            scripts.append([*said.tolist(), self._stop])
+        return ScriptsOfBatch(scripts)
+
+
+class ScriptsOfBatch:
+    """Has each row say its script, token by token or along guesses; see AnswerScripts and drafted_steps."""
+
+    def __init__(self, scripts: list[list[int]]) -> None:
+        self._scripts = scripts
+        self._said = [0] * len(scripts)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """Scores [batch, width] in which one token of each row is certain."""
+        import torch
+
+        tokens = [one[min(said, len(one) - 1)] for one, said in zip(self._scripts, self._said, strict=True)]
+        self._said = [said + 1 for said in self._said]
+        certain = torch.tensor(tokens, device=scores.device)[:, None]
+        return torch.full_like(scores, float("-inf")).scatter_(1, certain, 0.0)
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """What was said by a call counts already."""
+
+    def go_on(self, rows: Sequence[int], drafts: Sequence[Sequence[int]], scores: Any) -> list[list[int]]:
+        """What each of ``rows`` says next, along its draft."""
+        scores.argmax(dim=-1).tolist()  # as a guide that looks at them
+        said = []
+        for row, draft in zip(rows, drafts, strict=True):
+            left = self._scripts[row][self._said[row] :]
+            right = 0
+            while right < min(len(draft), len(left) - 1) and draft[right] == left[right]:
+                right += 1
+            said.append(left[: right + 1])
+            self._said[row] += right + 1
+        return said
 
 
 class LengthsOfBatch:
