@@ -106,8 +106,8 @@ class PreparationProcess:
                 finally:
                     os.close(descriptor)
                 return {name: as_tensor(array) for name, array in arrays.items()}
-        except (EOFError, OSError, RuntimeError) as error:
-            # It is not asked again: an answer that comes too late would be another batch's.
+        except Exception as error:
+            # Whatever it is, it is not asked again: what is left of an answer would be another batch's.
             self._process.kill()
             raise PreparationLostError(f"The preparation process is gone, or hangs: {error}") from error
         raise PreparationLostError(f"The preparation process could not prepare a batch: {answer}")

@@ -224,6 +224,22 @@ def test_an_answer_that_comes_too_late_is_nobodys(stopped_process):
     assert stopped_process._process.wait(10) == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("place", ["recv_handle", "stored"])
+def test_what_is_left_of_an_answer_is_nobodys(model_folder, monkeypatch, place):
+    """Too little memory to take an answer in ends the process too: the next batch must not get the rest."""
+    import torch
+
+    def fail(*_):
+        raise MemoryError
+
+    process = PreparationProcess(ModelSource(str(model_folder)), PROMPT.text)
+    assert process.ready(wait_seconds=120)
+    monkeypatch.setattr(f"resources.vlm.in_process.preparation_process.{place}", fail)
+    with pytest.raises(PreparationLostError):
+        process.tensors([[np.zeros((40, 40, 3), np.uint8)]], torch.float32)
+    assert process._process.wait(10) == -signal.SIGKILL
+
+
 def test_batches_prepared_out_of_order_are_kept(preparation, batches):
     """A batch that was long in preparing is not pushed out by the places of those that were taken."""
     made = preparation(at_once=2)
