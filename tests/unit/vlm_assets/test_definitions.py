@@ -18,7 +18,8 @@ asset = defs.get_repository_def().assets_defs_by_key
 keys = {key.to_user_string(): one.partitions_def.get_partition_keys() if one.partitions_def else None
         for key, one in asset.items()}
 heavy = sorted({"apprise", "torch", "transformers", "xgrammar", "ray", "duckdb"} & set(sys.modules))
-print(json.dumps({"keys": keys, "heavy": heavy}))
+import pyarrow
+print(json.dumps({"keys": keys, "heavy": heavy, "pool": pyarrow.default_memory_pool().backend_name}))
 """
 
 
@@ -49,6 +50,14 @@ def test_loading_is_quiet_and_light(home, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert json.loads(done.stdout)["heavy"] == []
+
+
+@pytest.mark.parametrize(("asked", "chosen"), [(None, "system"), ("mimalloc", "mimalloc")])
+def test_rows_lie_in_memory_that_is_given_back(home, monkeypatch, asked, chosen):
+    """A run keeps none of what its rows once took, however many they were; who asks otherwise gets it."""
+    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
+    done = load(home, **({"ARROW_DEFAULT_MEMORY_POOL": asked} if asked else {}))
+    assert json.loads(done.stdout)["pool"] == chosen
 
 
 def test_both_assets_have_the_ranges_of_the_catalogue(home):
