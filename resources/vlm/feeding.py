@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _ENDING_SECONDS: Final = 5.0
 """For all threads together. A processor under way cannot be stopped, and a run that is ended has seconds."""
 
+_PIXELS_PREPARED: Final = 64_000_000
+"""Pixels of a batch on whose preparation it does not wait for others: that of 64 images of a megapixel."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -229,7 +232,8 @@ class Feeding:
     def _has_room_ahead(self) -> bool:
         ahead = self._drawn - self._taken
         # One more than is under way: while it waits, the next ones go on.
-        fits = ahead <= self._engine.prepares_at_once and self._pixels_ahead < PIXELS_AHEAD
+        at_once = self._engine.prepares_at_once
+        fits = ahead <= at_once and self._pixels_ahead < max(PIXELS_AHEAD, at_once * _PIXELS_PREPARED)
         return self._stopped or self._all_drawn or not ahead or fits
 
     def _raise_draw_error(self) -> None:

@@ -18,8 +18,9 @@ import numpy.typing as npt
 from resources.vlm.images.images import PIXELS_AHEAD
 from resources.vlm.nameless_memory import create
 
-_ROOM: Final = 2 * PIXELS_AHEAD * 3
-"""Bytes, as much as waits at both stages before the model: of addresses; memory is what was written to."""
+_ROOM: Final = 4 * PIXELS_AHEAD * 3
+"""Bytes, as much as waits at both stages before the model, twice as much at the second where many batches are
+prepared at once, and what the model looks at: of addresses; memory is what was written to."""
 
 
 class Place(NamedTuple):

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from PIL import Image
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from resources.vlm.in_process.preparation_process import PreparationProcess
     from resources.vlm.prompt import Prompt
 
+_PIXEL_MASK: Final = "pixel_attention_mask"
+"""Marks of each pixel of each tile [properties, tiles, height, width] (Idefics, SmolVLM), of which processors
+make integers of 64 bits: more than the pixels themselves. Where none is given the models make booleans."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -42,7 +46,7 @@ def processed(processor: Any, prompt: str, images: Sequence[Sequence[npt.NDArray
         content: list[dict[str, Any]] = [{"type": "image", "image": Image.fromarray(one)} for one in shown]
         content.append({"type": "text", "text": prompt})
         conversations.append([{"role": "user", "content": content}])
-    return processor.apply_chat_template(
+    tensors = processor.apply_chat_template(
         conversations,
         add_generation_prompt=True,
         tokenize=True,
@@ -50,6 +54,10 @@ def processed(processor: Any, prompt: str, images: Sequence[Sequence[npt.NDArray
         return_tensors="pt",
         processor_kwargs={"padding": True, "padding_side": "left"},
     )
+    mask = tensors.get(_PIXEL_MASK)
+    if mask is not None and mask.dim() == 4:
+        tensors[_PIXEL_MASK] = mask.bool()
+    return tensors
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,13 @@ _TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
 _LONG_RUN = 16
 """Batches for which processes prepare: the start of one takes 4 s of a core."""
 
-_MOST_PREPARE = 4
-"""Batches that are prepared at once beside a GPU. 80 images of a megapixel are 7 to 20 s of a core."""
+_MOST_PREPARE = 8
+"""Batches that are prepared at once beside a GPU. 64 images of a megapixel are 5 to 16 s of a core, and a 2B
+model on a large GPU looks at them in 3."""
+
+_PREPARE_BYTES = 8 << 30
+"""Of the machine's memory, for each of these: a batch of 64 such images is up to 1 GiB of tensors, it is kept
+until the model has answered, and other runs may prepare as many."""
 
 
 class AnswerGrammar(Protocol):
@@ -329,7 +334,10 @@ def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 def _prepare_at_once(device: Literal["cpu", "cuda"]) -> int:
     """Batches that are prepared at once: one on a CPU, from which others would take what is the model's."""
-    return min(_MOST_PREPARE, max(1, (os.cpu_count() or 1) // 4)) if device == "cuda" else 1
+    if device == "cpu":
+        return 1
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(_MOST_PREPARE, (os.cpu_count() or 1) // 2, memory // _PREPARE_BYTES))
 
 
 def _processes_beside(device: Literal["cpu", "cuda"], batches: int) -> int:

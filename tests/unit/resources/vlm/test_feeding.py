@@ -11,7 +11,7 @@ import pytest
 from resources.vlm.engine import Answer, EngineLostError
 from resources.vlm.feeding import Feeding
 from resources.vlm.images.decode_workers import DecodeWorkers, DecodeWorkersError
-from resources.vlm.images.images import PropertyJob
+from resources.vlm.images.images import PIXELS_AHEAD, PropertyJob
 from resources.vlm.ladder import LadderSettings, describe_batch
 from resources.vlm.schema import DescriptionSchema
 
@@ -172,8 +172,10 @@ def test_the_next_batch_is_prepared_beside_the_model(batches, at_once):
     assert len(fed(engine, batches)) == len(batches)
 
 
-def test_several_batches_are_prepared_at_once(batches):
-    """Where an engine prepares three batches at once, the third is not kept waiting by the first."""
+@pytest.mark.parametrize("fit_anyway", [PIXELS_AHEAD, 1])
+def test_several_batches_are_prepared_at_once(batches, fit_anyway, monkeypatch):
+    """Where an engine prepares three batches at once, the third waits neither for the first nor for room."""
+    monkeypatch.setattr("resources.vlm.feeding.PIXELS_AHEAD", fit_anyway)
     engine = Engine(1)
     engine.prepares_at_once = 3
     third = threading.Event()
@@ -192,6 +194,7 @@ def test_several_batches_are_prepared_at_once(batches):
 def test_no_more_pixels_are_ahead_than_fit(batches, monkeypatch):
     """Large batches are prepared one ahead, however many the engine would take."""
     monkeypatch.setattr("resources.vlm.feeding.PIXELS_AHEAD", 1)
+    monkeypatch.setattr("resources.vlm.feeding._PIXELS_PREPARED", 0)
     engine = Engine(1)
     engine.prepares_at_once = 3
     drawn = []

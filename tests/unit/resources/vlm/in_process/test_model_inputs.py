@@ -84,6 +84,23 @@ def assert_equal(found, expected):
         assert found.tensors[name].equal(tensor), name
 
 
+def test_which_pixels_are_an_images_is_said_in_a_byte_each(model_folder, preparation, load_property):
+    """Where tiles are padded, marks of 64 bits a pixel would be most of a batch; the model sees the same."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    batch = [load_property("a", 2), load_property("b", 1)]
+    tensors = preparation().take(batch, FIRST).tensors
+    marks = tensors["pixel_attention_mask"]
+    assert marks.dtype == torch.bool
+    assert not marks.all()  # the second property has a tile less
+    model = AutoModelForImageTextToText.from_pretrained(model_folder)
+    with torch.inference_mode():
+        by_bytes = model(**tensors).logits
+        by_integers = model(**{**tensors, "pixel_attention_mask": marks.long()}).logits
+    assert by_bytes.equal(by_integers)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_process_prepares_what_a_thread_does(

@@ -8,7 +8,7 @@ import pydantic
 import pytest
 
 from resources.vlm.engine import Attempt, EngineLostError, ModelLoadError, RequestTooLargeError
-from resources.vlm.in_process import model_inputs
+from resources.vlm.in_process import model_inputs, transformers_engine
 from resources.vlm.in_process.model_loading import ModelSource, exact_revision
 from resources.vlm.in_process.preparation_process import PreparationProcess
 from resources.vlm.in_process.transformers_engine import TransformersEngine
@@ -244,6 +244,19 @@ def test_a_short_run_starts_no_process(batches, model_folder, monkeypatch):
         ModelSource(str(model_folder)), schema=SCHEMA, prompt=Prompt("x"), device="cpu", batches=batches
     )
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("cores", "gibibytes", "at_once"),
+    [(2, 64, 1), (8, 64, 4), (16, 128, 8), (96, 720, 8), (16, 31, 3), (16, 4, 1)],
+)
+def test_beside_a_gpu_as_many_prepare_as_cores_and_memory_bear(cores, gibibytes, at_once, monkeypatch):
+    """What is prepared ahead of a fast device fills neither the machine's cores nor its memory."""
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    known = {"SC_PHYS_PAGES": gibibytes << 18, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr("os.sysconf", known.__getitem__)
+    assert transformers_engine._prepare_at_once("cuda") == at_once
+    assert transformers_engine._prepare_at_once("cpu") == 1
 
 
 def test_the_process_of_a_long_run_ends_with_the_engine(model_folder, tmp_path, monkeypatch):
