@@ -27,12 +27,14 @@ from vlm_assets.descriptions import DescriptionWork
 from vlm_assets.embeddings import ASSET as EMBEDDINGS
 from vlm_assets.embeddings import EmbeddingWork
 from vlm_assets.expected_model import when_model_is_known
+from vlm_assets.images_away import ImagesAwayError
 from vlm_assets.materialization import Metadata, RunOptions, Steps, materialize, one_partition
 from vlm_assets.partition import Partition
 from vlm_assets.progress.progress import Progress
 from vlm_assets.property_ranges import PropertyRange
 from vlm_assets.resource_settings import build_vision_language_model
 from vlm_assets.settings import Settings
+from vlm_assets.waiting import when_it_is_there
 
 _POOL = "gpu"
 
@@ -71,6 +73,13 @@ def build_property_descriptions(
         )
 
         def describe(journal: Journal, progress: Progress) -> Metadata:
+            when_it_is_there(
+                context,
+                settings,
+                work.images_watch().look,
+                lacking=ImagesAwayError,
+                title="No images to describe",
+            )
             lease = _lease(context, gpu, DESCRIPTIONS, resident=vision_language_model.resident())
             if vision_language_model.is_at_address:
                 # What fails there, CUDA errors too, says nothing of the device here.

@@ -38,6 +38,7 @@ from vlm_assets.contact_sheet import SheetRow, contact_sheet
 from vlm_assets.expected_model import refuse_another_model
 from vlm_assets.fingerprint import Fingerprint, digest_of
 from vlm_assets.garbage import AnswerGuard
+from vlm_assets.images_away import ImagesWatch
 from vlm_assets.materialization import (
     OK,
     Metadata,
@@ -181,6 +182,7 @@ class DescriptionWork:
         images = 0
         warned = False
         guard = AnswerGuard(self.settings.invalid_share_stop)
+        watch = self.images_watch()
         with self.decode_workers() as workers:
             started = clock()
             engine = self.model.load(device, schema=self.schema, prompt=self.prompt, batches=len(batches))
@@ -196,6 +198,7 @@ class DescriptionWork:
                     if number and not warned and (advice := long_batch(described, batch.seconds)) is not None:
                         progress.warn(advice)
                         warned = True
+                    watch.take(described)
                     images += sum(one.images_seen for one in described)
                     built = clock()
                     rows = self.rows(described, engine, device)
@@ -215,6 +218,12 @@ class DescriptionWork:
             "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
             **spent.metadata(),
         }
+
+    def images_watch(self) -> ImagesWatch:
+        """What tells a disk that is away from images that are gone."""
+        wanted = self.catalog.range_of(self.properties["ordinal"][0].as_py())
+        may_be_gone = self.settings.failed_share_error >= 1.0
+        return ImagesWatch(self.catalog, wanted, self.properties, may_be_gone)
 
     def decode_workers(self) -> DecodeWorkers:
         """The processes that read and decode images ahead of the model."""

@@ -1,15 +1,15 @@
 """The model that a partition's fingerprint names: waited for where it is asked of a server, and then kept to.
 
-What lives here: the wait before anything is asked, and the comparison with what was loaded. What does not:
-what a model is by name and revision (``resources/vlm``), and what else decides the meaning of a row
-(``descriptions.py``).
+What lives here: what is waited for before anything is asked, and the comparison with what was loaded. What
+does not: the wait (``waiting.py``), what a model is by name and revision (``resources/vlm``), and what else
+decides the meaning of a row (``descriptions.py``).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import dagster as dg
 
@@ -17,12 +17,8 @@ from resources.gpu.leases import Clock
 from resources.vlm.engine import Engine, ModelLoadError
 from resources.vlm.server.served_model import ServerUnreachableError
 from vlm_assets.fingerprint import Fingerprint
-from vlm_assets.materialization import note_no_attempt
 from vlm_assets.settings import Settings
-from vlm_assets.unattended.pausing import wait_while_paused
-
-_FIRST_WAIT_SECONDS: Final = 0.5
-_LONGEST_WAIT_SECONDS: Final = 30.0
+from vlm_assets.waiting import when_it_is_there
 
 _T = TypeVar("_T")
 
@@ -40,24 +36,14 @@ def when_model_is_known(
     through. Raises ServerUnreachableError after ``device_wait_seconds``, which is no attempt at the
     partition: also where it is complete, for nobody can say then that it is what the settings mean.
     """
-    wait_while_paused(context, settings.state_directory)
-    deadline = clock.monotonic() + settings.device_wait_seconds
-    wait = _FIRST_WAIT_SECONDS
-    while True:
-        try:
-            return find()
-        except ServerUnreachableError as error:
-            left = deadline - clock.monotonic()
-            if left <= 0:
-                note_no_attempt(context)
-                raise ServerUnreachableError(
-                    f"No model to work with: waited {settings.device_wait_seconds:.0f} s, and {error}"
-                ) from error
-            if wait == _FIRST_WAIT_SECONDS:
-                context.log.warning(f"Waiting, without a device, up to {left:.0f} s: {error}.")
-        clock.sleep(min(wait, left))
-        wait = min(wait * 2, _LONGEST_WAIT_SECONDS)
-        wait_while_paused(context, settings.state_directory)
+    return when_it_is_there(
+        context,
+        settings,
+        find,
+        lacking=ServerUnreachableError,
+        title="No model to work with",
+        clock=clock,
+    )
 
 
 def refuse_another_model(engine: Engine, fingerprint: Fingerprint) -> None:

@@ -34,6 +34,7 @@ from sensors.dagster_internals.runs import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.check_events import check_result, published_file_result
 from vlm_assets.checks import CheckOutcome
 from vlm_assets.garbage import GarbageOutputError
+from vlm_assets.images_away import ImagesAwayError
 from vlm_assets.partition import Partition
 from vlm_assets.progress.progress import Progress
 from vlm_assets.row_rounds import (
@@ -203,8 +204,8 @@ def _materialize(
 def _work(context: dg.AssetExecutionContext, steps: Steps, journal: Journal, progress: Progress) -> Metadata:
     try:
         return steps.work(journal, progress)
-    except (NoDeviceFreeError, AllLeftOutError, ServerUnreachableError, ServerOutageError):
-        # No device to work on, and no server to ask, says nothing of the partition.
+    except (NoDeviceFreeError, AllLeftOutError, ServerUnreachableError, ServerOutageError, ImagesAwayError):
+        # No device to work on, no server to ask and no disk to read from say nothing of the partition.
         note_no_attempt(context)
         raise
     except GarbageOutputError:

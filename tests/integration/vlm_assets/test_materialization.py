@@ -1,6 +1,7 @@
 """A materialization resumes, verifies or refuses; it never loses, doubles or overwrites."""
 
 import shutil
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -133,19 +134,22 @@ def test_both_copies_lost_stops_with_the_way_out(desk, no_device):
 
 @pytest.fixture
 def images_taken_away(desk, listing):
-    """Four of the eight properties lose their images, and get them back at the end."""
+    """Four of the eight properties have lost their images, and get them back at the end."""
     catalog = Catalog.open(desk.settings.home)
     uris = catalog.slice(catalog.ranges[0])["image_uris"].to_pylist()[:4]
     folders = {catalog.image_path(one[0]).parent for one in uris}
-    for folder in folders:
-        shutil.move(folder, f"{folder}.away")
+
+    def take():
+        for folder in folders:
+            shutil.move(folder, f"{folder}.away")
 
     def put_back():
         for folder in folders:
             if not folder.exists():
                 shutil.move(f"{folder}.away", folder)
 
-    yield put_back
+    take()
+    yield SimpleNamespace(take=take, put_back=put_back)
     put_back()
 
 
@@ -165,16 +169,11 @@ def test_a_failed_check_publishes_nothing_and_says_what_to_do(desk, images_taken
 
 def test_a_refused_recomputation_leaves_the_old_file(desk, images_taken_away):
     """A worse result never replaces a published one."""
-    images_taken_away()
+    images_taken_away.put_back()
     assert desk.materialize().success
     before = stamps(desk.settings.descriptions_directory)
-    catalog = Catalog.open(desk.settings.home)
-    folder = catalog.image_path(catalog.slice(catalog.ranges[0])["image_uris"][0][0].as_py()).parent.parent
-    shutil.move(folder, f"{folder}.gone")
-    try:
-        refused = desk.materialize(config={"recompute": True})
-    finally:
-        shutil.move(f"{folder}.gone", folder)
+    images_taken_away.take()
+    refused = desk.materialize(config={"recompute": True})
     assert not refused.success
     assert "stays in place" in refused.failure
     assert before.items() <= stamps(desk.settings.descriptions_directory).items()
@@ -183,7 +182,7 @@ def test_a_refused_recomputation_leaves_the_old_file(desk, images_taken_away):
 def test_retry_failed_describes_only_what_had_failed(desk, images_taken_away):
     """Once the images are back, only the failed properties are described again; the rest is kept."""
     assert not desk.materialize().success
-    images_taken_away()
+    images_taken_away.put_back()
     still = desk.materialize()
     assert not still.success, "without the option nothing is computed again"
     retried = desk.materialize(config={"retry_failed": True})
