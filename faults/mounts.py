@@ -29,10 +29,6 @@ _MAKE = {
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class MountsMissingError(RuntimeError):
-    """Something that mounting needs is not there; the message says what."""
-
-
 def missing() -> str | None:
     """Why file systems cannot be mounted here, in a few words; None where they can."""
     if os.geteuid() != 0:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from resources.published_record import PublishedRecord
 
+ID_COLUMN = "property_id"
 BATCH_ROWS = 1024
 """Rows of a row group, and of a batch that is read: what is in memory at a time."""
 
@@ -31,7 +32,6 @@ class PartitionRows:
     path: Path
     record: PublishedRecord | None = None
     columns: tuple[str, ...] | None = None
-    id_column: str = "property_id"
 
     @property
     def schema(self) -> pa.Schema:
@@ -57,7 +57,7 @@ class PartitionRows:
 
     def ids(self) -> list[str]:
         """The ids, in the file's order, repeated ones repeated."""
-        column: list[str] = self.to_table([self.id_column]).column(self.id_column).to_pylist()
+        column: list[str] = self.to_table([ID_COLUMN]).column(ID_COLUMN).to_pylist()
         return column
 
     def dataset(self) -> Any:

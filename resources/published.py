@@ -61,11 +61,8 @@ class PublishedPartitions:
     ``lock_seconds`` is how long to wait for another process that is publishing the same partition.
     """
 
-    def __init__(
-        self, directory: Path, *, id_column: str = "property_id", lock_seconds: float = 60.0
-    ) -> None:
+    def __init__(self, directory: Path, *, lock_seconds: float = 60.0) -> None:
         self.directory = directory
-        self.id_column = id_column
         self._lock_seconds = lock_seconds
 
     def path(self, key: str) -> Path:
@@ -108,7 +105,7 @@ class PublishedPartitions:
         try:
             rows = write_rows(sink, batches, schema)
             sha256 = sink.seal()
-            ids, digest = read_back(sink.path, rows=rows, id_column=self.id_column, expected_ids=expected_ids)
+            ids, digest = read_back(sink.path, rows=rows, expected_ids=expected_ids)
         except BaseException:
             sink.discard()
             mark.release()
@@ -126,7 +123,6 @@ class PublishedPartitions:
             fingerprint=fingerprint,
             metadata=remembered,
             sequence=manifest.sequence,
-            id_column=self.id_column,
             notes=tuple(repairs),
             in_use=mark,
         )
@@ -248,9 +244,7 @@ class PublishedPartitions:
         damage = judge(partition.published, record, deep=False)
         if damage:
             raise PublishedFileDamagedError(f"Partition {key}: {damage[1]} {PUT_BACK}")
-        return PartitionRows(
-            partition.published, record, tuple(columns) if columns is not None else None, self.id_column
-        )
+        return PartitionRows(partition.published, record, tuple(columns) if columns is not None else None)
 
     def set_aside(self, key: str) -> tuple[str, ...]:
         """Move every file of a partition into ``.quarantine``: it then counts as never published.

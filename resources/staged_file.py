@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from resources.journal import files
 from resources.journal.key_sets import key_set_digest
-from resources.partition_rows import BATCH_ROWS, PartitionRows
+from resources.partition_rows import BATCH_ROWS, ID_COLUMN, PartitionRows
 from resources.published_errors import DigestMismatchError, WrongIdSetError, WrongSchemaError
 
 _SHOWN = 5
@@ -80,13 +80,12 @@ class StagedFile:
     fingerprint: str
     metadata: Mapping[str, Any]
     sequence: int
-    id_column: str
     notes: tuple[str, ...]
     in_use: InUseMark = field(repr=False)
 
     def read(self) -> PartitionRows:
         """The staged rows, lazily: what the checks look at."""
-        return PartitionRows(self.path, id_column=self.id_column)
+        return PartitionRows(self.path)
 
     def refuse_unfit(self) -> None:
         """Raise WrongIdSetError or DigestMismatchError where this file must not be published."""
@@ -172,7 +171,7 @@ def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{one.name}: {one.type}" for one in schema)
 
 
-def read_back(path: Path, *, rows: int, id_column: str, expected_ids: Collection[str]) -> tuple[IdSet, str]:
+def read_back(path: Path, *, rows: int, expected_ids: Collection[str]) -> tuple[IdSet, str]:
     """Decode a file fully, page checksums verified, and compare its ids. Returns them and their digest.
 
     Ids are all that stays in memory. Raises DurableWriteError where the file cannot be decoded or holds
@@ -184,7 +183,7 @@ def read_back(path: Path, *, rows: int, id_column: str, expected_ids: Collection
     try:
         for batch in PartitionRows(path).iter_batches():
             count += batch.num_rows
-            for one in batch.column(id_column).to_pylist():
+            for one in batch.column(ID_COLUMN).to_pylist():
                 if one is None:
                     nulls += 1
                 elif one in found:

@@ -6,7 +6,7 @@ what a failure stops (``materialization.py``). DuckDB does the counting. Term: D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -267,7 +267,3 @@ def _matches_descriptions(connection: duckdb.DuckDBPyConnection) -> CheckOutcome
 
 def _not_run(name: str, because: str) -> CheckOutcome:
     return CheckOutcome(name, passed=False, expected="a readable file", found=f"{because} failed first")
-
-
-Checks = Callable[[Path], list[CheckOutcome]]
-"""The checks of one asset, bound to what they compare with; handed the staged file."""

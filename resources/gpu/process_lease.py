@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 
 from resources.gpu.lease_records import LeaseHolder
-from resources.gpu.leases import Clock, DeviceLeases, Lease
+from resources.gpu.leases import DeviceLeases, Lease
 from resources.gpu.pinning import pin
 
 _lock = threading.Lock()
@@ -25,7 +24,6 @@ def lease_for_process(
     *,
     wait_seconds: float,
     log: logging.Logger,
-    clock: Clock = time,
 ) -> Lease:
     """Lease and pin at the first call; the same lease at every later one, with ``holder`` as its new use.
 
@@ -38,7 +36,7 @@ def lease_for_process(
         if _lease is not None and _lease.held:
             _lease.hand_to(holder, log)
             return _lease
-        lease = open_leases().acquire(holder, wait_seconds=wait_seconds, log=log, clock=clock)
+        lease = open_leases().acquire(holder, wait_seconds=wait_seconds, log=log)
         try:
             pin(lease.device)
         except BaseException:

@@ -164,11 +164,6 @@ def unfinished_partitions(instance: DagsterInstance) -> set[str]:
         return set(connection.execute(query).scalars())
 
 
-def unfinished_runs(instance: DagsterInstance) -> list[RunState]:
-    """Every run that is queued, starting, started or ending, oldest first."""
-    return _runs_where(instance, run_table().c.status.not_in([one.value for one in FINISHED]))
-
-
 def _runs_where(instance: DagsterInstance, *conditions: Any) -> list[RunState]:
     """Runs by conditions on their table, oldest first."""
     import sqlalchemy as db

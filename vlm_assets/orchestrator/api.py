@@ -29,16 +29,6 @@ class CodeLocationError(DagsterApiError):
 
 
 @dataclass(frozen=True)
-class PartitionCounts:
-    """Partitions of one asset by what they are at this moment."""
-
-    total: int
-    materialized: int
-    failed: int
-    running: int
-
-
-@dataclass(frozen=True)
 class PartitionKeys:
     """Keys of one asset's partitions by what they are at this moment; ``rest`` were never materialized."""
 
@@ -125,17 +115,6 @@ class DagsterApi:
             location = entry["locationOrLoadError"]
             if location and location["__typename"] == "PythonError":
                 raise CodeLocationError(f"The definitions do not load: {location['message'].strip()}")
-
-    def partition_counts(self, asset: str) -> PartitionCounts:
-        """How many partitions of an asset are done, failed and running. Raises DagsterApiError."""
-        node = self._node(asset, "partitionStats{numPartitions numMaterialized numFailed numMaterializing}")
-        stats = node["partitionStats"]
-        return PartitionCounts(
-            total=stats["numPartitions"],
-            materialized=stats["numMaterialized"],
-            failed=stats["numFailed"],
-            running=stats["numMaterializing"],
-        )
 
     def started_runs(self) -> int:
         """How many runs work at this moment; those that wait for their turn are left out."""

@@ -25,6 +25,7 @@ from resources.processes import how_it_ended
 
 _LOOK_SECONDS = 0.1
 _LOG_LOOK_SECONDS = 60.0
+_LAST_LINES = 15
 
 LONGEST_LOG = 64 << 20
 """Bytes of a log from which it is begun anew while its process runs; the one before is kept."""
@@ -170,10 +171,10 @@ def begin_anew_where_long(log: Path, longest: int) -> None:
             older.unlink()
 
 
-def last_lines(file: Path, count: int = 15) -> str:
+def last_lines(file: Path) -> str:
     """The last lines of a log, for an error's message."""
     with contextlib.suppress(FileNotFoundError):
-        return "\n".join(file.read_text(errors="replace").splitlines()[-count:])
+        return "\n".join(file.read_text(errors="replace").splitlines()[-_LAST_LINES:])
     return "(no log)"
 
 

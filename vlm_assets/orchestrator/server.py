@@ -56,7 +56,6 @@ class DagsterServer:
         *,
         port: int,
         dagster_home: Path,
-        module: str,
         scratch: Path,
         environment: Mapping[str, str],
     ) -> None:
@@ -67,7 +66,6 @@ class DagsterServer:
         self.api = DagsterApi(f"http://{_HOST}:{port}")
         self._environment = environment
         self._port = port
-        self._module = module
         self._socket = scratch / "code-server"
         self._workspace = scratch / "workspace.yaml"
         self._next_look = 0.0
@@ -89,7 +87,7 @@ class DagsterServer:
         self._start(
             "code-server",
             "dagster", "code-server", "start", "--socket", self._socket,
-            "--module-name", self._module, "--location-name", "vlm_assets",
+            "--module-name", "vlm_assets.definitions", "--location-name", "vlm_assets",
         )  # fmt: skip
         while not self._socket.exists():
             self.group.watch(_LOOK_SECONDS)
@@ -159,7 +157,6 @@ def dagster_server(
     dagster_home: Path,
     *,
     port: int,
-    module: str = "vlm_assets.definitions",
     grace_seconds: float = GRACE_SECONDS,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[DagsterServer]:
@@ -180,7 +177,6 @@ def dagster_server(
             group,
             port=port,
             dagster_home=dagster_home,
-            module=module,
             scratch=scratch,
             environment={
                 **os.environ,

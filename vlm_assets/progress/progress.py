@@ -7,7 +7,7 @@ says that). Term: Dagster asset observations, which stream to the run page and s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -32,15 +32,13 @@ class Progress:
         restored: int,
         journal: Journal,
         beat: WorkerBeat,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context = context
         self._expected = expected
         self._restored = restored
         self._journal = journal
         self._beat = beat
-        self._clock = clock
-        self._started = self._last_report = clock()
+        self._started = self._last_report = time.monotonic()
         self.computed = 0
         # Commits come from the journal's own thread, between two batches and during a long one.
         journal.on_commit(beat.commit)
@@ -51,7 +49,7 @@ class Progress:
 
     def start(self) -> None:
         """The model is loaded and the first property is next: the rate counts from here."""
-        self._started = self._clock()
+        self._started = time.monotonic()
         self._beat.enter(Phase.WORKING)
 
     def watch(self, engine: Engine) -> None:
@@ -71,7 +69,7 @@ class Progress:
         """Count rows that were computed in this run; tells the page at most every INTERVAL_SECONDS."""
         self.computed += rows
         self._beat.beat(computed=self.computed, committed=self._journal.committed_rows)
-        if self._clock() - self._last_report >= INTERVAL_SECONDS:
+        if time.monotonic() - self._last_report >= INTERVAL_SECONDS:
             self.report()
 
     def warn(self, advice: str) -> None:
@@ -81,7 +79,7 @@ class Progress:
     @property
     def seconds(self) -> float:
         """Since the work of this run began."""
-        return self._clock() - self._started
+        return time.monotonic() - self._started
 
     @property
     def rate(self) -> float:
@@ -90,7 +88,7 @@ class Progress:
 
     def report(self) -> None:
         """Say how far it is: a log line, and an observation of the partition."""
-        self._last_report = self._clock()
+        self._last_report = time.monotonic()
         done = self._restored + self.computed
         percent = 100.0 * done / self._expected if self._expected else 100.0
         left = (self._expected - done) / self.rate if self.rate else None

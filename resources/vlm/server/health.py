@@ -13,7 +13,7 @@ NOT_OUR_KEY = "it does not take our key"
 """The beginning of the trouble that no waiting cures."""
 
 
-def trouble(url: str, api_key: str | None, *, seconds: float = LOOK_SECONDS) -> str | None:
+def trouble(url: str, api_key: str | None) -> str | None:
     """None where the server at ``url`` (up to ``/v1``) is well and takes the key, else why not.
 
     Asked are ``/health`` beside ``/v1``, and ``/v1/models`` with the key: health is shown to anyone. Where
@@ -26,7 +26,7 @@ def trouble(url: str, api_key: str | None, *, seconds: float = LOOK_SECONDS) -> 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     path = parts.path.rstrip("/")
     try:
-        connection = kind(parts.hostname or "", parts.port, timeout=seconds)
+        connection = kind(parts.hostname or "", parts.port, timeout=LOOK_SECONDS)
 
         def ask(page: str) -> int:
             connection.request("GET", page, headers=headers)

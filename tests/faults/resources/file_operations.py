@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-WRITING = os.O_WRONLY | os.O_RDWR
-
 
 @dataclass(frozen=True)
 class Operation:

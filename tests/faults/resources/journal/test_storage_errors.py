@@ -4,8 +4,6 @@ import itertools
 
 import pytest
 
-STORAGE_ERRORS = {"JournalStorageError", "DiskFullError", "DirectoryNotWritableError", "CrossDeviceError"}
-
 
 @pytest.mark.parametrize(
     ("mode", "only", "named"),
