@@ -50,8 +50,8 @@ PIXELS_AHEAD: Final = 256_000_000
 """Pixels that wait for the model, from which on no further batch is begun, at each stage before it: 768 MB as
 RGB, and some 330,000 vision tokens of 28 x 28 pixels."""
 
-FORMATS: Final = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000", "MPO", "TGA", "ICO")
-"""What is read. Left out on purpose: what runs a program (EPS starts Ghostscript) and what is no picture."""
+FORMATS: Final = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000", "ICO", "TGA")
+"""What is read, MPO too: Pillow knows it as JPEG, and stumbles over the name. Left out on purpose: what runs a program (EPS starts Ghostscript) and what is no picture."""
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
 _DENIED = {errno.EACCES, errno.EPERM}

@@ -57,6 +57,8 @@ ODD = {
     ),
     "animated.png": lambda p: picture().save(p, save_all=True, append_images=[Image.new("RGB", (64, 48))]),
     "two.mpo": lambda p: picture().save(p, save_all=True, append_images=[Image.new("RGB", (64, 48))]),
+    "favicon.ico": lambda p: picture().save(p, sizes=[(64, 48)]),
+    "render.tga": lambda p: picture().save(p),
     "pages.tiff": lambda p: picture().save(p, save_all=True, append_images=[Image.new("RGB", (64, 48))]),
     "ycbcr.tiff": lambda p: picture().convert("YCbCr").save(p),
     "plain.bmp": lambda p: picture().save(p),
@@ -234,6 +236,17 @@ def test_bad_files_are_a_named_error(name, tmp_path):
     assert caught.value.kind == kind
     assert str(tmp_path) in str(caught.value)
     assert kind not in TRANSIENT_KINDS
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("page.jpg", "web page"), ("phone.heic", "HEIC"), ("one-byte.jpg", "begins with ff")],
+)
+def test_what_is_no_image_is_told_from_what_is_damaged(name, said, tmp_path):
+    """Guards: fault 17: the sentence says what the file is and what to do, not that it is cut short."""
+    BAD[name][1](tmp_path / name)
+    with pytest.raises(ImageError, match=said):
+        load_image(tmp_path / name, max_pixels=4096)
 
 
 def test_sockets_are_no_images(tmp_path, monkeypatch):
