@@ -6,13 +6,12 @@ stands still (``vlm_assets/unattended/pausing.py``, ``sensors/failed_partitions.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from resources.journal.files import make_directory, sync_directory, write_replacing
-from resources.journal.sealed_json import BrokenSealError, seal, unseal
+from resources.journal.files import sync_directory
+from resources.journal.sealed_json import BrokenSealError, unseal, write_sealed
 
 NAME = "pause.json"
 
@@ -52,9 +51,7 @@ def pause(state_directory: Path, reason: str, *, now: float) -> Pause:
     """Pause, durably when it returns; a pause that stands keeps its beginning. Raises OSError."""
     standing = pause_of(state_directory)
     wanted = Pause(standing.since if standing else now, reason or (standing.reason if standing else ""))
-    make_directory(state_directory)
-    content = {"about": _ABOUT, "since": wanted.since, "reason": wanted.reason}
-    write_replacing(state_directory / NAME, seal(json.dumps(content).encode()))
+    write_sealed(state_directory / NAME, {"about": _ABOUT, **asdict(wanted)})
     return wanted
 
 

@@ -8,15 +8,14 @@ round is launched (``sensors/retry_decision.py``).
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from resources.journal.files import make_directory, set_aside, sync_directory, write_replacing
-from resources.journal.sealed_json import BrokenSealError, seal, unseal
+from resources.journal.files import set_aside, sync_directory
+from resources.journal.sealed_json import BrokenSealError, read_sealed, write_sealed
 
 TRIES = 3
 """How often a row is tried again by itself."""
@@ -101,7 +100,7 @@ class RowRetriesFile:
     def read(self) -> RowRetries | None:
         """What stands there. Raises RowRetriesUnreadableError, OSError."""
         try:
-            found = unseal(self.path.read_bytes())
+            found = read_sealed(self.path)
             found.pop("about")
             refusal = found.pop("refusal")
             told = Refusal(**{**refusal, "checks": tuple(refusal["checks"])}) if refusal else None
@@ -124,9 +123,7 @@ class RowRetriesFile:
 
     def write(self, retries: RowRetries) -> None:
         """Replace what stands there, durably. Raises OSError."""
-        make_directory(self.path.parent)
-        content = {"about": _ABOUT, **asdict(retries)}
-        write_replacing(self.path, seal(json.dumps(content, separators=(",", ":")).encode()))
+        write_sealed(self.path, {"about": _ABOUT, **asdict(retries)})
 
     def clear(self) -> None:
         """The partition is published: nothing is to be tried again. Durable."""

@@ -8,13 +8,12 @@ run will carry, so that a tick that was killed finds out whether its run came to
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from resources.journal.files import make_directory, set_aside, write_replacing
-from resources.journal.sealed_json import BrokenSealError, seal, unseal
+from resources.journal.files import make_directory, set_aside
+from resources.journal.sealed_json import BrokenSealError, read_sealed, write_sealed
 from resources.lock_files import locked
 
 _ABOUT = (
@@ -78,7 +77,7 @@ class Attempts:
     def read(self) -> dict[str, Entry]:
         """Entries by partition key. Raises AttemptsUnreadableError, once: the file is then moved aside."""
         try:
-            found = unseal(self.path.read_bytes())["entries"]
+            found = read_sealed(self.path)["entries"]
             return {key: _entry(key, fields) for key, fields in found.items()}
         except FileNotFoundError:
             return {}
@@ -91,7 +90,6 @@ class Attempts:
 
     def write(self, entries: Mapping[str, Entry]) -> None:
         """Replace the ledger, durably when it returns. Raises OSError."""
-        make_directory(self.directory)
         content = {
             "about": _ABOUT,
             "entries": {
@@ -99,7 +97,7 @@ class Attempts:
                 for key, entry in sorted(entries.items())
             },
         }
-        write_replacing(self.path, seal(json.dumps(content, separators=(",", ":")).encode()))
+        write_sealed(self.path, content)
 
 
 def _entry(key: str, fields: Mapping[str, object]) -> Entry:

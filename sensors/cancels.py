@@ -7,15 +7,14 @@ is no failed one: who restarts it does what a person has just stopped.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import dagster as dg
 
-from resources.journal.files import make_directory, set_aside, write_replacing
-from resources.journal.sealed_json import BrokenSealError, seal, unseal
+from resources.journal.files import set_aside
+from resources.journal.sealed_json import BrokenSealError, read_sealed, write_sealed
 from sensors.dagster_internals.runs import RunState, runs_created_since, runs_ended_since
 
 _ABOUT = (
@@ -104,13 +103,11 @@ class Cancels:
 
     def _parsed(self) -> Cancelled:
         try:
-            found = unseal(self.path.read_bytes())
+            found = read_sealed(self.path)
         except FileNotFoundError:
             return Cancelled()
         partitions = {key: Cancel(**one) for key, one in found["partitions"].items()}
         return Cancelled(partitions, float(found["looked_until"]))
 
     def _write(self, cancelled: Cancelled) -> None:
-        make_directory(self.directory)
-        content = {"about": _ABOUT, **asdict(cancelled)}
-        write_replacing(self.path, seal(json.dumps(content, separators=(",", ":")).encode()))
+        write_sealed(self.path, {"about": _ABOUT, **asdict(cancelled)})

@@ -6,13 +6,12 @@ What does not: what is still being tried (``attempts.py``), which is forgotten t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from resources.journal.files import make_directory, set_aside, write_replacing
-from resources.journal.sealed_json import BrokenSealError, seal, unseal
+from resources.journal.files import set_aside
+from resources.journal.sealed_json import BrokenSealError, read_sealed, write_sealed
 
 KEPT_SECONDS = 31 * 24 * 3600.0
 MOST_KEPT = 10_000
@@ -48,7 +47,7 @@ class DoneAgainMemory:
     def look(self) -> dict[str, DoneAgain]:
         """By partition key; changes nothing. Raises BrokenSealError, KeyError, TypeError or OSError."""
         try:
-            found = unseal(self.path.read_bytes())["partitions"]
+            found = read_sealed(self.path)["partitions"]
         except FileNotFoundError:
             return {}
         return {key: DoneAgain(key, **fields) for key, fields in found.items()}
@@ -70,6 +69,4 @@ class DoneAgainMemory:
         partitions = {one.key: {**asdict(one), "why": one.why[:_LONGEST_WHY]} for one in kept[-MOST_KEPT:]}
         for fields in partitions.values():
             del fields["key"]
-        make_directory(self.path.parent)
-        content = {"about": _ABOUT, "partitions": partitions}
-        write_replacing(self.path, seal(json.dumps(content, separators=(",", ":")).encode()))
+        write_sealed(self.path, {"about": _ABOUT, "partitions": partitions})

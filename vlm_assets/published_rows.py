@@ -7,15 +7,13 @@ change, so that the next look reads only what is new. What does not: whether the
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resources.journal.files import make_directory, write_replacing
-from resources.journal.sealed_json import BrokenSealError, seal, unseal
+from resources.journal.sealed_json import BrokenSealError, read_sealed, write_sealed
 from resources.published_record import PublishedRecord
 
 if TYPE_CHECKING:
@@ -70,7 +68,7 @@ class PublishedRowsNote:
     def read(self) -> dict[str, PublishedRows]:
         """What was written last, by partition key; nothing where it is missing or not what was written."""
         try:
-            found = unseal(self._path.read_bytes())
+            found = read_sealed(self._path)
             if found["format"] != _FORMAT:
                 return {}
             return {key: _from_json(one) for key, one in found["partitions"].items()}
@@ -79,10 +77,8 @@ class PublishedRowsNote:
 
     def write(self, rows: Mapping[str, PublishedRows]) -> None:
         """Replace the note. Raises OSError."""
-        make_directory(self._path.parent)
         partitions = {key: asdict(one) for key, one in rows.items()}
-        content = {"about": _ABOUT, "format": _FORMAT, "partitions": partitions}
-        write_replacing(self._path, seal(json.dumps(content, separators=(",", ":")).encode()))
+        write_sealed(self._path, {"about": _ABOUT, "format": _FORMAT, "partitions": partitions})
 
 
 def read_published_rows(

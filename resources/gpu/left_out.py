@@ -7,7 +7,6 @@ What lives here: noting failures, leaving out, taking back. What does not: what 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from resources.gpu.errors import DeviceError
-from resources.journal.files import make_directory, set_aside, write_replacing
-from resources.journal.sealed_json import BrokenSealError, seal, unseal
+from resources.journal.files import make_directory, set_aside
+from resources.journal.sealed_json import BrokenSealError, read_sealed, write_sealed
 from resources.lock_files import locked
 
 FAILURES = 2
@@ -145,7 +144,7 @@ class LeftOutDevices:
 
     def _read(self) -> dict[str, DeviceRecord]:
         try:
-            said = unseal(self.path.read_bytes())
+            said = read_sealed(self.path)
         except FileNotFoundError:
             return {}
         return {
@@ -169,4 +168,4 @@ class LeftOutDevices:
 
     def _write(self, records: Mapping[str, DeviceRecord]) -> None:
         devices = {id_: asdict(one) for id_, one in records.items()}
-        write_replacing(self.path, seal(json.dumps({"about": _ABOUT, "devices": devices}, indent=2).encode()))
+        write_sealed(self.path, {"about": _ABOUT, "devices": devices})

@@ -1,14 +1,18 @@
 """JSON that carries its own SHA-256: any changed, missing or added byte is noticed when it is read.
 
 The file is valid JSON, ``{"sha256":"<hex>","content":<the digested bytes>}`` and a newline. What the
-content means lives in manifests.py and high_water_mark.py.
+content means lives with who writes it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from resources.journal.files import make_directory, write_replacing
 
 _HEAD = b'{"sha256":"'
 _MIDDLE = b'","content":'
@@ -41,3 +45,14 @@ def check_seal(data: bytes) -> None:
     digest = hashlib.sha256(data[_START : -len(_TAIL)]).hexdigest().encode()
     if data[:_START] != _HEAD + digest + _MIDDLE or data[-len(_TAIL) :] != _TAIL:
         raise BrokenSealError("the digest does not fit the content")
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The JSON object in a sealed file. Raises BrokenSealError, OSError."""
+    return unseal(path.read_bytes())
+
+
+def write_sealed(path: Path, content: Mapping[str, object]) -> None:
+    """Replace a sealed file, its folder made if need be; durable when it returns. Raises OSError."""
+    make_directory(path.parent)
+    write_replacing(path, seal(json.dumps(content, separators=(",", ":")).encode()))

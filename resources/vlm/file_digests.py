@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from resources.journal.files import make_directory, sha256_of, write_replacing
-from resources.journal.sealed_json import BrokenSealError, seal, unseal
+from resources.journal.files import sha256_of
+from resources.journal.sealed_json import BrokenSealError, read_sealed, write_sealed
 
 SMALL_BYTES = 16 << 20
 """A smaller file is hashed anew: that costs less than remembering it."""
@@ -54,13 +53,12 @@ def _digest(path: Path, identity: tuple[int, ...], kept_in: Path | None) -> str:
         }
         # A full disk must not stop a run for want of a shortcut.
         with contextlib.suppress(OSError):
-            make_directory(kept_in)
-            write_replacing(note, seal(json.dumps(content).encode()))
+            write_sealed(note, content)
     return found
 
 
 def _read(note: Path) -> dict[str, Any]:
     try:
-        return unseal(note.read_bytes())
+        return read_sealed(note)
     except (OSError, BrokenSealError):
         return {}

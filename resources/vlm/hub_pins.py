@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resources.journal.files import make_directory, write_new
-from resources.journal.sealed_json import BrokenSealError, seal, unseal
+from resources.journal.sealed_json import BrokenSealError, read_sealed, seal
 from resources.vlm.engine import ModelLoadError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -40,7 +40,7 @@ def pinned_commit(
         with contextlib.suppress(FileExistsError):
             write_new(note, seal(json.dumps(content, indent=2).encode()))
     try:
-        return str(unseal(note.read_bytes())["commit"])
+        return str(read_sealed(note)["commit"])
     except (BrokenSealError, KeyError) as error:
         raise ModelLoadError(
             f"model {name}: {note}, which says which commit of {branch} this home works with, cannot be read"

@@ -9,7 +9,6 @@ description and is not counted.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from resources.journal.files import make_directory, write_replacing
-from resources.journal.sealed_json import BrokenSealError, seal, unseal
+from resources.journal.sealed_json import BrokenSealError, read_sealed, write_sealed
 from resources.published import PublishedPartitions
 from resources.published_errors import RecordDamagedError
 from vlm_assets.audit.files import read_marks
@@ -126,9 +124,7 @@ def _whole(settings: Settings, catalog: Catalog) -> Mapping[str, int]:
         if known is None:
             known = _images_of_ranges(catalog.path, catalog.ranges, settings.max_images)
             with contextlib.suppress(OSError):  # Where nothing can be written, it is counted every time.
-                make_directory(note.parent)
-                content = {"about": _ABOUT, "of": asked, "images": known}
-                write_replacing(note, seal(json.dumps(content, separators=(",", ":")).encode()))
+                write_sealed(note, {"about": _ABOUT, "of": asked, "images": known})
         _counted.clear()
         _counted[asked] = known
     return known
@@ -136,7 +132,7 @@ def _whole(settings: Settings, catalog: Catalog) -> Mapping[str, int]:
 
 def _noted(note: Path, asked: str) -> Mapping[str, int] | None:
     try:
-        found = unseal(note.read_bytes())
+        found = read_sealed(note)
         images: Mapping[str, int] | None = found["images"] if found["of"] == asked else None
     except (OSError, BrokenSealError, KeyError):
         return None

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from resources.journal.sealed_json import BrokenSealError, unseal
+from resources.journal.sealed_json import BrokenSealError, read_sealed
 from resources.row_retries import RowRetriesFile, RowRetriesUnreadableError
 from sensors.attempts import Attempts
 from sensors.done_again import DoneAgain, DoneAgainMemory
@@ -65,7 +65,7 @@ class RetryNotes:
 
     def _read(self, path: Path, name: str) -> Mapping[str, Any]:
         try:
-            found = unseal(path.read_bytes())[name]
+            found = read_sealed(path)[name]
         except FileNotFoundError:
             return {}
         except (OSError, BrokenSealError, KeyError) as error:
