@@ -51,7 +51,8 @@ PIXELS_AHEAD: Final = 256_000_000
 RGB, and some 330,000 vision tokens of 28 x 28 pixels."""
 
 FORMATS: Final = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000", "ICO", "TGA")
-"""What is read, MPO too: Pillow knows it as JPEG, and stumbles over the name. Left out on purpose: what runs a program (EPS starts Ghostscript) and what is no picture."""
+"""What is read, MPO too: Pillow knows it as JPEG, and stumbles over the name. Left out on purpose: what runs
+a program (EPS starts Ghostscript) and what is no picture."""
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
 _DENIED = {errno.EACCES, errno.EPERM}
