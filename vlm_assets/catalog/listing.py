@@ -35,7 +35,10 @@ import pyarrow.parquet as pq
 
 from vlm_assets.catalog.image_root import is_utf8
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif"})
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".heic", ".heif"}
+)
+"""Of HEIC the row says that it cannot be read here; passed over, its property would seem to have no image."""
 
 ID_COLUMNS = ("property_id", "id")
 LIST_COLUMNS = ("images", "image_uris")
@@ -163,7 +166,7 @@ def _read_folders(
     for entry in os.scandir(source):
         if entry.name.startswith("."):
             notes["hidden files or folders"] += 1
-        elif not entry.is_dir():
+        elif not _is_folder(entry):
             notes["files beside the property folders"] += 1
         elif not is_utf8(entry.name):
             problems.add(0, "a folder's name is not UTF-8", entry.path)
@@ -191,15 +194,23 @@ def _list_folder(folder: str) -> tuple[list[str], Counter[str]] | OSError:
             for entry in entries:
                 if entry.name.startswith("."):
                     passed_over["hidden files or folders"] += 1
-                elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and not entry.is_dir():  # noqa: PTH122 (millions of them)
+                elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and not _is_folder(entry):  # noqa: PTH122 (millions of them)
                     images.append(entry.name)
-                elif entry.is_dir():
+                elif _is_folder(entry):
                     passed_over["folders inside property folders"] += 1
                 else:
                     passed_over["files that are not images"] += 1
     except OSError as error:
         return error
     return sorted(images, key=_natural), passed_over
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """A link that leads nowhere or in a circle is none: as an image it is one that is missing."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _natural(name: str) -> tuple[list[str | int], str]:

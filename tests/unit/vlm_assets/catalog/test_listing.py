@@ -77,6 +77,25 @@ def test_folder_trees_are_read_in_a_fixed_order(tmp_path: Path) -> None:
     }
 
 
+def test_a_link_in_a_circle_costs_one_image(tmp_path: Path) -> None:
+    """As one that leads nowhere: the image is listed, and missing when it is opened; the rest is taken."""
+    source = tmp_path / "tree"
+    (source / "a").mkdir(parents=True)
+    for name in ("circle", "a/circle.jpg", "a/circle.txt"):
+        (source / name).symlink_to(Path(name).name)
+    (source / "a" / "fine.jpg").touch()
+    assert read(source) == {"a": ["a/circle.jpg", "a/fine.jpg"]}
+
+
+def test_photographs_of_telephones_and_browsers_are_images(tmp_path: Path) -> None:
+    """Passed over, they would count as a property without images, which says nothing of what to do."""
+    source = tmp_path / "tree"
+    (source / "a").mkdir(parents=True)
+    for name in ("1.HEIC", "2.jfif", "3.avif"):
+        (source / "a" / name).touch()
+    assert read(source) == {"a": ["a/1.HEIC", "a/2.jfif", "a/3.avif"]}
+
+
 def test_a_folder_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     """A name that is not UTF-8 cannot be an id; it is named, not passed over."""
     source = tmp_path / "tree"
