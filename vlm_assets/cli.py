@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.commands import alerts, care, devices, pause
+from vlm_assets.commands import alerts, care, devices, pause, trial
 from vlm_assets.commands.options import AsJson, Home, chosen_settings
 from vlm_assets.settings import PREFIX
 
@@ -220,40 +220,6 @@ def status(
         status_view.show(Console(), read())
 
 
-@app.command("try")
-def try_(
-    home: Home = None,
-    limit: Annotated[int, typer.Option(min=1, help="Properties to describe.")] = 20,
-) -> None:
-    """Describe a few properties without a partition: the answers, the rate, and what all would take."""
-    from vlm_assets.catalog.catalog import Catalog
-    from vlm_assets.resource_settings import build_gpu, build_vision_language_model
-    from vlm_assets.trial import run_trial
-
-    current = chosen_settings(home)
-    catalog = Catalog.open(current.home)
-    trial = run_trial(current, catalog, build_gpu(current), build_vision_language_model(current), limit=limit)
-    for one in trial.described:
-        typer.secho(one.property_id, bold=True)
-        if one.description is None:
-            typer.echo(f"  failed ({one.error_kind}): {one.error}")
-        else:
-            for name, value in one.description.items():
-                typer.echo(f"  {name}: {value}")
-        for failure in one.images_failed:
-            typer.echo(f"  image left out ({failure.kind}): {failure.error}")
-    typer.echo(
-        f"\n{len(trial.described)} properties in {trial.seconds:.1f} s on {trial.device}:"
-        f" {trial.properties_per_second:.2f} properties/s, {trial.images_per_second:.1f} images/s"
-        f" (the model loaded in {trial.load_seconds:.1f} s)"
-    )
-    typer.echo(
-        f"All {trial.catalogue_rows} would take {_duration(trial.days)} on {trial.devices}"
-        f" device{'s' if trial.devices > 1 else ''} like it, and {trial.disk_bytes / 1e6:,.1f} MB of disk"
-        " for the descriptions and their second copies."
-    )
-
-
 @app.command()
 def show(
     property_id: Annotated[str, typer.Argument(help="The property's id, as in the catalogue.")],
@@ -268,11 +234,5 @@ def show(
         typer.echo(line)
 
 
-def _duration(days: float) -> str:
-    if days >= 1:
-        return f"{days:.1f} days"
-    return f"{days * 24:.1f} hours" if days * 24 >= 1 else f"{days * 24 * 60:.1f} minutes"
-
-
-for commands in (alerts, care, devices, pause):
+for commands in (alerts, care, devices, pause, trial):
     commands.register(app)

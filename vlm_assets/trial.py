@@ -1,7 +1,7 @@
 """A look before weeks of spending: a few properties described, the rate, and what all of them would take.
 
 What lives here: sampling the catalogue, describing the sample with the engine of a real run, and the
-arithmetic. What does not: partitions; nothing is written.
+arithmetic. What does not: partitions, for nothing is written; which batches pay (``batch_trials.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from resources.gpu.resource import GpuResource
+from resources.vlm.in_process.transformers_engine import TransformersEngine
 from resources.vlm.ladder import Described
 from resources.vlm.resource import VisionLanguageModel
 from vlm_assets.catalog.catalog import Catalog
@@ -29,8 +30,23 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class TriedBatch:
+    """A batch of a trial. seconds: with the engine. out_at: seconds after the model was loaded."""
+
+    properties: int
+    images: int
+    seconds: float
+    out_at: float
+
+
+@dataclass(frozen=True)
 class Trial:
-    """What a sample took. seconds: after the model was loaded. bytes: of the sample's rows as parquet."""
+    """What a sample took.
+
+    seconds: after the model was loaded. bytes: of the sample's rows as parquet. batches: as they came out.
+    held: properties that the device's memory held at once, where it did not hold a batch. device_bytes: the
+    most of its memory that was taken, of a GPU that was used in this process.
+    """
 
     described: tuple[Described, ...]
     catalogue_rows: int
@@ -39,6 +55,9 @@ class Trial:
     load_seconds: float
     seconds: float
     bytes: int
+    batches: tuple[TriedBatch, ...]
+    held: int | None = None
+    device_bytes: int | None = None
 
     @property
     def properties_per_second(self) -> float:
@@ -89,15 +108,21 @@ def run_trial(
     lease = gpu.lease(run_id="trial", partition="sample", step="try", log=_log, resident=model.resident())
     described: list[Described] = []
     tables: list[pa.Table] = []
+    tried: list[TriedBatch] = []
+    in_process = settings.engine == "transformers"
     with work.decode_workers() as workers:
         started = time.monotonic()
         engine = work.model.load(lease.device, schema=work.schema, prompt=work.prompt, batches=len(batches))
         loaded = time.monotonic()
         with work.feeding(engine, workers) as feeding:
             for batch in feeding.described(work.load(workers, batches)):
+                images = sum(one.images_seen for one in batch.described)
+                out_at = time.monotonic() - loaded
+                tried.append(TriedBatch(len(batch.described), images, batch.seconds, out_at))
                 described += batch.described
                 tables.append(work.rows(batch.described, engine, lease.device))
             ended = time.monotonic()
+            device_bytes = _most_taken() if in_process and lease.device.kind == "cuda" else None
     stream = io.BytesIO()
     pq.write_table(pa.concat_tables(tables), stream, compression="zstd")
     return Trial(
@@ -108,4 +133,16 @@ def run_trial(
         load_seconds=loaded - started,
         seconds=ended - loaded,
         bytes=stream.tell(),
+        batches=tuple(tried),
+        held=engine.largest_batch if isinstance(engine, TransformersEngine) else None,
+        device_bytes=device_bytes,
     )
+
+
+def _most_taken() -> int:
+    """Bytes of the GPU that this process has taken at most since it was asked before."""
+    import torch
+
+    taken = int(torch.cuda.max_memory_reserved())
+    torch.cuda.reset_peak_memory_stats()
+    return taken
