@@ -13,14 +13,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm_assets.commands.options import Home, chosen_settings
+from vlm_assets.settings import PREFIX
 
 if TYPE_CHECKING:
     from resources.gpu.resource import GpuResource
+    from vlm_assets.settings import Settings
 
 DRAIN_SECONDS = 120.0
 """Longest wait for materializations to commit and end: a batch takes 20 s by plan, a model loads longer."""
 
 _LOOK_SECONDS = 0.5
+
+
+class NoHomeError(Exception):
+    """A folder was named in which there is nothing to stand still: who reboots then would believe it does."""
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +49,7 @@ def pause(
     from resources.pause import pause as stand_still
     from vlm_assets.resource_settings import build_gpu
 
-    current = chosen_settings(home)
+    current = _of_a_home(chosen_settings(home))
     standing = stand_still(current.state_directory, reason, now=time.time())
     typer.echo(f"Everything is {standing.sentence()}.")
     left = _drained(build_gpu(current))
@@ -54,6 +60,18 @@ def pause(
         typer.echo("Still paused. Wait for them, or terminate their runs in the UI: committed rows stay.")
         raise typer.Exit(1)
     typer.echo("No device is held: the machine can be rebooted.")
+
+
+def _of_a_home(settings: Settings) -> Settings:
+    """The same, where anything was ever done there. Raises NoHomeError."""
+    from vlm_assets.catalog.catalog import catalog_path
+
+    if not catalog_path(settings.home).exists() and not settings.state_directory.is_dir():
+        raise NoHomeError(
+            f"There is no data set in {settings.home}, so nothing was changed, and whatever runs elsewhere"
+            f" goes on. Name its folder: --home DIR, or {PREFIX}HOME."
+        )
+    return settings
 
 
 def _drained(gpu: GpuResource) -> list[str]:
@@ -69,5 +87,5 @@ def resume(home: Home = None) -> None:
     """Lift the pause: waiting runs go on at once, schedules at their next tick."""
     from resources.pause import resume as go_on
 
-    stood = go_on(chosen_settings(home).state_directory)
+    stood = go_on(_of_a_home(chosen_settings(home)).state_directory)
     typer.echo("Nothing was paused." if stood is None else "The pause is lifted: everything goes on.")
