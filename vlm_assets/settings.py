@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
+from dotenv import dotenv_values
 from pydantic import (
     Field,
     NonNegativeFloat,
@@ -78,7 +79,7 @@ class Settings(BaseSettings):
         1_000_000, description="Pixels an image may have before the model's own processor sees it."
     )
     batch_size: PositiveInt = Field(
-        8, description="Properties described together. A change keeps what is committed."
+        32, description="Properties described together, at most. A change keeps what is committed."
     )
     batch_images: PositiveInt = Field(
         64,
@@ -269,14 +270,16 @@ SECRETS = frozenset({"alert_targets", "server_key"})
 def _refuse_unknown_names() -> None:
     # A misspelt setting that is silently ignored costs a run of weeks.
     known = {PREFIX + name.upper() for name in Settings.model_fields}
-    for name in sorted(os.environ):
-        if name.startswith(PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise SettingsError(
-                f"{name} is set in the environment but there is no such setting.{hint}"
-                " `vlm-assets settings` lists them all."
-            )
+    file = Path(str(Settings.model_config["env_file"]))
+    for where, names in (("the environment", os.environ), (str(file), dotenv_values(file))):
+        for name in sorted(names):
+            if name.upper().startswith(PREFIX) and name.upper() not in known:
+                near = difflib.get_close_matches(name.upper(), known, n=1)
+                hint = f" Did you mean {near[0]}?" if near else ""
+                raise SettingsError(
+                    f"{name} is set in {where} but there is no such setting.{hint}"
+                    " `vlm-assets settings` lists them all."
+                )
 
 
 def _shown(location: tuple[int | str, ...], value: object) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from vlm_assets.resource_settings import build_vision_language_model
-from vlm_assets.settings import CHECKOUT, SettingsError, load_settings
+from vlm_assets.settings import CHECKOUT, Settings, SettingsError, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +21,17 @@ def test_a_misspelt_setting_is_refused_with_the_right_name(monkeypatch):
     monkeypatch.setenv("VLM_ASSETS_MODLE", "x")
     with pytest.raises(SettingsError, match=r"VLM_ASSETS_MODLE .* Did you mean VLM_ASSETS_MODEL\?"):
         load_settings()
+
+
+def test_a_misspelt_setting_in_the_file_is_refused_too(monkeypatch, tmp_path):
+    """Where it stands is named: the file is where most settings of a service are."""
+    file = tmp_path / ".env"
+    file.write_text("# ours\nVLM_ASSETS_MODEL=a/b\nVLM_ASSETS_HOEM=/srv\nOTHER=1\n")
+    monkeypatch.setitem(Settings.model_config, "env_file", file)
+    with pytest.raises(SettingsError, match=r"VLM_ASSETS_HOEM .*\.env .* Did you mean VLM_ASSETS_HOME\?"):
+        load_settings()
+    file.write_text("VLM_ASSETS_MODEL=a/b\nOTHER=1\n")
+    assert load_settings().model == "a/b"
 
 
 def test_every_wrong_value_is_named(monkeypatch):
