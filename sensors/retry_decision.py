@@ -64,6 +64,10 @@ class Policy:
         """Seconds after the end of a run, which was the ``times``-th in a row without progress."""
         return float(self.backoff_seconds * 2 ** min(times, _LONGEST_DOUBLINGS))
 
+    def is_waiting(self, not_before: float, now: float) -> bool:
+        """Whether a back-off lasts. One longer than there is was begun before the clock was put back."""
+        return now < not_before <= now + self.delay(_LONGEST_DOUBLINGS)
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -94,7 +98,7 @@ class Decision:
 def decide(entry: Entry, facts: Facts, policy: Policy, *, now: float, at_once: bool = False) -> Decision:
     """What to do about one partition now. ``at_once``: a person asks, who waits for no back-off."""
     run = facts.run
-    if run is not None and run.is_retried_by_dagster and now - (run.ended_at or now) < _DAGSTER_SECONDS:
+    if run is not None and run.is_retried_by_dagster and abs(now - (run.ended_at or now)) < _DAGSTER_SECONDS:
         return Decision(Action.DAGSTER, entry, facts.why)
     entry = reckoned(entry, facts, policy)
     if at_once:
@@ -110,7 +114,7 @@ def decide(entry: Entry, facts: Facts, policy: Policy, *, now: float, at_once: b
         return Decision(Action.GIVEN_UP, entry, facts.why)
     if entry.attempts >= policy.attempts:
         return Decision(Action.GIVE_UP, replace(entry, given_up=True), facts.why)
-    if now < entry.not_before:
+    if policy.is_waiting(entry.not_before, now):
         return Decision(Action.WAIT, entry, facts.why)
     return Decision(Action.LAUNCH, entry, facts.why)
 

@@ -84,7 +84,7 @@ class Delivery:
             due = []
             for target in self.targets:
                 tray = record.trays[self._key(target, record)]
-                if tray.next_at <= now and not tray.idle:
+                if tray.is_due(now, LONGEST_WAIT_SECONDS) and not tray.idle:
                     due.append((target, tray, tray.has_room and tray.word(now, sender)))
             if any(worded for _, _, worded in due):
                 self._save(record)

@@ -60,7 +60,7 @@ class Tray:
         self.told = {
             name: recent
             for name, times in self.told.items()
-            if (recent := [(at, count) for at, count in times if now - at < BURST_SECONDS])
+            if (recent := [(at, count) for at, count in times if abs(now - at) < BURST_SECONDS])
         }
         held = []
         for group in self.waiting:
@@ -87,6 +87,10 @@ class Tray:
         """Count messages that were not taken."""
         for one in messages:
             self.refused[one.id] = self.refused.get(one.id, 0) + 1
+
+    def is_due(self, now: float, longest_wait: float) -> bool:
+        """Whether it is to be tried. A clock that was put back leaves times that are far ahead: they are past."""
+        return not now < self.next_at <= now + longest_wait
 
     @property
     def has_room(self) -> bool:

@@ -101,3 +101,14 @@ def test_a_launch_by_hand_forgives():
     assert (decision.action, decision.entry.attempts, decision.entry.given_up) == (Action.WAIT, 0, False)
     assert decision.entry.alerted
     assert decision.entry.launches == 1, "no run key comes twice"
+
+
+def test_a_clock_that_was_put_back_holds_nothing_up():
+    """After a start with a clock years ahead, what failed then is tried again now, and not years later."""
+    failed = run()
+    waiting = decide(entry(), facts(failed), POLICY, now=ENDED + 1)
+    assert waiting.action is Action.WAIT
+    years_earlier = ENDED - 1e8
+    assert decide(waiting.entry, facts(failed), POLICY, now=years_earlier).action is Action.LAUNCH
+    crashed = run(dagster__failure_reason="RUN_EXCEPTION", dagster__will_retry="true")
+    assert decide(entry(), facts(crashed), POLICY, now=years_earlier).action is not Action.DAGSTER

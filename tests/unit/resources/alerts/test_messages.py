@@ -88,6 +88,17 @@ def test_a_storm_that_goes_on_waits_and_is_then_one_message_more(alert):
     assert message.tells == 40
 
 
+def test_a_clock_that_was_put_back_mutes_nothing(alert):
+    """Told and refused with a clock years ahead, what comes now is told now."""
+    tray = Tray()
+    assert len(worded(*(raised(alert(str(n))) for n in range(100)), tray=tray)) == 1
+    tray.next_at = NOW + 1800.0
+    assert not tray.is_due(NOW, 1800.0)
+    years_earlier = NOW - 1e8
+    assert tray.is_due(years_earlier, 1800.0)
+    assert len(worded(raised(alert("later")), tray=tray, now=years_earlier)) == 1
+
+
 def test_a_trickle_is_told_at_once_up_to_the_limit(alert):
     """Below the limit nothing is held back: a failing check is told within a minute."""
     tray = Tray()
