@@ -89,7 +89,7 @@ class Tray:
             self.refused[one.id] = self.refused.get(one.id, 0) + 1
 
     def is_due(self, now: float, longest_wait: float) -> bool:
-        """Whether it is to be tried. A clock that was put back leaves times that are far ahead: they are past."""
+        """Whether it is to be tried. Times too far ahead are those of a clock that was put back: past."""
         return not now < self.next_at <= now + longest_wait
 
     @property
