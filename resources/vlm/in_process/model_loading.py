@@ -23,6 +23,8 @@ from resources.vlm.in_process.attention import avoid_attention_with_plans
 _DECIDING_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt", ".py"})
 """Endings of the files of a model folder that decide what it answers: weights, settings, tokenizer, code."""
 
+_INSTALL_TORCHVISION = ".venv/bin/pip install -c constraints.txt -e '.[torchvision]'"
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -72,6 +74,7 @@ def _folder_digest(folder: Path, records: Path | None) -> str:
 
 @cache
 def _hub_commit(name: str, revision: str | None) -> str:
+    import httpx2
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
@@ -85,14 +88,14 @@ def _hub_commit(name: str, revision: str | None) -> str:
             f"model {name}: neither a folder here nor a model on the hub; give a folder's path or "
             f"owner/name ({error})"
         ) from error
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+    except (HfHubHTTPError, OfflineModeIsEnabled, httpx2.HTTPError, OSError) as error:
         reason = error
     cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
     if isinstance(cached, str):
         return Path(cached).parent.name
     raise ModelLoadError(
         f"model {name}: the hub cannot be reached and no copy of revision {revision or 'main'} is cached "
-        f"here; download it once with `hf download {name}`, or give a local folder ({reason})"
+        f"here; download it once with `.venv/bin/hf download {name}`, or give a local folder ({reason})"
     )
 
 
@@ -207,10 +210,11 @@ def _torchvision_sentence(said: str) -> str:
     try:
         there = version("torchvision")
     except PackageNotFoundError:
-        return " without torchvision; install it with `pip install 'vlm-assets[torchvision]'`"
+        return f" without torchvision; install it with `{_INSTALL_TORCHVISION}`"
     return (
-        f"; torchvision {there} may not fit torch {version('torch')}: reinstall it with "
-        f"`pip install -c constraints.txt 'vlm-assets[torchvision]'` ({said[:300]})"
+        f"; torchvision {there} may not fit torch {version('torch')}: take it out with "
+        f"`.venv/bin/pip uninstall torchvision`, and install what fits with `{_INSTALL_TORCHVISION}`"
+        f" ({said[:300]})"
     )
 
 

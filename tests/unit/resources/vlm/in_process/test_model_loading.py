@@ -1,6 +1,7 @@
 """Loading models: provenance, and errors that say what to do."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -145,7 +146,7 @@ def test_model_that_needs_torchvision(tmp_path, tokenizer):
     # In a process of its own: this one has settled by now whether there is torchvision.
     command = [sys.executable, "-c", WITHOUT_TORCHVISION, tmp_path]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "pip install 'vlm-assets[torchvision]'" in said
+    assert "`.venv/bin/pip install -c constraints.txt -e '.[torchvision]'`" in said
 
 
 def test_torchvision_of_another_torch(monkeypatch):
@@ -201,6 +202,28 @@ def test_hub_out_of_reach(hub, monkeypatch):
         huggingface_hub, "try_to_load_from_cache", lambda *a, **k: "/cache/snapshots/c0ffee/config.json"
     )
     assert exact_revision(ModelSource("owner/name")) == "c0ffee"
+
+
+NO_HUB = """
+import sys
+
+from resources.vlm.in_process.model_loading import ModelLoadError, ModelSource, exact_revision
+
+try:
+    exact_revision(ModelSource(sys.argv[1]))
+except ModelLoadError as error:
+    print(error)
+"""
+
+
+def test_hub_that_nobody_answers_for(tmp_path):
+    """No network is a sentence that says what to do, not a traceback of the HTTP library."""
+    # In a process of its own: the hub's address is read when its library is imported.
+    command = [sys.executable, "-c", NO_HUB, "owner/name"]
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    told = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **nowhere}, check=True)
+    assert "the hub cannot be reached" in told.stdout
+    assert "hf download owner/name" in told.stdout
 
 
 def test_unknown_model(hub):
