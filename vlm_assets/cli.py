@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm_assets.commands import alerts, care, devices, pause, trial
-from vlm_assets.commands.options import AsJson, Home, chosen_settings
+from vlm_assets.commands.options import AsJson, Home, chosen_settings, warn_of_example_model
 from vlm_assets.settings import PREFIX
 
 if TYPE_CHECKING:
@@ -57,16 +57,14 @@ def main() -> None:
 
 @app.command()
 def settings() -> None:
-    """List every setting, its value and what it means."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """List every setting, its value and what it means, those that are set in bold."""
     current = chosen_settings()
-    table = Table("Setting", "Value", "Meaning")
     for name, field in type(current).model_fields.items():
         value = getattr(current, name)
-        table.add_row(PREFIX + name.upper(), "" if value is None else str(value), field.description)
-    Console().print(table)
+        # Whole names and values, however narrow the terminal: they are copied and searched for.
+        said = f"{PREFIX}{name.upper()}={'' if value is None else value}"
+        typer.secho(said, bold=name in current.model_fields_set)
+        typer.echo(f"    {field.description}")
 
 
 @app.command()
@@ -86,7 +84,7 @@ def ingest(
     report = take_in(
         source,
         current.home,
-        range_size=range_size,
+        range_size=range_size or current.range_size,
         image_root=image_root or current.image_root,
         update=update,
     )
@@ -119,14 +117,21 @@ def demo(
         bool, typer.Option("--exit", help="Stop when all is done; 0 only if all partitions are sound.")
     ] = False,
 ) -> None:
-    """Dagster UI and a backfill of all that is missing: of your VLM_ASSETS_SOURCE, else of the example."""
+    """Dagster UI and a backfill of all that is missing, with new properties of VLM_ASSETS_SOURCE taken in.
+
+    Without a source: of what the home's catalogue holds, and where it holds nothing yet, of the example.
+    """
     from vlm_assets.catalog.ingest import ingest as take_in
+    from vlm_assets.demo.example import is_example
     from vlm_assets.demo.supervisor import run_demo
     from vlm_assets.resource_settings import build_gpu
 
     current = chosen_settings(home)
-    if current.source is None:
+    of_example = current.source is None and is_example(current.home)
+    if of_example:
         _take_in_example(current, properties, range_size, seed)
+    elif current.source is None:
+        typer.echo(f"{PREFIX}SOURCE is not set: nothing new is taken in. Going on with {current.home}.")
     else:
         report = take_in(
             current.source,
@@ -135,13 +140,14 @@ def demo(
             image_root=current.image_root,
         )
         _say(report)
+    warn_of_example_model(current)
     code = run_demo(
         home=current.home,
         dagster_home=current.dagster_home,
         slots=len(build_gpu(current).find()),
         port=port,
         exit_when_done=exit_when_done,
-        accuracy=lambda: _accuracy(current) if current.source is None else None,
+        accuracy=lambda: _accuracy(current) if of_example else None,
         grace_seconds=current.grace_seconds,
     )
     raise typer.Exit(code)
@@ -159,6 +165,7 @@ def serve(
     from vlm_assets.resource_settings import build_gpu
 
     current = chosen_settings(home)
+    warn_of_example_model(current)
     serving.serve(
         home=current.home,
         dagster_home=current.dagster_home,

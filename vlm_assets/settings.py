@@ -57,8 +57,10 @@ class Settings(BaseSettings):
     image_root: Path | None = Field(
         None, description="Folder that no image path may leave. Default: the source folder, or the listing's."
     )
-    range_size: PositiveInt = Field(
-        1000, description="Properties a partition: minutes to hours of work. Fixed for what is catalogued."
+    range_size: PositiveInt | None = Field(
+        None,
+        description="Properties a partition: minutes to hours of work. Fixed for what is catalogued. Default:"
+        " the catalogue's own, 1000 at first.",
     )
 
     model: str = Field(

@@ -120,6 +120,8 @@ def _pick(entries: Sequence[str], devices: Sequence[_Numbered], source: str) -> 
             )
         if not matches:
             hint = "" if entry.isdigit() or "-" in entry else f" {_setting_help(entry)}"
+            if not devices and not hint:
+                hint = " Where there is no GPU, VLM_ASSETS_DEVICES is auto, cpu, or cpu:2 for two CPU slots."
             raise DeviceNotFoundError(
                 f"{source} names {entry!r}, which is not among the devices that may be used here (those that "
                 f"the driver lists and CUDA_VISIBLE_DEVICES, if set, leaves): {_listing(devices)}.{hint}"

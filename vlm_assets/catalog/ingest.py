@@ -279,8 +279,9 @@ def _check_root(known: Catalog | None, root: ImageRoot, update: bool) -> None:
     if known is not None and known.images.real != root.real and not update:
         raise ImageRootChangedError(
             f"The images of this catalogue lie under {known.image_root}, those of this source under "
-            f"{root.path}. If the source's images are among the catalogue's, name the folder: --image-root "
-            f"{known.image_root}. If all images have moved: --image-root {root.path} --update."
+            f"{root.path}. If the source's images are among the catalogue's, name the folder: ingest with "
+            f"--image-root {known.image_root}, or set VLM_ASSETS_IMAGE_ROOT to it. If all images have moved: "
+            f"ingest with --image-root {root.path} --update."
         )
 
 

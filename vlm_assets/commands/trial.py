@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.commands.options import Home, chosen_settings
+from vlm_assets.commands.options import Home, chosen_settings, warn_of_example_model
 from vlm_assets.settings import PREFIX
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None) -> 
 
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
+    warn_of_example_model(current)
     gpu, model = build_gpu(current), build_vision_language_model(current)
     if not batch_images:
         _show(run_trial(current, catalog, gpu, model, limit=limit))

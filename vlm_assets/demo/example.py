@@ -31,6 +31,8 @@ from resources.journal.files import (
     write_replacing,
     write_temporary,
 )
+from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
+from vlm_assets.catalog.image_root import ImageRoot
 from vlm_assets.demo.scenes import Property, draw_property, encode_photo, render
 from vlm_assets.demo.truth import FIELDS, draw_truth, known
 from vlm_assets.property_description import PropertyDescription
@@ -41,6 +43,8 @@ _RENDERER: Final = 2
 """Raised when the same seed would look different: an example is then rendered into a new home."""
 
 _WORKERS: Final = 2
+
+_FOLDER: Final = "example"
 
 
 class ExampleMismatchError(ValueError):
@@ -69,7 +73,7 @@ def write_example(home: Path, *, properties: int = 240, seed: int = 7, workers: 
     """
     if properties < 1:
         raise ValueError(f"an example needs at least one property, not {properties}")
-    folder = home / "example"
+    folder = home / _FOLDER
     make_directory(folder / "images")
     _claim(folder, properties=properties, seed=seed)
     _remove_leftovers(folder / "images")
@@ -84,6 +88,15 @@ def write_example(home: Path, *, properties: int = 240, seed: int = 7, workers: 
     rows = ({"property_id": one.property_id, "images": one.images} for one in listed)
     _write_once(listing, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     return listing
+
+
+def is_example(home: Path) -> bool:
+    """Whether the home's catalogue is of an example, or there is none yet. Raises CatalogError."""
+    try:
+        catalog = Catalog.open(home)
+    except CatalogMissingError:
+        return True
+    return catalog.images.real == ImageRoot.at(home / _FOLDER).real
 
 
 def list_properties(*, properties: int, seed: int) -> Iterator[Listed]:
