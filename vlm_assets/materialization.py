@@ -151,6 +151,10 @@ def _materialize(
         elif retries.source is not None:
             kept = keep_rows_of_source(journal, retries, partition, schema)
             how["kept rows"] = dg.MetadataValue.int(kept)
+        elif journal.missing_ids and not options.recompute and not _is_published(record, partition):
+            # A run with an option may have begun it, in a generation of its own: it is the same work.
+            kept = keep_ok_rows(journal, generation, schema, partition, published, record)
+            how |= {"kept rows": dg.MetadataValue.int(kept)} if kept else {}
         restored = journal.committed_rows
         beat.resume(restored=restored)
         progress = PausableProgress(
@@ -225,12 +229,17 @@ def _told(context: dg.AssetExecutionContext, outcomes: Sequence[CheckOutcome]) -
 
 
 def _is_current(record: PublishedRecord, partition: Partition, generation: str, options: RunOptions) -> bool:
-    if record.fingerprint != partition.fingerprint.digest:
+    if not _is_published(record, partition):
         return False
     # A run retry of a recomputation that was already published must not compute it a third time.
     if options.recompute or options.retry_failed:
         return record.metadata.get("generation") == generation
     return not (options.retry_transient and _is_refused_beside(record, partition))
+
+
+def _is_published(record: PublishedRecord | None, partition: Partition) -> bool:
+    """Whether what is published has these rows' meaning: then only a wish to compute them anew comes here."""
+    return record is not None and record.fingerprint == partition.fingerprint.digest
 
 
 def _is_refused_beside(record: PublishedRecord, partition: Partition) -> bool:
