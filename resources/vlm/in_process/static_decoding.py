@@ -133,13 +133,12 @@ class StaticDecoding:
         plain = self._recorder is None and self._compiled is None
         if plain or step.compared == _COMPARED:
             return step.launch()
-        expected = step.run(self._model)
-        if _alike(step.launch(), expected):
+        found = step.launch()
+        expected = step.run(self._model)  # last, for what it leaves in the cache is right
+        if _alike(found, expected):
             step.compared += 1
         else:
-            self._tell(
-                "steps are launched kernel by kernel, for compiled or recorded they say something else"
-            )
+            self._tell("steps are launched kernel by kernel: compiled or recorded they said something else")
             self._recorder = self._compiled = None
             for one in self._steps.values():
                 one.forward, one.launch = self._model, one.run
