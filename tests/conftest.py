@@ -6,13 +6,21 @@ import importlib.util
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 _missing: set[str] = set()
+
+LAUNCH_RUN = """
+mutation($run: ExecutionParams!) {
+  launchRun(executionParams: $run) {
+    __typename ... on LaunchRunSuccess { run { runId } } ... on Error { message }
+  }
+}
+"""
 
 
 def pytest_sessionstart() -> None:
@@ -48,6 +56,26 @@ def program(left_out: Callable[[str], NoReturn]) -> Callable[[str], Path]:
         return Path(found) if found is not None else left_out(name)
 
     return find
+
+
+@pytest.fixture(scope="session")
+def launch_run() -> Callable[..., str]:
+    """Launches one partition as "Launch 1 run" does: at once; a backfill waits until the daemon looks."""
+
+    def launch(api: Any, assets: Sequence[str], key: str) -> str:
+        selector = {
+            "repositoryLocationName": "vlm_assets",
+            "repositoryName": "__repository__",
+            "pipelineName": "__ASSET_JOB",
+            "assetSelection": [{"path": [asset]} for asset in assets],
+        }
+        tags = {"tags": [{"key": "dagster/partition", "value": key}]}
+        run = {"selector": selector, "mode": "default", "runConfigData": {}, "executionMetadata": tags}
+        answer = api.ask(LAUNCH_RUN, run=run)["launchRun"]
+        assert answer["__typename"] == "LaunchRunSuccess", answer
+        return str(answer["run"]["runId"])
+
+    return launch
 
 
 @pytest.fixture
