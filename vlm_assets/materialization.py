@@ -138,7 +138,7 @@ def _materialize(
     record = published.record(partition.key)
     generation = generation_of(partition, options, record, root_run_of(context))
     if record is not None and _is_current(record, partition, generation, options):
-        yield from _verify(context, published, record, partition, steps)
+        yield from _verify(context, published, record, partition, steps, options)
         return
     schema = steps.schema()
     retries = round_of(context, partition, options, generation, schema)
@@ -257,6 +257,7 @@ def _verify(
     record: PublishedRecord,
     partition: Partition,
     steps: Steps,
+    options: RunOptions,
 ) -> Iterator[Event]:
     """A complete partition: read every byte, put back what is damaged, run the checks, change nothing."""
     verification = published.verify(partition.key, deep=True)
@@ -271,6 +272,8 @@ def _verify(
                 allow_retries=False,
             ) from error
         said = " ".join((said, *restored.notes))
+    if options.recompute or options.retry_failed:
+        said += " What the re-executed run asked for is published: to compute anew, launch it anew."
     _finish_retirement(record, partition, steps)
     context.log.info(f"{said} Complete and unchanged: no device was needed.")
     file = published.path(partition.key)

@@ -206,6 +206,21 @@ def test_recompute_is_done_once_however_often_its_run_is_retried(desk, no_device
     retried = desk.materialize(config={"recompute": True}, tags=root, gpu=no_device)
     assert retried.success, retried.failure
     assert PublishedPartitions(desk.file.parent).record(KEY) == second
+    assert "launch it anew" in retried.published[0].metadata["verified"].value
+
+
+def test_a_recomputation_of_days_ago_is_re_executed_after_another_one(desk, no_device):
+    """Its journal is closed: it computes again, and nobody is told that committed rows are lost."""
+    first = desk.materialize(config={"recompute": True})
+    root = {"dagster/root_run_id": first.result.run_id}
+    assert desk.materialize(config={"recompute": True}).success
+    again = desk.materialize(config={"recompute": True}, tags=root)
+    assert again.success, again.failure
+    record = PublishedPartitions(desk.file.parent).record(KEY)
+    assert record.sequence == 3
+    retried = desk.materialize(config={"recompute": True}, tags=root, gpu=no_device)
+    assert retried.success, retried.failure
+    assert PublishedPartitions(desk.file.parent).record(KEY) == record
 
 
 def test_other_settings_are_another_generation_and_the_old_one_is_kept(desk):
