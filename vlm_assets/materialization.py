@@ -133,6 +133,7 @@ def _materialize(
     beat: WorkerBeat,
 ) -> Iterator[Event]:
     if options.recompute and (options.retry_failed or options.retry_transient):
+        note_needs_person(context)
         raise ConflictingOptionsError("recompute computes every row again, failed ones too: set only one.")
     published = PublishedPartitions(partition.directory)
     record = published.record(partition.key)
@@ -214,8 +215,13 @@ def _work(context: dg.AssetExecutionContext, steps: Steps, journal: Journal, pro
         raise
     except GarbageOutputError:
         # Its failed rows are new rows all the same: tried again by itself, it would fill up with them.
-        context.instance.add_run_tags(context.run.run_id, {NEEDS_PERSON: context.run.run_id})
+        note_needs_person(context)
         raise
+
+
+def note_needs_person(context: dg.AssetExecutionContext) -> None:
+    """Say on the run that it stopped for what another start would only repeat."""
+    context.instance.add_run_tags(context.run.run_id, {NEEDS_PERSON: context.run.run_id})
 
 
 def note_no_attempt(context: dg.AssetExecutionContext) -> None:

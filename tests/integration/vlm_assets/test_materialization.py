@@ -9,6 +9,7 @@ import pytest
 from resources.gpu.resource import GpuResource
 from resources.journal.journal import Journal
 from resources.published import PublishedPartitions
+from sensors.dagster_internals.runs import run_states
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.descriptions import DescriptionWork
 
@@ -248,10 +249,12 @@ def test_batch_size_is_no_part_of_a_result(desk, no_device):
 
 
 def test_options_that_exclude_each_other_are_refused(desk):
-    """recompute and retry_failed together have no meaning, and say so."""
+    """recompute and retry_failed together have no meaning, and say so; the schedule does not repeat it."""
     refused = desk.materialize(config={"recompute": True, "retry_failed": True})
     assert not refused.success
     assert "set only one" in refused.failure
+    run_id = refused.result.run_id
+    assert run_states(desk.instance, [run_id])[run_id].needs_person
 
 
 def test_work_that_ends_early_is_resumed_and_no_content_check_is_blamed(desk, monkeypatch):
