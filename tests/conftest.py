@@ -14,6 +14,17 @@ import pytest
 
 _missing: set[str] = set()
 
+ONE_DATABASE = """
+telemetry:
+  enabled: false
+event_log_storage:
+  module: dagster._core.storage.event_log
+  class: ConsolidatedSqliteEventLogStorage
+  config:
+    base_dir: FOLDER
+"""
+"""Events of all runs in one database: the default makes one for each run, half a second of CPU a time."""
+
 LAUNCH_RUN = """
 mutation($run: ExecutionParams!) {
   launchRun(executionParams: $run) {
@@ -76,6 +87,34 @@ def launch_run() -> Callable[..., str]:
         return str(answer["run"]["runId"])
 
     return launch
+
+
+@pytest.fixture(scope="session")
+def empty_instance(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with Dagster's empty database, made once."""
+    import dagster as dg
+
+    folder = tmp_path_factory.mktemp("dagster")
+    (folder / "dagster.yaml").write_text(ONE_DATABASE.replace("FOLDER", str(folder / "history")))
+    with dg.DagsterInstance.from_config(str(folder)) as instance:
+        instance.get_runs_count()
+        instance.all_instigator_state()
+    return folder
+
+
+@pytest.fixture
+def new_instance(empty_instance: Path, tmp_path: Path) -> Callable[[str], Any]:
+    """Opens an instance of Dagster on disk, over an empty database in a folder of this name."""
+    import dagster as dg
+
+    def new(name: str) -> dg.DagsterInstance:
+        folder = tmp_path / name
+        shutil.copytree(empty_instance, folder)
+        settings = folder / "dagster.yaml"
+        settings.write_text(settings.read_text().replace(str(empty_instance), str(folder)))
+        return dg.DagsterInstance.from_config(str(folder))
+
+    return new
 
 
 @pytest.fixture

@@ -165,10 +165,12 @@ def test_a_damaged_file_of_devices_left_out_is_told_for_a_day(tick, watcher, clo
     assert tick() == []
 
 
-def test_with_every_device_left_out_the_queue_waits_and_goes_on_by_itself(watcher, leases, machine, tmp_path):
+def test_with_every_device_left_out_the_queue_waits_and_goes_on_by_itself(
+    watcher, leases, machine, new_instance, tmp_path
+):
     """Else one run after the other would wait for a device and end, for all of the night."""
     sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks")
-    with dg.DagsterInstance.local_temp() as instance:
+    with new_instance("dagster") as instance:
         cursor = None
 
         def starts_after_tick():
@@ -203,10 +205,10 @@ def test_with_every_device_left_out_the_queue_waits_and_goes_on_by_itself(watche
         assert limit.limit == 1
 
 
-def test_the_pool_follows_the_devices_in_use(watcher, leases, tmp_path):
+def test_the_pool_follows_the_devices_in_use(watcher, leases, new_instance, tmp_path):
     """A device left out takes no run; a lower limit that a person set stays theirs."""
     sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks")
-    with dg.DagsterInstance.local_temp() as instance:
+    with new_instance("dagster") as instance:
         cursor = None
 
         def limit_after_tick():
