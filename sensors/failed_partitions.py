@@ -187,7 +187,7 @@ class _Tick:
             if decision is not None:
                 launchable[key] = decision
         self.counts["cancelled by a person"] += len(self.watched.keys & cancelled.keys())
-        launches = [*self.cut_short, *self._choose(launchable, looked.found)]
+        launches = [*self.cut_short, *self._choose(launchable, looked.found, cancelled)]
         unwell = {*looked.found, *looked.busy, *cancelled, *self._opened()}
         done = self._done_again(self._forget_what_is_well(unwell), unwell, remembered)
         # Told before it is written down that it was: told twice is told once, by its id.
@@ -284,12 +284,16 @@ class _Tick:
         self.entries[entry.key] = replace(entry, requested=replace(request, tick=self.tick, at=self.now))
         self.cut_short.append(self._launch(entry.key, candidate, request.run_key))
 
-    def _choose(self, launchable: Mapping[str, Decision], found: Mapping[str, Candidate]) -> list[Launch]:
+    def _choose(
+        self, launchable: Mapping[str, Decision], found: Mapping[str, Candidate], cancelled: Collection[str]
+    ) -> list[Launch]:
         """As many as the cap leaves room for, the heaviest first; written into the entries."""
         under_way = sum(not one.finished for one in self.own.values())
+        # A cancelled run that was deleted too is none that is still to come.
         unborn = sum(
             one.requested is not None and one.requested.run_key not in self.own
             for one in self.entries.values()
+            if one.key not in cancelled
         )
         free = self.owner.cap - under_way - unborn
         chosen: list[Launch] = []

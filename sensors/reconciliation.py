@@ -159,7 +159,9 @@ def _from_disk(asset: str, record: PublishedRecord) -> dg.AssetMaterialization:
         asset_key=asset,
         partition=record.key,
         description=(
-            "Found on disk: published earlier, and not known to this database, which was lost or begun anew."
+            "Found on disk: published earlier, and not known to this database. It was lost or begun anew, or"
+            " a run was deleted or materializations were wiped in it, which touches no file. To compute it"
+            " anew: `recompute: true`."
         ),
         metadata={
             "dagster/partition_row_count": dg.MetadataValue.int(record.rows),

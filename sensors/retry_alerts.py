@@ -23,8 +23,9 @@ def interrupted_again(entry: Entry, now: float) -> Alert:
         severity="warning",
         title=f"Partition {entry.key} was interrupted {entry.interruptions} times without a new row",
         next_step=(
-            "See what ends its runs (the run's page: no device, a model server that is away; the machine's"
-            " log: a time limit, memory); it is resumed all the same, less and less often."
+            "See what ends its runs (the run's page: no device, a model server or a disk of images that is"
+            " away; the machine's log: a time limit, memory); it is resumed all the same, less and less"
+            " often."
         ),
         expected="a new row committed between two interruptions",
         found=f"{entry.interruptions} in a row without one",

@@ -9,7 +9,7 @@ a run that crashed (killed, no memory)    Dagster's run retries, twice; then thi
 a run ended from outside (SIGTERM,        Dagster's run retries; then this schedule: resumed, no attempt
 a reboot, a pause, a stuck worker)        counted; three in a row without a new row are told to a person
 no device came free; a server at an       this schedule: resumed, no attempt counted; told as the line
-address is away                           above
+address, or the disk of images, is away   above
 every device is left out                  a person, told at once; nothing is started and the queue waits
 a materialization that failed             this schedule, backing off; five attempts without a new row, then
                                           given up: a person

@@ -14,7 +14,7 @@ from typing import Any
 import dagster as dg
 
 from sensors.dagster_internals.run_launching import launch_run
-from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
+from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, sentences
 from sensors.ticks import note_tick
 
@@ -54,6 +54,7 @@ def request(instance: dg.DagsterInstance, launch: Launch, run_config: RunConfigO
     if goes_on and before is not None:
         root = before.get_root_run_id() or before.run_id
         tags |= {"dagster/root_run_id": root, "dagster/parent_run_id": before.run_id}
+        tags |= {GOES_ON_WITH: before.run_id}
     return dg.RunRequest(
         run_key=launch.run_key,
         partition_key=launch.key,

@@ -119,7 +119,8 @@ def queue_stands(queued: int, *, since: float, now: float) -> Alert | None:
         found=f"none for {(now - since) / 60:.0f} minutes",
         next_step=(
             "`vlm-assets devices` says which devices are left out or held: take one back, or end what holds"
-            " them. With free devices, look at the daemon's log and start Dagster again."
+            " them. With free devices, look at the pool's limit under Deployment > Concurrency: at 0 none"
+            " starts. Else look at the daemon's log and start Dagster again."
         ),
         page="runs?q%5B%5D=status%3AQUEUED",
         at=now,

@@ -6,13 +6,32 @@ import importlib.util
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 _missing: set[str] = set()
+
+ONE_DATABASE = """
+telemetry:
+  enabled: false
+event_log_storage:
+  module: dagster._core.storage.event_log
+  class: ConsolidatedSqliteEventLogStorage
+  config:
+    base_dir: FOLDER
+"""
+"""Events of all runs in one database: the default makes one for each run, half a second of CPU a time."""
+
+LAUNCH_RUN = """
+mutation($run: ExecutionParams!) {
+  launchRun(executionParams: $run) {
+    __typename ... on LaunchRunSuccess { run { runId } } ... on Error { message }
+  }
+}
+"""
 
 
 def pytest_sessionstart() -> None:
@@ -48,6 +67,54 @@ def program(left_out: Callable[[str], NoReturn]) -> Callable[[str], Path]:
         return Path(found) if found is not None else left_out(name)
 
     return find
+
+
+@pytest.fixture(scope="session")
+def launch_run() -> Callable[..., str]:
+    """Launches one partition as "Launch 1 run" does: at once; a backfill waits until the daemon looks."""
+
+    def launch(api: Any, assets: Sequence[str], key: str) -> str:
+        selector = {
+            "repositoryLocationName": "vlm_assets",
+            "repositoryName": "__repository__",
+            "pipelineName": "__ASSET_JOB",
+            "assetSelection": [{"path": [asset]} for asset in assets],
+        }
+        tags = {"tags": [{"key": "dagster/partition", "value": key}]}
+        run = {"selector": selector, "mode": "default", "runConfigData": {}, "executionMetadata": tags}
+        answer = api.ask(LAUNCH_RUN, run=run)["launchRun"]
+        assert answer["__typename"] == "LaunchRunSuccess", answer
+        return str(answer["run"]["runId"])
+
+    return launch
+
+
+@pytest.fixture(scope="session")
+def empty_instance(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with Dagster's empty database, made once."""
+    import dagster as dg
+
+    folder = tmp_path_factory.mktemp("dagster")
+    (folder / "dagster.yaml").write_text(ONE_DATABASE.replace("FOLDER", str(folder / "history")))
+    with dg.DagsterInstance.from_config(str(folder)) as instance:
+        instance.get_runs_count()
+        instance.all_instigator_state()
+    return folder
+
+
+@pytest.fixture
+def new_instance(empty_instance: Path, tmp_path: Path) -> Callable[[str], Any]:
+    """Opens an instance of Dagster on disk, over an empty database in a folder of this name."""
+    import dagster as dg
+
+    def new(name: str) -> dg.DagsterInstance:
+        folder = tmp_path / name
+        shutil.copytree(empty_instance, folder)
+        settings = folder / "dagster.yaml"
+        settings.write_text(settings.read_text().replace(str(empty_instance), str(folder)))
+        return dg.DagsterInstance.from_config(str(folder))
+
+    return new
 
 
 @pytest.fixture

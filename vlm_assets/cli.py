@@ -6,6 +6,7 @@ stay inside the commands, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
+import io
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -45,13 +46,23 @@ _OURS = frozenset({"vlm_assets", "resources", "sensors"})
 
 
 def main() -> None:
-    """Run a command. Our own errors are sentences that say what to do: no traceback, exit code 2."""
+    """Run a command. Our own errors are sentences that say what to do: no traceback, exit code 2.
+
+    So are those of a file that cannot be read or written. What a terminal cannot show is shown escaped.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in _OURS:
+        if type(error).__module__.partition(".")[0] in _OURS:
+            said = str(error)
+        elif isinstance(error, OSError) and error.filename is not None:
+            said = f"{error.filename}: {error.strerror}. Put that right, and do it again."
+        else:
             raise
-        typer.secho(str(error), fg="red", err=True)
+        typer.secho(said, fg="red", err=True)
         sys.exit(2)
 
 

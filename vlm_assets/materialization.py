@@ -133,12 +133,13 @@ def _materialize(
     beat: WorkerBeat,
 ) -> Iterator[Event]:
     if options.recompute and (options.retry_failed or options.retry_transient):
+        note_needs_person(context)
         raise ConflictingOptionsError("recompute computes every row again, failed ones too: set only one.")
     published = PublishedPartitions(partition.directory)
     record = published.record(partition.key)
     generation = generation_of(partition, options, record, root_run_of(context))
     if record is not None and _is_current(record, partition, generation, options):
-        yield from _verify(context, published, record, partition, steps)
+        yield from _verify(context, published, record, partition, steps, options)
         return
     schema = steps.schema()
     retries = round_of(context, partition, options, generation, schema)
@@ -151,6 +152,10 @@ def _materialize(
         elif retries.source is not None:
             kept = keep_rows_of_source(journal, retries, partition, schema)
             how["kept rows"] = dg.MetadataValue.int(kept)
+        elif journal.missing_ids and not options.recompute and not _is_published(record, partition):
+            # A run with an option may have begun it, in a generation of its own: it is the same work.
+            kept = keep_ok_rows(journal, generation, schema, partition, published, record)
+            how |= {"kept rows": dg.MetadataValue.int(kept)} if kept else {}
         restored = journal.committed_rows
         beat.resume(restored=restored)
         progress = PausableProgress(
@@ -210,8 +215,13 @@ def _work(context: dg.AssetExecutionContext, steps: Steps, journal: Journal, pro
         raise
     except GarbageOutputError:
         # Its failed rows are new rows all the same: tried again by itself, it would fill up with them.
-        context.instance.add_run_tags(context.run.run_id, {NEEDS_PERSON: context.run.run_id})
+        note_needs_person(context)
         raise
+
+
+def note_needs_person(context: dg.AssetExecutionContext) -> None:
+    """Say on the run that it stopped for what another start would only repeat."""
+    context.instance.add_run_tags(context.run.run_id, {NEEDS_PERSON: context.run.run_id})
 
 
 def note_no_attempt(context: dg.AssetExecutionContext) -> None:
@@ -225,12 +235,17 @@ def _told(context: dg.AssetExecutionContext, outcomes: Sequence[CheckOutcome]) -
 
 
 def _is_current(record: PublishedRecord, partition: Partition, generation: str, options: RunOptions) -> bool:
-    if record.fingerprint != partition.fingerprint.digest:
+    if not _is_published(record, partition):
         return False
     # A run retry of a recomputation that was already published must not compute it a third time.
     if options.recompute or options.retry_failed:
         return record.metadata.get("generation") == generation
     return not (options.retry_transient and _is_refused_beside(record, partition))
+
+
+def _is_published(record: PublishedRecord | None, partition: Partition) -> bool:
+    """Whether what is published has these rows' meaning: then only a wish to compute them anew comes here."""
+    return record is not None and record.fingerprint == partition.fingerprint.digest
 
 
 def _is_refused_beside(record: PublishedRecord, partition: Partition) -> bool:
@@ -248,6 +263,7 @@ def _verify(
     record: PublishedRecord,
     partition: Partition,
     steps: Steps,
+    options: RunOptions,
 ) -> Iterator[Event]:
     """A complete partition: read every byte, put back what is damaged, run the checks, change nothing."""
     verification = published.verify(partition.key, deep=True)
@@ -262,6 +278,8 @@ def _verify(
                 allow_retries=False,
             ) from error
         said = " ".join((said, *restored.notes))
+    if options.recompute or options.retry_failed:
+        said += " What the re-executed run asked for is published: to compute anew, launch it anew."
     _finish_retirement(record, partition, steps)
     context.log.info(f"{said} Complete and unchanged: no device was needed.")
     file = published.path(partition.key)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vlm_assets.partition import Partition
 
 OK = "ok"
+_AFTER = "-after-"
 
 
 def root_run_of(context: dg.AssetExecutionContext) -> str:
@@ -40,15 +41,18 @@ def generation_of(
     partition: Partition, options: RunOptions, record: PublishedRecord | None, root_run: str
 ) -> str:
     """The name of the generation under these settings; one of its own for what a person asks anew."""
-    if options.recompute or options.retry_failed:
-        return partition.fingerprint.generation(root_run)
-    generation = partition.fingerprint.generation()
-    if record is not None and record.fingerprint != partition.fingerprint.digest:
-        # Back to settings whose output was published once and replaced since: that generation is closed, so
-        # this is another one, named by what it replaces so that a crash resumes it.
+    asked = options.recompute or options.retry_failed
+    generation = partition.fingerprint.generation(root_run if asked else None)
+    if record is not None and (asked or record.fingerprint != partition.fingerprint.digest):
+        published = str(record.metadata.get("generation"))
+        if published == generation or published.startswith(f"{generation}{_AFTER}"):
+            return published
+        # Back to settings whose output was published once and replaced since, or an old run with an option
+        # is re-executed: that generation is closed, so this is another one, named by what it replaces so
+        # that a crash resumes it.
         mark = read_mark(partition.high_water_mark(generation), key=partition.key, generation=generation).mark
         if mark is not None and mark.retired:
-            return f"{generation}-after-{record.sequence}"
+            return f"{generation}{_AFTER}{record.sequence}"
     return generation
 
 

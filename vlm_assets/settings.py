@@ -211,7 +211,14 @@ class Settings(BaseSettings):
     @field_validator("home", "source", "image_root", "server_image_folder")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
-        return None if path is None else path.expanduser().absolute()
+        if path is None:
+            return None
+        absolute = path.expanduser().absolute()
+        try:
+            str(absolute).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("a path must be UTF-8; rename the folder, or set another") from error
+        return absolute
 
     @field_validator("model", "embedding_model")
     @classmethod

@@ -48,7 +48,11 @@ _QUICK = {
         ),
         _JOURNAL,
     ],
-    "publication": ["tests/unit/resources/test_published.py", *_ORDER],
+    "publication": [
+        "tests/unit/resources/test_published.py",
+        "tests/unit/resources/test_published_verification.py",
+        *_ORDER,
+    ],
 }
 _FAULTS = {
     "journal": ["tests/faults/resources/journal"],

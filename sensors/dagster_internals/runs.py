@@ -18,6 +18,8 @@ from sensors.dagster_internals.tables import Row, naive, of_runs, run_table, tag
 LAUNCHED_BY = "vlm-assets/launched-by"
 """Run tag: who launched a run that no person did. The value RETRY marks those of the retry schedule."""
 RETRY = "retry"
+GOES_ON_WITH = "vlm-assets/goes-on-with"
+"""Run tag: the parent that the retry schedule gave a run of its own; a re-execution has another."""
 
 NO_ATTEMPT = "vlm-assets/no-attempt"
 """Run tag: the run's own id, where it ended for no fault of its partition though a step of it failed.
@@ -33,7 +35,8 @@ _FAILURE_REASON = "dagster/failure_reason"
 _WILL_RETRY = "dagster/will_retry"
 _RETRY_NUMBER = "dagster/retry_number"
 _BACKFILL = "dagster/backfill"
-_TAGS = (_PARTITION, _RUN_KEY, _FAILURE_REASON, _WILL_RETRY, _RETRY_NUMBER, _BACKFILL)
+_PARENT = "dagster/parent_run_id"
+_TAGS = (_PARTITION, _RUN_KEY, _FAILURE_REASON, _WILL_RETRY, _RETRY_NUMBER, _BACKFILL, _PARENT)
 
 FINISHED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
 
@@ -101,8 +104,12 @@ class RunState:
 
     @property
     def is_by_hand(self) -> bool:
-        """Whether a person asked for it: neither the retry schedule nor Dagster's run retries did."""
-        return self.tags.get(LAUNCHED_BY) != RETRY and _RETRY_NUMBER not in self.tags
+        """Whether a person asked for it: neither the retry schedule nor Dagster's run retries did.
+
+        One that a person re-executes inherits the schedule's tags; it is told by its parent.
+        """
+        ours = self.tags.get(LAUNCHED_BY) == RETRY and self.tags.get(_PARENT) == self.tags.get(GOES_ON_WITH)
+        return not ours and _RETRY_NUMBER not in self.tags
 
 
 def run_states(instance: DagsterInstance, run_ids: Collection[str]) -> dict[str, RunState]:
@@ -171,7 +178,7 @@ def _runs_where(instance: DagsterInstance, *conditions: Any) -> list[RunState]:
     runs, tags = run_table(), tag_table()
     times = (runs.c.create_timestamp, runs.c.update_timestamp, runs.c.end_time)
     query = db.select(runs.c.run_id, runs.c.status, *times).where(*conditions).order_by(runs.c.id)
-    wanted = (*_TAGS, LAUNCHED_BY, NO_ATTEMPT, NEEDS_PERSON)
+    wanted = (*_TAGS, LAUNCHED_BY, GOES_ON_WITH, NO_ATTEMPT, NEEDS_PERSON)
     their_tags = db.select(tags.c.run_id, tags.c.key, tags.c.value).where(
         tags.c.key.in_(wanted), tags.c.run_id.in_(db.select(runs.c.run_id).where(*conditions))
     )

@@ -59,12 +59,23 @@ class Desk:
     server: DagsterServer
     listing: Path
 
+    _has_daemon: bool = False
+
     @property
     def keys(self) -> list[str]:
         return [one.key for one in Catalog.open(self.home).ranges]
 
+    def _start_daemon(self) -> None:
+        if not self._has_daemon:
+            self._has_daemon = True
+            self.server.start_daemon()
+
     def wait_until(self, reached: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
-        """Wait for what Dagster says of itself; a process that ends meanwhile is an error at once."""
+        """Wait for what Dagster says of itself; a process that ends meanwhile is an error at once.
+
+        Who waits first starts the daemon, which looks for backfills at once and then every 30 s.
+        """
+        self._start_daemon()
         deadline = time.monotonic() + seconds
         while not reached():
             assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
@@ -90,7 +101,6 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         home, dagster_home, port=free_port(3300), grace_seconds=10.0, environment=steps
     ) as server:
         server.start_pages()
-        server.start_daemon()
         yield Desk(home, server, listing)
 
 

@@ -7,8 +7,9 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from resources.journal.high_water_mark import read_mark
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.progress.expected_cost import committed_rows
+from vlm_assets.settings import load_settings
 
 DESCRIPTIONS = "property_descriptions"
 PROPERTIES = 60
@@ -46,20 +47,16 @@ def _runs(desk, key: str) -> list[dict[str, str]]:
 
 
 def _committed(desk, key: str) -> int:
-    """Rows that the high-water mark of the partition's work says, 0 before the first commit."""
-    marks = (desk.home / ".state" / "high_water_marks" / DESCRIPTIONS / key).glob("*.json")
-    found = [read_mark(path, key=key, generation=path.stem).mark for path in marks]
-    return max((mark.rows for mark in found if mark is not None), default=0)
+    return committed_rows(load_settings(home=desk.home), DESCRIPTIONS, key)
 
 
-def test_terminate_commits_what_is_finished_and_the_next_start_goes_on(desk) -> None:
+def test_terminate_commits_what_is_finished_and_the_next_start_goes_on(desk, launch_run) -> None:
     """Terminated in mid-partition: nothing published, nothing lost, the device free, the rest done later."""
     api = desk.server.api
     key = _add_range(desk)
-    api.launch_backfill([DESCRIPTIONS], [key], title="long", tags={})
+    run = launch_run(api, [DESCRIPTIONS], key)
     desk.wait_until(lambda: _committed(desk, key) > 0, "first commit")
-    (run,) = _runs(desk, key)
-    api.ask(TERMINATE, run=run["runId"])
+    api.ask(TERMINATE, run=run)
     desk.wait_until(lambda: _runs(desk, key)[0]["status"] == "CANCELED", "canceled")
 
     committed = _committed(desk, key)
@@ -68,7 +65,7 @@ def test_terminate_commits_what_is_finished_and_the_next_start_goes_on(desk) -> 
     file = desk.home / DESCRIPTIONS / f"{key}.parquet"
     assert not file.exists()
 
-    api.launch_backfill([DESCRIPTIONS], [key], title="again", tags={})
+    launch_run(api, [DESCRIPTIONS], key)
     desk.wait_until(lambda: key in api.partition_keys(DESCRIPTIONS).materialized, "materialized")
     ids = pq.read_table(file)["property_id"].to_pylist()
     assert ids == [f"long-{n}" for n in range(PROPERTIES)]

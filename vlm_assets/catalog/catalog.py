@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from vlm_assets.catalog.image_root import ImageRoot
+from vlm_assets.catalog.image_root import ImageRoot, is_utf8
 from vlm_assets.property_ranges import PropertyRange
 
 FORMAT = 1
@@ -270,6 +271,8 @@ class Catalog:
         )
 
     def _ordinal_of(self, property_id: str) -> int | None:
+        if not is_utf8(property_id):
+            return None  # As typed in another encoding: no id of a catalogue, and no fault of it.
         start = 0
         try:
             with pq.ParquetFile(self.path, page_checksum_verification=True) as file:
@@ -373,7 +376,7 @@ def _unreadable(home: Path, reason: str) -> CatalogUnreadableError:
         found.append(f"{backup} (ingest {header.sequence}, {rows} properties)")
     path = catalog_path(home)
     advice = (
-        f"Put one back: cp {readable[0]} {path}"
+        f"Put one back: {shlex.join(['cp', str(readable[0]), str(path)])}"
         if readable
         else "Bring it back from a copy of your own: a new ingest would number the properties anew."
     )

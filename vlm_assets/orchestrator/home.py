@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,10 @@ class DagsterHomeError(RuntimeError):
     """Dagster's state does not fit; the message says what, where and what to do."""
 
 
+class UnusablePathError(DagsterHomeError):
+    """SQLite would look for Dagster's databases elsewhere than in this folder."""
+
+
 class OtherCatalogError(DagsterHomeError):
     """Dagster's state tells of the partitions of another catalogue."""
 
@@ -45,8 +50,9 @@ class AlreadyRunningError(DagsterHomeError):
 def prepare_dagster_home(dagster_home: Path, *, catalog_id: str, slots: int) -> None:
     """Make a folder ready to be DAGSTER_HOME: settings, database, pool limit, catalogue.
 
-    slots: how many runs hold a device at once. Raises OtherCatalogError.
+    slots: how many runs hold a device at once. Raises OtherCatalogError, UnusablePathError.
     """
+    _refuse_unusable_path(dagster_home)
     make_directory(dagster_home)
     _seed(dagster_home / "dagster.yaml")
     claim_for_catalog(dagster_home, catalog_id)
@@ -59,11 +65,26 @@ def _seed(settings: Path) -> None:
         write_replacing(settings, _TEMPLATE.read_bytes())
 
 
+def _refuse_unusable_path(dagster_home: Path) -> None:
+    """Refuse a path that Dagster writes into SQLite's address as it is. Raises UnusablePathError.
+
+    What follows a ``?`` is left out there, so that two homes would share one database; ``%20`` is a blank.
+    """
+    if "?" in str(dagster_home) or re.search("%[0-9A-Fa-f]{2}", str(dagster_home)):
+        raise UnusablePathError(
+            f"Dagster cannot keep its state in {dagster_home}: in its databases' address '?' and '%' before"
+            " two digits have a meaning of their own. Rename the folder, or give another home (--home DIR):"
+            " what lies in a home may be moved as it is."
+        )
+
+
 def claim_for_catalog(dagster_home: Path, catalog_id: str) -> None:
     """Note which catalogue this state belongs to, or refuse another one. Raises OtherCatalogError.
 
-    Partition keys are alike in all catalogues: a green partition without its file is the worst lie.
+    Partition keys are alike in all catalogues: a green partition without its file is the worst lie. Raises
+    UnusablePathError too.
     """
+    _refuse_unusable_path(dagster_home)
     note = dagster_home / _CATALOG_ID
     known = note.read_text().strip() if note.exists() else None
     if known is None:

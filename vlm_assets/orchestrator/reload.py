@@ -22,5 +22,6 @@ def reload_running(dagster_home: Path) -> str:
     try:
         DagsterApi(address).reload_definitions()
     except DagsterApiError as error:
-        return f"Dagster at {address} did not take the new ranges: {error} Try Deployment > Reload there."
+        why = str(error).rstrip(".")
+        return f"Dagster at {address} did not take the new ranges: {why}. Try Deployment > Reload there."
     return f"Dagster at {address} has read its definitions anew: the new ranges are partitions there now."

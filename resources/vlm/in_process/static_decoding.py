@@ -31,6 +31,12 @@ _TOKENS_AHEAD: Final = 64
 _MOST_STEPS: Final = 32
 """Steps of different sizes that are kept, with their recordings: some MiB each."""
 
+_COMPARED: Final = 2
+"""Steps of each size that are computed both ways."""
+
+_UNLIKE: Final = 0.1
+"""Of the length of the logits: bfloat16's rounding is a tenth of that, another step's are ten times that."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -109,7 +115,11 @@ class StaticDecoding:
         return step
 
     def launch(self, step: StaticStep) -> torch.Tensor:
-        """The logits of a step. It is compiled and recorded the first time that it runs."""
+        """The logits of a step. It is compiled and recorded the first time that it runs.
+
+        The first steps of each size are also computed as they are: what says other logits is not used again.
+        Two, for a recording that does not see what it is given says the right ones once.
+        """
         if step.launch is None:
             if self._compiled is not None:
                 self._compile(step)
@@ -120,7 +130,19 @@ class StaticDecoding:
                 except RecordingError as error:
                     self._tell(f"steps are launched kernel by kernel, for they cannot be recorded: {error}")
                     self._recorder = None
-        return step.launch()
+        plain = self._recorder is None and self._compiled is None
+        if plain or step.compared == _COMPARED:
+            return step.launch()
+        found = step.launch()
+        expected = step.run(self._model)  # last, for what it leaves in the cache is right
+        if _alike(found, expected):
+            step.compared += 1
+        else:
+            self._tell("steps are launched kernel by kernel: compiled or recorded they said something else")
+            self._recorder = self._compiled = None
+            for one in self._steps.values():
+                one.forward, one.launch = self._model, one.run
+        return expected
 
     def _compile(self, step: StaticStep) -> None:
         import torch
@@ -204,6 +226,12 @@ class _StaticSteps:
             ),
         )
         return step
+
+
+def _alike(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether logits are the same but for rounding. Asks the device."""
+    unlike = (found.float() - expected.float()).norm() / expected.float().norm()
+    return bool(unlike < _UNLIKE)  # not where it is no number
 
 
 def _rows(value: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class StaticStep:
     """A step that may run any number of times: it changes nothing that it does not write anew each time.
 
-    forward: the model's. launch: what runs the step, once somebody has decided what does. window: tokens that
-    a layer with a window looks back on.
+    forward: the model's. launch: what runs the step, once somebody has decided what does. compared: how often
+    what that says was found to be right. window: tokens that a layer with a window looks back on.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class StaticStep:
 
         self.forward = forward
         self.launch: Step | None = None
+        self.compared = 0
         self._window = window
         self._place = layers[0][0].new_zeros(1, dtype=torch.long)
         self._at = 0
@@ -54,7 +55,7 @@ class StaticStep:
             for (_, ours), (_, theirs) in zip(_tensors(self._given), _tensors(given), strict=True):
                 ours.copy_(theirs)
         else:
-            self.launch, self._given = None, _copied(given)
+            self.launch, self.compared, self._given = None, 0, _copied(given)
 
     def go_on(self, tokens: torch.Tensor) -> None:
         """Have these tokens follow [rows, or fewer where the others do not matter]."""
@@ -69,9 +70,9 @@ class StaticStep:
             if slides and self._window is not None and self._at >= self._window:
                 mask[..., self._at - self._window] = unseen
 
-    def run(self) -> torch.Tensor:
-        """The logits of the tokens that follow [rows, vocabulary]."""
-        outputs = self.forward(**self._given, past_key_values=self._cache, return_dict=True)
+    def run(self, forward: Any = None) -> torch.Tensor:
+        """The logits of the tokens that follow [rows, vocabulary]. forward: in place of the step's own."""
+        outputs = (forward or self.forward)(**self._given, past_key_values=self._cache, return_dict=True)
         logits: torch.Tensor = outputs.logits[:, -1]
         return logits
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
+from resources.machine_memory import memory_bytes
 from resources.vlm.engine import (
     Answer,
     Attempt,
@@ -336,8 +337,7 @@ def _prepare_at_once(device: Literal["cpu", "cuda"]) -> int:
     """Batches that are prepared at once: one on a CPU, from which others would take what is the model's."""
     if device == "cpu":
         return 1
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(_MOST_PREPARE, (os.cpu_count() or 1) // 2, memory // _PREPARE_BYTES))
+    return max(1, min(_MOST_PREPARE, (os.cpu_count() or 1) // 2, memory_bytes() // _PREPARE_BYTES))
 
 
 def _processes_beside(device: Literal["cpu", "cuda"], batches: int) -> int:

@@ -9,6 +9,7 @@ import pytest
 from resources.gpu.resource import GpuResource
 from resources.journal.journal import Journal
 from resources.published import PublishedPartitions
+from sensors.dagster_internals.runs import run_states
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.descriptions import DescriptionWork
 
@@ -206,6 +207,21 @@ def test_recompute_is_done_once_however_often_its_run_is_retried(desk, no_device
     retried = desk.materialize(config={"recompute": True}, tags=root, gpu=no_device)
     assert retried.success, retried.failure
     assert PublishedPartitions(desk.file.parent).record(KEY) == second
+    assert "launch it anew" in retried.published[0].metadata["verified"].value
+
+
+def test_a_recomputation_of_days_ago_is_re_executed_after_another_one(desk, no_device):
+    """Its journal is closed: it computes again, and nobody is told that committed rows are lost."""
+    first = desk.materialize(config={"recompute": True})
+    root = {"dagster/root_run_id": first.result.run_id}
+    assert desk.materialize(config={"recompute": True}).success
+    again = desk.materialize(config={"recompute": True}, tags=root)
+    assert again.success, again.failure
+    record = PublishedPartitions(desk.file.parent).record(KEY)
+    assert record.sequence == 3
+    retried = desk.materialize(config={"recompute": True}, tags=root, gpu=no_device)
+    assert retried.success, retried.failure
+    assert PublishedPartitions(desk.file.parent).record(KEY) == record
 
 
 def test_other_settings_are_another_generation_and_the_old_one_is_kept(desk):
@@ -233,10 +249,12 @@ def test_batch_size_is_no_part_of_a_result(desk, no_device):
 
 
 def test_options_that_exclude_each_other_are_refused(desk):
-    """recompute and retry_failed together have no meaning, and say so."""
+    """recompute and retry_failed together have no meaning, and say so; the schedule does not repeat it."""
     refused = desk.materialize(config={"recompute": True, "retry_failed": True})
     assert not refused.success
     assert "set only one" in refused.failure
+    run_id = refused.result.run_id
+    assert run_states(desk.instance, [run_id])[run_id].needs_person
 
 
 def test_work_that_ends_early_is_resumed_and_no_content_check_is_blamed(desk, monkeypatch):

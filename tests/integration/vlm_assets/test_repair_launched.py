@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import dagster as dg
 import pytest
 from typer.testing import CliRunner
 
+from resources.gpu import process_lease
 from vlm_assets.audit.audit import audit
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.cli import app
@@ -14,33 +18,43 @@ from vlm_assets.orchestrator.server import dagster_server, free_port
 KEY = "000000000-000000007"
 BOTH = ("property_descriptions", "property_embeddings")
 
-# A start of Dagster, and twice its daemon's loop and a run with a model.
+# A start of Dagster and a run with a model.
 pytestmark = pytest.mark.timeout(400)
 
 
-def wait_for(server, backfill: str) -> None:
-    while server.api.backfill(backfill, BOTH[0]).unfinished:
-        server.group.watch(1.0)
-    assert server.api.backfill(backfill, BOTH[0]).status == "COMPLETED_SUCCESS"
+@pytest.fixture
+def materialized(desk, monkeypatch):
+    """The desk on Dagster's own state, with both assets published and its device given back."""
+    home, dagster_home = desk.settings.home, desk.settings.dagster_home
+    prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
+    monkeypatch.setattr(process_lease, "_lease", None)
+    with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
+        desk = dataclasses.replace(desk, instance=instance)
+        done = desk.materialize(*BOTH)
+        assert done.success, done.failure
+        process_lease._lease.release()
+        yield desk
 
 
-def test_a_repair_is_launched_in_the_running_dagster(desk, monkeypatch):
+def test_a_repair_is_launched_in_the_running_dagster(materialized, monkeypatch):
     """Both copies lost: one backfill with `recompute: true`, and afterwards the audit is clean."""
+    desk = materialized
     home, dagster_home = desk.settings.home, desk.settings.dagster_home
     monkeypatch.setenv("VLM_ASSETS_HOME", str(home))
     monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
-    catalog = Catalog.open(home)
-    prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=1)
+    desk.file.unlink()
+    (desk.file.parent / ".backup" / f"{KEY}.0.parquet").unlink()
     with dagster_server(home, dagster_home, port=free_port(3700)) as server:
         server.start_pages()
-        server.start_daemon()
-        wait_for(server, server.api.launch_backfill(BOTH, [KEY], title="first", tags={}))
-        desk.file.unlink()
-        (desk.file.parent / ".backup" / f"{KEY}.0.parquet").unlink()
         done = CliRunner().invoke(app, ["repair", "--yes"])
         assert done.exit_code == 0, done.output
         (launched,) = [line for line in done.output.splitlines() if line.startswith("Launched backfill")]
-        wait_for(server, launched.split()[2])
-    found = audit(desk.settings, catalog, deep=True)
+        # It looks for backfills when it starts, and then every 30 s.
+        server.start_daemon()
+        of_it = dg.RunsFilter(tags={"dagster/backfill": launched.split()[2]})
+        while not (runs := desk.instance.get_runs(of_it)) or not all(run.is_finished for run in runs):
+            server.group.watch(0.2)
+    assert [run.status for run in runs] == [dg.DagsterRunStatus.SUCCESS]
+    found = audit(desk.settings, Catalog.open(home), deep=True)
     assert found.ok, found.wrong
     assert found.total(BOTH[0]).rows == found.total(BOTH[1]).rows == 8

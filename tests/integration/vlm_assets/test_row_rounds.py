@@ -7,6 +7,7 @@ from dagster import DagsterExecutionInterruptedError
 from resources.row_retries import RowRetriesFile
 from resources.vlm.resource import VisionLanguageModel
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.descriptions import DescriptionWork
 from vlm_assets.property_view import view_property
 from vlm_assets.resource_settings import build_vision_language_model
 
@@ -131,3 +132,22 @@ def test_a_refused_recomputation_is_gone_on_with_beside_what_is_published(desk, 
     assert standing(desk) is None
     assert materialize(AGAIN).success
     assert described == [], "what is published now is the recomputation"
+
+
+@pytest.mark.parametrize("option", ["retry_failed", "recompute"])
+def test_work_that_an_option_began_is_gone_on_with_without_it(desk, ids, materialize, option):
+    """Where nothing is published yet, what is finished of the same meaning is not computed a second time."""
+    catalog = Catalog.open(desk.settings.home)
+    model = build_vision_language_model(desk.settings)
+    work = DescriptionWork.of(desk.settings, catalog, catalog.ranges[0], model)
+    interrupted_at.update(one.property_id for one in work.plan(frozenset())[1])
+    assert not materialize({option: True}).success
+    finished = set(described)
+    assert len(finished) == 4
+    interrupted_at.clear()
+    done = materialize()
+    assert done.success, done.failure
+    assert set(described) == set(ids) - finished
+    assert pq.read_table(desk.file)["property_id"].to_pylist() == ids
+    assert materialize().success
+    assert described == []

@@ -63,7 +63,7 @@ def running(listing: Path, tmp_path: Path) -> Iterator[Running]:
 
 
 def test_definitions_that_nobody_serves_are_loaded_again(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: Running, launch_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that serves them is killed, as it ends by itself: what is launched afterwards runs."""
     monkeypatch.setattr("vlm_assets.orchestrator.server._LOOK_AFTER_SECONDS", 2.0)
@@ -93,9 +93,9 @@ def test_definitions_that_nobody_serves_are_loaded_again(
     running.wait_until(loaded, "definitions loaded again")
     assert api.partition_keys(DESCRIPTIONS).rest == {LIGHT}
     with dg.DagsterInstance.from_config(str(running.home / "dagster")) as instance:
-        backfill = api.launch_backfill([DESCRIPTIONS], [LIGHT], title="after", tags={})
-        done = dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS], tags={"dagster/backfill": backfill})
-        running.wait_until(lambda: instance.get_runs_count(done) == 1, "a run launched afterwards")
+        run = launch_run(api, [DESCRIPTIONS], LIGHT)
+        done = dg.DagsterRunStatus.SUCCESS
+        running.wait_until(lambda: instance.get_run_by_id(run).status is done, "a run launched afterwards")
 
 
 def test_new_ranges_are_seen_at_once_and_run_heaviest_first(

@@ -14,17 +14,17 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from resources.journal.high_water_mark import read_mark
 from resources.workers import Workers
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.orchestrator.home import prepare_dagster_home
 from vlm_assets.orchestrator.server import DagsterServer, dagster_server, free_port
+from vlm_assets.progress.expected_cost import committed_rows
 from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import load_settings
 
 DESCRIPTIONS = "property_descriptions"
-PROPERTIES = 100
+PROPERTIES = 60
 KEY = f"{0:09d}-{PROPERTIES - 1:09d}"
 # No commit falls due by itself: every committed row is one that was drained.
 SETTINGS = {
@@ -35,13 +35,6 @@ SETTINGS = {
 }
 
 pytestmark = pytest.mark.timeout(1200)
-
-
-def committed(home: Path) -> int:
-    """Rows that the high-water mark says."""
-    marks = (home / ".state" / "high_water_marks" / DESCRIPTIONS / KEY).glob("*.json")
-    read = [read_mark(path, key=KEY, generation=path.stem).mark for path in marks]
-    return max((mark.rows for mark in read if mark is not None), default=0)
 
 
 def ended(process: psutil.Process) -> bool:
@@ -62,7 +55,7 @@ def wait_until(server: DagsterServer, reached: Callable[[], bool], what: str) ->
 
 def test_sigterm_commits_what_is_finished_and_the_next_start_goes_on(listing: Path, tmp_path: Path) -> None:
     """Every finished row committed, the device free, nothing published; the next start does the rest."""
-    images = json.loads(listing.read_text().splitlines()[0])["images"]
+    images = json.loads(listing.read_text().splitlines()[0])["images"][:2]
     many = listing.with_name("sigterm.jsonl")
     many.write_text(
         "".join(json.dumps({"property_id": f"p{n}", "images": images}) + "\n" for n in range(PROPERTIES))
@@ -72,7 +65,11 @@ def test_sigterm_commits_what_is_finished_and_the_next_start_goes_on(listing: Pa
     prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
     file = home / DESCRIPTIONS / f"{KEY}.parquet"
     workers = Workers(home / ".state" / "workers")
-    leases = build_gpu(load_settings(home=home, devices="cpu:1")).leases
+    settings = load_settings(home=home, devices="cpu:1")
+    leases = build_gpu(settings).leases
+
+    def committed() -> int:
+        return committed_rows(settings, DESCRIPTIONS, KEY)
 
     def holds(pid: int) -> bool:
         return any(held.record is not None and held.record.pid == pid for held in leases().holders())
@@ -86,11 +83,11 @@ def test_sigterm_commits_what_is_finished_and_the_next_start_goes_on(listing: Pa
         wait_until(server, lambda: any(one.computed for one in workers.living()), "first rows")
         (worker,) = workers.living()
         process = psutil.Process(worker.pid)
-        assert committed(home) == 0
+        assert committed() == 0
         assert holds(worker.pid)
         os.kill(worker.pid, signal.SIGTERM)
         wait_until(server, lambda: ended(process), "end of the run")
-        drained = committed(home)
+        drained = committed()
         assert worker.computed <= drained < PROPERTIES
         # The last of its threads frees the lock, a moment after the first has ended. Somebody else, such as
         # Dagster's own retry of the run, may have the device by then.

@@ -1,9 +1,8 @@
 """A real Dagster instance on disk over two small assets that do what a test tells them."""
 
-import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,17 +55,6 @@ def two_assets() -> dg.JobDefinition:
 
 
 JOB = two_assets()
-
-ONE_DATABASE = """
-telemetry:
-  enabled: false
-event_log_storage:
-  module: dagster._core.storage.event_log
-  class: ConsolidatedSqliteEventLogStorage
-  config:
-    base_dir: FOLDER
-"""
-"""Events of all runs in one database: the default makes one for each run, half a second of CPU a time."""
 
 
 @dataclass
@@ -171,34 +159,15 @@ class Orchestrator:
         return sorted((alert.kind, alert.partition) for alert in opened)
 
 
-@pytest.fixture(scope="session")
-def empty_instance(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with Dagster's empty database, made once."""
-    folder = tmp_path_factory.mktemp("dagster")
-    (folder / "dagster.yaml").write_text(ONE_DATABASE.replace("FOLDER", str(folder / "history")))
-    with dg.DagsterInstance.from_config(str(folder)) as instance:
-        instance.get_runs_count()
-        instance.all_instigator_state()
-    return folder
-
-
 @pytest.fixture
-def orchestrator(empty_instance: Path, tmp_path: Path) -> Iterator[Orchestrator]:
+def orchestrator(new_instance: Callable[[str], dg.DagsterInstance], tmp_path: Path) -> Iterator[Orchestrator]:
     """Six partitions, nothing run yet."""
-    with opened_copy(empty_instance, tmp_path / "dagster") as instance:
+    with new_instance("dagster") as instance:
         yield Orchestrator(instance, tmp_path / "state")
 
 
-def opened_copy(empty: Path, folder: Path) -> dg.DagsterInstance:
-    """An instance of its own over a copy of an empty one."""
-    shutil.copytree(empty, folder)
-    settings = folder / "dagster.yaml"
-    settings.write_text(settings.read_text().replace(str(empty), str(folder)))
-    return dg.DagsterInstance.from_config(str(folder))
-
-
 @pytest.fixture
-def another_instance(empty_instance: Path, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+def another_instance(new_instance: Callable[[str], dg.DagsterInstance]) -> Iterator[dg.DagsterInstance]:
     """The empty database that stands there after the first one was lost."""
-    with opened_copy(empty_instance, tmp_path / "another") as instance:
+    with new_instance("another") as instance:
         yield instance

@@ -7,7 +7,7 @@ from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from resources.pause import pause, resume
 from resources.row_retries import RowRetries, RowRetriesFile
 from sensors.attempts import Attempts
-from sensors.dagster_internals.runs import NO_ATTEMPT
+from sensors.dagster_internals.runs import LAUNCHED_BY, NO_ATTEMPT, RETRY
 from sensors.retry_schedule import request
 
 HOUR = 3600.0
@@ -238,6 +238,44 @@ def test_a_persons_cancel_of_a_stuck_worker_wins(orchestrator):
     orchestrator.instance.report_run_canceled(run)
     orchestrator.instance.report_run_failed(orchestrator.created("c", **outside))
     assert orchestrator.tick() == ["c"], "what nobody cancelled is"
+
+
+def test_a_re_execution_by_hand_of_a_run_of_ours_is_a_launch_by_hand(orchestrator):
+    """It inherits the schedule's tags; the cancel ends with it all the same."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    (launch,) = orchestrator.look(at_once=True).launches
+    tags = {LAUNCHED_BY: RETRY, "dagster/run_key": launch.run_key}
+    ours = orchestrator.created("a", **tags)
+    orchestrator.instance.report_run_canceled(ours)
+    assert orchestrator.look().launches == ()
+    stands = orchestrator.failed_partitions.cancels.read
+    wait_for_second_after(orchestrator, stands()["a"].at)
+    orchestrator.materialize("a", tags={**tags, "dagster/parent_run_id": ours.run_id})
+    orchestrator.look()
+    assert stands() == {}
+
+
+def test_cancelled_runs_that_are_deleted_take_no_place_of_those_tried_again(orchestrator):
+    """Three of three places were waited for that nobody would ever take: nothing was tried again any more."""
+    for key in "abc":
+        orchestrator.behaviour.of_key[key] = "fail"
+        orchestrator.materialize(key)
+    launches = orchestrator.look(at_once=True).launches
+    assert len(launches) == orchestrator.cap
+    runs = [
+        orchestrator.created(one.key, **{LAUNCHED_BY: RETRY, "dagster/run_key": one.run_key})
+        for one in launches
+    ]
+    for run in runs:
+        orchestrator.instance.report_run_canceled(run)
+    orchestrator.look()
+    for run in runs:
+        orchestrator.instance.delete_run(run.run_id)
+    orchestrator.behaviour.of_key["d"] = "fail"
+    orchestrator.materialize("d")
+    (launch,) = orchestrator.look(at_once=True).launches
+    assert launch.key == "d"
 
 
 def test_what_runs_or_is_queued_is_left_alone(orchestrator):

@@ -221,6 +221,9 @@ def test_a_lost_database_is_told_what_is_on_disk(instance, workers, tmp_path, pr
     (record, *_) = instance.fetch_materializations(dg.AssetKey("a"), limit=1).records
     metadata = record.asset_materialization.metadata
     assert metadata["dagster/partition_row_count"].value == 3
+    said = record.asset_materialization.description
+    assert "wiped" in said, "who has just wiped it is told why it is back"
+    assert "recompute" in said
     assert report_published(instance, [asset], workers) == []
 
 

@@ -1,119 +1,36 @@
-"""The commands with which a person begins: what they take from the settings, and what they say."""
-
-from __future__ import annotations
+"""vlm_assets/cli.py: what goes wrong is a sentence, on any terminal."""
 
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import subprocess
+import sys
 
 import pytest
-from PIL import Image
-from typer.testing import CliRunner
 
-from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.cli import app
-from vlm_assets.demo import supervisor
-from vlm_assets.settings import PREFIX, Settings
+from vlm_assets import cli
 
 
-@pytest.fixture(autouse=True)
-def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A home of this test's own, which nothing but the test sets anything for."""
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        monkeypatch.delenv(name)
-    monkeypatch.setitem(Settings.model_config, "env_file", tmp_path / "none.env")
-    monkeypatch.setenv(f"{PREFIX}HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+def test_a_file_that_may_not_be_written_is_a_sentence(monkeypatch, capsys):
+    """A read-only or full disk is named with its file, without a traceback."""
+
+    def refuse():
+        raise PermissionError(30, "Read-only file system", "/srv/home/.ingest.lock")
+
+    monkeypatch.setattr(cli, "app", refuse)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "/srv/home/.ingest.lock: Read-only file system." in capsys.readouterr().err
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """A folder tree of five properties with an image each."""
-    for name in "abcde":
-        folder = tmp_path / "source" / name
-        folder.mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(folder / "1.jpg")
-    return tmp_path / "source"
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What Dagster would be started with; it is not."""
-    asked: list[dict[str, Any]] = []
-
-    def run_demo(**options: Any) -> int:
-        asked.append(options)
-        return 0
-
-    monkeypatch.setattr(supervisor, "run_demo", run_demo)
-    return asked
-
-
-@pytest.fixture
-def said() -> Callable[..., str]:
-    """Runs a command and gives what it says."""
-
-    def run(*arguments: str) -> str:
-        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    return run
-
-
-def sizes(home: Path) -> list[int]:
-    """Properties of each range."""
-    return [len(one) for one in Catalog.open(home).ranges]
-
-
-def test_settings_are_listed_with_whole_names(
-    said: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Names are copied and searched for: a narrow terminal, or a pipe, cuts none of them."""
-    monkeypatch.setenv("COLUMNS", "40")
-    listed = said("settings")
-    assert [f"{PREFIX}{name.upper()}=" in listed for name in Settings.model_fields].count(False) == 0
-
-
-def test_the_range_size_of_the_settings_holds_for_every_way_in(
-    said: Callable[..., str], source: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """VLM_ASSETS_RANGE_SIZE is no matter of `make run` alone; an option goes before it."""
-    monkeypatch.setenv(f"{PREFIX}RANGE_SIZE", "2")
-    said("ingest", str(source))
-    assert sizes(home) == [2, 2, 1]
-    said("ingest", str(source), "--home", str(home.with_name("other")), "--range-size", "4")
-    assert sizes(home.with_name("other")) == [4, 1]
-
-
-def test_a_start_keeps_the_range_size_that_was_ingested_with(
-    said: Callable[..., str],
-    source: Path,
-    home: Path,
-    started: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """`ingest --range-size N` once: new properties that `make run` takes in come in ranges of N too."""
-    said("ingest", str(source), "--range-size", "2")
-    for name in "fghi":
-        (source / "a").rename(source / name)
-        (source / "a").mkdir()
-        Image.new("RGB", (8, 8)).save(source / "a" / "1.jpg")
-    monkeypatch.setenv(f"{PREFIX}SOURCE", str(source))
-    said("demo")
-    assert sizes(home) == [2, 2, 1, 2, 2]
-    assert len(started) == 1
-
-
-def test_a_start_without_a_source_goes_on_with_what_is_catalogued(
-    said: Callable[..., str], source: Path, home: Path, started: list[dict[str, Any]]
-) -> None:
-    """In a shell without VLM_ASSETS_SOURCE no example is mixed into a person's own home, nor judged."""
-    ingest(source, home)
-    told = said("demo")
-    assert "nothing new is taken in" in told
-    assert "the example model describes your images" in told
-    assert not (home / "example").exists()
-    assert started[0]["accuracy"]() is None
+def test_what_a_terminal_cannot_show_is_shown_escaped(empty):
+    """An arrow that the terminal's encoding lacks ends no look at how things stand."""
+    program = "from vlm_assets.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "status", "--home", str(empty.settings.home)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert r"\u2192 " in done.stdout

@@ -59,6 +59,13 @@ def test_relative_folders_become_absolute(monkeypatch, tmp_path):
     assert settings.model == str(tmp_path / "models" / "mine")
 
 
+def test_a_path_that_is_not_utf8_is_refused(monkeypatch):
+    """No catalogue, record or database could name it; a half-made home there would look damaged."""
+    monkeypatch.setenv("VLM_ASSETS_HOME", "/srv/caf\udce9")
+    with pytest.raises(SettingsError, match=r"VLM_ASSETS_HOME=.*must be UTF-8"):
+        load_settings()
+
+
 def test_a_hub_id_stays_as_it_is(monkeypatch):
     """What is no folder here is a hub id, unless it is written like a path."""
     monkeypatch.setenv("VLM_ASSETS_MODEL", "owner/name")

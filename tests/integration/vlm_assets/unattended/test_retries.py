@@ -45,6 +45,7 @@ class Running:
     home: Path
     server: DagsterServer
     instance: dg.DagsterInstance
+    launch_run: Callable[..., str]
 
     @property
     def keys(self) -> list[str]:
@@ -66,13 +67,11 @@ class Running:
         place.touch()
         return place
 
-    def fail(self, *keys: str) -> None:
-        """Launch partitions as a person does, and wait until they have failed."""
-        self.server.api.launch_backfill(BOTH, list(keys), title="by hand", tags={})
+    def fail(self, key: str) -> None:
+        """Launch a partition as a person does, and wait until it has failed."""
+        run = self.launch_run(self.server.api, BOTH, key)
         failed = dg.DagsterRunStatus.FAILURE
-        self.wait_until(
-            lambda: all(any(run.status is failed for run in self.runs(key)) for key in keys), "failed"
-        )
+        self.wait_until(lambda: self.instance.get_run_by_id(run).status is failed, "failed")
 
     def published(self, key: str) -> bool:
         done = (self.server.api.partition_keys(asset).materialized for asset in BOTH)
@@ -86,7 +85,9 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(listing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(
+    listing: Path, tmp_path_factory: pytest.TempPathFactory, launch_run: Callable[..., str]
+) -> Iterator[Running]:
     """The daemon looks every minute, and waits three seconds before a first new attempt."""
     home = tmp_path_factory.mktemp("home")
     few = listing.with_name("few.jsonl")
@@ -113,7 +114,7 @@ def running(listing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     ):
         server.start_pages()
         server.start_daemon()
-        yield Running(home, server, instance)
+        yield Running(home, server, instance, launch_run)
 
 
 def test_the_schedule_materializes_a_failed_partition_again(running: Running) -> None:

@@ -1,6 +1,7 @@
 """What is said of runs without reading their bodies is what Dagster says."""
 
 from sensors.dagster_internals.runs import (
+    GOES_ON_WITH,
     LAUNCHED_BY,
     NO_ATTEMPT,
     RETRY,
@@ -8,6 +9,16 @@ from sensors.dagster_internals.runs import (
     runs_with_key,
     unfinished_partitions,
 )
+
+
+def test_a_run_of_ours_that_a_person_re_executes_is_by_hand(orchestrator):
+    """Dagster hands all tags on but for the parent: ours goes on with one run, the re-execution with ours."""
+    ours = {LAUNCHED_BY: RETRY, GOES_ON_WITH: "before", "dagster/parent_run_id": "before"}
+    goes_on = orchestrator.created("a", **ours)
+    again = orchestrator.created("a", **ours | {"dagster/parent_run_id": goes_on.run_id})
+    states = run_states(orchestrator.instance, [goes_on.run_id, again.run_id])
+    assert not states[goes_on.run_id].is_by_hand
+    assert states[again.run_id].is_by_hand
 
 
 def test_the_states_of_runs_tell_who_launched_and_what_ended_them(orchestrator):

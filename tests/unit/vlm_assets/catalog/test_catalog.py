@@ -123,6 +123,7 @@ def test_properties_are_found_by_id(large_home: Path) -> None:
     assert row.image_uris == ("9876a.jpg", "9876b.jpg")
     assert row.image_bytes == (None, None)
     assert catalog.find("id 10000") is None
+    assert catalog.find("caf\udce9") is None, "typed in another encoding, which is no fault of the catalogue"
 
 
 def test_unknown_ranges_and_ordinals_are_refused(large_home: Path) -> None:

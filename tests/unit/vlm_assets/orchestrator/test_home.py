@@ -9,6 +9,7 @@ import yaml
 from vlm_assets.orchestrator.home import (
     AlreadyRunningError,
     OtherCatalogError,
+    UnusablePathError,
     claim_for_catalog,
     note_address,
     only_dagster,
@@ -69,3 +70,13 @@ def test_a_home_that_was_seeded_from_an_earlier_template_gets_the_present_one(tm
     prepare_dagster_home(tmp_path, catalog_id="one", slots=1)
     settings = yaml.safe_load((tmp_path / "dagster.yaml").read_text())
     assert settings["run_coordinator"]["class"] == "HeaviestFirstRunCoordinator"
+
+
+@pytest.mark.parametrize("name", ["a?b", "50%20off"])
+def test_a_path_that_sqlite_would_read_otherwise_is_refused(name: str, tmp_path: Path) -> None:
+    """Two homes whose paths differ after a '?' would share one history: nothing is written."""
+    with pytest.raises(UnusablePathError, match="moved as it is"):
+        prepare_dagster_home(tmp_path / name / "dagster", catalog_id="one", slots=1)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UnusablePathError):
+        claim_for_catalog(tmp_path / name, "one")

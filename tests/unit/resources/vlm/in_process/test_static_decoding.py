@@ -233,6 +233,26 @@ def test_a_step_that_cannot_be_recorded(engine, batch, expected, decoding, warni
     assert "not permitted when stream is capturing" in warnings[0]
 
 
+@pytest.mark.parametrize("blind_to", ["what is asked", "what was asked before"])
+def test_a_recording_that_says_something_else(engine, batch, expected, decoding, warnings, blind_to):
+    """A recording is believed after it was compared: garbage that is valid JSON would be found by nobody."""
+
+    class Blind(Recorder):
+        def recorded(self, step):
+            self.recordings += 1
+            if blind_to == "what is asked":
+                return lambda: step() * float("nan")
+            first = step().clone()
+            return first.clone
+
+    static = decoding(StaticDecoding(engine._model, recorder=Blind()))
+    for _ in range(2):
+        assert engine.describe(batch, attempt=GREEDY) == expected
+    assert static._recorder is None
+    assert len(warnings) == 1
+    assert "they said something else" in warnings[0]
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("layer_types", ["chunked_attention"]), ("_attn_implementation", "flash_attention_2")]
 )

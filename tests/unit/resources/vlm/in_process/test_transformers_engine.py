@@ -253,8 +253,7 @@ def test_a_short_run_starts_no_process(batches, model_folder, monkeypatch):
 def test_beside_a_gpu_as_many_prepare_as_cores_and_memory_bear(cores, gibibytes, at_once, monkeypatch):
     """What is prepared ahead of a fast device fills neither the machine's cores nor its memory."""
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    known = {"SC_PHYS_PAGES": gibibytes << 18, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr("os.sysconf", known.__getitem__)
+    monkeypatch.setattr(transformers_engine, "memory_bytes", lambda: gibibytes << 30)
     assert transformers_engine._prepare_at_once("cuda") == at_once
     assert transformers_engine._prepare_at_once("cpu") == 1
 

@@ -1,0 +1,103 @@
+"""Three GPUs as their driver tells of them, a clock moved on by hand, and the watcher of both."""
+
+from __future__ import annotations
+
+import pytest
+
+from resources.alerts.outbox import Outbox
+from resources.gpu.devices import Device
+from resources.gpu.errors import DriverUnavailableError
+from resources.gpu.health import Verdict
+from resources.gpu.left_out import LeftOutDevices
+from resources.workers import Workers, boot_id
+from sensors.health_watch import Watch
+from sensors.leases_after_end import LeasesAfterEnd
+from sensors.worker_health import HealthWatcher
+
+
+class Clock:
+    """Seconds that stand still until they are moved."""
+
+    now = 1_000_000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Machine:
+    """Three GPUs as the driver lists and judges them; a test changes what it says."""
+
+    def __init__(self):
+        self.listed = [Device(f"GPU-{n}", "cuda", "A100", None, f"GPU-{n}") for n in range(3)]
+        self.against = {}
+        self.hot = {}
+        self.is_lost = False
+
+    def find(self):
+        if self.is_lost:
+            raise DriverUnavailableError("The driver does not answer.")
+        return self.listed
+
+    def judge(self, devices):
+        return {one.id: self.judged(one) for one in devices}
+
+    def judged(self, device):
+        if device.id not in {one.id for one in self.listed}:
+            return Verdict((f"{device.id} is no longer listed by the driver.",))
+        return Verdict(tuple(self.against.get(device.id, ())), tuple(self.hot.get(device.id, ())))
+
+
+@pytest.fixture
+def clock():
+    """It stands still."""
+    return Clock()
+
+
+@pytest.fixture
+def machine():
+    """All well."""
+    return Machine()
+
+
+@pytest.fixture
+def watcher(tmp_path, clock, machine):
+    """Of workers and devices, nothing told yet."""
+    return HealthWatcher(
+        workers=Workers(tmp_path / "workers"),
+        outbox=Outbox(tmp_path / "alerts"),
+        left_out=LeftOutDevices(tmp_path / "devices_left_out.json", clock),
+        find=machine.find,
+        judge=machine.judge,
+        clock=clock,
+        monotonic=clock,
+    )
+
+
+@pytest.fixture
+def leases(tmp_path, watcher, clock):
+    """What a worker's device is freed by after its run."""
+    return LeasesAfterEnd(tmp_path / "leases", watcher.outbox, grace=10.0, silence=1800.0, clock=clock)
+
+
+@pytest.fixture
+def look(watcher):
+    """One look of the watcher, whose runs nobody has to be told of; gives what it said."""
+
+    def look(watch):
+        return watcher.look(watch, interrupt=lambda run_id: None, settle=lambda run_id: None)
+
+    return look
+
+
+@pytest.fixture
+def tick(watcher, look, clock):
+    """Ticks on, so many seconds after the last; gives the open alerts as (kind, subject)."""
+    watch = Watch(boot=boot_id(), at=clock.now, since=clock.now)
+
+    def tick(seconds=15.0):
+        clock.now += seconds
+        watch.at = clock.now
+        look(watch)
+        return [(one.kind, subject) for subject, one in watcher.outbox.open_subjects().items()]
+
+    return tick
