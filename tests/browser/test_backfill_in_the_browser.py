@@ -52,11 +52,9 @@ def test_all_partitions_are_backfilled_and_green(desk, page: Page, picture: Call
     expect(page.get_by_text("Succeeded", exact=True)).to_have_count(len(CHECKS))
     for name in CHECKS:
         expect(page.get_by_text(name, exact=True).first).to_be_visible()
-    picture("checks")
     page.goto(f"/assets/{DESCRIPTIONS}")
     expect(page.get_by_text("Latest materialization", exact=True)).to_be_visible()
     expect(page.get_by_text(re.compile("|".join(desk.keys))).first).to_be_visible()
-    picture("asset")
     # A failed row is a finding, not a failed partition: WARN at most.
     assert [one for one in api.failing_checks(DESCRIPTIONS) if one.severity == "ERROR"] == []
 
@@ -81,7 +79,6 @@ def test_partition_without_images_is_red_and_says_what_to_do(
 
     page.goto(f"/assets/{DESCRIPTIONS}?view=partitions&partition={key}")
     expect(page.get_by_text("Failed (1)", exact=True)).to_be_visible()
-    picture("failed-partition")
     page.goto(f"/assets/{DESCRIPTIONS}?view=checks&checkDetail=failed_share")
     expect(page.get_by_text("Failed", exact=True).first).to_be_visible()
     expect(page.get_by_text(f"found {RANGE_SIZE} of {RANGE_SIZE} failed")).to_be_visible()
