@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -27,7 +26,7 @@ def _latest(desk) -> list[dict[str, str]]:
     return found.get("assetMaterializations", [])
 
 
-def test_all_partitions_are_one_picture(desk, page: Page, picture: Callable[[str], None]) -> None:
+def test_all_partitions_are_one_picture(desk, page: Page) -> None:
     """Materialize on the page of dataset_progress draws all partitions inline, with the figures beside it."""
     before = _latest(desk)
     page.goto(f"/assets/{PROGRESS}")
@@ -42,4 +41,3 @@ def test_all_partitions_are_one_picture(desk, page: Page, picture: Callable[[str
     drawn = page.get_by_role("dialog").locator("img").first
     expect(drawn).to_be_visible()
     assert drawn.evaluate("image => image.naturalWidth") > 800
-    picture("dataset-progress")
