@@ -19,6 +19,7 @@ JSONL or parquet is taken as its digits. Lines count from 1, a CSV's header incl
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import re
@@ -206,10 +207,15 @@ def _list_folder(folder: str) -> tuple[list[str], Counter[str]] | OSError:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """A link that leads nowhere or in a circle is none: as an image it is one that is missing."""
+    """A link that leads nowhere or in a circle is none: as an image it is one that is missing.
+
+    Raises OSError where the storage does not say: a folder would be passed over for it.
+    """
     try:
         return entry.is_dir()
-    except OSError:
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
         return False
 
 

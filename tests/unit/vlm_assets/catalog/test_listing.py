@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -85,6 +89,36 @@ def test_a_link_in_a_circle_costs_one_image(tmp_path: Path) -> None:
         (source / name).symlink_to(Path(name).name)
     (source / "a" / "fine.jpg").touch()
     assert read(source) == {"a": ["a/circle.jpg", "a/fine.jpg"]}
+
+
+class Unsaid(list[object]):
+    """The entries of a folder on a disk that fails when it is asked what they are."""
+
+    def __enter__(self) -> Unsaid:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(("fails", "said"), [("tree", "cannot be read: "), ("a", "a folder cannot be read")])
+def test_what_a_failing_disk_does_not_say_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, said: str
+) -> None:
+    """A property whose folder cannot be told from a file, for an error of the disk, is never left out."""
+    (tmp_path / "tree" / "a" / "inner").mkdir(parents=True)
+    scandir = os.scandir
+
+    def failing(folder: str | Path) -> object:
+        if Path(folder).name != fails:
+            return scandir(folder)
+        asked = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+        return Unsaid(SimpleNamespace(name=one.name, path=one.path, is_dir=asked) for one in scandir(folder))
+
+    monkeypatch.setattr("vlm_assets.catalog.listing.os.scandir", failing)
+    listing, problems = opened(tmp_path / "tree")
+    with pytest.raises((ListingUnreadableError, ListingRefusedError), match=said):
+        grouped(listing, tmp_path / "tree")
+        problems.refuse()
 
 
 def test_photographs_of_telephones_and_browsers_are_images(tmp_path: Path) -> None:
