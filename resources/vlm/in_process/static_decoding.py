@@ -130,7 +130,8 @@ class StaticDecoding:
                 except RecordingError as error:
                     self._tell(f"steps are launched kernel by kernel, for they cannot be recorded: {error}")
                     self._recorder = None
-        plain = self._recorder is None and self._compiled is None
+        # The step says it: one that was recorded is compared, though no other can be recorded any more.
+        plain = step.launch == step.run and step.forward is self._model
         if plain or step.compared == _COMPARED:
             return step.launch()
         found = step.launch()

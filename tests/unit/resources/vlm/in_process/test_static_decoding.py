@@ -253,6 +253,18 @@ def test_a_recording_that_says_something_else(engine, batch, expected, decoding,
     assert "they said something else" in warnings[0]
 
 
+def test_a_recording_is_compared_though_nothing_more_is_recorded(engine, batch, expected, decoding, warnings):
+    """Where another size cannot be recorded, those recorded before are no more believed unseen than else."""
+    static = decoding(StaticDecoding(engine._model, recorder=Recorder()))
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    static._recorder = None  # as a RecordingError of another size leaves it
+    for step in static._steps.values():
+        step.compared, step.launch = 1, lambda step=step: step.run() * float("nan")
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    assert len(warnings) == 1
+    assert "they said something else" in warnings[0]
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("layer_types", ["chunked_attention"]), ("_attn_implementation", "flash_attention_2")]
 )
