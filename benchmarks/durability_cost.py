@@ -22,16 +22,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from resources.gpu.devices import Device
-from resources.gpu.pinning import pin
-from resources.vlm.engine import Engine
-from resources.vlm.images.images import LoadedProperty
-from resources.vlm.ladder import describe_batch
+from resources.devices.find import Device
+from resources.devices.pinning import pin
+from resources.engine.ladder import describe_batch
+from resources.engine.protocol import Engine
+from resources.images.images import LoadedProperty
+from vlm_assets.assets.descriptions import ASSET, DescriptionWork
+from vlm_assets.assets.partition import Partition
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.demo.example import write_example
-from vlm_assets.descriptions import ASSET, DescriptionWork
-from vlm_assets.partition import Partition
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.settings import Settings, load_settings
 

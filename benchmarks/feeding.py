@@ -24,12 +24,12 @@ from typing import Any
 
 from benchmarks.durability_cost import catalogued
 from benchmarks.gpu_models import LengthsOfBatch
-from resources.gpu.pinning import pin
-from resources.vlm.feeding import Feeding
-from resources.vlm.images.images import LoadedProperty
-from resources.vlm.ladder import describe_batch
+from resources.devices.pinning import pin
+from resources.engine.feeding import Feeding
+from resources.engine.ladder import describe_batch
+from resources.images.images import LoadedProperty
+from vlm_assets.assets.descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.descriptions import DescriptionWork
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.settings import Settings, load_settings
 

@@ -81,7 +81,7 @@ def _template(folder: Path) -> Path:
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.catalog.ingest import ingest
     from vlm_assets.demo.example import write_example
-    from vlm_assets.orchestrator.home import prepare_dagster_home
+    from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 
     home = folder / "template"
     ingest(write_example(folder, properties=1, seed=1), home)
@@ -133,11 +133,11 @@ def _run() -> None:
 
     import dagster as dg
 
-    from resources.published import PublishedPartitions
-    from resources.vlm.resource import VisionLanguageModel
+    from resources.engine.resource import VisionLanguageModel
+    from resources.publishing.published import PublishedPartitions
+    from vlm_assets.assets.descriptions import ASSET, DescriptionWork
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.definitions import defs
-    from vlm_assets.descriptions import ASSET, DescriptionWork
     from vlm_assets.settings import current_settings
 
     for name, owner, method in (

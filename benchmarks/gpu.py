@@ -40,10 +40,10 @@ from benchmarks.gpu_loops import (
 from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceilings, profile_kernels
 from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_processor, vision_layers
 from benchmarks.gpu_report import print_case, print_table
-from resources.vlm.engine import Attempt
-from resources.vlm.images.images import LoadedProperty
-from resources.vlm.in_process.static_decoding import Decoding
-from resources.vlm.in_process.transformers_engine import TransformersEngine
+from resources.engine.protocol import Attempt
+from resources.engine.transformers.static_decoding import Decoding
+from resources.engine.transformers.transformers_engine import TransformersEngine
+from resources.images.images import LoadedProperty
 
 IMAGES_OF_THE_RUN: Final = 12_800_000
 DEVICES_OF_THE_RUN: Final = 10

@@ -21,17 +21,17 @@ from PIL import Image
 
 from benchmarks.gpu_meter import Ceilings
 from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_model, build_tokenizer
-from resources.vlm.feeding import Feeding
-from resources.vlm.images.decode_workers import DecodeWorkers
-from resources.vlm.images.images import PropertyJob
-from resources.vlm.in_process.model_inputs import InputPreparation
-from resources.vlm.in_process.model_loading import ModelSource
-from resources.vlm.in_process.preparation_process import PreparationProcess
-from resources.vlm.in_process.static_decoding import Decoding
-from resources.vlm.in_process.transformers_engine import TransformersEngine
-from resources.vlm.ladder import Described, LadderSettings
-from resources.vlm.nameless_memory import IS_THERE
-from resources.vlm.prompt import Prompt
+from resources.engine.feeding import Feeding
+from resources.engine.ladder import Described, LadderSettings
+from resources.engine.prompt import Prompt
+from resources.engine.transformers.model_inputs import InputPreparation
+from resources.engine.transformers.model_loading import ModelSource
+from resources.engine.transformers.preparation_process import PreparationProcess
+from resources.engine.transformers.static_decoding import Decoding
+from resources.engine.transformers.transformers_engine import TransformersEngine
+from resources.images.decode_workers import DecodeWorkers
+from resources.images.images import PropertyJob
+from resources.images.nameless_memory import IS_THERE
 
 Answers = AnswerLengths | AnswerScripts
 PREFETCH_BATCHES: Final = 2

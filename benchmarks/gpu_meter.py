@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from resources.vlm.in_process.static_decoding import StaticDecoding
-    from resources.vlm.in_process.static_step import StaticStep
+    from resources.engine.transformers.static_decoding import StaticDecoding
+    from resources.engine.transformers.static_step import StaticStep
 
 SAMPLE_SECONDS = 0.1
 _SM_CLOCK = 1

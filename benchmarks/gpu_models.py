@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from resources.vlm.in_process.attention import avoid_attention_with_plans
+from resources.engine.transformers.attention import avoid_attention_with_plans
 
 _TILE_TOKENS: Final = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _SPECIAL: Final = (

@@ -16,12 +16,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from resources.vlm.engine import Answer, Attempt
-from resources.vlm.images.images import LoadedProperty, load_image
-from resources.vlm.in_process.model_loading import ModelSource
-from resources.vlm.in_process.transformers_engine import TransformersEngine
-from resources.vlm.prompt import build_prompt
-from resources.vlm.schema import load_schema
+from resources.engine.prompt import build_prompt
+from resources.engine.protocol import Answer, Attempt
+from resources.engine.schema import load_schema
+from resources.engine.transformers.model_loading import ModelSource
+from resources.engine.transformers.transformers_engine import TransformersEngine
+from resources.images.images import LoadedProperty, load_image
 from vlm_assets.demo.example import list_properties, write_example
 from vlm_assets.settings import EXAMPLE_MODEL, load_settings
 

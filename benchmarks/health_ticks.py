@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.sensor_ticks import write_history
-from resources.published_record import PartitionManifest, PublishedRecord
+from resources.publishing.record import PartitionManifest, PublishedRecord
 from sensors import row_count_drift
+from vlm_assets.assets.descriptions import description_rows
+from vlm_assets.automation.health_sensors import build_health_sensors
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.descriptions import description_rows
 from vlm_assets.settings import Settings, load_settings
-from vlm_assets.unattended.health_sensors import build_health_sensors
 
 
 def make_home(folder: Path, partitions: int) -> Settings:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from resources.engine.schema import load_schema
 from resources.journal.journal import Journal
-from resources.vlm.schema import load_schema
-from vlm_assets.descriptions import description_rows
+from vlm_assets.assets.descriptions import description_rows
 from vlm_assets.settings import load_settings
 
 COMMIT_ROWS = 2000

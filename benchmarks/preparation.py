@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from resources.vlm.engine import Attempt
-from resources.vlm.images.images import LoadedProperty
-from resources.vlm.in_process.model_inputs import InputPreparation
-from resources.vlm.prompt import Prompt
+from resources.engine.prompt import Prompt
+from resources.engine.protocol import Attempt
+from resources.engine.transformers.model_inputs import InputPreparation
+from resources.images.images import LoadedProperty
 
 PIXELS = (870, 1150)
 PER_PROPERTY = 10

@@ -75,8 +75,8 @@ def write_history(instance: dg.DagsterInstance, partitions: list[str], *, failed
 
 def retries(home: Path, partitions: list[str]) -> FailedPartitions:
     """The re-materialization over a home without files, so that every file is asked about."""
+    from vlm_assets.automation.retries import build_failed_partitions
     from vlm_assets.settings import load_settings
-    from vlm_assets.unattended.retries import build_failed_partitions
 
     return build_failed_partitions(load_settings(home=home), partitions)
 

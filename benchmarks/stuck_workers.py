@@ -19,15 +19,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from resources.workers import Phase, Workers
+from resources.state.workers import Phase, Workers
 from sensors.worker_health import INTERVAL_SECONDS
+from vlm_assets.automation.health_sensors import worker_limits
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.orchestrator.home import prepare_dagster_home
-from vlm_assets.orchestrator.server import dagster_server, free_port
+from vlm_assets.operate.dagster_server.home import prepare_dagster_home
+from vlm_assets.operate.dagster_server.server import dagster_server, free_port
 from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import Settings, load_settings
-from vlm_assets.unattended.health_sensors import worker_limits
 
 COMMITS = 3
 DEVICE, PYTHON = "device", "python"

@@ -19,8 +19,8 @@ from faults.partition_life import BATCH, KEY, VERSIONS, open_journal, rows
 from resources.journal.high_water_mark import slots
 from resources.journal.identity import JournalIdentity
 from resources.journal.recovery import Survey, survey
-from resources.partition_files import PartitionFiles
-from resources.published import PublishedPartitions
+from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.published import PublishedPartitions
 
 SEGMENTS = 3
 _WORK_UNDER_WAY = VERSIONS + 1

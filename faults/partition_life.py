@@ -1,6 +1,6 @@
 """One life of a process that brings a partition from nothing to its second published version.
 
-The same order as a materialization (vlm_assets/materialization.py), without Dagster and a model: journal,
+The same order as a materialization (vlm_assets/assets/materialize.py), without Dagster and a model: journal,
 commits, stage, publish, retire; then a second generation over the first. What is said is said only after
 the product promised it. What does not live here: how a life ends (failpoints.py) and what is made of what
 it said (ledger.py).
@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from resources.journal.journal import Journal, clear_retired
-from resources.published import PublishedPartitions
+from resources.publishing.published import PublishedPartitions
 
 KEY = "000000000-000000011"
 TOTAL, BATCH, VERSIONS = 12, 3, 2

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from resources.gpu.lease_records import process_start
-from resources.workers import boot_id
+from resources.devices.lease_records import process_start
+from resources.state.workers import boot_id
 
 _SLACK_SECONDS = 60.0
 """Between a process's start and its first word: below it, wall clocks cannot tell two processes apart."""

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from resources.journal.files import make_directory, set_aside
-from resources.journal.sealed_json import BrokenSealError, read_sealed, write_sealed
-from resources.lock_files import locked
+from resources.storage.files import make_directory, set_aside
+from resources.storage.lock_files import locked
+from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 
 _ABOUT = (
     "Truth about how often partitions were tried again. Deleted, each has all its attempts once more; it"

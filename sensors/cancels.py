@@ -13,8 +13,8 @@ from pathlib import Path
 
 import dagster as dg
 
-from resources.journal.files import set_aside
-from resources.journal.sealed_json import BrokenSealError, read_sealed, write_sealed
+from resources.storage.files import set_aside
+from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from sensors.dagster_internals.runs import RunState, runs_created_since, runs_ended_since
 
 _ABOUT = (

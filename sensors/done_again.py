@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from resources.journal.files import set_aside
-from resources.journal.sealed_json import BrokenSealError, read_sealed, write_sealed
+from resources.storage.files import set_aside
+from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 
 KEPT_SECONDS = 31 * 24 * 3600.0
 MOST_KEPT = 10_000

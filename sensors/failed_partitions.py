@@ -18,8 +18,8 @@ import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.pause import pause_of
-from resources.row_retries import Refusal, RowRetriesFile, RowRetriesUnreadableError
+from resources.state.pause import pause_of
+from resources.state.row_retries import Refusal, RowRetriesFile, RowRetriesUnreadableError
 from sensors.attempts import Attempts, AttemptsUnreadableError, Entry, Request
 from sensors.cancels import Cancels
 from sensors.dagster_internals.backfill_queue import awaited_partitions

@@ -1,7 +1,8 @@
 """Processes that hold a device though their run has ended: told, ended, and so the device is free.
 
 What lives here: which holders those are, and what is done about each. What does not: workers that stand still
-at their work (``worker_health.py``), the locks (``resources/gpu/leases.py``). A process may hang at its very
+at their work (``worker_health.py``), the locks (``resources/devices/leases.py``). A process may hang at
+its very
 end, in the driver or in a library, when its run is finished and its heartbeat is over: nobody would look.
 """
 
@@ -17,12 +18,12 @@ from pathlib import Path
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.gpu.devices import Device
-from resources.gpu.errors import LeaseDirectoryError
-from resources.gpu.lease_records import HeldDevice, LeaseRecord
-from resources.gpu.leases import DeviceLeases
+from resources.devices.errors import LeaseDirectoryError
+from resources.devices.find import Device
+from resources.devices.lease_records import HeldDevice, LeaseRecord
+from resources.devices.leases import DeviceLeases
 from resources.processes import ProcessIdentity
-from resources.workers import Worker, boot_id
+from resources.state.workers import Worker, boot_id
 from sensors.dagster_runs import RunOfProcess
 from sensors.health_watch import Watch
 

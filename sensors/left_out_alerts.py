@@ -1,7 +1,7 @@
 """Devices that are left out: each is told of once, and that none is left; how many may still be used.
 
 What lives here: the alerts and the count. What does not: what leaves a device out
-(``resources/gpu/left_out.py``), and the tick (``worker_health.py``).
+(``resources/devices/left_out.py``), and the tick (``worker_health.py``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.gpu.left_out import DeviceRecord, LeftOutDevices
+from resources.devices.left_out import DeviceRecord, LeftOutDevices
 from sensors.damaged_state import STANDS_SECONDS, call_off, damaged
 from sensors.health_watch import Watch
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from resources.journal.files import make_directory, write_replacing
+from resources.storage.files import make_directory, write_replacing
 
 _FORMAT = 1
 _ABOUT = "What was seen at the last look; may be deleted: every partition is then looked at anew."

@@ -16,10 +16,10 @@ from pathlib import Path
 import dagster as dg
 
 from resources.processes import ProcessIdentity
-from resources.published import PublishedPartitions
-from resources.published_errors import RecordDamagedError
-from resources.published_record import PublishedRecord
-from resources.workers import Workers
+from resources.publishing.errors import RecordDamagedError
+from resources.publishing.published import PublishedPartitions
+from resources.publishing.record import PublishedRecord
+from resources.state.workers import Workers
 from sensors.dagster_runs import (
     end_interrupted,
     free_slots_of_ended,

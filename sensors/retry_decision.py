@@ -30,7 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from resources.row_retries import Refusal
+from resources.state.row_retries import Refusal
 from sensors.attempts import Entry
 from sensors.dagster_internals.runs import RunState
 

@@ -19,7 +19,7 @@ import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.workers import Workers
+from resources.state.workers import Workers
 from sensors.check_alerts import FOUND_AT
 from sensors.dagster_internals.check_results import report_evaluation
 from sensors.dagster_internals.partition_history import PartitionHistory

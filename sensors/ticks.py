@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from resources.journal.files import temporary_beside
+from resources.storage.files import temporary_beside
 
 _ABOUT = "The last tick; may be deleted."
 

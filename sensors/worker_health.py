@@ -1,8 +1,8 @@
 """Workers and devices over time: what stands still is ended, what is slow or sick is named.
 
 What lives here: the tick that looks, alerts and ends. What does not: the judgement of workers
-(``worker_judgement.py``) and of devices (``resources/gpu/health.py``), counting a device's failures
-(``resources/gpu/left_out.py``), telling of those that are left out (``left_out_alerts.py``), devices that
+(``worker_judgement.py``) and of devices (``resources/devices/health.py``), counting a device's failures
+(``resources/devices/left_out.py``), telling of those that are left out (``left_out_alerts.py``), devices that
 are held after a run (``leases_after_end.py``), and starting anything again: an ended run is interrupted, and
 Dagster's run retries or the scheduled re-materialization take its partition up.
 """
@@ -21,12 +21,12 @@ import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.gpu.devices import Device
-from resources.gpu.errors import DeviceError
-from resources.gpu.health import Verdict
-from resources.gpu.left_out import LeftOutDevices, at_work_on
+from resources.devices.errors import DeviceError
+from resources.devices.find import Device
+from resources.devices.health import Verdict
+from resources.devices.left_out import LeftOutDevices, at_work_on
 from resources.processes import ProcessIdentity
-from resources.workers import Phase, Worker, Workers
+from resources.state.workers import Phase, Worker, Workers
 from sensors.dagster_runs import end_cancelled, fit_pool, mark_interrupted, run_of_process
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from resources.workers import Phase, Worker
+from resources.state.workers import Phase, Worker
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import dagster as dg
 
-from vlm_assets import descriptions, embeddings
-from vlm_assets.assets import build_property_descriptions, build_property_embeddings
-from vlm_assets.audit.asset import build_dataset_audit
-from vlm_assets.catalog import asset as catalog_asset
-from vlm_assets.catalog.asset import build_property_catalog
+from vlm_assets.assets import descriptions, embeddings
+from vlm_assets.assets import property_catalog as catalog_asset
+from vlm_assets.assets.dataset_audit import build_dataset_audit
+from vlm_assets.assets.dataset_progress import build_dataset_progress, build_progress_sensor
+from vlm_assets.assets.partitioned_assets import build_property_descriptions, build_property_embeddings
+from vlm_assets.assets.property_catalog import build_property_catalog
+from vlm_assets.automation.alert_sensor import build_alerts
+from vlm_assets.automation.health_sensors import build_health_sensors
+from vlm_assets.automation.retries import build_retries
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
-from vlm_assets.orchestrator.home import claim_for_catalog
-from vlm_assets.progress.dataset_progress import build_dataset_progress, build_progress_sensor
-from vlm_assets.property_ranges import PropertyRange, partitions_definition
+from vlm_assets.catalog.ranges import PropertyRange, partitions_definition
+from vlm_assets.operate.dagster_server.home import claim_for_catalog
 from vlm_assets.resource_settings import build_resources
 from vlm_assets.settings import Settings, current_settings
-from vlm_assets.unattended.alert_sensor import build_alerts
-from vlm_assets.unattended.health_sensors import build_health_sensors
-from vlm_assets.unattended.retries import build_retries
 
 _log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from resources.gpu.resource import GpuResource
-from resources.parquet_io import ParquetIOManager
-from resources.vlm.resource import ModelServerChoice, TextEmbeddingModel, VisionLanguageModel
+from resources.devices.resource import GpuResource
+from resources.engine.resource import ModelServerChoice, TextEmbeddingModel, VisionLanguageModel
+from resources.publishing.parquet_io import ParquetIOManager
 from vlm_assets.settings import PREFIX, Settings
 
 

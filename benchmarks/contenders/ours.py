@@ -20,9 +20,9 @@ def main() -> None:
 
     import dagster as dg
 
+    from vlm_assets.assets.descriptions import ASSET
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.definitions import defs
-    from vlm_assets.descriptions import ASSET
     from vlm_assets.settings import current_settings
 
     (only,) = Catalog.open(current_settings().home).ranges
@@ -37,8 +37,8 @@ def main() -> None:
 
 
 def _mark_moments(task: Task) -> None:
+    from resources.engine.resource import VisionLanguageModel
     from resources.journal.journal import Journal
-    from resources.vlm.resource import VisionLanguageModel
 
     submitted: list[int] = []
 

@@ -34,7 +34,7 @@ from faults.mutations.mutant import Mutant
 CHECKOUT = Path(__file__).resolve().parents[2]
 _COPIED = ("resources", "sensors", "vlm_assets", "faults", "tests", "pyproject.toml")
 _JOURNAL = "tests/unit/resources/journal"
-_PUBLICATION = "tests/faults/resources/test_published.py"
+_PUBLICATION = "tests/faults/resources/publishing/test_published.py"
 _ORDER = [
     f"{_PUBLICATION}::test_order_of_operations",
     f"{_PUBLICATION}::test_bytes_changed_before_the_read_back",
@@ -49,8 +49,8 @@ _QUICK = {
         _JOURNAL,
     ],
     "publication": [
-        "tests/unit/resources/test_published.py",
-        "tests/unit/resources/test_published_verification.py",
+        "tests/unit/resources/publishing/test_published.py",
+        "tests/unit/resources/publishing/test_verification.py",
         *_ORDER,
     ],
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from faults.mutations.mutant import Mutant
 
-_FILES = "resources/journal/files.py"
-_SEAL = "resources/journal/sealed_json.py"
+_FILES = "resources/storage/files.py"
+_SEAL = "resources/storage/sealed_json.py"
 _MARK = "resources/journal/high_water_mark.py"
 _MANIFESTS = "resources/journal/manifests.py"
 _SEGMENTS = "resources/journal/segments.py"

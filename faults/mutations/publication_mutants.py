@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from faults.mutations.mutant import Mutant
 
-_STAGED = "resources/staged_file.py"
-_FILES = "resources/partition_files.py"
-_PUBLISHED = "resources/published.py"
-_VERIFICATION = "resources/published_verification.py"
+_STAGED = "resources/publishing/staged_file.py"
+_FILES = "resources/publishing/partition_files.py"
+_PUBLISHED = "resources/publishing/published.py"
+_VERIFICATION = "resources/publishing/verification.py"
 
 MUTANTS = (
     Mutant(_STAGED, "        if not self.ids.fits:\n", "        if False:\n", "a wrong id set is not published"),
@@ -17,9 +17,9 @@ MUTANTS = (
     Mutant(_STAGED, "        fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n", "", "a living process's temporary file is marked"),
     Mutant(_STAGED, "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", "only an abandoned temporary file is removed"),
     Mutant(_PUBLISHED, "            sha256 = sink.seal()\n", "            sha256 = sink._digest.hexdigest()\n", "a staged file is sealed before it is read back"),
-    Mutant("resources/partition_rows.py", "pq.ParquetFile(self.path, page_checksum_verification=True, pre_buffer=False)",
+    Mutant("resources/publishing/partition_rows.py", "pq.ParquetFile(self.path, page_checksum_verification=True, pre_buffer=False)",
            "pq.ParquetFile(self.path, pre_buffer=False)", "reading rows verifies page checksums"),
-    Mutant("resources/partition_rows.py", "pads.ParquetFragmentScanOptions(page_checksum_verification=True)",
+    Mutant("resources/publishing/partition_rows.py", "pads.ParquetFragmentScanOptions(page_checksum_verification=True)",
            "pads.ParquetFragmentScanOptions()", "reading as a dataset verifies page checksums"),
     Mutant(_FILES, "                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", "one publisher at a time (flock)"),
     Mutant(_FILES, " and files.sha256_of(path) == record.sha256\n", "\n", "a file is a version by its SHA-256"),
@@ -46,5 +46,5 @@ MUTANTS = (
     Mutant(_PUBLISHED, "        if damage:\n", "        if False:\n", "a damaged file is not handed out"),
     Mutant(_VERIFICATION, "    if sha256 == record.sha256:\n        return None\n", "    if sha256:\n        return None\n", "verifying compares the SHA-256"),
     Mutant(_VERIFICATION, "    if size != record.bytes or sha256 is not None:\n", "    if sha256 is not None:\n", "a shallow look compares the size"),
-    Mutant("resources/published_record.py", ' or content["key"] != key:', ":", "another partition's record is not read as this one's"),
+    Mutant("resources/publishing/record.py", ' or content["key"] != key:', ":", "another partition's record is not read as this one's"),
 )  # fmt: skip

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resources.journal.files import (
+from resources.storage.files import (
     DurableWriteError,
     make_directory,
     publish_replacing,
@@ -27,7 +27,7 @@ from resources.journal.files import (
     write_new,
     write_temporary,
 )
-from resources.lock_files import locked
+from resources.storage.lock_files import locked
 
 LINES = "alerts.jsonl"
 OLDER_LINES = "alerts.1.jsonl"

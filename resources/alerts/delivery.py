@@ -27,8 +27,8 @@ from resources.alerts.delivery_record import Record, Tray
 from resources.alerts.messages import Group, Message, Sender
 from resources.alerts.outbox import RAISED, Outbox
 from resources.alerts.targets import Target, TargetProcess
-from resources.journal.files import set_aside, write_replacing
-from resources.journal.sealed_json import BrokenSealError
+from resources.storage.files import set_aside, write_replacing
+from resources.storage.sealed_json import BrokenSealError
 
 RECORD = "delivery.json"
 FIRST_WAIT_SECONDS = 30.0

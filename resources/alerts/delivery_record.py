@@ -13,7 +13,7 @@ from typing import Any
 
 from resources.alerts.alert_log import Position
 from resources.alerts.messages import BURST, BURST_SECONDS, Group, Message, Sender, compose, group_of
-from resources.journal.sealed_json import seal, unseal
+from resources.storage.sealed_json import seal, unseal
 
 _ABOUT = (
     "Truth: what every alert target was told. Without it, what is in alerts.jsonl is told again, in groups."

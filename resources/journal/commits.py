@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from resources.journal import files, manifests
+from resources.journal import manifests
 from resources.journal.errors import SegmentUnreadableError
 from resources.journal.high_water_mark import write_mark
 from resources.journal.identity import JournalIdentity
@@ -22,6 +22,7 @@ from resources.journal.manifests import Manifest
 from resources.journal.recovery import mark_of
 from resources.journal.segments import Segment, encode, segment_name, segment_number, verify_unlisted
 from resources.journal.writer_lock import WriterLock
+from resources.storage import files
 
 
 class Committer:

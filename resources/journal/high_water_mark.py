@@ -11,9 +11,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from resources.journal import files
 from resources.journal.errors import FencedError, JournalMismatchError
-from resources.journal.sealed_json import BrokenSealError, seal, unseal
+from resources.storage import files
+from resources.storage.sealed_json import BrokenSealError, seal, unseal
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from resources.journal import files, manifests
+from resources.journal import manifests
 from resources.journal.commit_thread import CommitThread
 from resources.journal.commits import Committer, remove_retired, remove_temporaries
 from resources.journal.errors import (
@@ -37,6 +37,7 @@ from resources.journal.ordered_reading import read_in_order
 from resources.journal.recovery import Recovery, mark_of, refuse_loss, settle, survey
 from resources.journal.segments import Segment
 from resources.journal.writer_lock import LOCK_NAME, WriterLock
+from resources.storage import files
 
 _TAKEOVER_ATTEMPTS = 3
 

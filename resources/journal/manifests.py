@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resources.journal import files
 from resources.journal.errors import FencedError, ManifestVersionError
-from resources.journal.sealed_json import BrokenSealError, check_seal, seal, unseal
 from resources.journal.segments import SegmentRecord
+from resources.storage import files
+from resources.storage.sealed_json import BrokenSealError, check_seal, seal, unseal
 
 FORMAT = 1
 KEPT = 3

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resources.journal import files, manifests
+from resources.journal import manifests
 from resources.journal.errors import JournalLossError, SegmentUnreadableError
 from resources.journal.high_water_mark import (
     HighWaterMark,
@@ -25,7 +25,6 @@ from resources.journal.high_water_mark import (
 )
 from resources.journal.identity import JournalIdentity
 from resources.journal.manifests import Manifest
-from resources.journal.sealed_json import BrokenSealError
 from resources.journal.segments import (
     SEGMENT_NAME,
     Segment,
@@ -33,6 +32,8 @@ from resources.journal.segments import (
     verify_listed,
     verify_unlisted,
 )
+from resources.storage import files
+from resources.storage.sealed_json import BrokenSealError
 
 _THREADS = 2
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from vlm_assets.catalog.asset import record_catalog
+from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.demo.example import write_example
-from vlm_assets.orchestrator.home import prepare_dagster_home
-from vlm_assets.orchestrator.server import DagsterServer, dagster_server, free_port
+from vlm_assets.operate.dagster_server.home import prepare_dagster_home
+from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, free_port
 
 RANGE_SIZE = 6
 FIRST_RANGES = 3

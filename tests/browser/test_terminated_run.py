@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.progress.expected_cost import committed_rows
+from vlm_assets.operate.expected_cost import committed_rows
 from vlm_assets.settings import load_settings
 
 DESCRIPTIONS = "property_descriptions"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from vlm_assets.cli import app
+from vlm_assets.cli.main import app
 from vlm_assets.settings import PREFIX, Settings
 
 ROOT = Path(__file__).resolve().parents[2]

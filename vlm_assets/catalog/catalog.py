@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vlm_assets.catalog.image_root import ImageRoot, is_utf8
-from vlm_assets.property_ranges import PropertyRange
+from vlm_assets.catalog.ranges import PropertyRange
 
 FORMAT = 1
 

@@ -2,7 +2,7 @@
 
 What lives here: turning a path as someone wrote it into an image URI (relative to the root, with forward
 slashes, nothing escaped), confinement, and an image's size on disk. What does not: decoding an image
-(`resources.vlm.images.images`). Look up: path traversal.
+(`resources.images.images`). Look up: path traversal.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What lives here: comparing a listing with the catalogue, writing the next one, its backups and the lock. What
 does not: reading listings (`listing.py`), the file's format (`catalog.py`), durable writes
-(`resources.journal.files`). Look up: advisory lock (flock).
+(`resources.storage.files`). Look up: advisory lock (flock).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from resources.journal.files import make_directory, sha256_of, write_replacing
+from resources.storage.files import make_directory, sha256_of, write_replacing
 from vlm_assets.catalog.catalog import (
     SCHEMA,
     Catalog,
@@ -42,8 +42,8 @@ from vlm_assets.catalog.listing import (
     Problems,
     open_listing,
 )
+from vlm_assets.catalog.ranges import ORDINAL_LIMIT, PropertyRange, cut_ranges
 from vlm_assets.catalog.report import IngestReport
-from vlm_assets.property_ranges import ORDINAL_LIMIT, PropertyRange, cut_ranges
 
 DEFAULT_RANGE_SIZE = 1000
 """Properties a range where nobody says otherwise: minutes to hours of work for most models."""

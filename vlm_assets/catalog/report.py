@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_assets.property_ranges import PropertyRange
+from vlm_assets.catalog.ranges import PropertyRange
 
 _NAMED = 10
 

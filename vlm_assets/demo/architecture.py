@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from resources.vlm.embedder import description_text
+from resources.engine.embedder import description_text
 from vlm_assets.demo.truth import draw_truth
 from vlm_assets.property_description import PropertyDescription
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vlm_assets.orchestrator.api import DagsterApi
+from vlm_assets.operate.dagster_server.api import DagsterApi
 
 ASSETS = ("property_descriptions", "property_embeddings")
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from resources.journal.files import (
+from resources.storage.files import (
     TEMPORARY_SUFFIX,
     make_directory,
     sync_directory,

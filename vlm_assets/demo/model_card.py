@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from resources.journal.files import write_replacing
+from resources.storage.files import write_replacing
 from vlm_assets.demo.evaluation import Evaluation
 
 _CARD = """\

@@ -15,9 +15,9 @@ from rich.console import Console
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.demo.backfill import ASSETS, Backfilling
 from vlm_assets.demo.terminal import ProgressLine, Summary, row_counts, where_to_click
-from vlm_assets.orchestrator.process_group import interruptible
-from vlm_assets.orchestrator.server import GRACE_SECONDS, DagsterServer, dagster_server
-from vlm_assets.orchestrator.serving import farewell, prepare, start_pages
+from vlm_assets.operate.dagster_server.process_group import interruptible
+from vlm_assets.operate.dagster_server.server import GRACE_SECONDS, DagsterServer, dagster_server
+from vlm_assets.operate.dagster_server.serving import farewell, prepare, start_pages
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM before all was done."""

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.demo.backfill import ASSETS, Snapshot
-from vlm_assets.orchestrator.api import FailingCheck
-from vlm_assets.property_ranges import PropertyRange
+from vlm_assets.operate.dagster_server.api import FailingCheck
 
 _SHOWN = 5
 

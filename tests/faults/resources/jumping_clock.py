@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from resources.journal.journal import Journal
-from resources.published import PublishedPartitions
-from resources.workers import Phase, Workers
+from resources.publishing.published import PublishedPartitions
+from resources.state.workers import Phase, Workers
 
 SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64()), ("value", pa.int64())])
 IDS = [f"p{number:02d}" for number in range(40)]

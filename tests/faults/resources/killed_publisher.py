@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 from file_operations import FileOperations, Operation
 
-from resources.published import PublishedPartitions
+from resources.publishing.published import PublishedPartitions
 
 SCHEMA = pa.schema([("property_id", pa.string()), ("text", pa.string())])
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from resources.published import PublishedPartitions
-from resources.workers import Workers
+from resources.publishing.published import PublishedPartitions
+from resources.state.workers import Workers
 from sensors.worker_judgement import WorkerLimits, stuck_workers
 
 SCRIPT = Path(__file__).with_name("jumping_clock.py")

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from resources.partition_files import PartitionFiles
-from resources.published import PublishedPartitions
+from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.published import PublishedPartitions
 
 KEY = "000-001"
 SCHEMA = pa.schema([("property_id", pa.string()), ("text", pa.string())])

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from resources.alerts.outbox import Outbox
-from resources.gpu.health import Verdict
-from resources.gpu.lease_records import LeaseHolder
-from resources.gpu.resource import GpuResource
-from resources.workers import Workers
+from resources.devices.health import Verdict
+from resources.devices.lease_records import LeaseHolder
+from resources.devices.resource import GpuResource
+from resources.state.workers import Workers
 from sensors.health_watch import Watch
 from sensors.worker_health import HealthWatcher
 from sensors.worker_judgement import WorkerLimits

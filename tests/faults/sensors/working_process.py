@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from resources.gpu.resource import GpuResource
-from resources.workers import Phase, Workers
+from resources.devices.resource import GpuResource
+from resources.state.workers import Phase, Workers
 
 
 def main(state: Path, run_id: str, partition: str, seconds: float) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from file_operations import FileOperations, Operation
 
-from vlm_assets.audit.audit import audit
-from vlm_assets.care.prune import plan_prune, remove
-from vlm_assets.care.repair import plan_repairs, put_right
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.audit.audit import audit
+from vlm_assets.operate.prune import plan_prune, remove
+from vlm_assets.operate.repair import plan_repairs, put_right
 from vlm_assets.settings import load_settings
 
 

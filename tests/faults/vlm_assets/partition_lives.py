@@ -24,14 +24,14 @@ import duckdb  # noqa: F401  # the checks import it late
 from PIL import Image
 
 from faults.failpoints import Failpoint, die
-from resources.gpu.devices import Device
+from resources.devices.find import Device
+from resources.engine.prompt import Prompt, build_prompt
+from resources.engine.protocol import Engine
+from resources.engine.resource import VisionLanguageModel
+from resources.engine.schema import DescriptionSchema, load_schema
+from resources.engine.transformers.model_loading import ModelSource
+from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.journal.journal import Journal
-from resources.vlm.engine import Engine
-from resources.vlm.in_process.model_loading import ModelSource
-from resources.vlm.in_process.transformers_engine import TransformersEngine
-from resources.vlm.prompt import Prompt, build_prompt
-from resources.vlm.resource import VisionLanguageModel
-from resources.vlm.schema import DescriptionSchema, load_schema
 from vlm_assets.definitions import build_defs
 from vlm_assets.settings import Settings, load_settings
 

@@ -15,12 +15,12 @@ import pytest
 
 from resources.journal.high_water_mark import read_mark
 from resources.journal.journal import Journal
-from resources.published import PublishedPartitions
-from vlm_assets.audit.audit import audit
-from vlm_assets.care.prune import plan_prune, remove
-from vlm_assets.care.repair import plan_repairs, put_right
+from resources.publishing.published import PublishedPartitions
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.operate.audit.audit import audit
+from vlm_assets.operate.prune import plan_prune, remove
+from vlm_assets.operate.repair import plan_repairs, put_right
 from vlm_assets.settings import load_settings
 
 SCRIPT = Path(__file__).with_name("killed_care.py")

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from resources.gpu.devices import find_devices
-from resources.gpu.residents import Residents
-from resources.vlm.server.owned_server import start_or_adopt
-from resources.vlm.server.server_plan import ServerPlan
-from vlm_assets.cli import app
-from vlm_assets.orchestrator.server import dagster_server
+from resources.devices.find import find_devices
+from resources.devices.residents import Residents
+from resources.engine.server.owned_server import start_or_adopt
+from resources.engine.server.server_plan import ServerPlan
+from vlm_assets.cli.main import app
+from vlm_assets.operate.dagster_server.server import dagster_server
 
-STUB = Path(__file__).parents[1] / "resources" / "vlm" / "server" / "stub_server.py"
+STUB = Path(__file__).parents[1] / "resources" / "engine" / "server" / "stub_server.py"
 
 
 @pytest.fixture

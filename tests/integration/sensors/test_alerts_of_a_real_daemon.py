@@ -10,8 +10,8 @@ import pytest
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.demo.backfill import ASSETS
-from vlm_assets.orchestrator.home import prepare_dagster_home
-from vlm_assets.orchestrator.server import dagster_server, free_port
+from vlm_assets.operate.dagster_server.home import prepare_dagster_home
+from vlm_assets.operate.dagster_server.server import dagster_server, free_port
 
 WITHIN_SECONDS = 60.0
 

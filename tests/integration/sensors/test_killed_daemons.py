@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from resources.alerts.messages import BURST_SECONDS
-from resources.pause import pause
+from resources.state.pause import pause
+from vlm_assets.assets.descriptions import ASSET
+from vlm_assets.automation.alert_settings import build_delivery
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.descriptions import ASSET
-from vlm_assets.orchestrator.home import prepare_dagster_home
+from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 from vlm_assets.settings import CHECKOUT, load_settings
-from vlm_assets.unattended.alert_settings import build_delivery
 
 KILLS_A_ROUND = 3
 FAILURES_A_LIFE = 2

@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.alerts.outbox import Outbox
-from resources.gpu.left_out import LeftOutDevices
-from resources.workers import Workers
+from resources.devices.left_out import LeftOutDevices
+from resources.state.workers import Workers
 from sensors.dagster_internals.partition_history import PartitionHistory
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.demo.example import write_example
-from vlm_assets.orchestrator.home import prepare_dagster_home
-from vlm_assets.orchestrator.server import dagster_server, free_port
+from vlm_assets.operate.dagster_server.home import prepare_dagster_home
+from vlm_assets.operate.dagster_server.server import dagster_server, free_port
 
 DESCRIPTIONS = "property_descriptions"
 PROPERTIES = 64

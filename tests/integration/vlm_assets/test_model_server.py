@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from resources.gpu.residents import Residents, end_residents
-from resources.vlm.resource import VisionLanguageModel
+from resources.devices.residents import Residents, end_residents
+from resources.engine.resource import VisionLanguageModel
 from vlm_assets.resource_settings import build_vision_language_model
 
 SECOND = "000000008-000000015"
@@ -69,7 +69,7 @@ def test_server_describes_as_the_engine_in_this_process_does(desk, server_desk, 
     first = living(state)
 
     killing = KillingModel(**build_vision_language_model(server_desk.settings).model_dump())
-    with caplog.at_level(logging.INFO, "resources.vlm.server"):
+    with caplog.at_level(logging.INFO, "resources.engine.server"):
         done = server_desk.materialize(key=SECOND, vision_language_model=killing)
     assert done.success, done.failure
     assert "is used again" in caplog.text

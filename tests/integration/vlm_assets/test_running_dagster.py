@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.cli import app
-from vlm_assets.orchestrator.api import CodeLocationError
-from vlm_assets.orchestrator.home import POOL, prepare_dagster_home
-from vlm_assets.orchestrator.server import DagsterServer, dagster_server, free_port
+from vlm_assets.cli.main import app
+from vlm_assets.operate.dagster_server.api import CodeLocationError
+from vlm_assets.operate.dagster_server.home import POOL, prepare_dagster_home
+from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, free_port
 
 DESCRIPTIONS = "property_descriptions"
 LIGHT, MIDDLE, HEAVY = (f"{start:09d}-{start:09d}" for start in range(3))
@@ -66,7 +66,7 @@ def test_definitions_that_nobody_serves_are_loaded_again(
     running: Running, launch_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that serves them is killed, as it ends by itself: what is launched afterwards runs."""
-    monkeypatch.setattr("vlm_assets.orchestrator.server._LOOK_AFTER_SECONDS", 2.0)
+    monkeypatch.setattr("vlm_assets.operate.dagster_server.server._LOOK_AFTER_SECONDS", 2.0)
     api = running.server.api
     running.server.start_daemon()
     children = psutil.Process().children(recursive=True)

@@ -11,13 +11,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from resources.pause import pause, resume
-from resources.vlm.engine import EngineLostError
-from resources.vlm.resource import VisionLanguageModel
-from resources.vlm.server.running_server import RunningServer
-from resources.workers import Phase, Workers
+from resources.engine.protocol import EngineLostError
+from resources.engine.resource import VisionLanguageModel
+from resources.engine.server.running_server import RunningServer
+from resources.state.pause import pause, resume
+from resources.state.workers import Phase, Workers
 from sensors.dagster_internals.runs import NO_ATTEMPT
-from vlm_assets.progress.expected_cost import committed_rows
+from vlm_assets.operate.expected_cost import committed_rows
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 
 KEY = "000000000-000000007"

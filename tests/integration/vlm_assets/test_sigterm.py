@@ -14,12 +14,12 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from resources.workers import Workers
+from resources.state.workers import Workers
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.orchestrator.home import prepare_dagster_home
-from vlm_assets.orchestrator.server import DagsterServer, dagster_server, free_port
-from vlm_assets.progress.expected_cost import committed_rows
+from vlm_assets.operate.dagster_server.home import prepare_dagster_home
+from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, free_port
+from vlm_assets.operate.expected_cost import committed_rows
 from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import load_settings
 

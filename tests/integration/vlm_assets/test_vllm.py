@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel, Field
 
-from resources.gpu.devices import find_devices
-from resources.gpu.residents import Residents, end_residents
-from resources.vlm.engine import Attempt
-from resources.vlm.images.images import LoadedProperty
-from resources.vlm.prompt import Prompt
-from resources.vlm.schema import DescriptionSchema
-from resources.vlm.server.server_plan import VLLM_COMMAND
+from resources.devices.find import find_devices
+from resources.devices.residents import Residents, end_residents
+from resources.engine.prompt import Prompt
+from resources.engine.protocol import Attempt
+from resources.engine.schema import DescriptionSchema
+from resources.engine.server.server_plan import VLLM_COMMAND
+from resources.images.images import LoadedProperty
 from vlm_assets.resource_settings import build_vision_language_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

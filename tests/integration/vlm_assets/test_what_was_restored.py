@@ -6,8 +6,8 @@ import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
-from resources.vlm.engine import EngineLostError
-from resources.vlm.resource import VisionLanguageModel
+from resources.engine.protocol import EngineLostError
+from resources.engine.resource import VisionLanguageModel
 
 KEY = "000000000-000000007"
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from resources.partition_files import PartitionFiles
-from resources.published import Publication, PublishedPartitions
-from resources.staged_file import StagedFile
+from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.published import Publication, PublishedPartitions
+from resources.publishing.staged_file import StagedFile
+from resources.storage import files
 
 
 class VersionedPartitions(PublishedPartitions):
@@ -63,3 +65,21 @@ class VersionedPartitions(PublishedPartitions):
 def partitions(tmp_path: Path) -> VersionedPartitions:
     """Nothing published yet."""
     return VersionedPartitions(tmp_path / "property_descriptions", lock_seconds=0.2)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """What is linked, unlinked and synced, in its order, by the last part of each path."""
+    taken = []
+
+    def noted(name, real):
+        def call(path, *rest, **named):
+            taken.append(f"{name} {Path(path).name.split('.')[0]}")
+            return real(path, *rest, **named)
+
+        return call
+
+    for name in ("link", "unlink", "rmdir"):
+        monkeypatch.setattr(os, name, noted(name, getattr(os, name)))
+    monkeypatch.setattr(files, "sync_directory", noted("sync", files.sync_directory))
+    return taken

@@ -4,8 +4,8 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
-from resources.pause import pause, resume
-from resources.row_retries import RowRetries, RowRetriesFile
+from resources.state.pause import pause, resume
+from resources.state.row_retries import RowRetries, RowRetriesFile
 from sensors.attempts import Attempts
 from sensors.dagster_internals.runs import LAUNCHED_BY, NO_ATTEMPT, RETRY
 from sensors.retry_schedule import request

@@ -16,10 +16,10 @@ from dagster import DagsterRunStatus
 from dagster._core.events import EngineEventData
 
 from resources.alerts.outbox import Outbox
-from resources.gpu.devices import Device
-from resources.gpu.leases import DeviceLeases
+from resources.devices.find import Device
+from resources.devices.leases import DeviceLeases
 from resources.processes import ProcessIdentity
-from resources.workers import Workers, boot_id
+from resources.state.workers import Workers, boot_id
 from sensors.dagster_runs import run_of_process
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
@@ -31,9 +31,9 @@ HERE = {".dagster/grpc_info": json.dumps({"host": "localhost", "socket": "/somew
 HANGING = """
 import logging, signal, sys
 from pathlib import Path
-from resources.gpu.devices import Device
-from resources.gpu.lease_records import LeaseHolder
-from resources.gpu.leases import DeviceLeases
+from resources.devices.find import Device
+from resources.devices.lease_records import LeaseHolder
+from resources.devices.leases import DeviceLeases
 leases = DeviceLeases(Path(sys.argv[1]), [Device("cpu-0", "cpu", "CPU slot", None, "")])
 lease = leases.acquire(LeaseHolder(sys.argv[2], "k", "s"), wait_seconds=0, log=logging.getLogger())
 if sys.argv[3] == "deaf":

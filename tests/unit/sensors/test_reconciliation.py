@@ -16,8 +16,8 @@ from dagster import DagsterRunStatus
 from dagster._core.events import EngineEventData
 
 from resources.processes import ProcessIdentity
-from resources.published import PublishedPartitions
-from resources.workers import Workers
+from resources.publishing.published import PublishedPartitions
+from resources.state.workers import Workers
 from sensors.dagster_runs import free_slots_of_ended, process_of
 from sensors.reconciliation import PublishedAsset, end_dead_runs, report_published
 
@@ -25,7 +25,7 @@ HERE = {".dagster/grpc_info": json.dumps({"host": "localhost", "socket": "/somew
 HOLDER = """
 import sys
 from pathlib import Path
-from resources.workers import Workers
+from resources.state.workers import Workers
 with Workers(Path(sys.argv[1])).begin(run_id=sys.argv[2], asset="a", partition="k", expected=9):
     print("held", flush=True)
     sys.stdin.read()

@@ -2,7 +2,7 @@
 
 from dagster import DagsterRunStatus
 
-from resources.row_retries import Refusal
+from resources.state.row_retries import Refusal
 from sensors.attempts import Entry
 from sensors.dagster_internals.runs import LAUNCHED_BY, NEEDS_PERSON, NO_ATTEMPT, RETRY, RunState
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Facts, Policy, decide

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from resources.workers import Phase, Workers
+from resources.state.workers import Phase, Workers
 from sensors.worker_judgement import WorkerLimits, slow_since, slow_workers, stuck_workers
 
 LIMITS = WorkerLimits()

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from resources.published import PublishedPartitions
-from resources.published_record import PublishedRecord
+from resources.publishing.published import PublishedPartitions
+from resources.publishing.record import PublishedRecord
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.settings import Settings, load_settings

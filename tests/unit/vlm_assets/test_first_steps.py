@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.cli import app
+from vlm_assets.cli.main import app
 from vlm_assets.demo import supervisor
 from vlm_assets.settings import PREFIX, Settings
 

@@ -14,7 +14,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.demo.example import write_example
 from vlm_assets.demo.supervisor import INTERRUPTED, run_demo
-from vlm_assets.orchestrator.server import free_port
+from vlm_assets.operate.dagster_server.server import free_port
 
 RANGE_SIZE = 4
 

@@ -7,8 +7,9 @@ import os
 import re
 from pathlib import Path
 
-from resources.journal import files, manifests, segments
+from resources.journal import manifests, segments
 from resources.journal.writer_lock import WriterLock
+from resources.storage import files
 
 WRITE_SEGMENT = [
     "create segment.tmp",

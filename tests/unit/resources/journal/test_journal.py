@@ -6,7 +6,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from resources.journal import commits, files
+from resources.journal import commits
 from resources.journal import journal as journal_module
 from resources.journal.errors import (
     DiskFullError,
@@ -23,6 +23,7 @@ from resources.journal.errors import (
 from resources.journal.high_water_mark import read_mark
 from resources.journal.journal import clear_retired
 from resources.journal.segments import encode
+from resources.storage import files
 
 
 def test_rows_come_back_as_they_were_submitted_in_catalogue_order(home):
@@ -339,3 +340,16 @@ def test_rows_that_a_takeover_took_away_while_they_were_read_say_takeover(commit
             path.unlink()
         with pytest.raises(FencedError, match="another writer may have taken over"):
             list(journal.read_ordered())
+
+
+def test_a_retired_manifest_goes_after_what_it_lists_is_durably_gone(committed, steps):
+    """A power cut must not bring a segment back whose manifest is gone."""
+    with committed.open() as journal:
+        journal.submit(committed.rows(9, 10, 11))
+        journal.flush()
+        steps.clear()
+        journal.retire()
+    last_segment = max(n for n, step in enumerate(steps) if step.startswith("unlink segment"))
+    retired = max(n for n, step in enumerate(steps) if step.startswith("unlink manifest"))
+    assert "sync generation" in steps[last_segment:retired]
+    assert steps[-2:] == ["rmdir generation", "sync KEY"]

@@ -14,7 +14,7 @@ from resources.journal.errors import (
     ManifestVersionError,
 )
 from resources.journal.manifests import newest_manifest
-from resources.journal.sealed_json import seal, unseal
+from resources.storage.sealed_json import seal, unseal
 
 
 def test_a_first_start_is_empty_and_says_so(home):

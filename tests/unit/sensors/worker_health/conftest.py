@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from resources.alerts.outbox import Outbox
-from resources.gpu.devices import Device
-from resources.gpu.errors import DriverUnavailableError
-from resources.gpu.health import Verdict
-from resources.gpu.left_out import LeftOutDevices
-from resources.workers import Workers, boot_id
+from resources.devices.errors import DriverUnavailableError
+from resources.devices.find import Device
+from resources.devices.health import Verdict
+from resources.devices.left_out import LeftOutDevices
+from resources.state.workers import Workers, boot_id
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.worker_health import HealthWatcher

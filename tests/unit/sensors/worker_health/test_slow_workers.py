@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from resources.alerts.alert import Alert
-from resources.workers import Phase, Workers, boot_id
+from resources.state.workers import Phase, Workers, boot_id
 from sensors.health_watch import Watch
 
 

@@ -12,7 +12,7 @@ import pytest
 from dagster import DagsterRunStatus
 
 from resources.processes import ProcessIdentity
-from resources.workers import Phase, Workers, boot_id
+from resources.state.workers import Phase, Workers, boot_id
 from sensors.dagster_internals.runs import run_states
 from sensors.dagster_runs import mark_interrupted
 from sensors.health_watch import Watch

@@ -21,7 +21,7 @@ from vlm_assets.catalog.catalog import (
 )
 from vlm_assets.catalog.image_root import ImageOutsideRootError
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.property_ranges import PropertyRange
+from vlm_assets.catalog.ranges import PropertyRange
 
 
 def list_properties(folder: Path, count: int, name: str = "listing.jsonl") -> Path:

@@ -23,7 +23,7 @@ from vlm_assets.catalog.listing import (
     ListingRefusedError,
     UnsupportedSourceError,
 )
-from vlm_assets.property_ranges import PropertyRange
+from vlm_assets.catalog.ranges import PropertyRange
 
 NASTY_IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
     lambda text: text.strip() != ""

@@ -1,0 +1,184 @@
+"""Which devices there are to work on: GPUs, MIG instances, what a cluster gave, or CPU slots.
+
+Finding and naming them lives here; whether one is sound (health.py) or free (leases.py) does not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from resources.devices.errors import DeviceNotFoundError, DeviceSettingError
+from resources.devices.nvml import DriverNvml, GpuReading, Nvml
+
+_CLUSTER_MARKERS = {"SLURM_JOB_ID": "Slurm job", "RAY_JOB_ID": "Ray job"}
+_NO_DEVICES = {"", "-1", "NoDevFiles"}  # what CUDA, people and Slurm write for "none"
+_MOST_DEFAULT_SLOTS = 8
+
+
+@dataclass(frozen=True)
+class Device:
+    """One thing that a materialization can hold to itself.
+
+    ``id`` names it in leases, rows and the UI: ``GPU-uuid``, ``MIG-uuid``, ``cpu-0``, and
+    ``given-JOB-ENTRY`` for what a cluster gave and NVML does not know. ``visible`` is the value that
+    CUDA_VISIBLE_DEVICES takes in the process that holds it ("" for a CPU slot). ``given``: a cluster
+    chose it, so that its health is told and not judged.
+    """
+
+    id: str
+    kind: Literal["cuda", "cpu"]
+    name: str
+    memory_bytes: int | None
+    visible: str
+    given: bool = False
+    threads: int | None = None
+    """Of a CPU slot: threads that the model computes with."""
+
+
+def find_devices(
+    wanted: str, environment: Mapping[str, str], *, nvml: Nvml | None = None, cores: int | None = None
+) -> list[Device]:
+    """The devices that the setting ``wanted`` means on this machine, in a fixed order, never empty.
+
+    ``auto``: what a cluster gave, else every GPU that CUDA_VISIBLE_DEVICES leaves, else CPU slots.
+    ``given``: exactly what stands in CUDA_VISIBLE_DEVICES. ``cpu`` or ``cpu:N``: CPU slots, no GPU.
+    Otherwise a list of numbers as nvidia-smi shows them, GPU or MIG UUIDs or beginnings of UUIDs; the
+    number of a GPU in MIG mode means all its instances. CUDA_VISIBLE_DEVICES, where it is set, bounds
+    every choice. ``cores`` (default: those this process may use) decides the number of CPU slots.
+
+    Raises DeviceSettingError, DeviceNotFoundError, DriverUnavailableError.
+    """
+    wanted = wanted.strip()
+    if wanted == "cpu" or wanted.startswith("cpu:"):
+        return _cpu_slots(wanted, cores)
+    readings = (nvml or DriverNvml()).readings()
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    cluster = _cluster(environment)
+    if wanted == "given" or (cluster and visible is not None):
+        devices = _given(visible, cluster or "environment", readings)
+    elif visible is not None and readings:
+        devices = _pick(_entries(visible), _gpus(readings), "CUDA_VISIBLE_DEVICES")
+    else:
+        devices = _gpus(readings)
+    if wanted == "given" and not devices:
+        raise DeviceNotFoundError(
+            "The devices are to be given by the environment, but CUDA_VISIBLE_DEVICES is "
+            f"{'not set' if visible is None else 'empty'}. Ask the cluster for a GPU, or set "
+            "VLM_ASSETS_DEVICES to auto, cpu or a list."
+        )
+    if wanted in ("auto", "given"):
+        return [device for device, _ in devices] or _cpu_slots("cpu", cores)
+    entries = _entries(wanted)
+    if not entries:
+        raise DeviceSettingError(_setting_help(wanted))
+    return [device for device, _ in _pick(entries, devices, "VLM_ASSETS_DEVICES")]
+
+
+_Numbered = tuple[Device, str]
+"""A device with the number that nvidia-smi shows for it, or what the cluster calls it."""
+
+
+def _gpus(readings: Sequence[GpuReading]) -> list[_Numbered]:
+    return [(_device(reading, reading.uuid), str(reading.index)) for reading in readings]
+
+
+def _device(reading: GpuReading, visible: str, *, given: bool = False) -> Device:
+    return Device(reading.uuid, "cuda", reading.name, reading.memory_bytes, visible, given)
+
+
+def _given(visible: str | None, cluster: str, readings: Sequence[GpuReading]) -> list[_Numbered]:
+    """One device an entry, whatever NVML says: a cluster may number devices in a way it cannot see.
+
+    Where NVML knows an entry, its UUID is the id, so that two jobs that were given the same GPU still
+    meet at the same lease. An entry it does not know is named with the job: number 0 of two Slurm jobs
+    are two devices.
+    """
+    devices = []
+    for entry in _entries(visible or ""):
+        matches = [reading for reading in readings if _names(entry, reading.uuid, str(reading.index))]
+        if len(matches) == 1:
+            device = _device(matches[0], entry, given=True)
+        else:
+            job = cluster.rpartition(" ")[2]
+            device = Device(f"given-{job}-{entry}", "cuda", f"given by {cluster}", None, entry, given=True)
+        devices.append((device, entry))
+    return devices
+
+
+def _pick(entries: Sequence[str], devices: Sequence[_Numbered], source: str) -> list[_Numbered]:
+    """The devices that ``entries`` name, in their order, each once. Raises DeviceNotFoundError."""
+    picked: dict[str, _Numbered] = {}
+    for entry in entries:
+        matches = [pair for pair in devices if _names(entry, pair[0].id, pair[1])]
+        if not entry.isdigit() and len(matches) > 1:
+            raise DeviceNotFoundError(
+                f"{source} names {entry!r}, with which the ids of {len(matches)} devices begin: "
+                f"{_listing(devices)}. Give more of the id."
+            )
+        if not matches:
+            hint = "" if entry.isdigit() or "-" in entry else f" {_setting_help(entry)}"
+            if not devices and not hint:
+                hint = " Where there is no GPU, VLM_ASSETS_DEVICES is auto, cpu, or cpu:2 for two CPU slots."
+            raise DeviceNotFoundError(
+                f"{source} names {entry!r}, which is not among the devices that may be used here (those that "
+                f"the driver lists and CUDA_VISIBLE_DEVICES, if set, leaves): {_listing(devices)}.{hint}"
+            )
+        picked.update((pair[0].id, pair) for pair in matches)
+    return list(picked.values())
+
+
+def _names(entry: str, uuid: str, number: str) -> bool:
+    return entry == number or (not entry.isdigit() and uuid.startswith(entry))
+
+
+def _entries(text: str) -> list[str]:
+    entries = [entry.strip() for entry in text.split(",")]
+    return [entry for entry in dict.fromkeys(entries) if entry not in _NO_DEVICES]
+
+
+def _listing(devices: Sequence[_Numbered]) -> str:
+    return ", ".join(f"{number} ({device.id}, {device.name})" for device, number in devices) or "none"
+
+
+def _cluster(environment: Mapping[str, str]) -> str | None:
+    """Who gives devices here ("Slurm job 17"), or None."""
+    for marker, what in _CLUSTER_MARKERS.items():
+        if environment.get(marker):
+            return f"{what} {environment[marker]}"
+    return None
+
+
+def _cpu_slots(wanted: str, cores: int | None) -> list[Device]:
+    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    count = _slot_count(wanted, cores)
+    # Half of a slot's cores for the model; the other half decodes and commits. With a thread on every core
+    # OpenMP's threads spin while they wait for the one whose core was taken: measured 10 times slower.
+    threads = max(cores // count // 2, 1)
+    return [
+        Device(f"cpu-{slot}", "cpu", f"CPU slot {slot} of {count}", None, "", threads=threads)
+        for slot in range(count)
+    ]
+
+
+def _slot_count(wanted: str, cores: int) -> int:
+    """How many CPU slots; by default one for every two cores, at least 1 and at most 8.
+
+    Two cores a slot because a materialization keeps two busy: the model in one, decoding and committing
+    in the other. At most 8 because each slot is a process with its own torch and its own copy of the model.
+    """
+    if wanted == "cpu":
+        return min(max(cores // 2, 1), _MOST_DEFAULT_SLOTS)
+    number = wanted.removeprefix("cpu:")
+    if not number.isdecimal() or int(number) < 1:
+        raise DeviceSettingError(_setting_help(wanted))
+    return int(number)
+
+
+def _setting_help(wanted: str) -> str:
+    return (
+        f"{wanted!r} does not name devices. VLM_ASSETS_DEVICES is one of: auto, given, cpu, cpu:2 (two CPU "
+        "slots), or a list of numbers or UUIDs as `nvidia-smi -L` shows them, such as 0,1 or GPU-8f1c."
+    )

@@ -1,0 +1,233 @@
+"""One holder a device, by an operating-system lock that dies with its process: leases and who holds them.
+
+The lock (flock) on ``ID.lock`` is the truth; ``ID.json`` beside it is for people and may be deleted.
+Which devices there are is devices.py's, what is refused is health.py's. A lease belongs to its process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+from urllib.parse import quote
+
+from resources.devices.errors import LeaseDirectoryError, NoDeviceFreeError
+from resources.devices.find import Device
+from resources.devices.lease_records import HeldDevice, LeaseHolder, LeaseRecord, process_start
+from resources.storage.files import make_directory
+from resources.storage.lock_files import LockFile
+
+_POLL_SECONDS = 0.5
+_NOTICE_SECONDS = 60.0
+
+Refusals = Callable[[Device], Sequence[str]]
+"""Why a device should not be used now, in sentences; asked with its lock held, so that nobody else moves."""
+
+
+class Clock(Protocol):
+    """Time as waiting needs it; the ``time`` module is one."""
+
+    def monotonic(self) -> float:
+        """Seconds that only grow."""
+        ...
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait; a signal handler that raises ends it."""
+        ...
+
+
+class Lease:
+    """A device that this process holds until ``release``, the end of the ``with`` block, or its own death."""
+
+    def __init__(self, device: Device, lock: LockFile, record_path: Path, waited_seconds: float) -> None:
+        self.device = device
+        self.waited_seconds = waited_seconds
+        self._lock = lock
+        self._record_path = record_path
+        self._since = datetime.now(UTC).isoformat(timespec="seconds")
+
+    @property
+    def held(self) -> bool:
+        """Whether this process still holds it: false after release, and in a forked child."""
+        return self._lock.is_open
+
+    def hand_to(self, holder: LeaseHolder, log: logging.Logger) -> None:
+        """Say beside the lock who works on the device now. A failure is logged: the lock is what counts."""
+        record = LeaseRecord(
+            device=self.device.id,
+            holder=holder,
+            pid=os.getpid(),
+            process_start=process_start(os.getpid()),
+            host=socket.gethostname(),
+            since=self._since,
+        )
+        try:
+            record.write(self._record_path)
+        except OSError as error:
+            log.warning(
+                "%s is leased, but the note of who holds it was not written: %s", self.device.id, error
+            )
+
+    def release(self) -> None:
+        """Give the device back. Safe to call twice."""
+        if not self.held:
+            return
+        # While the lock is still held: a moment later the record may be the next holder's.
+        self._record_path.unlink(missing_ok=True)
+        self._lock.close()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class DeviceLeases:
+    """The leases of some devices, kept as files in a directory that all processes on this machine share.
+
+    Machines that share the directory may hold each other's CPU slots up (they are named alike); they never
+    hold one device twice.
+    """
+
+    def __init__(self, directory: Path, devices: Sequence[Device], refusals: Refusals = lambda _: ()) -> None:
+        self.directory = directory
+        self.devices = tuple(devices)
+        self._refusals = refusals
+
+    def acquire(
+        self, holder: LeaseHolder, *, wait_seconds: float, log: logging.Logger, clock: Clock = time
+    ) -> Lease:
+        """The first device that is free and sound; waits for one, logging who holds them.
+
+        It logs at once and then each minute. Raises NoDeviceFreeError after ``wait_seconds`` (at once with
+        0), LeaseDirectoryError where the directory cannot keep locks. The health of a device that a cluster
+        gave is logged, not judged.
+        """
+        self._prepare_directory()
+        started = clock.monotonic()
+        next_notice = started
+        while True:
+            refused: dict[str, Sequence[str]] = {}
+            for device in self.devices:
+                lock = self._lock_if_sound(device, refused, log)
+                if lock is not None:
+                    waited = clock.monotonic() - started
+                    lease = Lease(device, lock, self._path(device, ".json"), waited)
+                    lease.hand_to(holder, log)
+                    log.info("%s (%s) is leased after %.0f s", device.id, device.name, waited)
+                    return lease
+            now = clock.monotonic()
+            left = started + wait_seconds - now
+            if left <= 0:
+                raise NoDeviceFreeError(
+                    f"No device came free within {wait_seconds:.0f} s. {self._standing(refused)} "
+                    "Nothing was computed and nothing is lost; start it again when one is free."
+                )
+            if now >= next_notice:
+                log.info("No device is free; waiting up to %.0f s more. %s", left, self._standing(refused))
+                next_notice = now + _NOTICE_SECONDS
+            clock.sleep(min(_POLL_SECONDS, left))
+
+    def holders(self) -> list[HeldDevice]:
+        """The devices whose lock is held at this moment, with what their holders wrote about themselves.
+
+        Looking takes each free lock shared for an instant, which can cost a waiting process one poll.
+        """
+        held = []
+        for device in self.devices:
+            path = self._path(device, ".lock")
+            if not path.exists():
+                continue  # never leased; lock files are never removed
+            lock = _open(path, create=False)
+            try:
+                if not _take(lock, shared=True):
+                    held.append(HeldDevice(device, LeaseRecord.read(self._path(device, ".json"))))
+            finally:
+                lock.close()
+        return held
+
+    def lock_path(self, device: Device) -> Path:
+        """The file whose lock is the lease of a device."""
+        return self._path(device, ".lock")
+
+    def _lock_if_sound(
+        self, device: Device, refused: dict[str, Sequence[str]], log: logging.Logger
+    ) -> LockFile | None:
+        """The device's lock, taken; None where another has it or it is refused."""
+        path = self._path(device, ".lock")
+        lock = _open(path)
+        keep = False
+        try:
+            if not _take(lock):
+                return None
+            _refuse_if_locks_do_not_hold(path)
+            reasons = self._refusals(device)
+            if reasons and device.given:
+                log.warning(
+                    "%s was given by the cluster and is taken as it is. %s", device.id, " ".join(reasons)
+                )
+            elif reasons:
+                refused[device.id] = reasons
+                return None
+            keep = True
+            return lock
+        finally:
+            if not keep:
+                lock.close()
+
+    def _standing(self, refused: Mapping[str, Sequence[str]]) -> str:
+        sentences = [held.sentence() for held in self.holders()]
+        sentences += [sentence for reasons in refused.values() for sentence in reasons]
+        return " ".join(sentences) or "All devices were held a moment ago."
+
+    def _path(self, device: Device, ending: str) -> Path:
+        # Quoted because old drivers write MIG ids with slashes.
+        return self.directory / f"{quote(device.id, safe='')}{ending}"
+
+    def _prepare_directory(self) -> None:
+        try:
+            make_directory(self.directory)
+        except OSError as error:
+            raise LeaseDirectoryError(
+                f"The leases cannot be kept in {self.directory}: {error.strerror or error}. Give this user "
+                "the right to write there, or name another directory on a local disk."
+            ) from error
+
+
+def _open(path: Path, *, create: bool = True) -> LockFile:
+    try:
+        return LockFile(path, create=create)
+    except OSError as error:
+        raise LeaseDirectoryError(f"The lease file {path} cannot be opened: {error.strerror}.") from error
+
+
+def _take(file: LockFile, *, shared: bool = False) -> bool:
+    """Try to lock without waiting; whether it worked."""
+    try:
+        return file.take(shared=shared)
+    except OSError as error:
+        raise LeaseDirectoryError(
+            f"The file system of the leases cannot lock ({error.strerror}): put them on a local disk."
+        ) from error
+
+
+def _refuse_if_locks_do_not_hold(path: Path) -> None:
+    """Lock a second time through a new descriptor, which must fail; some network file systems let it pass."""
+    file = _open(path)
+    try:
+        if _take(file):
+            raise LeaseDirectoryError(
+                f"The file system of {path.parent} does not keep locks (a network mount?), so two processes "
+                "could take one device. Put the leases on a local disk."
+            )
+    finally:
+        file.close()

@@ -1,0 +1,140 @@
+"""The GPU resource as Dagster sees it: settings in, a leased and pinned device out. No logic of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from dagster import ConfigurableResource
+from pydantic import Field
+
+from resources.devices.device_failures import ImpossibleResultError, device_failure
+from resources.devices.errors import AllLeftOutError, NoDeviceFreeError
+from resources.devices.find import Device, find_devices
+from resources.devices.health import HealthCheck
+from resources.devices.lease_records import LeaseHolder
+from resources.devices.leases import DeviceLeases, Lease
+from resources.devices.left_out import LeftOutDevices, at_work_on
+from resources.devices.nvml import DriverNvml
+from resources.devices.process_lease import lease_for_process
+from resources.devices.residents import ResidentError, Residents
+
+_log = logging.getLogger(__name__)
+
+
+class GpuResource(ConfigurableResource["GpuResource"]):
+    """Leases one device to the process that materializes, and makes it the only one that CUDA sees there."""
+
+    leases_directory: str = Field(description="Where the locks are kept: a local disk, one for all runs.")
+    devices: str = Field("auto", description="auto, given, cpu, cpu:N, or a list of numbers or UUIDs.")
+    wait_seconds: float = Field(600.0, ge=0, description="How long to wait for a free device.")
+    min_free_memory_gib: float = Field(0.0, ge=0, description="Refuse a GPU with less free memory.")
+
+    def find(self) -> list[Device]:
+        """The devices that the settings mean on this machine. Raises DeviceError."""
+        return find_devices(self.devices, os.environ)
+
+    def left_out(self) -> LeftOutDevices:
+        """The devices that failed twice, kept beside the leases' folder."""
+        return LeftOutDevices(Path(self.leases_directory).parent / "devices_left_out.json")
+
+    def residents(self) -> Residents:
+        """What stays on the devices between their lessees, kept beside the leases' folder."""
+        return Residents(Path(self.leases_directory).parent)
+
+    def leases(self, *, resident: str | None = None, log: logging.Logger = _log) -> DeviceLeases:
+        """The leases of those devices, refusing sick ones; ``holders()`` of it says who has which.
+
+        Devices that have failed before come last; those that failed twice are refused. ``resident``: digest
+        of what the lessee will use on its device. A device where that lives comes first, and its memory
+        counts as the lessee's; anything else that lives on a device is ended before its memory is looked at.
+        """
+        health = HealthCheck(DriverNvml(), min_free_bytes=round(self.min_free_memory_gib * (1 << 30)))
+        left_out = self.left_out()
+        records = left_out.records()
+        residents = self.residents()
+        living = {one.device: one.digest for one in residents.living()}
+
+        def refusals(device: Device) -> Sequence[str]:
+            held_against = left_out.left_out().get(device.id)
+            if held_against is not None:
+                return [held_against.sentence(device.id)]
+            try:
+                stays = residents.make_way(device.id, resident, log)
+            except ResidentError as error:
+                return [str(error)]
+            return (replace(health, min_free_bytes=0) if stays else health)(device)
+
+        def preference(device: Device) -> tuple[int, bool]:
+            failures = len(records[device.id].failures) if device.id in records else 0
+            return failures, resident is not None and living.get(device.id) != resident
+
+        return DeviceLeases(Path(self.leases_directory), sorted(self.find(), key=preference), refusals)
+
+    def lease(
+        self, *, run_id: str, partition: str, step: str, log: logging.Logger, resident: str | None = None
+    ) -> Lease:
+        """This process's device, pinned; the same at every call, and held until the process ends.
+
+        ``resident``: as for ``leases``.
+        After ``wait_seconds`` it raises AllLeftOutError where every device is, else NoDeviceFreeError: one
+        that is taken back meanwhile is used, and a backfill's queue does not run through at once. Raises
+        PinnedElsewhereError where torch already runs CUDA on something else, and the other children of
+        DeviceError.
+        """
+        holder = LeaseHolder(run_id=run_id, partition=partition, step=step)
+        try:
+            return lease_for_process(
+                partial(self.leases, resident=resident, log=log),
+                holder,
+                wait_seconds=self.wait_seconds,
+                log=log,
+            )
+        except NoDeviceFreeError:
+            self._refuse_if_all_are_left_out()
+            raise
+
+    @contextlib.contextmanager
+    def blamed(self, device: Device, *, asset: str, partition: str, log: logging.Logger) -> Iterator[None]:
+        """Note an error of the device itself, or what none computes, against it, once a partition; it passes.
+
+        What comes out again on another device counts on the first alone.
+        """
+        try:
+            yield
+        except Exception as error:
+            why = device_failure(error)
+            if why is not None and self.left_out().note_failure(
+                device.id,
+                occurrence=at_work_on(asset, partition),
+                why=why,
+                on_one_device=isinstance(error, ImpossibleResultError),
+            ):
+                log.error("%s has failed twice and is left out from now on.", device.id)
+            raise
+
+    def all_left_out(self) -> str | None:
+        """Why each device is left out, where every one is; else None. Raises DeviceError.
+
+        One that a cluster gave is taken whatever is held against it.
+        """
+        left_out = self.left_out().left_out()
+        if not left_out:
+            return None
+        devices = self.find()
+        if any(device.id not in left_out or device.given for device in devices):
+            return None
+        return " ".join(left_out[device.id].sentence(device.id) for device in devices)
+
+    def _refuse_if_all_are_left_out(self) -> None:
+        held_against = self.all_left_out()
+        if held_against is not None:
+            raise AllLeftOutError(
+                f"No device is left to work on, and none was taken back within {self.wait_seconds:.0f} s."
+                f" {held_against}"
+            )

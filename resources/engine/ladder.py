@@ -1,0 +1,259 @@
+"""The retry ladder: from a batch of loaded properties to one terminal result for each.
+
+What lives here: which answer counts, how a property whose answer does not is asked again, and when it is
+given up as failed with what the model said. What does not: the model (the engines), the verdict on a text
+(schema.py). Every decision is about one property; its neighbours in the batch do not matter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from resources.engine.protocol import Answer, Attempt, Engine, EngineLostError, RequestTooLargeError
+from resources.engine.verdict import InvalidDescription
+from resources.images.images import ImageFailure, LoadedProperty
+
+if TYPE_CHECKING:
+    from resources.engine.schema import DescriptionSchema
+
+RAW_TEXT_LIMIT = 4000
+"""Characters of a refused answer that are kept in the row."""
+
+_ERROR_LIMIT = 500
+_REPEATED_UNIT = 100
+_REPEATED_TAIL = 48
+_REPEATS = 4
+
+
+@dataclass(frozen=True)
+class LadderSettings:
+    """How far a property may climb.
+
+    max_new_tokens: of the first attempt; a truncated answer gets ``more_tokens`` times as many. temperature:
+    of the attempt that leaves the greedy path. seed: of the run.
+    """
+
+    max_new_tokens: int
+    more_tokens: int = 2
+    temperature: float = 0.7
+    seed: int = 0
+
+    @property
+    def first_attempt(self) -> Attempt:
+        """How a property is asked at first."""
+        return Attempt(number=1, max_new_tokens=self.max_new_tokens, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Described:
+    """The terminal result for one property.
+
+    error_kind: ``invalid_json``, ``schema_mismatch``, ``truncated``, ``repetition``, ``prompt_too_long``,
+    ``out_of_memory``, ``engine_error``; without any readable image ``no_images`` or the commonest kind of
+    image failure. raw_text: the last answer, where it failed. images_seen: images in the attempt that counts.
+    prompt_tokens, output_tokens: over all attempts. seconds: this property's share of the engine's time.
+    """
+
+    property_id: str
+    ordinal: int
+    status: Literal["ok", "failed"]
+    error_kind: str | None
+    error: str | None
+    description: dict[str, Any] | None
+    raw_text: str | None
+    attempts: int
+    images_seen: int
+    images_failed: tuple[ImageFailure, ...]
+    prompt_tokens: int
+    output_tokens: int
+    finish_reason: str | None
+    seconds: float
+
+
+def describe_batch(
+    engine: Engine,
+    schema: DescriptionSchema,
+    batch: Sequence[LoadedProperty],
+    settings: LadderSettings,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Described]:
+    """One terminal result a property, in order. Raises EngineLostError, and nothing else for any content."""
+    climbs = [_Climb(one, settings.first_attempt) for one in batch]
+    for climb in climbs:
+        if not climb.loaded.images:
+            climb.result = _without_images(climb.loaded)
+    while waiting := [climb for climb in climbs if climb.result is None]:
+        attempt = waiting[0].attempt
+        together = [climb for climb in waiting if climb.attempt == attempt]
+        for climb, outcome in zip(together, _ask(engine, together, attempt, clock), strict=True):
+            climb.take(outcome, schema, settings)
+    return [climb.result for climb in climbs if climb.result is not None]
+
+
+@dataclass
+class _Climb:
+    """One property on its way up the ladder."""
+
+    loaded: LoadedProperty
+    attempt: Attempt
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    seconds: float = 0.0
+    result: Described | None = field(default=None)
+
+    def take(self, outcome: _Outcome, schema: DescriptionSchema, settings: LadderSettings) -> None:
+        """Take in what an attempt brought: the result, or the next attempt."""
+        self.seconds += outcome.seconds
+        answer = outcome.answer
+        if answer is None:
+            self._climb_or_fail(outcome.kind, outcome.error, None, settings)
+            return
+        self.prompt_tokens += answer.prompt_tokens
+        self.output_tokens += answer.output_tokens
+        try:
+            description = schema.parse(answer.text)
+        except InvalidDescription as verdict:
+            kind, error = _kind_of(answer, verdict)
+            self._climb_or_fail(kind, error, answer, settings)
+        else:
+            self._end("ok", None, None, description, answer)
+
+    def _climb_or_fail(self, kind: str, error: str, answer: Answer | None, settings: LadderSettings) -> None:
+        following = next_attempt(kind, self.attempt, len(self.loaded.images), settings)
+        if following is None:
+            self._end("failed", kind, error[:_ERROR_LIMIT], None, answer)
+        else:
+            self.attempt = following
+
+    def _end(
+        self,
+        status: Literal["ok", "failed"],
+        kind: str | None,
+        error: str | None,
+        description: dict[str, Any] | None,
+        answer: Answer | None,
+    ) -> None:
+        self.result = Described(
+            property_id=self.loaded.property_id,
+            ordinal=self.loaded.ordinal,
+            status=status,
+            error_kind=kind,
+            error=error,
+            description=description,
+            raw_text=answer.text[:RAW_TEXT_LIMIT] if answer is not None and status == "failed" else None,
+            attempts=self.attempt.number,
+            images_seen=len(self.loaded.images[: self.attempt.images]),
+            images_failed=self.loaded.failed,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            finish_reason=answer.finish_reason if answer is not None else None,
+            seconds=self.seconds,
+        )
+
+
+def next_attempt(kind: str, attempt: Attempt, images: int, settings: LadderSettings) -> Attempt | None:
+    """The next rung for a property with so many images whose attempt failed with this kind; None: give up.
+
+    More tokens, only where tokens ran out; then another temperature; then half of the images, greedily. What
+    is too large goes down to one image by halves. A rung that could change nothing is left out.
+    """
+    shown = images if attempt.images is None else min(images, attempt.images)
+    fewer = replace(attempt, number=attempt.number + 1, temperature=0.0, images=(shown + 1) // 2)
+    if kind in ("prompt_too_long", "out_of_memory"):
+        return fewer if shown > 1 else None
+    if kind == "engine_error" or attempt.images is not None:
+        return None
+    more_tokens = settings.max_new_tokens * settings.more_tokens
+    if kind == "truncated" and attempt.max_new_tokens < more_tokens:
+        return replace(attempt, number=attempt.number + 1, max_new_tokens=more_tokens)
+    if attempt.temperature == 0:
+        return replace(attempt, number=attempt.number + 1, temperature=settings.temperature)
+    return fewer if shown > 1 else None
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one attempt brought for one property: an answer, or a kind of error and its text."""
+
+    seconds: float
+    answer: Answer | None = None
+    kind: str = ""
+    error: str = ""
+
+
+def _ask(
+    engine: Engine, climbs: Sequence[_Climb], attempt: Attempt, clock: Callable[[], float]
+) -> list[_Outcome]:
+    """Ask for all at once; where that raises, one by one, so that only the culprit pays."""
+    began = clock()
+    answers: Sequence[Answer | Exception]
+    try:
+        answers = engine.describe([climb.loaded for climb in climbs], attempt=attempt)
+        if len(answers) != len(climbs):
+            raise RuntimeError(f"the engine gave {len(answers)} answers for {len(climbs)} properties")
+    except EngineLostError:
+        raise
+    except MemoryError as error:
+        raise EngineLostError("this process ran out of memory while describing; end it") from error
+    except Exception as error:  # whatever a model's code raises for one property, the others go on
+        if len(climbs) > 1:
+            return [outcome for climb in climbs for outcome in _ask(engine, [climb], attempt, clock)]
+        answers = [error]
+    share = (clock() - began) / len(climbs)
+    return [_outcome(answer, share) for answer in answers]
+
+
+def _outcome(answer: Answer | Exception, seconds: float) -> _Outcome:
+    if isinstance(answer, Answer):
+        return _Outcome(seconds, answer=answer)
+    if isinstance(answer, RequestTooLargeError):
+        return _Outcome(seconds, kind=answer.kind, error=str(answer))
+    return _Outcome(seconds, kind="engine_error", error=f"{type(answer).__name__}: {answer}")
+
+
+def _kind_of(answer: Answer, verdict: InvalidDescription) -> tuple[str, str]:
+    """The kind and text of a refused answer: that it was cut off explains more than how it fails to parse."""
+    if answer.finish_reason == "stop":
+        return verdict.kind, verdict.message
+    if (unit := repeated_tail(answer.text)) is not None:
+        return "repetition", f"went on repeating {unit[:60]!r} until {answer.output_tokens} tokens were spent"
+    return "truncated", f"not finished after {answer.output_tokens} tokens"
+
+
+def repeated_tail(text: str) -> str | None:
+    """The unit that a text's end repeats, four times and 48 characters at least; None if it does not."""
+    for width in range(1, min(_REPEATED_UNIT, len(text) // _REPEATS) + 1):
+        length = max(_REPEATED_TAIL, width * _REPEATS)
+        tail = text[-length:]
+        if len(tail) == length and tail[width:] == tail[:-width]:
+            return tail[-width:]
+    return None
+
+
+def _without_images(loaded: LoadedProperty) -> Described:
+    kind, error = "no_images", "the catalogue lists no image of this property"
+    if loaded.failed:
+        kind = Counter(failure.kind for failure in loaded.failed).most_common(1)[0][0]
+        example = next(failure for failure in loaded.failed if failure.kind == kind)
+        error = f"none of {len(loaded.failed)} images can be shown; {example.uri}: {example.error}"
+    return Described(
+        property_id=loaded.property_id,
+        ordinal=loaded.ordinal,
+        status="failed",
+        error_kind=kind,
+        error=error[:_ERROR_LIMIT],
+        description=None,
+        raw_text=None,
+        attempts=0,
+        images_seen=0,
+        images_failed=loaded.failed,
+        prompt_tokens=0,
+        output_tokens=0,
+        finish_reason=None,
+        seconds=0.0,
+    )

@@ -1,0 +1,136 @@
+"""What an engine is: the small interface between a batch of loaded properties and a vision-language model.
+
+What lives here: the request, the answer, the interface and its errors. What does not: any model (the
+engines), what makes an answer valid (schema.py), what happens to one that is not (ladder.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from resources.images.images import LoadedProperty
+
+FinishReason = Literal["stop", "length"]
+
+
+class EngineError(Exception):
+    """An engine could not answer. The engine itself goes on."""
+
+
+class ModelLoadError(EngineError):
+    """The model cannot be loaded; the message says which, why, and what to do."""
+
+
+class RequestTooLargeError(EngineError):
+    """One property alone is more than the model or its device takes; fewer images may do.
+
+    kind: ``out_of_memory`` or ``prompt_too_long``.
+    """
+
+    def __init__(self, kind: Literal["out_of_memory", "prompt_too_long"], message: str) -> None:
+        self.kind = kind
+        super().__init__(message)
+
+
+class EngineLostError(EngineError):
+    """The device or the process's memory is lost: nothing asked of this engine can be answered any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How to ask this time. ``number`` counts from 1.
+
+    max_new_tokens: limit of the answer, in tokens. temperature: 0 is greedy. seed: of the run; what a
+    property samples with derives from it, its id and ``number``. images: at most so many of each property's
+    (None: all).
+    """
+
+    number: int
+    max_new_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    images: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for one property. finish_reason: ``stop``, or ``length`` where the limit cut it off."""
+
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Engine(Protocol):
+    """A vision-language model that answers batches of properties."""
+
+    @property
+    def model(self) -> str:
+        """The model as the settings name it."""
+
+    @property
+    def revision(self) -> str:
+        """What exactly was loaded: a commit, or a digest of the files."""
+
+    @property
+    def batches_at_once(self) -> int:
+        """Batches that keep it busy: so many calls of ``describe``, each in a thread, at a time.
+
+        With 1, all calls come from the caller's own thread. It is asked before each batch, and may change
+        from one above 1 to another.
+        """
+
+    @property
+    def prepares_at_once(self) -> int:
+        """Calls of ``prepare``, each in a thread, at a time; 1 or more, and always the same."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds inside ``describe`` so far, by what it did, for people; empty where it does not know.
+
+        ``processor``: what ``prepare`` had not done. ``prefill``: images and prompt, up to the first token.
+        ``generation``: all other tokens.
+        """
+
+    def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
+        """Do ahead, beside the model, what ``describe`` of the same batch and attempt would do before it.
+
+        Called from another thread than ``describe``; may do nothing. What it raises, ``describe`` raises
+        again when it is asked: here it is dropped.
+        """
+
+    def describe(
+        self, batch: Sequence[LoadedProperty], *, attempt: Attempt
+    ) -> Sequence[Answer | EngineError]:
+        """One answer a property, in order, or the error that is this property's own.
+
+        Each property has at least one image. Raises EngineLostError where the engine must be given up, and
+        anything else where this batch cannot be answered as a whole; the caller then asks singly.
+        """
+
+    def close(self) -> None:
+        """Give the model's memory back. The engine cannot be used afterwards.
+
+        Calls of ``describe`` under way in other threads end soon, with EngineLostError.
+        """
+
+
+@runtime_checkable
+class WaitingEngine(Protocol):
+    """An engine that may have to wait, in ``describe``, for as long as a model takes to load.
+
+    ``waiting``: set by the caller; what it gives is entered around such a wait, in another thread.
+    """
+
+    waiting: Callable[[], AbstractContextManager[object]]
+
+
+def sampling_seed(seed: int, property_id: str, attempt: int) -> int:
+    """The seed with which one property samples in one attempt: the same in any batch, run or process."""
+    digest = hashlib.sha256(f"{seed}\0{attempt}\0{property_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,333 @@
+"""Asking a model server about one property until there is an answer, or an error that is this property's own.
+
+What lives here: what follows from each way in which a request can end: asking again, waiting, leaving out a
+field, giving the property up, giving the server up. What does not: whether an answer is a description, and
+other attempts (``ladder.py``); threads (``engine.py``). Everything here belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from resources.engine.protocol import Answer, Attempt, EngineError, EngineLostError
+from resources.engine.server.answer_stream import (
+    SilentServerError,
+    StreamedAnswer,
+    TimeLimits,
+    TokenWatch,
+    UnusableAnswerError,
+    read_answer,
+)
+from resources.engine.server.back_off import asked_seconds, back_off_seconds
+from resources.engine.server.chat_request import chat_request, proof_request
+from resources.engine.server.concurrency import AdaptiveLimit, Slot, Slots
+from resources.engine.server.image_transport import ImageTransport
+from resources.engine.server.model_server import ModelServer, ServerAddress
+from resources.engine.server.refusals import (
+    BusyServerError,
+    FailingServerError,
+    FieldRefusedError,
+    refusal,
+)
+from resources.engine.server.server_life import ServerLife, Waiting
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from resources.images.images import LoadedProperty
+
+MOST_TRIES: Final = 3
+"""Tries for one property where the server fails, breaks off, answers nonsense or falls silent."""
+
+MOST_BUSY_TRIES: Final = 8
+"""Tries where it has too much to do: about two minutes of waiting."""
+
+MOST_DEATHS: Final = 2
+"""Lives of the server that one property may see the end of. At its second it was under way alone."""
+
+_CONNECT_SECONDS: Final = 10.0
+_IDLE_CONNECTION_SECONDS: Final = 2.0
+"""Less than the five after which servers close a connection: one that is just being closed cuts a request."""
+
+_ERROR_BYTES: Final = 1 << 16
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What all properties are asked alike. model: its name at the server."""
+
+    model: str
+    prompt: str
+    json_schema: Mapping[str, Any]
+
+
+class _SickServerError(EngineError):
+    """The server made no token for the shortest question, just before it was asked about a property."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A try that brought nothing. suspect: this property may be why. busy: the server has too much to do."""
+
+    said: str
+    suspect: bool = False
+    busy: bool = False
+    retry_after: str | None = None
+
+
+@dataclass
+class _SoFar:
+    """What one property has been through. urls: of its images, once they are encoded. life: of the server, in
+    which it was asked last.
+    """
+
+    urls: Sequence[str] = ()
+    tries: int = 0
+    busy: int = 0
+    deaths: int = 0
+    life: int = 0
+
+    def begin_life(self, suspect: bool, failure: str) -> None:
+        """The server was restarted. suspect: this property may be why."""
+        # What the old life left unanswered says nothing of a property, unless it happens again.
+        self.tries = self.busy = 0
+        self.deaths += suspect
+        if self.deaths >= MOST_DEATHS:
+            raise FailingServerError(
+                f"the model server died {self.deaths} times while it was asked about this property, the last"
+                f" time about nothing else ({failure})"
+            )
+
+
+class Asking:
+    """Asks one server. encoding: threads that turn pixels into request bodies beside the loop.
+
+    waiting: entered around a restart of the server.
+    """
+
+    def __init__(
+        self,
+        server: ModelServer,
+        question: Question,
+        *,
+        limit: AdaptiveLimit,
+        slots: Slots,
+        limits: TimeLimits,
+        images: ImageTransport,
+        encoding: Executor,
+        waiting: Waiting,
+    ) -> None:
+        import httpx2
+
+        self._question = question
+        self._limit = limit
+        self._slots = slots
+        self._limits = limits
+        self._images = images
+        self._encoding = encoding
+        self._without: set[str] = set()
+        self._chance = random.Random()  # noqa: S311 - it spreads waiting, it hides nothing
+        self._life = ServerLife(server, self._prove, limit.start_anew, waiting)
+        self._client = httpx2.AsyncClient(
+            # How long an answer may take is the token watch's to say.
+            timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
+            limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_CONNECTION_SECONDS),
+            # Proxies and passwords of the environment are for other servers.
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def answer(self, one: LoadedProperty, attempt: Attempt) -> Answer | EngineError:
+        """The answer about one property, or why there is none. Raises EngineLostError and nothing else."""
+        so_far = _SoFar()
+        try:
+            return await self._until_answered(one, attempt, so_far)
+        except EngineLostError:
+            raise
+        except EngineError as error:
+            return error
+        finally:
+            self._images.forget(so_far.urls)
+
+    async def _until_answered(self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar) -> Answer:
+        while True:
+            alone = so_far.deaths > 0
+            async with self._slots.slot(alone=alone) as slot:
+                got = await self._try(one, attempt, so_far, slot)
+                if isinstance(got, Answer):
+                    return got
+                # A server that a suspect may have killed gets nobody else before it was looked at: all would
+                # fail there, and seem to have killed it.
+                renewed = alone and await self._renewed(so_far, got)
+            if not alone:
+                renewed = await self._renewed(so_far, got)
+            if not renewed:
+                await self._back_off(so_far.busy if got.busy else so_far.tries, got.retry_after)
+                if so_far.life != self._life.number:
+                    # It ended meanwhile, by what others noticed. Alone, this one was cleared of it before.
+                    so_far.begin_life(got.suspect and not alone, got.said)
+
+    async def _renewed(self, so_far: _SoFar, failure: _Failure) -> bool:
+        """Whether the server has begun another life since that try.
+
+        Raises FailingServerError where this property had all its tries, EngineLostError.
+        """
+        so_far.busy += failure.busy
+        so_far.tries += not failure.busy
+        if failure.busy and so_far.busy < MOST_BUSY_TRIES:
+            return False
+        # A suspect that is alone can be told what it did; and minutes of waiting were failures enough.
+        sure = failure.busy or (failure.suspect and so_far.deaths > 0)
+        if await self._life.renewed(so_far.life, failure.said, sure=sure):
+            so_far.begin_life(failure.suspect, failure.said)
+            return True
+        if so_far.tries >= MOST_TRIES or so_far.busy >= MOST_BUSY_TRIES:
+            raise FailingServerError(f"given up after {max(so_far.tries, so_far.busy)} tries: {failure.said}")
+        return False
+
+    async def _try(
+        self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar, slot: Slot
+    ) -> Answer | _Failure:
+        """Ask once, and once more for each field that the server does not take."""
+        import httpx2
+
+        while True:
+            try:
+                return await self._ask(one, attempt, so_far, slot)
+            except FieldRefusedError as refused:
+                self._leave_out(refused)
+            except BusyServerError as error:
+                return _Failure(str(error), busy=True, retry_after=error.retry_after)
+            except (_SickServerError, httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                return _Failure(_said(error))
+            except (FailingServerError, UnusableAnswerError, SilentServerError, httpx2.HTTPError) as error:
+                return _Failure(_said(error), suspect=True)
+
+    async def _ask(self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar, slot: Slot) -> Answer:
+        """Ask once."""
+        if not so_far.urls:
+            # Not before there is leave to ask: encoded images of all that waits would fill the memory.
+            so_far.urls = await self._beside(lambda: self._images.urls(one.images[: attempt.images]))
+        urls = so_far.urls
+        without = frozenset(self._without)
+        body = await self._beside(lambda: self._body(one, urls, attempt, without))
+        so_far.life, address = self._life.number, self._life.address
+        try:
+            if so_far.deaths and (sick := await self._sickness(address)):
+                raise _SickServerError(sick)
+            got = await self._send(address, body, without)
+        except (BusyServerError, SilentServerError):
+            # What is silent may have more to do than it can: others need not wait as long to show it.
+            self._limit.refused(asked_at=slot.asked_at)
+            raise
+        # What was asked before may be answered from the server's cache: that is no measure for the others.
+        first = attempt.number == 1 and not (so_far.tries or so_far.busy or so_far.deaths)
+        self._limit.answered(
+            asked_at=slot.asked_at,
+            full=slot.full,
+            images=len(urls),
+            first_token_seconds=got.first_token_seconds if first else None,
+        )
+        return got.answer
+
+    def _body(
+        self, one: LoadedProperty, urls: Sequence[str], attempt: Attempt, without: frozenset[str]
+    ) -> bytes:
+        body = chat_request(
+            urls,
+            model=self._question.model,
+            prompt=self._question.prompt,
+            json_schema=self._question.json_schema,
+            property_id=one.property_id,
+            attempt=attempt,
+            without=without,
+        )
+        return json.dumps(body).encode()
+
+    async def _send(self, address: ServerAddress, body: bytes, without: frozenset[str]) -> StreamedAnswer:
+        headers = {"Content-Type": "application/json"}
+        if address.api_key is not None:
+            headers["Authorization"] = f"Bearer {address.api_key}"
+        url = f"{address.url}/chat/completions"
+        async with (
+            TokenWatch.over(self._limits, on_token=self._life.token) as watch,
+            self._client.stream("POST", url, content=body, headers=headers) as response,
+        ):
+            if response.status_code == 200:
+                return await read_answer(response, watch)
+            raise refusal(
+                response.status_code,
+                await _beginning(response),
+                retry_after=response.headers.get("retry-after"),
+                url=address.url,
+                model=self._question.model,
+                without=without,
+            )
+
+    async def _prove(self, address: ServerAddress) -> bool:
+        """Whether one token comes for the shortest question, or a refusal that took thought."""
+        try:
+            return not await self._sickness(address)
+        except BusyServerError:
+            return False  # if none of ours came through meanwhile, it works for others, or for nobody
+
+    async def _sickness(self, address: ServerAddress) -> str:
+        """Why no token came for the shortest question; "" where one came, or a thoughtful refusal.
+
+        Raises BusyServerError, EngineLostError.
+        """
+        import httpx2
+
+        body = json.dumps(proof_request(self._question.model)).encode()
+        try:
+            await self._send(address, body, frozenset())
+        except (FailingServerError, UnusableAnswerError, SilentServerError, httpx2.HTTPError) as error:
+            return _said(error)
+        except (BusyServerError, EngineLostError):
+            raise
+        except EngineError:
+            return ""
+        return ""
+
+    def _leave_out(self, refused: FieldRefusedError) -> None:
+        new = [field for field in refused.fields if field not in self._without]
+        self._without.update(new)
+        for field in new:
+            _log.warning(
+                "%s: from now on requests go without %s%s.",
+                refused,
+                field,
+                "; answers are held to the schema by validation alone" if field == "response_format" else "",
+            )
+
+    async def _back_off(self, tries: int, asked: str | None) -> None:
+        await asyncio.sleep(back_off_seconds(tries, asked_seconds(asked), chance=self._chance))
+
+    async def _beside(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
+
+
+def _said(error: Exception) -> str:
+    """Transport errors often have no text of their own."""
+    return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+
+
+async def _beginning(response: httpx2.Response) -> str:
+    body = bytearray()
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > _ERROR_BYTES:
+            break
+    return body.decode(errors="replace")

@@ -1,0 +1,284 @@
+"""The model server of a leased device, which we start: adopted where one that fits lives there, else started.
+
+What lives here: the lessee's side. What does not: the server's life beside and after the lessee
+(``keeper.py``), its record and its end (``resources/devices/residents.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from resources.devices.find import Device
+from resources.devices.residents import ResidentError, ResidentRecord, Residents
+from resources.engine.protocol import EngineLostError
+from resources.engine.server import health
+from resources.engine.server.keeper import Order
+from resources.engine.server.model_server import (
+    MOST_RESTARTS,
+    ServerAddress,
+    ServerDownError,
+    ServerStartError,
+)
+from resources.engine.server.server_environment import PINS, server_environment, variable_digests
+from resources.engine.server.server_plan import HOST, ServerPlan
+from resources.storage.files import make_directory
+from resources.storage.lock_files import taken
+
+_SOURCE_ROOT = Path(__file__).resolve().parents[3]
+_LOOK_SECONDS = 0.1
+_NOTICE_SECONDS = 60.0
+_SLACK_SECONDS = 30.0
+_LAST_LINES = 30
+_LAST_BYTES = 1 << 16
+_NAMED = 5
+
+
+def start_or_adopt(
+    device: Device, plan: ServerPlan, *, state_directory: Path, log: logging.Logger
+) -> OwnedServer:
+    """The server of a device that this process has leased: what lives there if it fits, else a new one.
+
+    Returns when it answers. Raises ServerStartError, ServerCommandError, ResidentError.
+    """
+    server = OwnedServer(device, plan, state_directory=state_directory, log=log)
+    try:
+        server.bring_up()
+    except BaseException:
+        server.release()
+        raise
+    return server
+
+
+class OwnedServer:
+    """A model server of ours, held by this process until ``release`` or its own death."""
+
+    def __init__(
+        self, device: Device, plan: ServerPlan, *, state_directory: Path, log: logging.Logger
+    ) -> None:
+        self._device = device
+        self._plan = plan
+        self._log = log
+        self._residents = Residents(state_directory)
+        self._paths = self._residents.paths(device.id)
+        self._environment = server_environment(device, os.environ)
+        self._environment.pop(plan.key_variable, None)  # each start has its own
+        self._pin = {name: self._environment[name] for name in PINS if name in self._environment}
+        self._record: ResidentRecord | None = None
+        self._key = ""
+        self._restarts = 0
+        make_directory(self._residents.directory)
+        self._residents.directory.chmod(0o700)
+        # A keeper that ends an idle server has it until nothing is left of that.
+        lock = taken(self._paths.lessee, seconds=plan.grace_seconds + _SLACK_SECONDS)
+        if lock is None:
+            raise ServerStartError(
+                f"Another process uses the model server of {device.id}, or is still ending it: see who holds"
+                f" {self._paths.lessee} with `fuser`."
+            )
+        self._lock = lock
+
+    @property
+    def address(self) -> ServerAddress:
+        """Where it answers now."""
+        assert self._record is not None
+        return ServerAddress(self._record.url, self._key)
+
+    def check(self) -> None:
+        """Return where its processes live and it answers us. Raises ServerDownError."""
+        assert self._record is not None
+        wrong = self._trouble(self._record)
+        if wrong:
+            raise ServerDownError(
+                f"The model server of {self._device.id} is down: {wrong}.{self._last_words()}"
+            )
+
+    def restart(self, why: str) -> ServerAddress:
+        """End it and start it anew, once; failing counts too. Raises ServerStartError, EngineLostError."""
+        if self._restarts >= MOST_RESTARTS:
+            raise EngineLostError(
+                f"The model server of {self._device.id} was started anew {MOST_RESTARTS} times in this"
+                f" materialization and is down again: {why}{self._last_words()}"
+            )
+        self._restarts += 1
+        self._log.warning(
+            "Starting the model server of %s anew (%d of %d): %s",
+            self._device.id, self._restarts, MOST_RESTARTS, why,
+        )  # fmt: skip
+        try:
+            self._residents.end(self._device.id, "a new start", self._log)
+            self._start()
+        except ResidentError as error:
+            raise EngineLostError(str(error)) from error
+        except OSError as error:
+            raise EngineLostError(
+                f"The model server of {self._device.id} cannot be started anew: {error}. Its record and log"
+                f" lie in {self._residents.directory}; see that there is room, and that more processes may be"
+                " started."
+            ) from error
+        return self.address
+
+    def release(self) -> None:
+        """Let it wait for its next lessee. Safe to call twice."""
+        self._lock.close()
+
+    def bring_up(self) -> None:
+        """Adopt what lives there, or start. Raises ServerStartError, ResidentError."""
+        began = time.monotonic()
+        record = self._residents.of(self._device.id)
+        wrong = "" if record is None else self._misfit(record)
+        if record is not None and not wrong:
+            record = self._adopted(self._ready())
+            wrong = self._trouble(record)
+            if not wrong:
+                self._log.info(
+                    "The model server of %s is used again after %.1f s: %s",
+                    self._device.id, time.monotonic() - began, record.sentence(),
+                )  # fmt: skip
+                return
+        if wrong:
+            self._log.info("The model server of %s is not used again: %s.", self._device.id, wrong)
+        self._residents.end(self._device.id, "another model server", self._log)
+        self._start()
+        self._log.info(
+            "The model server of %s answers after %.1f s", self._device.id, time.monotonic() - began
+        )
+
+    def _misfit(self, record: ResidentRecord) -> str:
+        """Why what lives there cannot be used, or nothing."""
+        if record.digest != self._plan.digest:
+            return "its model, revision or arguments are others"
+        if record.pin != self._pin:
+            return f"it is pinned otherwise ({dict(record.pin)}, not {self._pin})"
+        if not record.keeper.lives():
+            return "its keeper is gone"
+        ours, its = variable_digests(self._environment, self._read_key()), record.variables
+        others = sorted(name for name in ours.keys() | its.keys() if ours.get(name) != its.get(name))
+        if others:
+            more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+            return f"its environment is another ({', '.join(others[:_NAMED])}{more})"
+        return ""
+
+    def _start(self) -> None:
+        """Start a keeper and wait until its server answers. Raises ServerStartError."""
+        port = _free_port()
+        command = self._plan.arguments(port=port)
+        if shutil.which(command[0], path=self._environment.get("PATH")) is None:
+            raise ServerStartError(
+                f"The model server cannot be started: there is no program {command[0]}. Install it in an"
+                " environment of its own and give its full path in VLM_ASSETS_SERVER_COMMAND."
+            )
+        self._paths.record.unlink(missing_ok=True)
+        if self._paths.log.exists():
+            self._paths.log.replace(self._paths.log.with_suffix(".log.1"))
+        self._key = secrets.token_urlsafe(32)
+        lock = taken(self._paths.keeper, seconds=1.0)
+        if lock is None:
+            raise ServerStartError(f"Something else holds {self._paths.keeper}: see who with `fuser`.")
+        try:
+            order = Order(
+                directory=str(self._residents.directory),
+                device=self._device.id,
+                lock=lock.fileno(),
+                what=f"A server of {self._plan.model}",
+                digest=self._plan.digest,
+                pin=self._pin,
+                variables=variable_digests(self._environment, self._key),
+                url=f"http://{HOST}:{port}/v1",
+                command=command,
+                environment=self._environment,
+                key=self._key,
+                key_variable=self._plan.key_variable,
+                start_seconds=self._plan.start_seconds,
+                idle_seconds=self._plan.idle_seconds,
+                grace_seconds=self._plan.grace_seconds,
+            )
+            _run_keeper(order)
+        finally:
+            lock.close()  # the keeper has it
+        self._record = self._ready()
+
+    def _ready(self) -> ResidentRecord:
+        """Wait until what was started is well, or is gone. Raises ServerStartError."""
+        began = time.monotonic()
+        deadline = began + self._plan.start_seconds + self._plan.grace_seconds + _SLACK_SECONDS
+        next_notice = began + _NOTICE_SECONDS
+        while (record := self._residents.of(self._device.id)) is not None:
+            if record.state == "ready":
+                return record
+            now = time.monotonic()
+            if now >= deadline:
+                break
+            if now >= next_notice:
+                self._log.info(
+                    "Waiting for the model server of %s, %.0f s by now", self._device.id, now - began
+                )
+                next_notice = now + _NOTICE_SECONDS
+            # Its keeper is no child of ours and tells all through its record.
+            time.sleep(_LOOK_SECONDS)
+        told = ResidentRecord.read(self._paths.record)
+        why = (told and told.why) or "its keeper is gone"
+        raise ServerStartError(
+            f"The model server of {self._device.id} did not come up: {why}.{self._last_words()}"
+        )
+
+    def _adopted(self, record: ResidentRecord) -> ResidentRecord:
+        self._key = self._read_key()
+        self._record = record
+        return record
+
+    def _read_key(self) -> str:
+        try:
+            return self._paths.key.read_text()
+        except OSError:
+            return ""  # nothing then fits
+
+    def _trouble(self, record: ResidentRecord) -> str:
+        """Why it cannot be worked with now, or nothing."""
+        if record.keeper.lives() and record.server is not None and record.server.lives():
+            return health.trouble(record.url, self._key) or ""
+        told = ResidentRecord.read(self._paths.record)
+        return (told and told.why) or "its process is gone"
+
+    def _last_words(self) -> str:
+        """The end of its log, without the key, should it have written that there."""
+        try:
+            with self._paths.log.open("rb") as stream:
+                stream.seek(max(0, os.fstat(stream.fileno()).st_size - _LAST_BYTES))
+                text = stream.read().decode(errors="replace")
+        except OSError:
+            return ""
+        if self._key:
+            text = text.replace(self._key, "(key)")
+        lines = text.splitlines()[-_LAST_LINES:]
+        return "\n".join([f" The end of its log, {self._paths.log}:", *lines]) if lines else ""
+
+
+def _run_keeper(order: Order) -> None:
+    """Start a keeper; returns when it has gone its own way. Raises ServerStartError."""
+    started = subprocess.run(
+        [sys.executable, "-P", "-m", "resources.engine.server.keeper"],
+        input=order.encode(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(_SOURCE_ROOT)},
+        pass_fds=(order.lock,),
+        start_new_session=True,
+        check=False,
+    )
+    if started.returncode:
+        said = started.stderr.decode(errors="replace").strip()
+        raise ServerStartError(f"The keeper of the model server did not start: {said}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,170 @@
+"""The engine behind a model server: properties in, requests out, many at once.
+
+What lives here: the thread in which all requests of this process run, and the engine's interface to it. What
+does not: what is asked and what follows from an answer (``asking.py``), the server's life
+(``model_server.py``), retries of content (``ladder.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from resources.engine.protocol import Answer, Attempt, EngineError, EngineLostError
+from resources.engine.server.answer_stream import TimeLimits
+from resources.engine.server.asking import Asking, Question
+from resources.engine.server.concurrency import AdaptiveLimit, Slots
+from resources.engine.server.image_transport import DataUris, ImageTransport
+
+if TYPE_CHECKING:
+    from resources.engine.prompt import Prompt
+    from resources.engine.schema import DescriptionSchema
+    from resources.engine.server.model_server import ModelServer
+    from resources.images.images import LoadedProperty
+
+_CLOSING_SECONDS: Final = 10.0
+_ENCODING_THREADS: Final = max(1, min(4, os.cpu_count() or 1))
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Bounds of the requests to a server.
+
+    most_at_once: requests under way at most; fewer where the server does not keep up. token_seconds: without
+    a new token, after which an answer is given up. answer_seconds: for a whole answer.
+    """
+
+    most_at_once: int = 32
+    token_seconds: float = 120.0
+    answer_seconds: float = 900.0
+
+
+class ServerEngine:
+    """A model behind an OpenAI-compatible server. ``describe`` may be called from many threads at once.
+
+    The server is this engine's until ``close``, which releases it. model, revision: for the rows. name: the
+    model's at the server.
+    """
+
+    prepares_at_once = 1
+
+    def __init__(
+        self,
+        server: ModelServer,
+        *,
+        name: str,
+        model: str,
+        revision: str,
+        schema: DescriptionSchema,
+        prompt: Prompt,
+        limits: RequestLimits | None = None,
+        images: ImageTransport | None = None,
+    ) -> None:
+        limits = limits or RequestLimits()
+        self.model = model
+        self.revision = revision
+        self.waiting: Callable[[], AbstractContextManager[object]] = nullcontext
+        self._server = server
+        self._images = images or DataUris()
+        self._limit = AdaptiveLimit(limits.most_at_once, clock=time.monotonic)
+        self._largest_batch = 1
+        self._lost: EngineLostError | None = None
+        self._closing = threading.Lock()
+        self._closed = False
+        self._encoding = concurrent.futures.ThreadPoolExecutor(_ENCODING_THREADS, "images-for-server")
+        self._loop = asyncio.new_event_loop()
+        self._asking = Asking(
+            server,
+            Question(name, prompt.text, schema.json_schema),
+            limit=self._limit,
+            slots=Slots(self._limit, clock=time.monotonic),
+            limits=TimeLimits(limits.token_seconds, limits.answer_seconds),
+            images=self._images,
+            encoding=self._encoding,
+            waiting=lambda: self.waiting(),  # what the caller has set by then
+        )
+        self._thread = threading.Thread(target=self._loop.run_forever, name="model-requests", daemon=True)
+        self._thread.start()
+
+    @property
+    def batches_at_once(self) -> int:
+        """Enough to fill the requests that the server takes now, and one that waits; at least two."""
+        return max(2, -(-self._limit.requests // self._largest_batch) + 1)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Empty: what a server does with its time it does not tell."""
+        return {}
+
+    def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
+        """Nothing: requests are encoded beside each other anyway."""
+
+    def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer | EngineError]:
+        """An answer or an error a property, in order. Raises EngineLostError."""
+        if self._lost is not None:
+            # Of the same kind: by it the caller tells an outage from a fault of what was asked.
+            raise type(self._lost)(str(self._lost)) from self._lost
+        self._largest_batch = max(self._largest_batch, len(batch))
+        with self._closing:  # what is begun before close() is ended by it
+            if self._closed:
+                raise _closed()
+            asked = asyncio.run_coroutine_threadsafe(self._describe(batch, attempt), self._loop)
+        try:
+            return asked.result()
+        except concurrent.futures.CancelledError as cancelled:
+            raise _closed() from cancelled
+        except EngineLostError as lost:
+            self._lost = lost
+            raise
+        finally:
+            asked.cancel()  # of an interrupted wait
+
+    def close(self) -> None:
+        """Give up what is under way, and let the server go."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        try:
+            ending.result(_CLOSING_SECONDS)
+        except TimeoutError:
+            _log.warning("Requests to the model server did not end within %.0f s.", _CLOSING_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSING_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+        self._encoding.shutdown(wait=False, cancel_futures=True)
+        self._images.close()
+        self._server.release()
+
+    async def _describe(
+        self, batch: Sequence[LoadedProperty], attempt: Attempt
+    ) -> list[Answer | EngineError]:
+        asked = [asyncio.create_task(self._asking.answer(one, attempt)) for one in batch]
+        try:
+            return await asyncio.gather(*asked)
+        finally:
+            for one in asked:
+                one.cancel()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for one in others:
+            one.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._asking.close()
+
+
+def _closed() -> EngineLostError:
+    return EngineLostError("the engine was closed")

@@ -1,0 +1,233 @@
+"""Guided decoding: at every step only tokens that keep the answer inside the JSON schema can be chosen.
+
+What lives here: the schema compiled to a grammar over one tokenizer's vocabulary (xgrammar), and the logits
+processors of one batch. What does not: the model, and the verdict on an answer (schema.py): a guided answer
+can still be cut off at the length limit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+_SEPARATORS = (",", ":")
+_CONTROL = frozenset(range(0x20))
+
+
+class Grammar:
+    """A JSON schema compiled for one tokenizer; used by any number of batches.
+
+    logits_width: number of columns of the model's logits, which may exceed the tokenizer's vocabulary; the
+    columns beyond it are never chosen. stop_token_ids: what may end an answer. Raises SchemaError where the
+    schema asks for something that the grammar cannot express.
+    """
+
+    def __init__(
+        self,
+        json_schema: Mapping[str, Any],
+        tokenizer: Any,
+        *,
+        logits_width: int,
+        stop_token_ids: Sequence[int],
+    ) -> None:
+        import xgrammar
+
+        vocabulary = xgrammar.TokenizerInfo.from_huggingface(
+            tokenizer, vocab_size=logits_width, stop_token_ids=list(stop_token_ids)
+        )
+        try:
+            # One thread: the grammar of a description is small, and its compilation is milliseconds.
+            self._compiled = xgrammar.GrammarCompiler(vocabulary, max_threads=1).compile_json_schema(
+                json.dumps(json_schema), any_whitespace=False, separators=_SEPARATORS, strict_mode=True
+            )
+        except RuntimeError as error:
+            from resources.engine.schema import SchemaError
+
+            raise SchemaError(f"the description schema cannot guide decoding: {error}") from error
+        special = {*tokenizer.all_special_ids}
+        special.update(vocabulary.special_token_ids)  # of no text at all; asked about them, xgrammar warns
+        special.update(at for at, token in tokenizer.added_tokens_decoder.items() if token.special)
+        # To a grammar "<image>" is seven characters, welcome in any string; to the model it is no text.
+        # And xgrammar lets control characters into strings with a maxLength, which JSON does not.
+        control = {at for at, token in enumerate(vocabulary.decoded_vocab) if not _CONTROL.isdisjoint(token)}
+        self._never = frozenset((special | control) - set(stop_token_ids))
+        self._plain = _bit_mask(logits_width, cleared=self._never)
+        self._stop_tokens = frozenset(stop_token_ids)
+        self._width = logits_width
+
+    def for_batch(self, size: int) -> GuidedBatch:
+        """The logits processor of one call of ``generate`` with ``size`` sequences."""
+        import xgrammar
+
+        matchers = [xgrammar.GrammarMatcher(self._compiled) for _ in range(size)]
+        bitmask = xgrammar.allocate_token_bitmask(size, self._width)
+        return GuidedBatch(
+            matchers, bitmask, never=self._never, plain=self._plain, stop_tokens=self._stop_tokens
+        )
+
+
+class GuidedBatch:
+    """Holds the answers of one batch to the grammar. Serves one call of ``generate`` and no second.
+
+    A step is either a call, which masks the scores of all rows, or ``go_on``. never: tokens that are never
+    said; plain: the mask without them; stop_tokens: what ends an answer.
+    """
+
+    def __init__(
+        self,
+        matchers: Sequence[Any],
+        bitmask: torch.Tensor,
+        *,
+        never: Collection[int],
+        plain: torch.Tensor,
+        stop_tokens: Collection[int],
+    ) -> None:
+        self._matchers = list(matchers)
+        self._bitmask = bitmask
+        self._never = never
+        self._plain = plain
+        self._stop_tokens = stop_tokens
+        self._stop = ~_bit_mask(32 * bitmask.shape[-1], cleared=stop_tokens)
+        self._open = set(range(len(self._matchers)))
+        self._started = False
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Take the last tokens of ``input_ids`` [batch, tokens] in, and mask ``scores`` [batch, width].
+
+        With ``input_ids`` on the host the grammar works beside the step that makes the scores.
+        """
+        if self._started:
+            self.take(input_ids[:, -1].tolist())
+        self._started = True
+        for row in self._open:
+            self._matchers[row].fill_next_token_bitmask(self._bitmask, row)
+        self._bitmask &= self._plain
+        if scores.is_cuda and not self._bitmask.is_pinned():
+            # A copy out of other memory waits for the step under way, and what follows is launched late.
+            # Nobody writes there before the chosen tokens are back on the host: after the copy.
+            self._bitmask = self._bitmask.pin_memory()
+        _apply(scores, self._bitmask.to(scores.device, non_blocking=True))
+        return scores
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Take in one token of each row of the batch."""
+        for row in sorted(self._open):
+            matcher = self._matchers[row]
+            # A refusal means that no token could go on (a vocabulary without some byte): end it; the
+            # verdict on its text comes later, and its neighbours must not suffer.
+            if not matcher.accept_token(tokens[row]) or matcher.is_terminated():
+                self._end(row)
+
+    def go_on(
+        self, rows: Sequence[int], drafts: Sequence[Sequence[int]], scores: torch.Tensor
+    ) -> list[list[int]]:
+        """What each of ``rows`` says next: its draft as far as that is right, and one token more.
+
+        scores: [rows, tokens, width]; those after ``n`` tokens of a row's draft are at ``n``. Each token is
+        the likeliest that the grammar allows. Where it allows the likeliest of all, no mask is made.
+        """
+        likeliest = scores.argmax(dim=-1).tolist()
+        said: list[list[int]] = [[] for _ in rows]
+        asked = list(range(len(rows)))
+        while refused := [
+            at for at in asked if not self._follow(rows[at], drafts[at], likeliest[at], said[at])
+        ]:
+            places = [len(said[at]) for at in refused]
+            allowed = self._likeliest_allowed([rows[at] for at in refused], scores[refused, places])
+            asked = []
+            for at, token in zip(refused, allowed, strict=True):
+                if not self._accepts(rows[at], token):
+                    self._end(rows[at])  # as in ``take``
+                said[at].append(token)
+                if self._goes_on(drafts[at], said[at]):
+                    asked.append(at)
+        return said
+
+    def _follow(self, row: int, draft: Sequence[int], likeliest: Sequence[int], said: list[int]) -> bool:
+        """Say the likeliest tokens for as long as they are the draft's; False before one not allowed."""
+        while self._accepts(row, token := likeliest[len(said)]):
+            said.append(token)
+            if not self._goes_on(draft, said):
+                return True
+        return False
+
+    def _goes_on(self, draft: Sequence[int], said: Sequence[int]) -> bool:
+        """Whether the scores after what was said are there, for it is what the draft says."""
+        last = len(said) - 1
+        return last < len(draft) and said[last] == draft[last] and said[last] not in self._stop_tokens
+
+    def _likeliest_allowed(self, rows: Sequence[int], scores: torch.Tensor) -> list[int]:
+        """One token for each of ``rows``, of its scores [rows, width]."""
+        import torch
+
+        for row in self._open.intersection(rows):
+            self._matchers[row].fill_next_token_bitmask(self._bitmask, row)
+        bitmask = (self._bitmask[list(rows)] & self._plain).to(scores.device)
+        masked = scores.to(torch.float32)
+        _apply(masked, bitmask)
+        tokens: list[int] = masked.argmax(dim=-1).tolist()
+        return tokens
+
+    def _accepts(self, row: int, token: int) -> bool:
+        """Take in a token of one row, if it may be said."""
+        if row not in self._open:
+            return token in self._stop_tokens
+        matcher = self._matchers[row]
+        if token in self._never or not matcher.accept_token(token):
+            return False
+        if matcher.is_terminated():
+            self._end(row)
+        return True
+
+    def _end(self, row: int) -> None:
+        self._open.discard(row)
+        self._bitmask[row] = self._stop
+
+
+def _apply(scores: torch.Tensor, bitmask: torch.Tensor) -> None:
+    """Mask scores [rows, width] in place."""
+    import xgrammar
+
+    # The triton kernel that xgrammar would choose on a GPU needs a compiler on the machine.
+    backend = "cpu" if scores.device.type == "cpu" else "torch_native"
+    xgrammar.apply_token_bitmask_inplace(scores, bitmask, backend=backend)
+
+
+class SampledBatch:
+    """Logits processor that turns greedy choice into sampling, each sequence with its own seed.
+
+    It adds Gumbel noise to ``scores / temperature``: the largest is then a sample of the softmax. What a
+    property draws does not depend on its neighbours in the batch, as it would with one generator for all.
+    """
+
+    def __init__(self, temperature: float, seeds: Sequence[int]) -> None:
+        import torch
+
+        self._temperature = temperature
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Noised ``scores`` [batch, width]."""
+        import torch
+
+        width = scores.shape[-1]
+        uniform = torch.stack(
+            [torch.rand(width, generator=generator, dtype=torch.float64) for generator in self._generators]
+        )
+        gumbel = -torch.log(-torch.log(uniform))
+        return scores / self._temperature + gumbel.to(scores.device, scores.dtype)
+
+
+def _bit_mask(width: int, *, cleared: Collection[int]) -> torch.Tensor:
+    """A mask [words] of int32, a bit a token, low bits first: set but for ``cleared`` ones."""
+    import torch
+
+    bits = np.ones(-(-width // 32) * 32, dtype=np.bool_)
+    bits[[at for at in cleared if at < width]] = False
+    return torch.from_numpy(np.packbits(bits, bitorder="little").view("<i4"))

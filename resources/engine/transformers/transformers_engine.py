@@ -1,0 +1,372 @@
+"""The engine in this process: any image-text-to-text model that transformers loads, greedy by default.
+
+What lives here: from loaded images to answers, batch by batch, on one CPU or GPU, and what to do when its
+memory is too small. What does not: loading (model_loading.py), the processor (model_inputs.py), choosing
+tokens (greedy_decoding.py, guided.py), retries (ladder.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+
+from resources.engine.protocol import (
+    Answer,
+    Attempt,
+    EngineLostError,
+    ModelLoadError,
+    RequestTooLargeError,
+    sampling_seed,
+)
+from resources.engine.transformers.attention import prefer_flash_attention, share_keys_in_steps
+from resources.engine.transformers.drafted_steps import Guide, drafted_steps
+from resources.engine.transformers.drafts import Drafts
+from resources.engine.transformers.greedy_decoding import Begin, GreedyDecoding
+from resources.engine.transformers.guided import Grammar, SampledBatch
+from resources.engine.transformers.model_inputs import InputPreparation, ModelInputs
+from resources.engine.transformers.model_loading import (
+    ModelSource,
+    exact_revision,
+    load_model,
+    load_processor,
+)
+from resources.engine.transformers.preparation_process import PreparationProcess
+from resources.engine.transformers.static_decoding import Decoding, static_decoding
+from resources.images.nameless_memory import IS_THERE
+from resources.machine_memory import memory_bytes
+
+if TYPE_CHECKING:
+    from resources.engine.prompt import Prompt
+    from resources.engine.schema import DescriptionSchema
+    from resources.images.images import LoadedProperty
+
+_LOST = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "NCCL error", "device-side assert")
+_OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory")
+
+
+_TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
+"""Modules that complain when the interpreter ends (nanobind's)."""
+
+_LONG_RUN = 16
+"""Batches for which processes prepare: the start of one takes 4 s of a core."""
+
+_MOST_PREPARE = 8
+"""Batches that are prepared at once beside a GPU. 64 images of a megapixel are 5 to 16 s of a core, and a 2B
+model on a large GPU looks at them in 3."""
+
+_PREPARE_BYTES = 8 << 30
+"""Of the machine's memory, for each of these: a batch of 64 such images is up to 1 GiB of tensors, it is kept
+until the model has answered, and other runs may prepare as many."""
+
+
+class AnswerGrammar(Protocol):
+    """What holds answers to their form: a logits processor for each batch."""
+
+    def for_batch(self, size: int) -> Any:
+        """The logits processor of one call of ``generate`` with ``size`` sequences."""
+
+
+class TransformersEngine:
+    """One model on one device.
+
+    In float32 a property's answer does not depend on the others of its batch. Where a batch does not fit the
+    device's memory it is halved, and no later batch is larger than what fitted.
+
+    device: ``cpu`` or ``cuda`` (the first that is visible; the lease sees to it that it is the only one).
+    decoding: ``dynamic`` steps with a cache that grows, ``static`` with one of fixed size, whose steps a GPU
+    runs as recordings, ``compiled`` compiles those before. speculative_tokens: tokens of an answer that are
+    guessed from earlier ones, and asked about in one step of a cache that grows, at most. By all of these
+    answers are the same, bfloat16's rounding aside. batches: that it will be asked about, where that is
+    known. Raises ModelLoadError, and SchemaError where the schema cannot guide decoding.
+    """
+
+    batches_at_once = 1
+
+    def __init__(
+        self,
+        source: ModelSource,
+        *,
+        schema: DescriptionSchema,
+        prompt: Prompt,
+        device: Literal["cpu", "cuda"],
+        decoding: Decoding = "dynamic",
+        speculative_tokens: int = 0,
+        batches: int = 0,
+    ) -> None:
+        with contextlib.ExitStack() as lost:
+            # First of all: it starts about as long as the model loads.
+            processes = []
+            for _ in range(_processes_beside(device, batches)):
+                processes.append(PreparationProcess(source, prompt.text))
+                lost.callback(processes[-1].close)
+            from transformers import AutoModelForImageTextToText
+
+            # What was imported by now stays to the end: a collection that looks at it, the process's last one
+            # above all, takes a second of a core. Not what follows: neither the model, whose memory is given
+            # back, nor what says on the screen what was not collected of it.
+            if not _TELL_WHAT_IS_LEFT & sys.modules.keys():
+                gc.freeze()
+            processor = load_processor(source)
+            model = load_model(source, AutoModelForImageTextToText, device=device)
+            grammar = Grammar(
+                schema.json_schema,
+                processor.tokenizer,
+                logits_width=model.get_output_embeddings().weight.shape[0],
+                stop_token_ids=_stop_token_ids(model, processor.tokenizer),
+            )
+            self.model = source.name
+            self.revision = exact_revision(source)
+            self._take(model, processor, grammar, prompt, device, decoding, speculative_tokens, processes)
+            lost.pop_all()
+
+    @classmethod
+    def around(
+        cls,
+        model: Any,
+        processor: Any,
+        *,
+        grammar: AnswerGrammar,
+        prompt: Prompt,
+        device: Literal["cpu", "cuda"],
+        decoding: Decoding = "dynamic",
+        speculative_tokens: int = 0,
+    ) -> Self:
+        """An engine around a model that is on its device already, such as one with random weights."""
+        engine = cls.__new__(cls)
+        engine.model = type(model).__name__
+        engine.revision = "in memory"
+        engine._take(model, processor, grammar, prompt, device, decoding, speculative_tokens)
+        return engine
+
+    def _take(
+        self,
+        model: Any,
+        processor: Any,
+        grammar: AnswerGrammar,
+        prompt: Prompt,
+        device: Literal["cpu", "cuda"],
+        decoding: Decoding,
+        speculative_tokens: int,
+        processes: Sequence[PreparationProcess] = (),
+    ) -> None:
+        from transformers import GenerationConfig
+
+        self.largest_batch: int | None = None
+        self._device = device
+        self.prepares_at_once = _prepare_at_once(device)
+        self._inputs = InputPreparation(
+            processor,
+            prompt,
+            at_once=self.prepares_at_once,
+            dtype=model.dtype,
+            pinned=device == "cuda",
+            processes=processes,
+        )
+        self._tokenizer = processor.tokenizer
+        self._model = model
+        self._grammar = grammar
+        self._stop_token_ids = _stop_token_ids(model, self._tokenizer)
+        padding = self._tokenizer.pad_token_id
+        self._pad_token_id: int = self._stop_token_ids[0] if padding is None else padding
+        # A clean one: penalties and sampling that a model ships with would break JSON and repeatability.
+        self._model.generation_config = GenerationConfig(
+            eos_token_id=list(self._stop_token_ids), pad_token_id=self._pad_token_id, do_sample=False
+        )
+        self._decodes_itself = _takes_a_decoding(model)
+        self.decoding = decoding
+        self._drafts = Drafts(speculative_tokens)
+        self.static = static_decoding(model, decoding, device=device)
+        """What steps the model with a cache of fixed size; None where it grows."""
+        if device == "cuda":
+            prefer_flash_attention(model)
+        if self.static is None and speculative_tokens > 0:
+            share_keys_in_steps(model)
+        self._seconds = {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
+        text_config = self._model.config.get_text_config()
+        self._context: int | None = getattr(text_config, "max_position_embeddings", None)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds inside ``describe`` so far. See Engine."""
+        return self._seconds
+
+    def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
+        """Run the processor ahead. See Engine."""
+        size = self.largest_batch or len(batch)
+        self._inputs.prepare([batch[at : at + size] for at in range(0, len(batch), size)], attempt)
+
+    def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer]:
+        """One answer a property, in order. See Engine; raises RequestTooLargeError for a single property."""
+        answers: list[Answer] = []
+        while len(answers) < len(batch):
+            chunk = batch[len(answers) :][: self.largest_batch]
+            answered = self._answered_or_none(chunk, attempt)
+            if answered is not None:
+                answers.extend(answered)
+            elif len(chunk) > 1:
+                self.largest_batch = len(chunk) // 2
+            else:
+                raise RequestTooLargeError(
+                    "out_of_memory",
+                    f"{len(chunk[0].images[: attempt.images])} images at once are more than the memory of "
+                    f"{self._device} holds beside the model",
+                )
+        return answers
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        import torch
+
+        self._inputs.close()
+        del self._model, self._grammar, self.static
+        gc.collect()
+        if self._device == "cuda":
+            torch.cuda.empty_cache()
+
+    def _answered_or_none(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer] | None:
+        """The answers, or None where the device's memory did not hold the batch."""
+        import torch
+
+        try:
+            return self._answers(batch, attempt)
+        except MemoryError as error:
+            raise EngineLostError("this process ran out of memory while describing; end it") from error
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                if _is_lost(error):
+                    raise EngineLostError(f"the device is lost: {error}") from error
+                raise
+        # Only here is the exception gone, and with its traceback the tensors that filled the memory.
+        if self.static is not None:
+            self.static.free()
+        gc.collect()
+        if self._device == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
+    def _answers(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer]:
+        import torch
+        from transformers import LogitsProcessorList
+
+        began = time.monotonic()
+        inputs = self._inputs.take(batch, attempt)
+        self._seconds["processor"] += time.monotonic() - began
+        limits = [self._room(tokens, attempt) for tokens in inputs.prompt_tokens]
+        guide = self._grammar.for_batch(len(batch))
+        processors: list[Any] = [guide]
+        begin: Begin | None = None
+        if self.static is not None:
+            begin = self.static.begin
+        # The guide is all that decides about a token then: the generation's own settings are empty.
+        elif self._drafts.most > 0 and attempt.temperature == 0 and isinstance(guide, Guide):
+            begin = functools.partial(drafted_steps, guide=guide, drafts=self._drafts)
+        if attempt.temperature > 0:
+            seeds = [sampling_seed(attempt.seed, one.property_id, attempt.number) for one in batch]
+            processors.append(SampledBatch(attempt.temperature, seeds))
+        with torch.inference_mode():
+            sequences = self._generate(inputs, LogitsProcessorList(processors), limits, begin)
+        generated = sequences[:, inputs.tensors["input_ids"].shape[1] :].tolist()
+        return [
+            self._answer(tokens[:limit], prompt)
+            for tokens, limit, prompt in zip(generated, limits, inputs.prompt_tokens, strict=True)
+        ]
+
+    def _generate(
+        self, inputs: ModelInputs, processors: Any, limits: Sequence[int], begin: Begin | None
+    ) -> Any:
+        """Prompts and answers as tokens [properties, tokens]."""
+        began = time.monotonic()
+        decoding = GreedyDecoding(
+            stop_token_ids=self._stop_token_ids,
+            pad_token_id=self._pad_token_id,
+            limits=limits,
+            begin=begin,
+        )
+        sequences = self._model.generate(
+            **inputs.tensors.to(self._device, non_blocking=True),
+            max_new_tokens=max(limits),
+            logits_processor=processors,
+            custom_generate=decoding if self._decodes_itself else None,
+        )
+        seconds = time.monotonic() - began
+        # ``generate`` looks at the images before it asks for a decoding.
+        generation = decoding.generation_seconds if self._decodes_itself else seconds
+        self._seconds["prefill"] += seconds - generation
+        self._seconds["generation"] += generation
+        return sequences
+
+    def _room(self, prompt_tokens: int, attempt: Attempt) -> int:
+        """Tokens that this property's answer may have: by itself, not by the longest prompt of the batch."""
+        if self._context is None:
+            return attempt.max_new_tokens
+        room = self._context - prompt_tokens
+        if room <= 0:
+            raise RequestTooLargeError(
+                "prompt_too_long",
+                f"images and prompt are {prompt_tokens} tokens, of {self._context} that the model takes",
+            )
+        return min(attempt.max_new_tokens, room)
+
+    def _answer(self, tokens: list[int], prompt_tokens: int) -> Answer:
+        ends = [at for at, token in enumerate(tokens) if token in self._stop_token_ids]
+        answer = tokens[: ends[0]] if ends else tokens
+        return Answer(
+            text=self._tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+            finish_reason="stop" if ends else "length",
+            prompt_tokens=prompt_tokens,
+            output_tokens=len(answer),
+        )
+
+
+def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """What ends an answer: what the model's files name (one or several), and the tokenizer's own."""
+    named = model.generation_config.eos_token_id
+    ids = [named] if isinstance(named, int) else list(named or [])
+    if tokenizer.eos_token_id is not None:
+        ids.append(tokenizer.eos_token_id)
+    if not ids:
+        raise ModelLoadError(
+            "neither the model's generation_config.json nor its tokenizer names a token that ends an answer; "
+            "add eos_token_id"
+        )
+    return tuple(dict.fromkeys(ids))
+
+
+def _prepare_at_once(device: Literal["cpu", "cuda"]) -> int:
+    """Batches that are prepared at once: one on a CPU, from which others would take what is the model's."""
+    if device == "cpu":
+        return 1
+    return max(1, min(_MOST_PREPARE, (os.cpu_count() or 1) // 2, memory_bytes() // _PREPARE_BYTES))
+
+
+def _processes_beside(device: Literal["cpu", "cuda"], batches: int) -> int:
+    """Processes that prepare in a long run, on other cores than the model's."""
+    worth_it = batches >= _LONG_RUN and IS_THERE and (os.cpu_count() or 1) >= 2
+    return _prepare_at_once(device) if worth_it else 0
+
+
+def _takes_a_decoding(model: Any) -> bool:
+    """Whether answers are decoded by our own loop: not by a model that brings a way of its own."""
+    from transformers import GenerationMixin
+
+    steps = ("generate", "_sample", "_prefill")
+    ours = all(getattr(type(model), step) is getattr(GenerationMixin, step) for step in steps)
+    return ours and not model.config.is_encoder_decoder
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY)
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    import torch
+
+    return isinstance(error, torch.AcceleratorError) or any(sign in str(error) for sign in _LOST)

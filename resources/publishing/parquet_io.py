@@ -1,0 +1,105 @@
+"""The IO manager of partitioned assets: publishes what an asset staged, loads partitions lazily.
+
+What lives here: Dagster's side only. What may be published, and how, is in
+``resources.publishing.published``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagster import (
+    AssetKey,
+    ConfigurableIOManager,
+    InputContext,
+    MetadataValue,
+    OutputContext,
+)
+from pydantic import Field
+
+from resources.publishing.errors import WrongPartitionError
+from resources.publishing.partition_rows import PartitionRows
+from resources.publishing.published import PublishedPartitions
+from resources.publishing.record import PublishedRecord
+from resources.publishing.staged_file import StagedFile
+
+
+@dataclass(frozen=True)
+class AlreadyPublished:
+    """What an asset hands over when its partition is complete and unchanged: nothing on disk is touched."""
+
+    record: PublishedRecord
+
+
+class ParquetIOManager(ConfigurableIOManager):
+    """One parquet file a partition, under ``HOME/<asset key>/KEY.parquet``.
+
+    An asset hands over a StagedFile, or AlreadyPublished. What loads a partition gets PartitionRows; what
+    loads several gets a dict of them by partition key.
+    """
+
+    home: str = Field(description="The folder that holds a folder for each asset.")
+
+    def handle_output(self, context: OutputContext, obj: StagedFile | AlreadyPublished) -> None:
+        """Publish the staged file, as the last line of defence. Raises as ``PublishedPartitions.publish``."""
+        key = self._one_partition(context.asset_key, context.asset_partition_keys)
+        partitions = self.partitions(context.asset_key)
+        if isinstance(obj, AlreadyPublished):
+            record, changed = obj.record, False
+            if record.key != key:
+                raise WrongPartitionError(f"partition {key} was handed the record of partition {record.key}")
+        elif isinstance(obj, StagedFile):
+            if obj.key != key:
+                raise WrongPartitionError(
+                    f"partition {key} was handed the file of partition {obj.key}, which is not published. "
+                    "Stage the file with context.partition_key."
+                )
+            publication = partitions.publish(obj)
+            record, changed = publication.record, publication.changed
+            for note in publication.notes:
+                context.log.warning(note)
+        else:
+            raise WrongPartitionError(
+                f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}: it must return "
+                "what PublishedPartitions.stage() gives, or AlreadyPublished"
+            )
+        path = partitions.path(key)
+        context.log.info(
+            f"{'Published' if changed else 'Unchanged'}: {path}, version {record.sequence}, {record.rows} "
+            f"rows, digest {record.sha256[:12]}."
+        )
+        context.add_output_metadata(
+            {
+                "path": MetadataValue.path(str(path)),
+                "dagster/partition_row_count": record.rows,
+                "bytes": record.bytes,
+                "digest": record.sha256[:12],
+                "version": record.sequence,
+                "changed": changed,
+            }
+        )
+
+    def load_input(self, context: InputContext) -> PartitionRows | dict[str, PartitionRows]:
+        """A lazy handle on the partition, or on each of several. Raises as ``PublishedPartitions.read``."""
+        if not context.has_asset_partitions:
+            raise WrongPartitionError(
+                f"asset {context.asset_key.to_user_string()} is read by partition; to read all of it, query "
+                f"{self.partitions(context.asset_key).directory}/*.parquet with DuckDB (union_by_name=true)"
+            )
+        partitions = self.partitions(context.asset_key)
+        rows = {key: partitions.read(key) for key in context.asset_partition_keys}
+        return next(iter(rows.values())) if len(rows) == 1 else rows
+
+    def partitions(self, asset_key: AssetKey) -> PublishedPartitions:
+        """The published partitions of an asset."""
+        return PublishedPartitions(Path(self.home, *asset_key.path))
+
+    def _one_partition(self, asset_key: AssetKey, keys: Sequence[str]) -> str:
+        if len(keys) != 1:
+            raise WrongPartitionError(
+                f"asset {asset_key.to_user_string()} is published one partition a run, and this run has "
+                f"{len(keys)}: launch a backfill with one run a partition (leave the backfill policy unset)"
+            )
+        return keys[0]

@@ -1,0 +1,303 @@
+"""The files of one partition, and the steps that take them from one published version to the next.
+
+What lives here: where each file stands, the lock, the record's two copies, the order in which a publication
+changes the disk, and how one that was interrupted is finished or taken back. What does not: what may be
+published and what people are told (``resources.publishing.published``). Every method that writes wants the
+lock held.
+
+The order holds at every line: the published name has the whole old file or the whole new one; the record on
+disk names both while they are being exchanged; a backup is dropped only after everything newer was read back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from resources.publishing.errors import (
+    DigestMismatchError,
+    InvalidPartitionKeyError,
+    PartitionBusyError,
+    RecordDamagedError,
+)
+from resources.publishing.record import PartitionManifest, PendingPublication, PublishedRecord
+from resources.publishing.staged_file import InUseMark
+from resources.storage import files
+
+_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,149}")
+_LOCK_PAUSE_SECONDS = 0.05
+
+SLOTS = (0, 1, 2)
+"""Backups: 0 is the second copy of the published file, 1 and 2 are the versions before it."""
+
+
+class PartitionFiles:
+    """One partition's files under ``directory``. Raises InvalidPartitionKeyError for an unusable key."""
+
+    def __init__(self, directory: Path, key: str) -> None:
+        # No dot either: KEY.0.parquet would be two keys' file.
+        if not _KEY.fullmatch(key):
+            raise InvalidPartitionKeyError(
+                f"partition key {key!r} cannot be a file name: use up to 150 letters, digits, '-' and '_' "
+                "(ASCII)"
+            )
+        self.key = key
+        self.directory = directory
+        self.published = directory / f"{key}.parquet"
+        self.record_path = directory / ".manifest" / f"{key}.json"
+        self.record_copy = directory / ".backup" / f"{key}.json"
+        self.quarantine = directory / ".quarantine"
+
+    def slot(self, number: int) -> Path:
+        """The path of backup 0, 1 or 2."""
+        return self.directory / ".backup" / f"{self.key}.{number}.parquet"
+
+    @contextlib.contextmanager
+    def locked(self, wait_seconds: float) -> Iterator[None]:
+        """Hold the partition's lock, which a dead process frees. Raises PartitionBusyError after the wait."""
+        for path in (self.published, self.record_path, self.slot(0)):
+            files.make_directory(path.parent)
+        lock = self.record_path.with_name(f".{self.key}.lock")
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        deadline = time.monotonic() + wait_seconds
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise PartitionBusyError(
+                            f"partition {self.key} in {self.directory} is being published or restored by "
+                            f"another process, which did not finish within {wait_seconds:.0f} s. Nothing was "
+                            "changed: wait for that run, or end it, and try again."
+                        ) from None
+                    time.sleep(_LOCK_PAUSE_SECONDS)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def holds(self, path: Path, record: PublishedRecord | None) -> bool:
+        """Whether a file is, to the byte, the version of the record. A file that cannot be read is not."""
+        if record is None:
+            return False
+        try:
+            return path.stat().st_size == record.bytes and files.sha256_of(path) == record.sha256
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+
+    def peek(self) -> PublishedRecord | None:
+        """The record of the file that readers see, without writing anything. Needs no lock."""
+        manifest = self._first_readable()
+        if manifest is None:
+            return None
+        if manifest.pending and self.holds(self.published, manifest.pending.record):
+            return manifest.pending.record
+        return manifest.published
+
+    def settle(self) -> tuple[PartitionManifest, list[str]]:
+        """The manifest, after what an interruption left was finished, taken back or removed, without loss.
+
+        Also says what was done. Raises RecordDamagedError where neither copy of the record can be read.
+        """
+        repairs: list[str] = []
+        manifest = self._load(repairs)
+        if manifest.pending:
+            manifest = self._finish_or_take_back(manifest, manifest.pending, repairs)
+        self._remove_abandoned()
+        return manifest, repairs
+
+    def put_in_place(
+        self, temporary: Path, record: PublishedRecord, manifest: PartitionManifest, notes: list[str]
+    ) -> None:
+        """Publish a durable temporary file as the version of ``record``, after that of ``manifest``."""
+        kept = self._verified_versions(manifest, notes)
+        copy = self._copy(temporary, self.slot(0), record)
+        pending = PendingPublication(record, tuple(kept[:2]))
+        # The record before its copy, and after it when all is done: a settled one is never ahead of its copy.
+        exchange = replace(manifest, pending=pending).to_bytes()
+        files.write_replacing(self.record_path, exchange)
+        files.write_replacing(self.record_copy, exchange)
+        self.keep_aside_unless(manifest.published, notes)
+        files.publish_replacing(temporary, self.published)
+        self._complete(pending, copy, notes)
+
+    def restore_published(self, record: PublishedRecord, notes: list[str]) -> None:
+        """Put a copy of the second copy, which must verify, under the published name."""
+        copy = self._copy(self.slot(0), self.published, record)
+        self.keep_aside_unless(record, notes)
+        files.publish_replacing(copy, self.published)
+
+    def restore_backup(self, record: PublishedRecord, notes: list[str]) -> None:
+        """Make the second copy anew from the published file, which must verify."""
+        copy = self._copy(self.published, self.slot(0), record)
+        if self.slot(0).exists():
+            self.move_aside(self.slot(0), notes)
+        files.publish_replacing(copy, self.slot(0))
+        notes.append(f"Its second copy {self.slot(0)} was made anew.")
+
+    def move_aside(self, path: Path, notes: list[str]) -> None:
+        """Move one file into the quarantine."""
+        aside = files.set_aside(path, self.quarantine)
+        notes.append(f"{path} was moved to {aside}.")
+
+    def keep_aside_unless(self, record: PublishedRecord | None, notes: list[str]) -> None:
+        """Before the published name is taken over: keep a file that no verified backup holds."""
+        if self.published.exists() and not self.holds(self.published, record):
+            aside = files.set_aside(self.published, self.quarantine, keep=True)
+            notes.append(f"What stood at {self.published} was kept as {aside}.")
+
+    def _copy(self, source: Path, target: Path, record: PublishedRecord) -> Path:
+        copy, sha256 = files.copy_temporary(source, target)
+        if sha256 != record.sha256:
+            copy.unlink()
+            raise DigestMismatchError(
+                f"{source} changed while it was copied: its digest is {sha256[:12]} where "
+                f"{record.sha256[:12]} was expected. Nothing was replaced; look at the disk's health and try "
+                "again."
+            )
+        return copy
+
+    def _verified_versions(self, manifest: PartitionManifest, notes: list[str]) -> list[PublishedRecord]:
+        """The versions that really exist as backups, newest first; what does not verify goes aside."""
+        current = manifest.published
+        if current and not self.holds(self.slot(0), current) and self.holds(self.published, current):
+            self.restore_backup(current, notes)
+        recorded = dict(zip(SLOTS, (current, *manifest.previous), strict=False))
+        verified = []
+        for number in SLOTS:
+            version = recorded.get(number)
+            if version and self.holds(self.slot(number), version):
+                verified.append(version)
+            elif self.slot(number).exists():
+                self.move_aside(self.slot(number), notes)
+        return verified
+
+    def _complete(self, pending: PendingPublication, copy: Path | None, notes: list[str]) -> None:
+        """After the published name has the new file: rotate the backups, then write both records.
+
+        Every step can be repeated: what stands where it should is left alone.
+        """
+        kept = [
+            version
+            for number, version in reversed(list(enumerate(pending.previous, start=1)))
+            if self._rotate(number, version, notes)
+        ]
+        if not self.holds(self.slot(0), pending.record):
+            copy = copy or self._copy(self.published, self.slot(0), pending.record)
+            files.publish_replacing(copy, self.slot(0))
+        self._write_settled(PartitionManifest(self.key, pending.record, tuple(reversed(kept))))
+
+    def _write_settled(self, manifest: PartitionManifest) -> None:
+        # The copy stands beside the backups: writing it makes their renames durable too.
+        files.write_replacing(self.record_copy, manifest.to_bytes())
+        files.write_replacing(self.record_path, manifest.to_bytes())
+
+    def _rotate(self, number: int, version: PublishedRecord, notes: list[str]) -> bool:
+        """Bring a version to its backup slot from a newer one. The slots are filled oldest first."""
+        for source in range(number, -1, -1):
+            if self.holds(self.slot(source), version):
+                if source != number:
+                    files.publish_replacing(self.slot(source), self.slot(number))
+                return True
+        notes.append(f"The earlier version {version.sequence} of partition {self.key} is no longer there.")
+        return False
+
+    def _finish_or_take_back(
+        self, manifest: PartitionManifest, pending: PendingPublication, repairs: list[str]
+    ) -> PartitionManifest:
+        record = pending.record
+        if not self.holds(self.published, record):
+            whole = self._another(record, manifest.published)
+            if whole is None:
+                back = replace(manifest, pending=None)
+                self._write_settled(back)
+                repairs.append(
+                    f"A publication of partition {self.key} had been interrupted before its file was in "
+                    "place: it was taken back, and the version before it stands."
+                )
+                return back
+            copy = self._copy(whole, self.published, record)
+            self.keep_aside_unless(manifest.published, repairs)
+            files.publish_replacing(copy, self.published)
+        # The rename that we see may be that of a process killed before it could make it durable.
+        files.sync_directory(self.directory)
+        self._complete(pending, None, repairs)
+        repairs.append(
+            f"A publication of partition {self.key} had been interrupted after its file was in place: its "
+            "backups and its record were completed."
+        )
+        return self._load(repairs)
+
+    def _another(self, record: PublishedRecord, before: PublishedRecord | None) -> Path | None:
+        """Another whole file of the version under way, where going back to the one before is not possible."""
+        if self.holds(self.slot(0), record):
+            return self.slot(0)
+        stands = self.holds(self.published, before) if before else not self.published.exists()
+        if stands:
+            return None
+        unfinished = self.slot(0).parent.glob(f".{self.slot(0).name}.*{files.TEMPORARY_SUFFIX}")
+        return next((path for path in unfinished if self.holds(path, record)), None)
+
+    def _remove_abandoned(self) -> None:
+        for parent in (self.directory, self.slot(0).parent, self.record_path.parent):
+            for path in parent.glob(f".{self.key}.*{files.TEMPORARY_SUFFIX}"):
+                InUseMark.remove_if_abandoned(path)
+
+    def _read(self, path: Path) -> PartitionManifest | RecordDamagedError | None:
+        try:
+            return PartitionManifest.from_bytes(path.read_bytes(), key=self.key)
+        except FileNotFoundError:
+            return None
+        except RecordDamagedError as error:
+            return error
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return RecordDamagedError(f"the record {path} cannot be read: {error.strerror}")
+
+    def _first_readable(self) -> PartitionManifest | None:
+        found = [self._read(path) for path in (self.record_path, self.record_copy)]
+        for one in found:
+            if isinstance(one, PartitionManifest):
+                return one
+        for one in found:
+            if isinstance(one, RecordDamagedError):
+                raise RecordDamagedError(
+                    f"{one}. Neither {self.record_path} nor its copy {self.record_copy} is whole. The "
+                    f"partition's file is left as it is; `vlm-assets repair` moves all its files to "
+                    f"{self.quarantine} and has it materialized anew."
+                )
+        return None
+
+    def _load(self, repairs: list[str]) -> PartitionManifest:
+        manifest = self._first_readable()
+        if manifest is None:
+            return PartitionManifest(self.key)
+        # While a publication is under way the copy may be behind, or ahead; settling it writes both.
+        wanted = [self.record_path] if manifest.pending else self.record_paths
+        for path in wanted:
+            if self._read(path) != manifest:
+                if path.exists():
+                    self.move_aside(path, repairs)
+                files.write_replacing(path, manifest.to_bytes())
+                repairs.append(
+                    f"The record {path} was missing or damaged and was written anew from its copy."
+                )
+        return manifest
+
+    @property
+    def record_paths(self) -> list[Path]:
+        """The record and its copy."""
+        return [self.record_path, self.record_copy]

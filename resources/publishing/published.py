@@ -1,0 +1,268 @@
+"""The published partitions of one asset: one parquet file a partition, its backups and its record.
+
+What lives here: what may be published, verified, restored and read. What does not: the order of the steps
+on disk (``resources.publishing.partition_files``), writing the next file
+(``resources.publishing.staged_file``), and Dagster
+(``resources.publishing.parquet_io``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from resources.publishing.errors import (
+    CannotRestoreError,
+    NotPublishedError,
+    PartitionBusyError,
+    PublishedByAnotherError,
+    PublishedFileDamagedError,
+    RecordDamagedError,
+    WrongPartitionError,
+)
+from resources.publishing.partition_files import SLOTS, PartitionFiles
+from resources.publishing.partition_rows import PartitionRows
+from resources.publishing.record import PartitionManifest, PublishedRecord
+from resources.publishing.staged_file import InUseMark, StagedFile, read_back, write_rows
+from resources.publishing.verification import PUT_BACK, Finding, FindingKind, Verification, compare, judge
+from resources.storage import files
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What publishing did. ``changed`` is False where this very file was published already.
+
+    ``notes`` are sentences about what was found damaged or interrupted, and where it was put.
+    """
+
+    record: PublishedRecord
+    path: Path
+    changed: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """What restoring did. ``changed`` is False where nothing was damaged."""
+
+    record: PublishedRecord
+    changed: bool
+    notes: tuple[str, ...] = ()
+
+
+class PublishedPartitions:
+    """The published partitions under one directory, such as ``HOME/property_descriptions``.
+
+    ``lock_seconds`` is how long to wait for another process that is publishing the same partition.
+    """
+
+    def __init__(self, directory: Path, *, lock_seconds: float = 60.0) -> None:
+        self.directory = directory
+        self._lock_seconds = lock_seconds
+
+    def path(self, key: str) -> Path:
+        """Where the partition's file is, or will be."""
+        return PartitionFiles(self.directory, key).published
+
+    def keys(self) -> list[str]:
+        """The keys of the parquet files that readers see now, recorded or not, sorted."""
+        return sorted(path.stem for path in self.directory.glob("*.parquet"))
+
+    def record(self, key: str) -> PublishedRecord | None:
+        """What is published, from the partition's record; None where nothing is. Writes nothing.
+
+        Raises RecordDamagedError where the record and its copy are both unreadable: that is not 'nothing'.
+        """
+        return PartitionFiles(self.directory, key).peek()
+
+    def stage(
+        self,
+        key: str,
+        batches: Iterable[pa.RecordBatch],
+        schema: pa.Schema,
+        *,
+        expected_ids: Collection[str],
+        fingerprint: str,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> StagedFile:
+        """Write the partition's next file under a temporary name, make it durable and read it back fully.
+
+        One row group is in memory at a time, and the ids. A wrong id set is told by ``StagedFile.ids`` and
+        refused by ``publish``. ``metadata`` (JSON values) goes into the record. Raises DurableWriteError,
+        WrongSchemaError, PartitionBusyError; nothing is left behind then.
+        """
+        partition = PartitionFiles(self.directory, key)
+        remembered = json.loads(json.dumps(dict(metadata or {})))
+        with partition.locked(self._lock_seconds):
+            manifest, repairs = partition.settle()
+            sink = files.TemporaryFile(partition.published)
+            mark = InUseMark(sink.path)
+        try:
+            rows = write_rows(sink, batches, schema)
+            sha256 = sink.seal()
+            ids, digest = read_back(sink.path, rows=rows, expected_ids=expected_ids)
+        except BaseException:
+            sink.discard()
+            mark.release()
+            raise
+        return StagedFile(
+            key=key,
+            path=sink.path,
+            directory=self.directory,
+            rows=rows,
+            bytes=sink.size,
+            sha256=sha256,
+            key_set_digest=digest,
+            ids=ids,
+            schema=schema,
+            fingerprint=fingerprint,
+            metadata=remembered,
+            sequence=manifest.sequence,
+            notes=tuple(repairs),
+            in_use=mark,
+        )
+
+    def publish(self, staged: StagedFile) -> Publication:
+        """Make the staged file the published one, with a verified second copy and two versions before it.
+
+        When it returns, the file and its second copy were both read back and are durable. A file identical to
+        the published one changes nothing. Raises WrongIdSetError, DigestMismatchError,
+        PublishedByAnotherError, WrongPartitionError, RecordDamagedError, PartitionBusyError or OSError;
+        before the last step on disk the old file stays, after it the new one, never a part of either.
+        """
+        if staged.directory != self.directory:
+            raise WrongPartitionError(
+                f"partition {staged.key} was staged in {staged.directory} and cannot be published in "
+                f"{self.directory}"
+            )
+        staged.refuse_unfit()
+        partition = PartitionFiles(self.directory, staged.key)
+        with partition.locked(self._lock_seconds):
+            manifest, repairs = partition.settle()
+            notes = [*staged.notes, *repairs]
+            current = manifest.published
+            if current and current.sha256 == staged.sha256:
+                # The same version: nothing is rotated, but what is damaged of it is put right.
+                if not partition.holds(partition.published, current):
+                    partition.keep_aside_unless(current, notes)
+                    files.publish_replacing(staged.path, partition.published)
+                    notes.append(f"{partition.published} was missing or damaged and was written anew.")
+                if not partition.holds(partition.slot(0), current):
+                    partition.restore_backup(current, notes)
+                staged.discard()
+                return Publication(current, partition.published, changed=False, notes=tuple(notes))
+            if manifest.sequence != staged.sequence:
+                raise PublishedByAnotherError(
+                    f"partition {staged.key} is not published: version {manifest.sequence} was published by "
+                    f"another process after this file was staged over version {staged.sequence}. The "
+                    "published file stays. Materialize the partition again: a complete one is verified and "
+                    "left alone."
+                )
+            record = PublishedRecord(
+                key=staged.key,
+                sequence=manifest.sequence + 1,
+                sha256=staged.sha256,
+                bytes=staged.bytes,
+                rows=staged.rows,
+                key_set_digest=staged.key_set_digest,
+                fingerprint=staged.fingerprint,
+                published_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                metadata=staged.metadata,
+            )
+            partition.put_in_place(staged.path, record, manifest, notes)
+        staged.release()
+        return Publication(record, partition.published, changed=True, notes=tuple(notes))
+
+    def verify(self, key: str, *, deep: bool = True) -> Verification:
+        """Compare the partition's files with its record. ``deep`` reads every byte, else sizes and footers.
+
+        A publication that was interrupted is finished or taken back first. Never raises for what is on disk.
+        """
+        partition = PartitionFiles(self.directory, key)
+        repairs: list[str] = []
+        try:
+            if partition.record_path.parent.is_dir():
+                try:
+                    with partition.locked(0.0):
+                        manifest, repairs = partition.settle()
+                        return compare(partition, manifest, repairs, deep=deep)
+                except PartitionBusyError:
+                    record = partition.peek()
+            else:
+                record = partition.peek()
+            # A publisher is at work, so the backups are on the move: only what readers see is judged.
+            return compare(partition, PartitionManifest(key, record), repairs, deep=deep, backups=False)
+        except RecordDamagedError as error:
+            return Verification(key, None, (Finding(FindingKind.RECORD_DAMAGED, f"{error}"),))
+
+    def restore(self, key: str) -> Restoration:
+        """Put a damaged or deleted published file back from its verified second copy, or that one from it.
+
+        What was damaged goes to ``.quarantine``. Raises CannotRestoreError where neither is whole,
+        NotPublishedError, RecordDamagedError.
+        """
+        partition = PartitionFiles(self.directory, key)
+        with partition.locked(self._lock_seconds):
+            manifest, notes = partition.settle()
+            record = manifest.published
+            if record is None:
+                raise NotPublishedError(
+                    f"partition {key} has no record in {self.directory}: nothing to restore"
+                )
+            file_whole = partition.holds(partition.published, record)
+            copy_whole = partition.holds(partition.slot(0), record)
+            if not file_whole and not copy_whole:
+                raise CannotRestoreError(
+                    f"neither {partition.published} nor its second copy {partition.slot(0)} is what the "
+                    f"record says (digest {record.sha256[:12]}, {record.bytes} bytes). Nothing was changed. "
+                    f"Earlier versions: {self._earlier(partition, manifest) or 'none'}. Recompute the "
+                    "partition, or copy one of these by hand."
+                )
+            if not file_whole:
+                partition.restore_published(record, notes)
+                notes.append(f"{partition.published} was restored from {partition.slot(0)}.")
+            elif not copy_whole:
+                partition.restore_backup(record, notes)
+        return Restoration(record, changed=not (file_whole and copy_whole), notes=tuple(notes))
+
+    def read(self, key: str, columns: Sequence[str] | None = None) -> PartitionRows:
+        """A lazy handle on the published rows. Raises NotPublishedError, PublishedFileDamagedError.
+
+        Only size and row count are compared here; page checksums are verified as rows are read.
+        """
+        partition = PartitionFiles(self.directory, key)
+        record = partition.peek()
+        if record is None:
+            raise NotPublishedError(
+                f"partition {key} is not published in {self.directory}. Materialize it first."
+            )
+        damage = judge(partition.published, record, deep=False)
+        if damage:
+            raise PublishedFileDamagedError(f"Partition {key}: {damage[1]} {PUT_BACK}")
+        return PartitionRows(partition.published, record, tuple(columns) if columns is not None else None)
+
+    def set_aside(self, key: str) -> tuple[str, ...]:
+        """Move every file of a partition into ``.quarantine``: it then counts as never published.
+
+        For a person who accepts that its record is lost. Returns what was moved where, in sentences.
+        """
+        partition = PartitionFiles(self.directory, key)
+        notes: list[str] = []
+        with partition.locked(self._lock_seconds):
+            for path in (partition.published, *map(partition.slot, SLOTS), *partition.record_paths):
+                if path.exists():
+                    partition.move_aside(path, notes)
+        return tuple(notes)
+
+    def _earlier(self, partition: PartitionFiles, manifest: PartitionManifest) -> str:
+        return ", ".join(
+            f"{partition.slot(number)} (version {version.sequence}, {version.rows} rows)"
+            for number, version in enumerate(manifest.previous, start=1)
+            if partition.holds(partition.slot(number), version)
+        )

@@ -1,0 +1,243 @@
+"""A partition's next file, written and read back but not yet published.
+
+What lives here: streaming rows into a temporary parquet file, reading it back fully, and comparing its ids
+with the expected ones. What does not: whether and how it is published
+(``resources.publishing.published``). The id
+set is compared here and refused there, so that the asset checks can run on the file and say what is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from resources.journal.key_sets import key_set_digest
+from resources.publishing.errors import DigestMismatchError, WrongIdSetError, WrongSchemaError
+from resources.publishing.partition_rows import BATCH_ROWS, ID_COLUMN, PartitionRows
+from resources.storage import files
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class IdSet:
+    """The ids of a file against the expected ones: each number, and the first few ids of each kind."""
+
+    expected: int
+    found: int
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+    nulls: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the file holds every expected id once and nothing else."""
+        return not (self.missing or self.unexpected or self.repeated or self.nulls)
+
+    def sentence(self) -> str:
+        """Expected, found, and the first offending ids of each kind."""
+        parts = [f"{self.expected} ids expected, {self.found} rows found"]
+        for name, ids in (
+            ("missing", self.missing),
+            ("not expected", self.unexpected),
+            ("more than once", self.repeated),
+        ):
+            if ids:
+                shown = ", ".join(repr(one) for one in ids[:_SHOWN])
+                parts.append(f"{len(ids)} {name}: {shown}{', …' if len(ids) > _SHOWN else ''}")
+        if self.nulls:
+            parts.append(f"{self.nulls} without an id")
+        return "; ".join(parts)
+
+
+@dataclass
+class StagedFile:
+    """A complete parquet file under a temporary name beside the published one, verified by reading it back.
+
+    It lives until it is published or discarded; what a killed process leaves behind is removed by the next
+    stage of the same partition. ``sequence`` is that of the version it would replace (0: none).
+    ``notes`` are sentences about what an earlier interruption had left and how it was settled.
+    """
+
+    key: str
+    path: Path
+    directory: Path
+    rows: int
+    bytes: int
+    sha256: str
+    key_set_digest: str
+    ids: IdSet
+    schema: pa.Schema
+    fingerprint: str
+    metadata: Mapping[str, Any]
+    sequence: int
+    notes: tuple[str, ...]
+    in_use: InUseMark = field(repr=False)
+
+    def read(self) -> PartitionRows:
+        """The staged rows, lazily: what the checks look at."""
+        return PartitionRows(self.path)
+
+    def refuse_unfit(self) -> None:
+        """Raise WrongIdSetError or DigestMismatchError where this file must not be published."""
+        if not self.ids.fits:
+            raise WrongIdSetError(
+                f"partition {self.key} is not published, because its ids are not the expected ones: "
+                f"{self.ids.sentence()}. The published file in {self.directory} stays as it was. Materialize "
+                "the partition again; if it repeats, compare the catalogue's slice with the journal."
+            )
+        try:
+            found = files.sha256_of(self.path)
+        except OSError as error:
+            found = f"unreadable ({error.strerror or error})"
+        if found != self.sha256:
+            raise DigestMismatchError(
+                f"partition {self.key} is not published, because {self.path} changed after it was read back: "
+                f"its digest was {self.sha256[:12]} and is {found[:40]}. The published file stays as it was. "
+                "Materialize the partition again, and look at the disk's health."
+            )
+
+    def discard(self) -> None:
+        """Remove the temporary file. Publishing does this too; doing it twice does no harm."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the mark that says that this process still needs the temporary file."""
+        self.in_use.release()
+
+    def __enter__(self) -> StagedFile:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.discard()
+
+
+def write_rows(sink: files.TemporaryFile, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+    """Stream batches of any size into parquet, in row groups of 1,024 rows. Returns the number of rows.
+
+    Row groups do not follow the batches, so that the same rows give the same bytes however they came.
+    Raises WrongSchemaError for a batch with other columns, DurableWriteError where the disk fails.
+    """
+    writer = pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True)
+    rows = 0
+    try:
+        for group in _row_groups(batches, schema):
+            writer.write_table(group, row_group_size=BATCH_ROWS)
+            rows += group.num_rows
+        writer.close()
+    except BaseException:
+        # Closing what cannot be written raises once more, and would again when it is collected.
+        with contextlib.suppress(Exception):
+            writer.close()
+        writer.is_open = False
+        raise
+    return rows
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if not batch.schema.equals(schema):
+            raise WrongSchemaError(
+                f"a batch has the columns {_columns(batch.schema)} where the partition's file has "
+                f"{_columns(schema)}: nothing was published. Build every batch with the schema handed to "
+                "stage()."
+            )
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= BATCH_ROWS:
+            table = pa.Table.from_batches(waiting, schema)
+            whole = rows - rows % BATCH_ROWS
+            for start in range(0, whole, BATCH_ROWS):
+                yield table.slice(start, BATCH_ROWS)
+            waiting, rows = table.slice(whole).to_batches(), rows - whole
+    if rows:
+        yield pa.Table.from_batches(waiting, schema)
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{one.name}: {one.type}" for one in schema)
+
+
+def read_back(path: Path, *, rows: int, expected_ids: Collection[str]) -> tuple[IdSet, str]:
+    """Decode a file fully, page checksums verified, and compare its ids. Returns them and their digest.
+
+    Ids are all that stays in memory. Raises DurableWriteError where the file cannot be decoded or holds
+    another number of rows than were written.
+    """
+    found: set[str] = set()
+    repeated: dict[str, None] = {}
+    count = nulls = 0
+    try:
+        for batch in PartitionRows(path).iter_batches():
+            count += batch.num_rows
+            for one in batch.column(ID_COLUMN).to_pylist():
+                if one is None:
+                    nulls += 1
+                elif one in found:
+                    repeated[one] = None
+                else:
+                    found.add(one)
+    except (OSError, pa.ArrowException) as error:
+        raise files.DurableWriteError(errno.EIO, f"{path} cannot be read back: {error}") from error
+    if count != rows:
+        raise files.DurableWriteError(errno.EIO, f"{path} reads back {count} rows where {rows} were written")
+    expected = expected_ids if isinstance(expected_ids, Set) else frozenset(expected_ids)
+    ids = IdSet(
+        expected=len(expected),
+        found=count,
+        missing=tuple(sorted(one for one in expected if one not in found)),
+        unexpected=tuple(sorted(one for one in found if one not in expected)),
+        repeated=tuple(repeated),
+        nulls=nulls,
+    )
+    return ids, key_set_digest(found)
+
+
+class InUseMark:
+    """A lock on a temporary file that a living process still needs: without it the file is abandoned.
+
+    The operating system frees it when the process dies, however it dies.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.release()
+
+    @staticmethod
+    def remove_if_abandoned(path: Path) -> bool:
+        """Remove a temporary file that no living process holds. The caller holds the partition's lock."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True

@@ -1,0 +1,58 @@
+"""JSON that carries its own SHA-256: any changed, missing or added byte is noticed when it is read.
+
+The file is valid JSON, ``{"sha256":"<hex>","content":<the digested bytes>}`` and a newline. What the
+content means lives with who writes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from resources.storage.files import make_directory, write_replacing
+
+_HEAD = b'{"sha256":"'
+_MIDDLE = b'","content":'
+_TAIL = b"}\n"
+_START = len(_HEAD) + 64 + len(_MIDDLE)
+
+
+class BrokenSealError(ValueError):
+    """The bytes are not what was written."""
+
+
+def seal(content: bytes) -> bytes:
+    """Wrap JSON text (UTF-8 bytes) with its digest."""
+    return b"".join((_HEAD, hashlib.sha256(content).hexdigest().encode(), _MIDDLE, content, _TAIL))
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """The JSON object in sealed bytes. Raises BrokenSealError where a single bit differs."""
+    check_seal(data)
+    found = json.loads(data[_START : -len(_TAIL)])
+    if not isinstance(found, dict):
+        raise BrokenSealError("the content is not a JSON object")
+    return found
+
+
+def check_seal(data: bytes) -> None:
+    """Compare sealed bytes with their digest, without parsing them. Raises BrokenSealError."""
+    if not data:
+        raise BrokenSealError("the file is empty")
+    digest = hashlib.sha256(data[_START : -len(_TAIL)]).hexdigest().encode()
+    if data[:_START] != _HEAD + digest + _MIDDLE or data[-len(_TAIL) :] != _TAIL:
+        raise BrokenSealError("the digest does not fit the content")
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The JSON object in a sealed file. Raises BrokenSealError, OSError."""
+    return unseal(path.read_bytes())
+
+
+def write_sealed(path: Path, content: Mapping[str, object]) -> None:
+    """Replace a sealed file, its folder made if need be; durable when it returns. Raises OSError."""
+    make_directory(path.parent)
+    write_replacing(path, seal(json.dumps(content, separators=(",", ":")).encode()))

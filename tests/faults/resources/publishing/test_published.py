@@ -1,0 +1,442 @@
+"""A publication stopped, failed or cut off at every operation, and damage to every part of what it wrote."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from resources.publishing.errors import RecordDamagedError
+from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.published import PublishedPartitions
+from resources.publishing.verification import FindingKind
+from resources.storage.files import DurableWriteError
+
+KEY = "000000000-000000001"
+SCHEMA = pa.schema([("property_id", pa.string()), ("text", pa.string())])
+IDS = ["x", "y"]
+
+
+def publish(directory: Path, text: str) -> None:
+    partitions = PublishedPartitions(directory, lock_seconds=0)
+    batch = pa.record_batch([IDS, [text, text]], schema=SCHEMA)
+    partitions.publish(partitions.stage(KEY, [batch], SCHEMA, expected_ids=IDS, fingerprint=text))
+
+
+def restore(directory: Path) -> None:
+    PublishedPartitions(directory, lock_seconds=0).restore(KEY)
+
+
+def text_of(path: Path) -> str | None:
+    if not path.exists():
+        return None
+    with pq.ParquetFile(path) as file:
+        return file.read(["text"], use_threads=False).column(0)[0].as_py()
+
+
+def state(directory: Path) -> str:
+    """The texts of the published file and of the backups, oldest last: ``cc b a`` written ``ccba``."""
+    partition = PartitionFiles(directory, KEY)
+    paths = [partition.published, *map(partition.slot, (0, 1, 2))]
+    return "".join(text_of(path) or "-" for path in paths)
+
+
+@pytest.fixture(params=["first", "fourth"])
+def base(request: pytest.FixtureRequest, memory_path: Path) -> Path:
+    """A directory before the publication of ``d``: nothing published yet, or three versions before."""
+    directory = memory_path / "base"
+    directory.mkdir()
+    for text in "abc" if request.param == "fourth" else "":
+        publish(directory, text)
+    return directory
+
+
+def expected(base: Path) -> tuple[str, str]:
+    """The state before and after."""
+    return ("ccba", "ddcb") if (base / f"{KEY}.parquet").exists() else ("----", "dd--")
+
+
+def assert_recovers(directory: Path, base: Path, *, go_on: bool = True) -> str:
+    """Readers see the whole old or new file, verifying settles everything, and the next publication works."""
+    old, new = expected(base)
+    partitions = PublishedPartitions(directory, lock_seconds=0)
+    seen = text_of(partitions.path(KEY))
+    assert (seen or "-") in (old[0], new[0])
+    assert [path.name for path in directory.glob("*.parquet")] == ([f"{KEY}.parquet"] if seen else [])
+    record = partitions.record(KEY)
+    assert (record.fingerprint if record else None) == seen
+    found = partitions.verify(KEY)
+    settled = state(directory)
+    if seen:
+        assert found.ok, found.sentence()
+    else:
+        assert [one.kind for one in found.findings] == [FindingKind.NOT_PUBLISHED]
+    assert settled == (new if seen == "d" else old)
+    assert partitions.verify(KEY).repairs == ()
+    assert not list(directory.glob(".quarantine/*"))
+    if go_on:
+        publish(directory, "e")
+        assert state(directory) == "ee" + settled[1:3]
+        assert partitions.verify(KEY).ok
+        assert not [path for path in directory.rglob("*.tmp") if path.is_file()]
+    return settled
+
+
+def run_killed(folders: list[Path], text: str, *, start: int = 1) -> list[str]:
+    child = Path(__file__).parents[1] / "killed_publisher.py"
+    done = subprocess.run(
+        [sys.executable, child, KEY, text, str(start), *folders], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")[:-1]
+
+
+def copies(base: Path, count: int) -> list[Path]:
+    folders = [base.parent / f"at{number}" for number in range(1, count + 1)]
+    for folder in folders:
+        shutil.copytree(base, folder)
+    return folders
+
+
+def operations_of(file_operations: ModuleType, root: Path, action: Callable[[], None]) -> list[Any]:
+    operations = file_operations.FileOperations(root)
+    with operations.watched():
+        action()
+    log: list[Any] = operations.log
+    return log
+
+
+def test_killed_at_every_operation(base: Path, file_operations: ModuleType) -> None:
+    """SIGKILL at any file operation leaves the whole old or new file, and the next run goes on."""
+    shutil.copytree(base, trial := base.parent / "trial")
+    count = len(operations_of(file_operations, trial, lambda: publish(trial, "d")))
+    folders = copies(base, count + 1)
+    ends = run_killed(folders, "d")
+    assert ends == ["killed"] * count + ["finished"]
+    states = [assert_recovers(folder, base) for folder in folders]
+    old, new = expected(base)
+    assert states == sorted(states, key=[old, new].index), "the change happens once"
+    assert {old, new} == set(states)
+
+
+def test_killed_while_recovering(memory_path: Path, file_operations: ModuleType) -> None:
+    """A second kill, at any operation of the recovery from the first, changes nothing of the promise."""
+    base = memory_path / "base"
+    base.mkdir()
+    for text in "abc":
+        publish(base, text)
+    shutil.copytree(base, trial := memory_path / "trial")
+    count = len(operations_of(file_operations, trial, lambda: publish(trial, "d")))
+    stopped = copies(base, count)
+    assert run_killed(stopped, "d") == ["killed"] * count
+    chance = random.Random(7)
+    again = []
+    for number in range(66):
+        shutil.copytree(chance.choice(stopped[count // 2 :]), folder := memory_path / f"again{number}")
+        again.append(folder)
+    ends = [
+        end for start in range(0, len(again), 22) for end in run_killed(again[start : start + 22], "--verify")
+    ]
+    assert ends.count("killed") > 30
+    for folder, end in zip(again, ends, strict=True):
+        if end == "killed":
+            assert_recovers(folder, base)
+
+
+@pytest.mark.parametrize("way", ["durable", "eager", "chance"])
+def test_power_cut_at_every_operation(base: Path, file_operations: ModuleType, way: str) -> None:
+    """Only what was made durable survives, or some of the rest besides: the promise holds all the same."""
+    shutil.copytree(base, root := base.parent / "root")
+    log = operations_of(file_operations, root, lambda: publish(root, "d"))
+    disk = file_operations.LossyDisk.holding(base)
+    for cut in range(len(log) + 1):
+        chance = random.Random(cut) if way == "chance" else None
+        disk.after_power_cut(left := base.parent / f"cut{cut}", chance, eager=way == "eager")
+        settled = assert_recovers(left, base, go_on=way == "chance")
+        if cut < len(log):
+            disk.apply(log[cut])
+    assert settled == expected(base)[1], "what was acknowledged is durable"
+
+
+def test_power_cut_after_recovery(memory_path: Path, file_operations: ModuleType) -> None:
+    """A process stops anywhere, the next one settles it, then the power goes: what was settled is durable."""
+
+    class Stopped(BaseException):
+        pass
+
+    base = memory_path / "base"
+    base.mkdir()
+    for text in "abc":
+        publish(base, text)
+    shutil.copytree(base, trial := memory_path / "trial")
+    count = len(operations_of(file_operations, trial, lambda: publish(trial, "d")))
+    for stop in range(1, count):
+        shutil.copytree(base, root := memory_path / f"root{stop}")
+        operations = file_operations.FileOperations(root)
+
+        def before(operation: Any, operations: Any, stop: int = stop) -> None:
+            if len(operations.log) >= stop:
+                raise Stopped
+
+        operations.before = before
+        with operations.watched(), pytest.raises(Stopped):
+            publish(root, "d")
+        operations.before = lambda operation, operations: None
+        # Outside: what a process made durable before it had to wait for the lock does not count.
+        with PartitionFiles(root, KEY).locked(0), operations.watched():
+            _, repairs = PartitionFiles(root, KEY).settle()
+        assert all("interrupted" in one for one in repairs)
+        settled = state(root)
+        disk = file_operations.LossyDisk.holding(base)
+        for operation in operations.log:
+            disk.apply(operation)
+        disk.after_power_cut(left := memory_path / f"left{stop}", None)
+        assert assert_recovers(left, base) == settled
+        chance = random.Random(stop)
+        disk = file_operations.LossyDisk.holding(base)
+        for operation in operations.log[: chance.randint(stop, len(operations.log))]:
+            disk.apply(operation)
+        disk.after_power_cut(left := memory_path / f"cut{stop}", chance)
+        assert_recovers(left, base)
+
+
+def test_order_of_operations(base: Path, file_operations: ModuleType) -> None:
+    """The order on disk is this one: any fsync, directory sync or rename taken out or moved is noticed."""
+    first = expected(base)[0] == "----"
+    log = operations_of(file_operations, base, lambda: publish(base, "d"))
+    names = {
+        f"{KEY}.parquet": "file",
+        f".backup/{KEY}.0.parquet": "slot0",
+        f".backup/{KEY}.1.parquet": "slot1",
+        f".backup/{KEY}.2.parquet": "slot2",
+        f".backup/{KEY}.json": "copy of the record",
+        f".manifest/{KEY}.json": "record",
+        ".": "directory",
+    }
+
+    def named(path: str) -> str:
+        if path.endswith(".tmp"):
+            whole = Path(path)
+            final = str(whole.parent / whole.name[1:].rsplit(".", 2)[0])
+            return f"new {names[final]}"
+        return names.get(path, path)
+
+    steps: list[str] = []
+    for operation in log:
+        step = " ".join((operation.name, *map(named, operation.paths)))
+        if operation.name not in ("mkdir", "create") and step not in steps[-1:]:
+            steps.append(step)
+
+    def durable(name: str, folder: str) -> list[str]:
+        return [f"write new {name}", f"fsync new {name}", *put(f"new {name}", name, folder)]
+
+    def put(source: str, target: str, folder: str) -> list[str]:
+        return [f"replace {source} {target}", f"fsync_directory {folder}"]
+
+    start = steps.index("write new file")
+    assert steps[start:] == [
+        "write new file",
+        "fsync new file",
+        "fsync_directory directory",
+        "write new slot0",
+        "fsync new slot0",
+        *durable("record", ".manifest"),
+        *durable("copy of the record", ".backup"),
+        *put("new file", "file", "directory"),
+        *([] if first else put("slot1", "slot2", ".backup")),
+        *([] if first else put("slot0", "slot1", ".backup")),
+        *put("new slot0", "slot0", ".backup"),
+        *durable("copy of the record", ".backup"),
+        *durable("record", ".manifest"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EIO", "EROFS"])
+def test_disk_fails_at_every_operation(base: Path, file_operations: ModuleType, name: str) -> None:
+    """A disk that fails, once or from then on, gives a clear error; the old or new file stays, whole."""
+    code = getattr(errno, name)
+    shutil.copytree(base, trial := base.parent / "trial")
+    count = len(operations_of(file_operations, trial, lambda: publish(trial, "d")))
+    for number, folder in enumerate(copies(base, count)):
+        operations = file_operations.FileOperations(folder)
+        calls = 0
+
+        def before(operation: Any, operations: Any, number: int = number) -> None:
+            nonlocal calls
+            calls += 1
+            failing = calls == number + 1 if name == "EIO" else calls > number
+            if failing and not (name in ("ENOSPC", "EDQUOT") and operation.name == "unlink"):
+                raise OSError(code, os.strerror(code), *operation.paths)
+
+        operations.before = before
+        with operations.watched(), pytest.raises(OSError, match=os.strerror(code)) as failure:
+            publish(folder, "d")
+        assert failure.value.errno == code
+        del failure
+        assert_recovers(folder, base)
+
+
+def test_short_writes_lose_nothing(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system call that writes less than it was asked to is called again."""
+    new = expected(base)[1]
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data)[:7]))
+    publish(base, "d")
+    assert state(base) == new
+    assert PublishedPartitions(base).verify(KEY).ok
+
+
+def test_bytes_changed_before_the_read_back(base: Path, file_operations: ModuleType) -> None:
+    """A disk that acknowledges what it did not keep is noticed, for every file and every write."""
+    shutil.copytree(base, trial := base.parent / "trial")
+    log = operations_of(file_operations, trial, lambda: publish(trial, "d"))
+    writes = [number for number, operation in enumerate(log) if operation.name == "fsync"]
+    assert len(writes) == 6
+    for number in writes:
+        shutil.copytree(base, folder := base.parent / f"lying{number}")
+        operations = file_operations.FileOperations(folder)
+
+        def before(operation: Any, operations: Any, number: int = number) -> None:
+            if len(operations.log) == number:
+                path = operations.root / operation.paths[0]
+                data = bytearray(path.read_bytes())
+                data[len(data) // 3] ^= 4
+                path.write_bytes(data)
+
+        operations.before = before
+        with operations.watched(), pytest.raises(DurableWriteError, match="reads back as"):
+            publish(folder, "d")
+        assert_recovers(folder, base)
+
+
+def test_every_flipped_bit_is_found(memory_path: Path) -> None:
+    """A flipped bit anywhere in the published file or its backups, footers included, is found."""
+    for text in "abc":
+        publish(memory_path, text)
+    partitions = PublishedPartitions(memory_path)
+    partition = PartitionFiles(memory_path, KEY)
+    chance = random.Random(3)
+    for path, kind in (
+        (partition.published, {"digest_differs", "unreadable", "rows_differ"}),
+        (partition.slot(0), {"backup_differs"}),
+        (partition.slot(2), {"backup_differs"}),
+    ):
+        whole = path.read_bytes()
+        for _ in range(200):
+            damaged = bytearray(whole)
+            damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+            path.write_bytes(damaged)
+            found = partitions.verify(KEY).findings
+            assert len(found) == 1 and found[0].kind in kind
+        path.write_bytes(whole)
+    assert partitions.verify(KEY).ok
+
+
+def test_every_damaged_record_is_found(memory_path: Path) -> None:
+    """A flipped bit, a cut or added bytes in the record: its copy brings it back, or the loss is named."""
+    for text in "ab":
+        publish(memory_path, text)
+    partitions = PublishedPartitions(memory_path)
+    record = partitions.record(KEY)
+    path, copy = PartitionFiles(memory_path, KEY).record_paths
+    whole = path.read_bytes()
+    assert copy.read_bytes() == whole
+    chance = random.Random(5)
+    for number in range(300):
+        damaged = bytearray(whole)
+        if number % 3 == 0:
+            damaged = damaged[: chance.randrange(len(whole))]
+        elif number % 3 == 1:
+            damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        else:
+            damaged += chance.randbytes(chance.randint(1, 9))
+        path.write_bytes(damaged)
+        assert partitions.record(KEY) == record
+        found = partitions.verify(KEY)
+        assert found.ok and found.repairs
+        assert path.read_bytes() == whole
+        path.write_bytes(damaged)
+        copy.write_bytes(damaged)
+        with pytest.raises(RecordDamagedError):
+            partitions.record(KEY)
+        assert partitions.verify(KEY).findings[0].kind is FindingKind.RECORD_DAMAGED
+        path.write_bytes(whole)
+        copy.write_bytes(whole)
+
+
+@pytest.mark.parametrize("bad", ["published", "slot0", "slot1", "record", "copy"])
+def test_killed_and_then_damaged(memory_path: Path, file_operations: ModuleType, bad: str) -> None:
+    """A kill at any operation and damage to any one file besides: a whole version is still restored."""
+    base = memory_path / "base"
+    base.mkdir()
+    for text in "abc":
+        publish(base, text)
+    shutil.copytree(base, trial := memory_path / "trial")
+    count = len(operations_of(file_operations, trial, lambda: publish(trial, "d")))
+    # Before the record of the publication under way is written, there is nothing to settle.
+    start = count // 2
+    folders = copies(base, count - start + 1)
+    assert set(run_killed(folders, "d", start=start)) == {"killed"}
+    for folder in folders:
+        partition = PartitionFiles(folder, KEY)
+        path = {
+            "published": partition.published,
+            "slot0": partition.slot(0),
+            "slot1": partition.slot(1),
+            "record": partition.record_path,
+            "copy": partition.record_copy,
+        }[bad]
+        if path.exists():
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        partitions = PublishedPartitions(folder)
+        partitions.verify(KEY)
+        partitions.restore(KEY)
+        assert text_of(partition.published) in ("c", "d")
+        assert partitions.read(KEY).ids() == IDS
+        publish(folder, "e")
+        assert state(folder)[:2] == "ee"
+        assert partitions.verify(KEY).ok
+
+
+@pytest.mark.parametrize("bad", ["published", "slot0"])
+@pytest.mark.parametrize("action", ["publish", "restore"])
+def test_power_cut_keeps_what_was_damaged(
+    memory_path: Path, file_operations: ModuleType, bad: str, action: str
+) -> None:
+    """What does not verify is never deleted: at any cut it stands under its old name or in the quarantine."""
+    base = memory_path / "base"
+    base.mkdir()
+    publish(base, "c")
+    partition = PartitionFiles(base, KEY)
+    path = {"published": partition.published, "slot0": partition.slot(0)}[bad]
+    damaged = bytearray(path.read_bytes())
+    damaged[40] ^= 1
+    path.write_bytes(damaged)
+    shutil.copytree(base, root := memory_path / "root")
+    log = operations_of(
+        file_operations,
+        root,
+        lambda: publish(root, "d") if action == "publish" else restore(root),
+    )
+    disk = file_operations.LossyDisk.holding(base)
+    for cut, operation in enumerate([*log, None]):
+        for way, chance in (("durable", None), ("chance", random.Random(cut))):
+            disk.after_power_cut(left := memory_path / f"{way}{cut}", chance)
+            kept = [one.read_bytes() for one in left.rglob("*") if one.is_file()]
+            assert bytes(damaged) in kept
+        if operation:
+            disk.apply(operation)
+    assert list(root.glob(".quarantine/*"))

@@ -1,0 +1,80 @@
+"""The images' disk goes away before a run or in its middle: no property fails for that, and it goes on."""
+
+import json
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+
+from resources.devices.resource import GpuResource
+from resources.journal.journal import Journal
+from sensors.dagster_internals.runs import NO_ATTEMPT
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.operate.expected_cost import committed_rows
+
+PROPERTIES = 10
+
+
+class NoDevice(GpuResource):
+    """A GPU resource that must not be asked for a device."""
+
+    def lease(self, **_):
+        raise AssertionError("a device was asked for")
+
+
+@pytest.fixture
+def disk(desk, listing, tmp_path):
+    """A folder of the images of a range, which is catalogued; with its key."""
+    image = listing.parent / json.loads(listing.read_text().splitlines()[0])["images"][0]
+    source = tmp_path / "source"
+    for number in range(PROPERTIES):
+        (source / "disk" / str(number)).mkdir(parents=True)
+        shutil.copy(image, source / "disk" / str(number) / "a.png")
+    lines = [{"property_id": f"d{n}", "images": [f"disk/{n}/a.png"]} for n in range(PROPERTIES)]
+    (source / "listing.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    shutil.rmtree(desk.settings.home)
+    (wanted,) = ingest(source / "listing.jsonl", desk.settings.home).new_ranges
+    return source / "disk", wanted.key
+
+
+def test_a_run_without_its_images_waits_without_a_device_and_is_no_attempt(desk, disk):
+    """What is not mounted is waited for before a device is taken, and no row is made of it."""
+    folder, key = disk
+    away = folder.rename(folder.with_name("away"))
+    gpu = NoDevice(leases_directory=str(desk.settings.state_directory / "leases"), devices="cpu:1")
+    ended = desk.changed(device_wait_seconds=0.1).materialize(key=key, gpu=gpu)
+    assert not ended.success
+    assert "No images to describe" in ended.failure
+    assert "mounted" in ended.failure
+    assert desk.instance.get_run_by_id(ended.result.run_id).tags[NO_ATTEMPT] == ended.result.run_id
+    assert committed_rows(desk.settings, "property_descriptions", key) == 0
+    away.rename(folder)
+
+
+def test_a_disk_that_goes_away_in_the_middle_costs_no_property(desk, disk, monkeypatch):
+    """What was described stays, what was not has no row, and the next run goes on without a flag."""
+    folder, key = disk
+    submit = Journal.submit
+
+    def unmount(journal, rows):
+        submit(journal, rows)
+        if folder.exists():
+            folder.rename(folder.with_name("away"))
+
+    small = desk.changed(batch_size=1, prefetch_batches=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "submit", unmount)
+        ended = small.materialize(key=key)
+    assert not ended.success
+    assert "The images are away" in ended.failure
+    assert not ended.checks
+    assert desk.instance.get_run_by_id(ended.result.run_id).tags[NO_ATTEMPT] == ended.result.run_id
+    committed = committed_rows(desk.settings, "property_descriptions", key)
+    assert 1 <= committed < PROPERTIES
+    folder.with_name("away").rename(folder)
+    done = small.materialize(key=key)
+    assert done.success, done.failure
+    assert done.published[0].metadata["restored rows"].value == committed
+    rows = pq.read_table(desk.settings.descriptions_directory / f"{key}.parquet").to_pylist()
+    assert [row["error_kind"] for row in rows if row["error_kind"] == "missing"] == []
+    assert len({row["property_id"] for row in rows}) == PROPERTIES

@@ -1,0 +1,271 @@
+"""A materialization resumes, verifies or refuses; it never loses, doubles or overwrites."""
+
+import shutil
+from types import SimpleNamespace
+
+import pyarrow.parquet as pq
+import pytest
+
+from resources.devices.resource import GpuResource
+from resources.journal.journal import Journal
+from resources.publishing.published import PublishedPartitions
+from sensors.dagster_internals.runs import run_states
+from vlm_assets.assets.descriptions import DescriptionWork
+from vlm_assets.catalog.catalog import Catalog
+
+KEY = "000000000-000000007"
+VOLATILE = {"seconds", "described_at"}
+
+
+class NoDevice(GpuResource):
+    """A GPU resource that must not be asked for a device."""
+
+    def lease(self, **_):
+        raise AssertionError("a device was asked for")
+
+
+@pytest.fixture
+def no_device(desk):
+    return NoDevice(leases_directory=str(desk.settings.state_directory / "leases"), devices="cpu:1")
+
+
+def rows(path):
+    """The rows by id, less what differs between any two runs."""
+    table = pq.read_table(path)
+    return [{name: value for name, value in row.items() if name not in VOLATILE} for row in table.to_pylist()]
+
+
+def stamps(directory):
+    """Every file below a directory with its size and time of change."""
+    return {
+        path: (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in directory.rglob("*")
+        if path.is_file() and path.suffix in (".parquet", ".json")
+    }
+
+
+def test_every_property_of_the_range_comes_out_once_in_order(desk):
+    """One terminal row a property, in the catalogue's order, and beside them where the time went."""
+    done = desk.materialize()
+    assert done.success, done.failure
+    found = rows(desk.file)
+    catalog = Catalog.open(desk.settings.home)
+    assert [row["property_id"] for row in found] == catalog.slice(catalog.ranges[0])[
+        "property_id"
+    ].to_pylist()
+    assert {row["status"] for row in found} <= {"ok", "failed"}
+    for row in found:
+        assert (row["description"] is None) == (row["status"] == "failed")
+        assert (row["error_kind"] is not None) == (row["status"] == "failed")
+    assert all(check.passed for check in done.checks.values())
+    assert {check.partition for check in done.checks.values()} == {KEY}
+    said = done.published[0].metadata
+    spent = {name: said[f"seconds in {name}"].value for name in ("model", "prefill", "generation")}
+    assert spent["model"] >= spent["prefill"] + spent["generation"] > 0
+    assert "| answers (generation) |" in said["where the time went"].value
+
+
+def test_embeddings_follow_the_descriptions_row_for_row(desk):
+    """A vector for each ok description, null for each failed one, in the same order."""
+    done = desk.materialize("property_descriptions", "property_embeddings")
+    assert done.success, done.failure
+    embedded = rows(desk.settings.embeddings_directory / f"{KEY}.parquet")
+    for description, embedding in zip(rows(desk.file), embedded, strict=True):
+        assert embedding["property_id"] == description["property_id"]
+        assert (embedding["embedding"] is None) == (description["status"] == "failed")
+
+
+def test_a_complete_partition_is_verified_and_nothing_changes(desk, no_device):
+    """Pressing Materialize on finished work costs no device and touches no file."""
+    assert desk.materialize().success
+    before = stamps(desk.settings.descriptions_directory)
+    again = desk.materialize(gpu=no_device)
+    assert again.success, again.failure
+    assert stamps(desk.settings.descriptions_directory) == before
+    (event,) = again.published
+    assert "No device was needed" in event.metadata["verified"].value
+    assert event.metadata["changed"].value is False
+    assert all(check.passed for check in again.checks.values())
+
+
+@pytest.mark.parametrize("asset", ["property_descriptions", "property_embeddings"])
+def test_a_death_between_publication_and_retirement_is_finished_without_a_device(
+    desk, no_device, monkeypatch, asset
+):
+    """What is published is complete: the next start retires its journal, computes nothing and says so."""
+    if asset == "property_embeddings":
+        assert desk.materialize().success
+
+    def die(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "retire", die)
+        assert not desk.materialize(asset).success
+    folder = desk.settings.home / asset
+    assert PublishedPartitions(folder).verify(KEY, deep=True).ok
+    assert list(folder.glob(f".journal/{KEY}/*/segment-*"))
+    again = desk.materialize(asset, gpu=no_device)
+    assert again.success, again.failure
+    assert not list(folder.glob(f".journal/{KEY}/*"))
+
+
+def test_a_damaged_file_is_put_back_without_a_device(desk, no_device):
+    """The second copy restores a damaged or deleted file; the damaged one is kept aside."""
+    assert desk.materialize().success
+    sound = desk.file.read_bytes()
+    desk.file.write_bytes(sound[:-200])
+    again = desk.materialize(gpu=no_device)
+    assert again.success, again.failure
+    assert desk.file.read_bytes() == sound
+    assert [path.read_bytes() for path in (desk.file.parent / ".quarantine").iterdir()] == [sound[:-200]]
+
+
+def test_both_copies_lost_stops_with_the_way_out(desk, no_device):
+    """What cannot be put back is never silently computed again: the message names the option that does."""
+    assert desk.materialize().success
+    desk.file.unlink()
+    (desk.file.parent / ".backup" / f"{KEY}.0.parquet").unlink()
+    again = desk.materialize(gpu=no_device)
+    assert not again.success
+    assert "recompute: true" in again.failure
+    assert desk.materialize(config={"recompute": True}).success
+    assert len(rows(desk.file)) == 8
+
+
+@pytest.fixture
+def images_taken_away(desk, listing):
+    """Four of the eight properties have lost their images, and get them back at the end."""
+    catalog = Catalog.open(desk.settings.home)
+    uris = catalog.slice(catalog.ranges[0])["image_uris"].to_pylist()[:4]
+    folders = {catalog.image_path(one[0]).parent for one in uris}
+
+    def take():
+        for folder in folders:
+            shutil.move(folder, f"{folder}.away")
+
+    def put_back():
+        for folder in folders:
+            if not folder.exists():
+                shutil.move(f"{folder}.away", folder)
+
+    take()
+    yield SimpleNamespace(take=take, put_back=put_back)
+    put_back()
+
+
+def test_a_failed_check_publishes_nothing_and_says_what_to_do(desk, images_taken_away):
+    """The failing check has its partition, the run fails, and no file appears."""
+    refused = desk.materialize()
+    assert not refused.success
+    assert not refused.published
+    assert not desk.file.exists()
+    check = refused.checks["failed_share"]
+    assert (check.passed, check.partition) == (False, KEY)
+    assert check.severity.value == "ERROR"
+    assert "4 missing" in refused.failure
+    assert "retry_failed: true" in refused.failure
+    assert refused.checks["ids_conserved"].passed
+
+
+def test_a_refused_recomputation_leaves_the_old_file(desk, images_taken_away):
+    """A worse result never replaces a published one."""
+    images_taken_away.put_back()
+    assert desk.materialize().success
+    before = stamps(desk.settings.descriptions_directory)
+    images_taken_away.take()
+    refused = desk.materialize(config={"recompute": True})
+    assert not refused.success
+    assert "stays in place" in refused.failure
+    assert before.items() <= stamps(desk.settings.descriptions_directory).items()
+
+
+def test_retry_failed_describes_only_what_had_failed(desk, images_taken_away):
+    """Once the images are back, only the failed properties are described again; the rest is kept."""
+    assert not desk.materialize().success
+    images_taken_away.put_back()
+    still = desk.materialize()
+    assert not still.success, "without the option nothing is computed again"
+    retried = desk.materialize(config={"retry_failed": True})
+    assert retried.success, retried.failure
+    (event,) = retried.published
+    assert event.metadata["kept rows"].value == 4
+    found = rows(desk.file)
+    assert len(found) == 8
+    assert sum(row["status"] == "ok" for row in found) >= 7
+
+
+def test_recompute_is_done_once_however_often_its_run_is_retried(desk, no_device):
+    """A run retry of a finished recomputation verifies it; a new request computes again."""
+    assert desk.materialize().success
+    first = PublishedPartitions(desk.file.parent).record(KEY)
+    done = desk.materialize(config={"recompute": True})
+    assert done.success, done.failure
+    second = PublishedPartitions(desk.file.parent).record(KEY)
+    assert second.sequence == first.sequence + 1
+    root = {"dagster/root_run_id": done.result.run_id}
+    retried = desk.materialize(config={"recompute": True}, tags=root, gpu=no_device)
+    assert retried.success, retried.failure
+    assert PublishedPartitions(desk.file.parent).record(KEY) == second
+    assert "launch it anew" in retried.published[0].metadata["verified"].value
+
+
+def test_a_recomputation_of_days_ago_is_re_executed_after_another_one(desk, no_device):
+    """Its journal is closed: it computes again, and nobody is told that committed rows are lost."""
+    first = desk.materialize(config={"recompute": True})
+    root = {"dagster/root_run_id": first.result.run_id}
+    assert desk.materialize(config={"recompute": True}).success
+    again = desk.materialize(config={"recompute": True}, tags=root)
+    assert again.success, again.failure
+    record = PublishedPartitions(desk.file.parent).record(KEY)
+    assert record.sequence == 3
+    retried = desk.materialize(config={"recompute": True}, tags=root, gpu=no_device)
+    assert retried.success, retried.failure
+    assert PublishedPartitions(desk.file.parent).record(KEY) == record
+
+
+def test_other_settings_are_another_generation_and_the_old_one_is_kept(desk):
+    """Changed settings never mix rows: the new output replaces the old whole, which becomes a backup."""
+    assert desk.materialize().success
+    old = desk.file.read_bytes()
+    other = desk.changed(max_pixels=40_000)
+    done = other.materialize()
+    assert done.success, done.failure
+    assert len({row["fingerprint"] for row in rows(desk.file)}) == 1
+    assert desk.file.read_bytes() != old
+    assert (desk.file.parent / ".backup" / f"{KEY}.1.parquet").read_bytes() == old
+    back = desk.materialize()
+    assert back.success, back.failure
+    assert (
+        pq.read_table(desk.file)["fingerprint"][0]
+        == pq.read_table(desk.file.parent / ".backup" / f"{KEY}.2.parquet")["fingerprint"][0]
+    )
+
+
+def test_batch_size_is_no_part_of_a_result(desk, no_device):
+    """Another batch size keeps what is published."""
+    assert desk.materialize().success
+    assert desk.changed(batch_size=2).materialize(gpu=no_device).success
+
+
+def test_options_that_exclude_each_other_are_refused(desk):
+    """recompute and retry_failed together have no meaning, and say so; the schedule does not repeat it."""
+    refused = desk.materialize(config={"recompute": True, "retry_failed": True})
+    assert not refused.success
+    assert "set only one" in refused.failure
+    run_id = refused.result.run_id
+    assert run_states(desk.instance, [run_id])[run_id].needs_person
+
+
+def test_work_that_ends_early_is_resumed_and_no_content_check_is_blamed(desk, monkeypatch):
+    """Properties without a row end the run as one that a retry resumes; what is finished stays."""
+    plan = DescriptionWork.plan
+    with monkeypatch.context() as patched:
+        patched.setattr(DescriptionWork, "plan", lambda self, done: plan(self, done)[:-1])
+        ended = desk.materialize()
+    assert not ended.success
+    assert not ended.checks
+    assert "have no row" in ended.failure
+    done = desk.materialize()
+    assert done.success, done.failure
+    assert done.published[0].metadata["restored rows"].value == 4

@@ -1,0 +1,77 @@
+"""Paused, what works commits and ends as interrupted, what starts waits, and nothing is lost or failed."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import dagster as dg
+import pytest
+
+from resources.engine.resource import VisionLanguageModel
+from resources.state.pause import pause, resume
+from sensors.dagster_internals.runs import run_states
+from vlm_assets.operate.expected_cost import committed_rows
+from vlm_assets.resource_settings import build_vision_language_model
+
+KEY = "000000000-000000007"
+
+at_first_batch = []
+"""What is done when the first batch is described."""
+
+
+class PausedModel(VisionLanguageModel):
+    """The real model; something happens while it describes its first batch."""
+
+    def load(self, device, **how):
+        engine = super().load(device, **how)
+        whole = engine.describe
+
+        def describe(batch, *, attempt):
+            while at_first_batch:
+                at_first_batch.pop()()
+            return whole(batch, attempt=attempt)
+
+        engine.describe = describe
+        return engine
+
+
+@pytest.fixture
+def model(desk):
+    return PausedModel(**build_vision_language_model(desk.settings).model_dump())
+
+
+def test_a_working_materialization_commits_its_batch_and_ends_as_interrupted(desk, model):
+    """The batch under way is committed, nothing is published, and Dagster calls it no failure of a step."""
+    state = desk.settings.state_directory
+    at_first_batch.append(lambda: pause(state, "the power is cut", now=time.time()))
+    ended = desk.materialize(vision_language_model=model)
+    assert not ended.success
+    assert not ended.published
+    assert committed_rows(desk.settings, "property_descriptions", KEY) == 4
+    run = run_states(desk.instance, [ended.result.run_id])[ended.result.run_id]
+    assert run.interrupted_by == "UNEXPECTED_TERMINATION"
+    resume(state)
+    done = desk.materialize()
+    assert done.success, done.failure
+    assert done.published[0].metadata["restored rows"].value == 4
+
+
+def test_a_start_waits_for_the_end_of_the_pause(shared_desk):
+    """No queue of a backfill burns: a run waits without a device, and goes on when the pause is lifted."""
+    desk, state = shared_desk, shared_desk.settings.state_directory
+    pause(state, "", now=time.time())
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(desk.materialize)
+        try:
+            while not _says_that_it_waits(desk.instance):
+                assert not waiting.done(), waiting.result().failure
+            assert not list((state / "leases").glob("*.lock"))
+        finally:
+            resume(state)
+        done = waiting.result(timeout=120)
+    assert done.success, done.failure
+
+
+def _says_that_it_waits(instance):
+    started = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+    logs = [entry.message for run in started for entry in instance.all_logs(run.run_id)]
+    return any("Waiting, without a device" in message for message in logs)

@@ -1,0 +1,231 @@
+"""Leases within one process: who gets what, what is said while waiting, what is refused.
+
+What happens when processes die is in tests/faults.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resources.devices.errors import LeaseDirectoryError, NoDeviceFreeError
+from resources.devices.find import Device, find_devices
+from resources.devices.lease_records import LeaseHolder, LeaseRecord, process_start
+from resources.devices.leases import DeviceLeases
+
+LOG = logging.getLogger("test_leases")
+ALICE = LeaseHolder("run-alice", "000000000-000000999", "property_descriptions")
+BOB = LeaseHolder("run-bob", "000001000-000001999", "property_embeddings")
+
+
+class SimulatedClock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def sleep(self, seconds: float, /) -> None:
+        """Let time pass."""
+        assert seconds > 0
+        self.now += seconds
+
+
+@pytest.fixture
+def slots(tmp_path: Path) -> DeviceLeases:
+    return DeviceLeases(tmp_path / "leases", find_devices("cpu:2", {}))
+
+
+@pytest.fixture
+def both_taken(slots: DeviceLeases) -> Iterator[DeviceLeases]:
+    with slots.acquire(ALICE, wait_seconds=0, log=LOG), slots.acquire(BOB, wait_seconds=0, log=LOG):
+        yield slots
+
+
+def test_two_holders_get_two_devices_and_a_third_none(slots: DeviceLeases) -> None:
+    """No device is leased twice, and a released one is there again."""
+    first = slots.acquire(ALICE, wait_seconds=0, log=LOG)
+    second = slots.acquire(BOB, wait_seconds=0, log=LOG)
+    assert {first.device.id, second.device.id} == {"cpu-0", "cpu-1"}
+    with pytest.raises(NoDeviceFreeError):
+        slots.acquire(BOB, wait_seconds=0, log=LOG)
+    first.release()
+    first.release()
+    assert not first.held
+    with slots.acquire(BOB, wait_seconds=0, log=LOG) as third:
+        assert third.device == first.device
+
+
+def test_a_wait_says_who_holds_at_once_then_each_minute_and_ends_by_name(
+    both_taken: DeviceLeases, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No device free: the wait is told at 0, 60, ... s, ends at its limit, and both name every holder."""
+    clock = SimulatedClock()
+    with caplog.at_level(logging.INFO), pytest.raises(NoDeviceFreeError) as raised:
+        both_taken.acquire(ALICE, wait_seconds=600, log=LOG, clock=clock)
+    assert clock.now == 1600
+    notices = [record.message for record in caplog.records if "No device is free" in record.message]
+    assert [int(re.findall(r"up to (\d+) s", notice)[0]) for notice in notices] == list(range(600, 0, -60))
+    for text in (notices[0], str(raised.value)):
+        assert f"cpu-0 is held by run run-alice (partition {ALICE.partition}, {ALICE.step})" in text
+        assert (
+            f"cpu-1 is held by run run-bob (partition {BOB.partition}, {BOB.step}), pid {os.getpid()}" in text
+        )
+    assert "within 600 s" in str(raised.value)
+
+
+def test_a_device_that_comes_free_ends_the_wait(slots: DeviceLeases) -> None:
+    """A waiting run goes on soon after a device is freed, and its lease says how long it waited."""
+
+    class FreesAfter42Seconds(SimulatedClock):
+        def sleep(self, seconds: float, /) -> None:
+            super().sleep(seconds)
+            if self.now >= 1042:
+                second.release()
+
+    with slots.acquire(ALICE, wait_seconds=0, log=LOG):
+        second = slots.acquire(BOB, wait_seconds=0, log=LOG)
+        with slots.acquire(ALICE, wait_seconds=600, log=LOG, clock=FreesAfter42Seconds()) as lease:
+            assert lease.device == second.device
+            assert 42 <= lease.waited_seconds <= 43
+
+
+def test_a_refused_device_is_passed_over_and_taken_when_it_is_well(tmp_path: Path) -> None:
+    """A sick device gives its place to the next; while nothing else is free it is looked at again."""
+    sick = {"cpu-0": ["cpu-0 is too hot."]}
+    leases = DeviceLeases(tmp_path, find_devices("cpu:2", {}), lambda device: sick.get(device.id, []))
+    with leases.acquire(ALICE, wait_seconds=0, log=LOG) as lease:
+        assert lease.device.id == "cpu-1"
+        with pytest.raises(NoDeviceFreeError, match=r"cpu-1 is held by run run-alice.*cpu-0 is too hot"):
+            leases.acquire(BOB, wait_seconds=0, log=LOG)
+        sick.clear()
+        with leases.acquire(BOB, wait_seconds=0, log=LOG) as spare:
+            assert spare.device.id == "cpu-0"
+
+
+def test_a_given_device_is_taken_with_its_troubles_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cluster's choice is not judged, but what NVML has against it stands in the log."""
+    given = Device("GPU-a", "cuda", "A100", None, "0", given=True)
+    leases = DeviceLeases(tmp_path, [given], lambda _: ["GPU-a needs a reset, says its driver."])
+    with leases.acquire(ALICE, wait_seconds=0, log=LOG) as lease:
+        assert lease.device == given
+    assert "taken as it is. GPU-a needs a reset" in caplog.text
+
+
+def test_a_health_check_that_fails_frees_the_device(tmp_path: Path) -> None:
+    """An error while a device is judged does not leave it locked."""
+
+    def broken(_: Device) -> list[str]:
+        raise RuntimeError("no answer")
+
+    devices = find_devices("cpu:1", {})
+    with pytest.raises(RuntimeError):
+        DeviceLeases(tmp_path, devices, broken).acquire(ALICE, wait_seconds=0, log=LOG)
+    with DeviceLeases(tmp_path, devices).acquire(ALICE, wait_seconds=0, log=LOG) as lease:
+        assert lease.held
+
+
+def test_the_record_says_who_for_people(slots: DeviceLeases) -> None:
+    """Beside a held lock stands who holds it: process, run, partition, step; it goes with the lease."""
+    with slots.acquire(ALICE, wait_seconds=0, log=LOG) as lease:
+        path = slots.directory / "cpu-0.json"
+        written = json.loads(path.read_text())
+        assert written["holder"] == {
+            "run_id": "run-alice",
+            "partition": ALICE.partition,
+            "step": "property_descriptions",
+        }
+        assert (written["pid"], written["process_start"]) == (os.getpid(), process_start(os.getpid()))
+        assert "may be deleted" in written["about"]
+        lease.hand_to(BOB, LOG)
+        (held,) = slots.holders()
+        assert held.record is not None
+        assert held.record.holder == BOB
+    assert not path.exists()
+    assert slots.holders() == []
+
+
+@pytest.mark.parametrize("left_behind", [None, b"", b"[]", b'{"holder": 3}', b"dead"])
+def test_a_record_is_never_believed_over_the_lock(slots: DeviceLeases, left_behind: bytes | None) -> None:
+    """A record of a dead process, a torn one or none: the lock alone says held or free."""
+    slots.acquire(ALICE, wait_seconds=0, log=LOG).release()
+    record = slots.directory / "cpu-0.json"
+    if left_behind == b"dead":
+        LeaseRecord("cpu-0", ALICE, os.getpid(), -1, os.uname().nodename, "yesterday").write(record)
+    elif left_behind is not None:
+        record.write_bytes(left_behind)
+    assert slots.holders() == []
+    lock = os.open(slots.directory / "cpu-0.lock", os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (held,) = slots.holders()
+        assert held.sentence() == "cpu-0 is held by a process that has not said who it is."
+    finally:
+        os.close(lock)
+    with slots.acquire(BOB, wait_seconds=0, log=LOG) as lease:
+        assert lease.device.id == "cpu-0"
+
+
+def test_a_record_that_cannot_be_written_costs_no_lease(
+    slots: DeviceLeases, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk takes the note for people, not the device."""
+
+    def full(path: Path, data: bytes) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("resources.devices.lease_records.write_replacing", full)
+    with slots.acquire(ALICE, wait_seconds=0, log=LOG):
+        assert len(slots.holders()) == 1
+    assert "No space left" in caplog.text
+
+
+def test_a_file_system_without_locks_is_refused(slots: DeviceLeases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where flock lets everyone pass (some network mounts) no device is handed out at all."""
+    monkeypatch.setattr(fcntl, "flock", lambda descriptor, operation: None)
+    with pytest.raises(LeaseDirectoryError, match="does not keep locks"):
+        slots.acquire(ALICE, wait_seconds=0, log=LOG)
+
+
+def test_a_file_system_that_cannot_lock_is_refused(
+    slots: DeviceLeases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount whose flock fails is named, with what to do."""
+
+    def unsupported(descriptor: int, operation: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(LeaseDirectoryError, match="put them on a local disk"):
+        slots.acquire(ALICE, wait_seconds=0, log=LOG)
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """A wrong directory ends by name."""
+    (tmp_path / "file").write_text("")
+    leases = DeviceLeases(tmp_path / "file" / "leases", find_devices("cpu:1", {}))
+    with pytest.raises(LeaseDirectoryError, match="name another directory"):
+        leases.acquire(ALICE, wait_seconds=0, log=LOG)
+
+
+def test_ids_that_are_no_file_names_are_leased_too(tmp_path: Path) -> None:
+    """MIG ids of older drivers hold slashes."""
+    device = Device("MIG-GPU-a/1/0", "cuda", "A100 MIG", None, "MIG-GPU-a/1/0")
+    with DeviceLeases(tmp_path, [device]).acquire(ALICE, wait_seconds=0, log=LOG) as lease:
+        assert lease.device == device
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "MIG-GPU-a%2F1%2F0.json",
+            "MIG-GPU-a%2F1%2F0.lock",
+        ]

@@ -1,0 +1,206 @@
+"""The limit on requests at once, and the slots that hold to it; clocks are injected."""
+
+import asyncio
+
+import pytest
+
+from resources.engine.server.concurrency import AdaptiveLimit, Slots
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def limit(clock):
+    return AdaptiveLimit(32, clock=clock)
+
+
+def answer(limit, clock, *, full=True, images=10, seconds=0.5, asked_at=None):
+    clock.now += 1.0
+    asked_at = clock.now - 0.5 if asked_at is None else asked_at
+    limit.answered(asked_at=asked_at, full=full, images=images, first_token_seconds=seconds)
+
+
+def test_limit_doubles_a_round_until_the_first_refusal_and_then_creeps(limit, clock):
+    """A fast server is filled within seconds; one that refused once is asked for one more at a time."""
+    for _ in range(12):
+        answer(limit, clock)
+    assert limit.requests == 16
+    clock.now += 1
+    limit.refused(asked_at=clock.now)
+    assert limit.requests == 8
+    for _ in range(8):
+        answer(limit, clock)
+    assert limit.requests == 8
+    answer(limit, clock)
+    assert limit.requests == 9
+
+
+def test_requests_refused_together_cut_once(limit, clock):
+    """A burst of 429s from one overload halves the limit once, not down to one."""
+    for _ in range(28):
+        answer(limit, clock)
+    assert limit.requests == 32
+    asked_at = clock.now
+    clock.now += 1
+    for _ in range(32):
+        limit.refused(asked_at=asked_at)
+    assert limit.requests == 16
+
+
+def test_limit_stays_between_one_and_most(limit, clock):
+    """Whatever happens, one request is under way, and never more than the settings allow."""
+    for _ in range(20):
+        clock.now += 1
+        limit.refused(asked_at=clock.now)
+    assert limit.requests == 1
+    limit.start_anew()
+    for _ in range(100):
+        answer(limit, clock)
+    assert limit.requests == 32
+    assert AdaptiveLimit(2, clock=clock).requests == 2
+
+
+def test_limit_grows_only_where_it_was_reached(limit, clock):
+    """Answers of a half-empty server prove nothing about more requests."""
+    for _ in range(20):
+        answer(limit, clock, full=False)
+    assert limit.requests == 4
+
+
+def test_queueing_in_the_server_shrinks_the_limit(limit, clock):
+    """First tokens that wait in the server's own line take the limit back before anything times out."""
+    for _ in range(28):
+        answer(limit, clock, seconds=0.5)
+    answer(limit, clock, seconds=5.0)
+    assert limit.requests == 28
+    answer(limit, clock, seconds=5.0, asked_at=clock.now - 3)
+    assert limit.requests == 28, "asked before the last cut"
+
+
+def test_many_images_are_no_queue(limit, clock):
+    """A property with twelve images takes longer than one with a single image, and that is no overload."""
+    answer(limit, clock, images=1, seconds=0.5)
+    answer(limit, clock, images=12, seconds=6.0)
+    assert limit.requests == 6
+
+
+def test_answers_out_of_a_cache_call_no_other_slow(limit, clock):
+    """One in ten at once, or a whole round at the start: the limit stays where a steady server had it."""
+    for _ in range(32):
+        answer(limit, clock, seconds=0.0)
+    for number in range(600):
+        answer(limit, clock, seconds=0.1 if number % 10 == 0 else 2.5)
+    assert limit.requests >= 30
+
+
+def test_answer_that_tells_no_time_counts_as_an_answer(limit, clock):
+    """What was asked again or is empty neither slows nor stops the growth."""
+    for _ in range(28):
+        answer(limit, clock, seconds=None)
+    assert limit.requests == 32
+    answer(limit, clock, seconds=5.0)
+    assert limit.requests == 32, "it is the first that tells"
+
+
+def test_slower_server_is_believed_in_time(limit, clock):
+    """One lucky answer does not call the server slow for ever."""
+    answer(limit, clock, seconds=0.05)
+    for _ in range(600):
+        answer(limit, clock, seconds=1.5)
+    assert limit.requests >= 30
+
+
+def run(scenario):
+    return asyncio.run(asyncio.wait_for(scenario, 10))
+
+
+async def turns(number=5):
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+def holder(slots, entered, leave, *, alone=False, name=None):
+    async def hold():
+        async with slots.slot(alone=alone):
+            entered.append(name)
+            await leave.wait()
+
+    return asyncio.create_task(hold())
+
+
+def test_slots_admit_no_more_than_the_limit_in_order(limit, clock):
+    """Requests wait for leave in the order in which they came."""
+
+    async def scenario():
+        slots, entered = Slots(limit, clock=clock), []
+        leave = [asyncio.Event() for _ in range(6)]
+        tasks = [holder(slots, entered, leave[number], name=number) for number in range(6)]
+        await turns()
+        assert entered == [0, 1, 2, 3]
+        leave[2].set()
+        await turns()
+        assert entered == [0, 1, 2, 3, 4]
+        for event in leave:
+            event.set()
+        await asyncio.gather(*tasks)
+        assert entered == list(range(6))
+
+    run(scenario())
+
+
+def test_request_that_may_do_harm_is_alone(limit, clock):
+    """What may have killed the server takes no other request with it the next time."""
+
+    async def scenario():
+        slots, entered = Slots(limit, clock=clock), []
+        first, alone, last = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        tasks = [
+            holder(slots, entered, first, name="before"),
+            holder(slots, entered, alone, alone=True, name="alone"),
+            holder(slots, entered, last, name="after"),
+        ]
+        await turns()
+        assert entered == ["before"]
+        first.set()
+        await turns()
+        assert entered == ["before", "alone"]
+        alone.set()
+        last.set()
+        await asyncio.gather(*tasks)
+        assert entered == ["before", "alone", "after"]
+
+    run(scenario())
+
+
+def test_cancelled_waiting_leaves_no_hole(limit, clock):
+    """A run that is ended in the middle does not cost the others a place."""
+
+    async def scenario():
+        slots, entered, leave = Slots(limit, clock=clock), [], asyncio.Event()
+        tasks = [holder(slots, entered, leave, name=number) for number in range(4)]
+        waiting = holder(slots, entered, leave, name="cancelled", alone=True)
+        behind = holder(slots, entered, leave, name="behind")
+        await turns()
+        tasks[0].cancel()  # its place is given to nobody: the next in line wants to be alone
+        waiting.cancel()
+        await turns()
+        assert entered == [0, 1, 2, 3, "behind"]
+        leave.set()
+        await asyncio.gather(*tasks, waiting, behind, return_exceptions=True)
+        async with slots.slot(alone=True):
+            pass
+
+    run(scenario())

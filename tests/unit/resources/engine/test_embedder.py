@@ -1,0 +1,87 @@
+"""Embeddings of texts, by a describing model's language layers and by a text encoder."""
+
+import numpy as np
+import pytest
+
+from resources.engine.embedder import TextEmbedder, description_text
+from resources.engine.transformers.model_loading import ModelSource
+
+TEXTS = ["a", '{"roof":"flat","storeys":2}', "house " * 40, '{"roof":"gabled","storeys":2}', "näïve 屋根"]
+
+
+@pytest.fixture(scope="module")
+def encoder_folder(tmp_path_factory, tokenizer):
+    """A tiny text encoder with absolute positions, as embedding models often are."""
+    from transformers import BertConfig, BertModel
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-bert"
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=50,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["describing model", "text encoder"])
+def embedder(request, model_folder, encoder_folder):
+    folder = model_folder if request.param == "describing model" else encoder_folder
+    embedder = TextEmbedder(ModelSource(str(folder)), device="cpu")
+    yield embedder
+    embedder.close()
+
+
+def test_unit_vectors(embedder):
+    """One vector a text, of the stated width, in float32, of length one, and not all alike."""
+    vectors = embedder.embed(TEXTS)
+    assert (vectors.shape, vectors.dtype) == ((5, embedder.width), np.float32)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    similarity = vectors @ vectors.T
+    assert similarity[~np.eye(5, dtype=bool)].max() < 0.999
+
+
+def test_vectors_do_not_depend_on_the_batch(embedder):
+    """A text's vector is the same alone and among others, shorter or longer, in any order."""
+    together = embedder.embed(TEXTS)
+    alone = np.concatenate([embedder.embed([text]) for text in TEXTS])
+    backwards = embedder.embed(TEXTS[::-1])[::-1]
+    assert np.abs(together - alone).max() < 1e-5
+    assert np.abs(together - backwards).max() < 1e-5
+
+
+def test_many_batches_keep_the_order(embedder, monkeypatch):
+    """Where texts are spread over batches by length, each vector still stands at its text."""
+    expected = embedder.embed(TEXTS)
+    monkeypatch.setattr("resources.engine.embedder._BATCH_TOKENS", {"cpu": 30})
+    assert np.abs(embedder.embed(TEXTS) - expected).max() < 1e-5
+
+
+def test_mean_over_tokens(model_folder):
+    """The vector is the mean of the language layers' last states over the text's tokens, made unit long."""
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoTokenizer
+
+    model = AutoModelForImageTextToText.from_pretrained(model_folder, dtype=torch.float32).eval()
+    ids = AutoTokenizer.from_pretrained(model_folder)(TEXTS[1], return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        mean = model.model.text_model(input_ids=ids).last_hidden_state[0].mean(dim=0).numpy()
+    vector = TextEmbedder(ModelSource(str(model_folder)), device="cpu").embed([TEXTS[1]])[0]
+    assert np.abs(vector - mean / np.linalg.norm(mean)).max() < 1e-5
+
+
+def test_no_texts(embedder):
+    """No texts give no vectors, of the right width."""
+    assert embedder.embed([]).shape == (0, embedder.width)
+
+
+def test_text_without_tokens(embedder):
+    """A text without tokens has no mean; it is an error rather than a row of NaN."""
+    with pytest.raises(ValueError, match="no tokens"):
+        embedder.embed(["a", ""])
+
+
+def test_description_text():
+    """The canonical text is compact, in order, keeps letters as they are and leaves out what is not known."""
+    description = {"b": "Küche", "a": None, "rooms": [{"n": 1, "m": None}], "tags": []}
+    assert description_text(description) == '{"b":"Küche","rooms":[{"n":1}],"tags":[]}'

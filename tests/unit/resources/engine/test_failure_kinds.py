@@ -1,0 +1,29 @@
+"""Every kind of failed row is decided on: tried again by itself, or left to a person."""
+
+from typing import get_args
+
+from resources.engine.failure_kinds import TRANSIENT_KINDS
+from resources.images.images import ImageErrorKind
+
+OF_THE_LADDER = {
+    "invalid_json",
+    "schema_mismatch",
+    "truncated",
+    "repetition",
+    "prompt_too_long",
+    "out_of_memory",
+    "engine_error",
+    "no_images",
+}
+
+
+def test_only_known_kinds_are_transient():
+    """A kind that is renamed in the engine must not silently become permanent."""
+    assert set(get_args(ImageErrorKind)) | OF_THE_LADDER >= TRANSIENT_KINDS
+
+
+def test_what_a_person_must_put_right_is_not_tried_again():
+    """Missing, damaged or forbidden images, and answers that come out the same."""
+    permanent = {"missing", "denied", "unreadable", "too_large", "truncated", "schema_mismatch", "no_images"}
+    assert not permanent & TRANSIENT_KINDS
+    assert {"io_error", "timed_out", "engine_error", "out_of_memory"} <= TRANSIENT_KINDS

@@ -1,0 +1,327 @@
+"""Families of models with random weights, through the same path as the example model."""
+
+import copy
+import random
+from typing import Literal
+
+import pydantic
+import pytest
+
+from resources.engine.embedder import TextEmbedder
+from resources.engine.prompt import Prompt
+from resources.engine.protocol import Attempt
+from resources.engine.schema import DescriptionSchema
+from resources.engine.transformers import drafted_steps, static_decoding
+from resources.engine.transformers.attention import share_keys_in_steps
+from resources.engine.transformers.drafts import Drafts
+from resources.engine.transformers.guided import Grammar
+from resources.engine.transformers.model_loading import ModelSource
+from resources.engine.transformers.static_step import StaticStep
+from resources.engine.transformers.transformers_engine import TransformersEngine
+
+TEMPLATE = (
+    "{% for message in messages %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endfor %}<|answer|>"
+)
+VISION = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+TEXT = {
+    "vocab_size": 352, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024,
+    "initializer_range": 0.2, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 2,
+}  # fmt: skip
+
+
+PROMPT = Prompt("Describe.")
+GREEDY = Attempt(number=1, max_new_tokens=60)
+
+
+class House(pydantic.BaseModel):
+    """A short answer."""
+
+    roof: Literal["flat", "hip"]
+    name: str = pydantic.Field(max_length=8)
+
+
+SCHEMA = DescriptionSchema(House)
+
+
+def save_llava(folder, tokenizer):
+    from transformers import CLIPImageProcessor, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
+
+    config = LlavaConfig(
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        image_seq_length=16,
+        vision_config={"model_type": "clip_vision_model", **VISION},
+        text_config={"model_type": "llama", **TEXT},
+    )
+    LlavaForConditionalGeneration(config).save_pretrained(folder)
+    LlavaProcessor(
+        image_processor=CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}),
+        tokenizer=tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=TEMPLATE.replace("IMAGE", "<image>"),
+    ).save_pretrained(folder)
+
+
+def save_gemma3(folder, tokenizer):
+    from transformers import (
+        Gemma3Config,
+        Gemma3ForConditionalGeneration,
+        Gemma3ImageProcessor,
+        Gemma3Processor,
+        PreTrainedTokenizerFast,
+    )
+
+    named = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        pad_token="<pad>",
+        eos_token="<|end|>",
+        extra_special_tokens={"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<image>"},
+    )
+    config = Gemma3Config(
+        image_token_id=named.convert_tokens_to_ids("<image>"),
+        boi_token_index=named.convert_tokens_to_ids("<boi>"),
+        eoi_token_index=named.convert_tokens_to_ids("<eoi>"),
+        mm_tokens_per_image=4,
+        vision_config={"model_type": "siglip_vision_model", **VISION},
+        text_config={"head_dim": 12, "sliding_window": 32, **TEXT},
+    )
+    Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+    Gemma3Processor(
+        image_processor=Gemma3ImageProcessor(size={"height": 32, "width": 32}),
+        tokenizer=named,
+        image_seq_length=4,
+        chat_template=TEMPLATE.replace("IMAGE", "<boi>"),
+    ).save_pretrained(folder)
+
+
+def around_qwen(tokenizer, *, name, vision):
+    """An engine around a Qwen-VL in memory. Its video processor, which needs torchvision, is left out."""
+    import transformers
+
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<video>", "<see>", "<seen>"]})
+    tokenizer.image_token, tokenizer.video_token = "<image>", "<video>"
+    names = {"image": "<image>", "video": "<video>", "vision_start": "<see>", "vision_end": "<seen>"}
+    config = getattr(transformers, f"{name}Config")(
+        vision_config={
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 8,
+            "out_hidden_size": 48, **vision,
+        },
+        text_config={
+            **TEXT, "head_dim": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]},
+        },
+        **{f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in names.items()},
+    )  # fmt: skip
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+
+    class ImagesOnly(getattr(transformers, f"{name}Processor")):
+        def check_argument_for_proper_class(self, argument_name, argument):
+            return type(argument)
+
+    processor = ImagesOnly(
+        image_processor=transformers.Qwen2VLImageProcessorPil(
+            patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 48 * 48}
+        ),
+        tokenizer=tokenizer,
+        video_processor=None,
+        chat_template=TEMPLATE.replace("IMAGE", "<see><image><seen>"),
+    )
+    grammar = Grammar(SCHEMA.json_schema, tokenizer, logits_width=TEXT["vocab_size"], stop_token_ids=[2])
+    return TransformersEngine.around(model, processor, grammar=grammar, prompt=PROMPT, device="cpu")
+
+
+def from_folder(folder):
+    return TransformersEngine(ModelSource(str(folder)), schema=SCHEMA, prompt=PROMPT, device="cpu")
+
+
+@pytest.fixture(params=["idefics3", "llava", "gemma3", "qwen2.5-vl", "qwen3-vl"])
+def engine(request, tmp_path, tokenizer):
+    """The engine around a model of a family, with random weights."""
+    import torch
+
+    torch.manual_seed(3)
+    own = copy.deepcopy(tokenizer)
+    match request.param:
+        case "idefics3":
+            return from_folder(request.getfixturevalue("model_folder"))
+        case "llava":
+            save_llava(tmp_path, own)
+        case "gemma3":
+            save_gemma3(tmp_path, own)
+        case "qwen2.5-vl":
+            windows = {"window_size": 32, "fullatt_block_indexes": [1]}
+            return around_qwen(own, name="Qwen2_5_VL", vision=windows)
+        case "qwen3-vl":
+            deep = {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+            return around_qwen(own, name="Qwen3VL", vision=deep)
+    return from_folder(tmp_path)
+
+
+def test_answers_follow_the_schema_and_not_the_batch(engine, load_property):
+    """Each family answers by the schema, alone as in a batch."""
+    batch = [load_property(f"property {at}", at) for at in (1, 3, 2)]
+    answers = engine.describe(batch, attempt=GREEDY)
+    assert answers == [engine.describe([one], attempt=GREEDY)[0] for one in batch]
+    assert all(set(SCHEMA.parse(answer.text)) == {"roof", "name"} for answer in answers)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_finished_answers_leave_the_batch(engine, load_property, temperature):
+    """The model computes ever fewer rows, and each text is what transformers' own decoding makes of it."""
+    batch = [load_property(f"property {at}", 1 + at % 3) for at in range(5)]
+    attempt = Attempt(number=1, max_new_tokens=40, temperature=temperature)
+    rows = []
+    engine._model.register_forward_pre_hook(
+        lambda model, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    answers = engine.describe(batch, attempt=attempt)
+    left, rows[:] = list(rows), []
+    engine._decodes_itself = False
+    assert answers == engine.describe(batch, attempt=attempt)
+    assert len({answer.output_tokens for answer in answers}) > 1
+    assert set(rows) == {5}
+    assert len(left) == len(rows)
+    assert left == sorted(left, reverse=True)
+    assert left[0] == 5
+    assert left[-1] < 5
+
+
+class WrongAtTimes(Drafts):
+    """Guesses that know the answers, every third one of which is wrong from some token on."""
+
+    def __init__(self, answers):
+        super().__init__(6)
+        self._answers, self._chance = answers, random.Random(11)
+
+    def guess(self, said, room):
+        whole = next(one for one in self._answers if one[: len(said)] == list(said))
+        tokens = whole[len(said) :][: min(room, self._chance.randrange(6))]
+        if tokens and not self._chance.randrange(3):
+            at = self._chance.randrange(len(tokens))
+            tokens[at:] = [self._chance.randrange(10, 300) for _ in tokens[at:]]
+        return tokens
+
+
+@pytest.fixture
+def widths(engine):
+    """Tokens of each row of each step, the prompt's included."""
+    widths = []
+    engine._model.register_forward_pre_hook(
+        lambda model, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    return widths
+
+
+@pytest.mark.parametrize("images", [(1, 2, 3), (2, 2, 1, 3, 1, 2, 3, 1, 1)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypatch, widths, images, shared):
+    """Each family says the same in fewer steps, wrong guesses, holes and rows that leave notwithstanding.
+
+    shared: keys and values of several heads are used as they lie in the cache, and never copied for each.
+    """
+    batch = [load_property(f"property {at}", number) for at, number in enumerate(images)]
+    tokens = []
+    answer = engine._answer
+    with monkeypatch.context() as watched:
+        watched.setattr(engine, "_answer", lambda said, prompt: tokens.append(said) or answer(said, prompt))
+        expected = engine.describe(batch, attempt=GREEDY)
+    plain, widths[:] = len(widths), []
+    monkeypatch.setattr(engine, "_drafts", WrongAtTimes(tokens))
+    closed = []
+    close = drafted_steps._DraftedSteps._close_holes
+    monkeypatch.setattr(drafted_steps, "_FEW_HOLES", 3)
+    monkeypatch.setattr(
+        drafted_steps._DraftedSteps, "_close_holes", lambda self, to: closed.append(to) or close(self, to)
+    )
+    if shared:
+        share_keys_in_steps(engine._model)
+        monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", None)
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    if "Gemma3" in type(engine._model).__name__:  # its windows count columns
+        assert len(widths) == plain
+    else:
+        assert len(widths) < plain
+        assert max(widths[1:]) > 3
+        assert closed or len(images) < 9
+
+
+def test_answers_teach_the_next_ones(engine, load_property, monkeypatch, widths):
+    """What one batch says, the next one is guessed from; retries, which are drawn, are not."""
+    batch = [load_property(f"property {at}", 2) for at in range(3)]
+    monkeypatch.setattr(engine, "_drafts", Drafts(5))
+    expected = engine.describe(batch, attempt=GREEDY)
+    first, widths[:] = len(widths), []
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    assert len(widths) < first or "Gemma3" in type(engine._model).__name__
+    widths.clear()
+    drawn = Attempt(number=2, max_new_tokens=60, temperature=1.0)
+    engine.describe(batch, attempt=drawn)
+    assert set(widths[1:]) == {1}
+
+
+def test_guesses_end_where_an_answer_must(engine, load_property, monkeypatch):
+    """An answer that is cut off is cut off at the same token, however many were guessed beyond it."""
+    batch = [load_property(f"property {at}", 1 + at) for at in range(3)]
+    for limit in (1, 2, 7, 13):
+        attempt = Attempt(number=1, max_new_tokens=limit)
+        monkeypatch.setattr(engine, "_drafts", Drafts(0))
+        expected = engine.describe(batch, attempt=attempt)
+        monkeypatch.setattr(engine, "_drafts", Drafts(5))
+        for _ in range(2):
+            assert engine.describe(batch, attempt=attempt) == expected
+
+
+def test_language_layers_embed(tmp_path, tokenizer):
+    """The language layers of another family embed a text."""
+    save_gemma3(tmp_path, copy.deepcopy(tokenizer))
+    assert TextEmbedder(ModelSource(str(tmp_path)), device="cpu").embed(["a house"]).shape == (1, 48)
+
+
+@pytest.fixture
+def static(engine, monkeypatch):
+    """Have the engine decode with memory of fixed size; every warning fails the test."""
+    static = static_decoding.static_decoding(engine._model, "static", device="cpu")
+    monkeypatch.setattr(static_decoding._log, "warning", lambda text, *said: pytest.fail(text % said))
+    return lambda: monkeypatch.setattr(engine, "static", static) or static
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_memory_of_a_fixed_size_answers_alike(engine, load_property, static, temperature):
+    """With memory of fixed size each family says the same, token for token, while the batch shrinks."""
+    batch = [load_property(f"property {at}", 1 + at % 3) for at in range(9)]
+    attempt = Attempt(number=1, max_new_tokens=40, temperature=temperature)
+    expected = engine.describe(batch, attempt=attempt)
+    steps = static()._steps
+    assert engine.describe(batch, attempt=attempt) == expected
+    rows = [size.rows for size in steps]
+    assert rows == sorted(rows, reverse=True)
+    assert rows[:2] == [12, 8]
+
+
+def test_a_step_asks_the_device_for_nothing(engine, load_property, static):
+    """A step can be recorded: all of it runs on a device that cannot be asked for a value."""
+    import torch
+    from torch.utils._pytree import tree_leaves, tree_map_only
+
+    class NothingElse(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, called, types, arguments=(), named=None):
+            tensors = [one for one in tree_leaves((arguments, named)) if isinstance(one, torch.Tensor)]
+            result = called(*arguments, **(named or {}))
+            assert all(one.is_meta for one in [*tensors, *tree_leaves(result)]), called
+            return result
+
+    decoding = static()
+    engine.describe([load_property("a", 2)], attempt=GREEDY)
+    layers = [tuple(one.to("meta") for one in layer) for layer in decoding.memory.layers()]
+    (ready,) = decoding._steps.values()
+    step = StaticStep(copy.deepcopy(engine._model).to("meta"), layers, window=None)
+    step._given = tree_map_only(torch.Tensor, lambda one: one.to("meta"), ready._given)
+    with torch.inference_mode(), NothingElse():
+        assert step.run().shape == (2, TEXT["vocab_size"])

@@ -1,0 +1,241 @@
+"""Loading models: provenance, and errors that say what to do."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
+
+from resources.engine.protocol import ModelLoadError
+from resources.engine.transformers import model_loading
+from resources.engine.transformers.model_loading import (
+    ModelSource,
+    exact_revision,
+    load_model,
+    load_processor,
+)
+
+
+@pytest.fixture
+def torch():
+    """Torch, imported when a test needs it, so that collecting the tests does not."""
+    import torch
+
+    return torch
+
+
+@pytest.fixture
+def copied(model_folder, tmp_path):
+    """A copy of the tiny model that a test may damage."""
+    return shutil.copytree(model_folder, tmp_path / "model")
+
+
+def weights_in(folder):
+    import safetensors.torch
+
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def load(folder):
+    from transformers import AutoModelForImageTextToText
+
+    return load_model(ModelSource(str(folder)), AutoModelForImageTextToText, device="cpu")
+
+
+def test_weights_are_those_of_the_file(torch, model_folder):
+    """Loaded weights are the file's, in float32 on a CPU, in evaluation mode."""
+    model = load(model_folder)
+    stored = weights_in(model_folder)
+    assert torch.equal(model.lm_head.weight, stored["lm_head.weight"])
+    assert model.dtype == torch.float32
+    assert not model.training
+
+
+def test_revision_of_a_folder_follows_its_content(copied, model_folder):
+    """A copy has the same revision; a changed weight or setting another; a README changes nothing."""
+    original = exact_revision(ModelSource(str(model_folder)))
+    assert original.startswith("sha256:")
+    assert exact_revision(ModelSource(str(copied))) == original
+    (copied / "README.md").write_text("words")
+    assert exact_revision(ModelSource(str(copied))) == original
+    template = copied / "chat_template.jinja"
+    template.write_text(template.read_text() + " ")
+    changed = exact_revision(ModelSource(str(copied)))
+    assert changed != original
+    weights = copied / "model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(damaged)
+    assert exact_revision(ModelSource(str(copied))) not in (original, changed)
+
+
+def test_missing_weights_are_refused(copied):
+    """Files that lack weights are refused, where transformers would fill them with noise."""
+    import safetensors.torch
+
+    weights = weights_in(copied)
+    del weights["model.text_model.norm.weight"]
+    safetensors.torch.save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"lack 1 of the weights.*text_model\.norm"):
+        load(copied)
+
+
+def test_only_safetensors(torch, copied):
+    """Weights in a format that can run code are not loaded."""
+    weights = weights_in(copied)
+    torch.save(weights, copied / "pytorch_model.bin")
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match="safetensors"):
+        load(copied)
+
+
+def test_cut_weights(copied):
+    """Weights cut short by a broken download give a sentence with the model's name."""
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelLoadError, match="weights cannot be loaded"):
+        load(copied)
+
+
+def test_remote_code_is_not_run(copied):
+    """Python code in a model folder is not run unless asked for, and the error names the setting."""
+    config = json.loads((copied / "config.json").read_text())
+    config["model_type"] = "homemade"
+    config["auto_map"] = {"AutoConfig": "code.Homemade", "AutoModelForImageTextToText": "code.Homemade"}
+    (copied / "config.json").write_text(json.dumps(config))
+    (copied / "code.py").write_text("raise SystemExit('this code was run')")
+    with pytest.raises(ModelLoadError, match="VLM_ASSETS_TRUST_REMOTE_CODE"):
+        load(copied)
+
+
+def test_model_without_chat_template(copied):
+    """A base model that nobody knows how to ask is refused when it is loaded, not at its first batch."""
+    (copied / "chat_template.jinja").unlink()
+    with pytest.raises(ModelLoadError, match=r"no chat template.*instruction-tuned"):
+        load_processor(ModelSource(str(copied)))
+
+
+def test_text_model_is_no_vision_language_model(copied):
+    """A folder without an image processor is refused by name."""
+    (copied / "processor_config.json").unlink()
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config["text_config"]))
+    with pytest.raises(ModelLoadError, match="image processor"):
+        load_processor(ModelSource(str(copied)))
+
+
+WITHOUT_TORCHVISION = """
+import importlib.metadata, sys
+
+sys.modules["torchvision"] = None  # not to be found, installed or not
+version = importlib.metadata.version
+importlib.metadata.version = lambda name: version("no-such-package" if name == "torchvision" else name)
+
+from resources.engine.transformers.model_loading import ModelLoadError, ModelSource, load_processor
+
+try:
+    load_processor(ModelSource(sys.argv[1]))
+except ModelLoadError as error:
+    print(error)
+"""
+
+
+def test_model_that_needs_torchvision(tmp_path, tokenizer):
+    """A family whose processor needs torchvision says which extra to install."""
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
+    tokenizer.save_pretrained(tmp_path)
+    # In a process of its own: this one has settled by now whether there is torchvision.
+    command = [sys.executable, "-c", WITHOUT_TORCHVISION, tmp_path]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "`.venv/bin/pip install -c constraints.txt -e '.[torchvision]'`" in said
+
+
+def test_torchvision_of_another_torch(monkeypatch):
+    """A torchvision that does not fit torch breaks every model; the error names the pair."""
+    monkeypatch.setattr(model_loading, "version", {"torchvision": "0.29.2", "torch": "2.13.0"}.get)
+    with (
+        pytest.raises(ModelLoadError, match=r"torchvision 0\.29\.2 may not fit torch 2\.13\.0"),
+        model_loading._loading(ModelSource("."), "processor"),
+    ):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+
+class _Hub:
+    """The hub as it answers: a commit, or an error."""
+
+    def __init__(self, outcome):
+        self.outcome = outcome
+
+    def model_info(self, name, *, revision, timeout):
+        """A model's record."""
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return type("Info", (), {"sha": self.outcome})
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """Let the hub answer in a given way; nothing is asked for over the network."""
+    import huggingface_hub
+
+    def answer(outcome):
+        model_loading._hub_commit.cache_clear()
+        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: _Hub(outcome))
+
+    yield answer
+    model_loading._hub_commit.cache_clear()
+
+
+def test_revision_on_the_hub_is_a_commit(hub):
+    """A hub branch is recorded as the commit that it names now."""
+    hub("c0ffee")
+    assert exact_revision(ModelSource("owner/name", revision="main")) == "c0ffee"
+
+
+def test_hub_out_of_reach(hub, monkeypatch):
+    """Without the hub the cached copy's commit counts; without a copy the error says how to get one."""
+    import huggingface_hub
+
+    hub(OfflineModeIsEnabled("offline"))
+    with pytest.raises(ModelLoadError, match="hf download owner/name"):
+        exact_revision(ModelSource("owner/name"))
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda *a, **k: "/cache/snapshots/c0ffee/config.json"
+    )
+    assert exact_revision(ModelSource("owner/name")) == "c0ffee"
+
+
+NO_HUB = """
+import sys
+
+from resources.engine.transformers.model_loading import ModelLoadError, ModelSource, exact_revision
+
+try:
+    exact_revision(ModelSource(sys.argv[1]))
+except ModelLoadError as error:
+    print(error)
+"""
+
+
+def test_hub_that_nobody_answers_for(tmp_path):
+    """No network is a sentence that says what to do, not a traceback of the HTTP library."""
+    # In a process of its own: the hub's address is read when its library is imported.
+    command = [sys.executable, "-c", NO_HUB, "owner/name"]
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    told = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **nowhere}, check=True)
+    assert "the hub cannot be reached" in told.stdout
+    assert "hf download owner/name" in told.stdout
+
+
+def test_unknown_model(hub):
+    """A name that is neither folder nor hub model is said to be neither."""
+    import httpx2
+
+    request = httpx2.Request("GET", "https://hub.invalid")
+    hub(RepositoryNotFoundError("404", response=httpx2.Response(404, request=request)))
+    with pytest.raises(ModelLoadError, match="neither a folder here nor a model on the hub"):
+        exact_revision(ModelSource("owner/mistyped"))

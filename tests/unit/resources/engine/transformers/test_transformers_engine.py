@@ -1,0 +1,280 @@
+"""The in-process engine on a tiny model with random weights, loaded as any model folder is."""
+
+import itertools
+import threading
+from typing import Literal
+
+import pydantic
+import pytest
+
+from resources.engine.prompt import Prompt
+from resources.engine.protocol import Attempt, EngineLostError, ModelLoadError, RequestTooLargeError
+from resources.engine.schema import DescriptionSchema
+from resources.engine.transformers import model_inputs, transformers_engine
+from resources.engine.transformers.model_loading import ModelSource, exact_revision
+from resources.engine.transformers.preparation_process import PreparationProcess
+from resources.engine.transformers.transformers_engine import TransformersEngine
+
+GREEDY = Attempt(number=1, max_new_tokens=60)
+
+
+class House(pydantic.BaseModel):
+    """A short answer with a free string, in which a random model says anything."""
+
+    roof: Literal["flat", "hip"]
+    storeys: int = pydantic.Field(ge=1, le=9)
+    name: str = pydantic.Field(max_length=6)
+
+
+SCHEMA = DescriptionSchema(House)
+
+
+@pytest.fixture(scope="module")
+def engine(model_folder):
+    engine = TransformersEngine(
+        ModelSource(str(model_folder)), schema=SCHEMA, prompt=Prompt("Describe the property."), device="cpu"
+    )
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def batch(load_property):
+    return [load_property(f"property {at}", 1 + at % 4) for at in range(6)]
+
+
+@pytest.fixture
+def memory_for(engine, monkeypatch):
+    """Let the device run out of memory where a call has more than so many sequences."""
+    import torch
+
+    generate = engine._model.generate
+    sizes = []
+
+    def limit(most):
+        def generate_or_run_out(**inputs):
+            sizes.append(len(inputs["input_ids"]))
+            if sizes[-1] > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return generate(**inputs)
+
+        monkeypatch.setattr(engine._model, "generate", generate_or_run_out)
+        return sizes
+
+    yield limit
+    engine.largest_batch = None
+
+
+def test_answers_follow_the_schema(engine, batch):
+    """Every finished answer of a guided batch is valid, and says how it ended and what it cost."""
+    answers = engine.describe(batch, attempt=GREEDY)
+    assert len(answers) == len(batch)
+    for answer in answers:
+        assert answer.finish_reason == "stop"
+        assert list(SCHEMA.parse(answer.text)) == ["roof", "storeys", "name"]
+        assert 0 < answer.output_tokens <= 60
+
+
+def test_prompt_tokens_count_images(engine, batch):
+    """Each image adds its seven tokens to the prompt; padding is not counted."""
+    tokens = [answer.prompt_tokens for answer in engine.describe(batch[:4], attempt=GREEDY)]
+    assert [later - earlier for earlier, later in itertools.pairwise(tokens)] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_do_not_depend_on_the_batch(engine, batch, temperature):
+    """A property's answer is the same alone, in a batch, and in another order: greedy or sampled."""
+    attempt = Attempt(number=2, max_new_tokens=60, temperature=temperature, seed=3)
+    together = engine.describe(batch, attempt=attempt)
+    alone = [engine.describe([one], attempt=attempt)[0] for one in batch]
+    backwards = engine.describe(batch[::-1], attempt=attempt)[::-1]
+    assert together == alone == backwards
+
+
+def test_images_matter(engine, load_property):
+    """Different images of equal number give different answers: the pixels reach the model."""
+    answers = engine.describe([load_property(name, 3) for name in "abcde"], attempt=GREEDY)
+    assert len({answer.text for answer in answers}) > 1
+
+
+def test_sampling_derives_from_property_attempt_and_seed(engine, load_property):
+    """Another attempt or seed draws another answer; the same draws the same again."""
+    batch = [load_property(f"property {at}", 2) for at in range(2)]
+
+    def texts(number, seed):
+        attempt = Attempt(number=number, max_new_tokens=60, temperature=2.0, seed=seed)
+        return [answer.text for answer in engine.describe(batch, attempt=attempt)]
+
+    assert texts(2, 1) == texts(2, 1)
+    assert texts(2, 1) != texts(3, 1)
+    assert texts(2, 1) != texts(2, 2)
+
+
+def test_truncated(engine, batch):
+    """An answer at the limit of tokens is said to be cut off, and is as long as the limit."""
+    for answer in engine.describe(batch, attempt=Attempt(number=1, max_new_tokens=8)):
+        assert (answer.finish_reason, answer.output_tokens) == ("length", 8)
+
+
+def test_fewer_images(engine, load_property):
+    """An attempt with fewer images shows the first ones and no more."""
+    many, few = load_property("a", 5), load_property("a", 5)
+    few.images = few.images[:2]
+    limited = engine.describe([many], attempt=Attempt(number=1, max_new_tokens=60, images=2))
+    assert limited == engine.describe([few], attempt=GREEDY)
+
+
+def test_out_of_memory_halves_and_remembers(engine, batch, memory_for):
+    """A batch too large for the device is halved until it fits, answers alike, and the size is kept."""
+    expected = engine.describe(batch, attempt=GREEDY)
+    sizes = memory_for(3)
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    assert sizes == [6, 3, 3]
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    assert sizes[3:] == [3, 3]
+
+
+def test_one_property_too_large(engine, batch, memory_for):
+    """A single property that does not fit is an error of its own, which fewer images may cure."""
+    memory_for(0)
+    with pytest.raises(RequestTooLargeError, match="4 images at once") as caught:
+        engine.describe(batch[3:4], attempt=GREEDY)
+    assert caught.value.kind == "out_of_memory"
+
+
+def test_prompt_longer_than_the_model_takes(engine, load_property):
+    """More images than the model's context holds are refused by name, not answered from a cut prompt."""
+    with pytest.raises(RequestTooLargeError, match="of 1024 that the model takes") as caught:
+        engine.describe([load_property("a", 150)], attempt=GREEDY)
+    assert caught.value.kind == "prompt_too_long"
+
+
+def test_context_bounds_each_answer_by_itself(engine, load_property):
+    """A long prompt leaves its own answer less room, and takes none from its neighbours."""
+    long, short = load_property("a", 144), load_property("b", 1)
+    generous = Attempt(number=1, max_new_tokens=40)
+    answers = engine.describe([long, short], attempt=generous)
+    assert answers[0].prompt_tokens + answers[0].output_tokens <= 1024
+    assert answers[0].finish_reason == "length"
+    assert answers[1] == engine.describe([short], attempt=generous)[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("CUDA error: an illegal memory access was encountered"), MemoryError()],
+)
+def test_lost_device(engine, batch, monkeypatch, error):
+    """A lost device or exhausted memory says so, once, instead of failing property after property."""
+
+    def generate(**inputs):
+        raise error
+
+    monkeypatch.setattr(engine._model, "generate", generate)
+    with pytest.raises(EngineLostError):
+        engine.describe(batch, attempt=GREEDY)
+
+
+@pytest.fixture
+def processed(engine, monkeypatch):
+    """The number of properties in each call of the processor."""
+    sizes = []
+
+    def counted(processor, prompt, images):
+        sizes.append(len(images))
+        return made(processor, prompt, images)
+
+    made = model_inputs.processed
+    monkeypatch.setattr(model_inputs, "processed", counted)
+    return sizes
+
+
+def test_what_is_prepared_ahead_is_not_made_again(engine, batch, processed):
+    """A batch prepared in another thread is answered alike, and its processor runs once."""
+    expected = engine.describe(batch, attempt=GREEDY)
+    processed.clear()
+    ahead = threading.Thread(target=engine.prepare, args=(batch,), kwargs={"attempt": GREEDY})
+    ahead.start()
+    ahead.join()
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    assert processed == [6]
+
+
+def test_what_was_prepared_for_another_question_is_not_used(engine, batch, processed):
+    """Another attempt, or other properties, are prepared for themselves."""
+    fewer = Attempt(number=2, max_new_tokens=60, images=1)
+    expected = engine.describe(batch, attempt=fewer)
+    engine.prepare(batch, attempt=GREEDY)
+    processed.clear()
+    assert engine.describe(batch, attempt=fewer) == expected
+    assert engine.describe(batch[:3], attempt=fewer) == expected[:3]
+    assert processed == [6, 3]
+
+
+def test_out_of_memory_splits_what_was_prepared(engine, batch, memory_for, processed):
+    """A prepared batch that does not fit is prepared again in parts; the next one is prepared in parts."""
+    expected = engine.describe(batch, attempt=GREEDY)
+    memory_for(3)
+    processed.clear()
+    for _ in range(2):
+        engine.prepare(batch, attempt=GREEDY)
+        assert engine.describe(batch, attempt=GREEDY) == expected
+    assert processed == [6, 3, 3, 3, 3]
+
+
+def test_where_the_time_went(engine, batch):
+    """Time inside the engine is told apart: what was not prepared, prompt, answers."""
+    before = dict(engine.seconds)
+    engine.describe(batch, attempt=GREEDY)
+    spent = {name: seconds - before[name] for name, seconds in engine.seconds.items()}
+    assert set(spent) == {"processor", "prefill", "generation"}
+    assert all(seconds > 0 for seconds in spent.values())
+
+
+def test_provenance(engine, model_folder):
+    """The engine names the model as the settings do, and what exactly was loaded."""
+    assert engine.model == str(model_folder)
+    assert engine.revision == exact_revision(ModelSource(str(model_folder)))
+
+
+@pytest.mark.parametrize("batches", [0, 15])
+def test_a_short_run_starts_no_process(batches, model_folder, monkeypatch):
+    """Guards: a partition of a few batches does not pay for a process that prepares the inputs of many."""
+    monkeypatch.setattr("resources.engine.transformers.transformers_engine.PreparationProcess", None)
+    engine = TransformersEngine(
+        ModelSource(str(model_folder)), schema=SCHEMA, prompt=Prompt("x"), device="cpu", batches=batches
+    )
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("cores", "gibibytes", "at_once"),
+    [(2, 64, 1), (8, 64, 4), (16, 128, 8), (96, 720, 8), (16, 31, 3), (16, 4, 1)],
+)
+def test_beside_a_gpu_as_many_prepare_as_cores_and_memory_bear(cores, gibibytes, at_once, monkeypatch):
+    """What is prepared ahead of a fast device fills neither the machine's cores nor its memory."""
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(transformers_engine, "memory_bytes", lambda: gibibytes << 30)
+    assert transformers_engine._prepare_at_once("cuda") == at_once
+    assert transformers_engine._prepare_at_once("cpu") == 1
+
+
+def test_the_process_of_a_long_run_ends_with_the_engine(model_folder, tmp_path, monkeypatch):
+    """Guards: nothing that was started for a model outlives it, nor a model that cannot be loaded."""
+    started = []
+
+    class Noted(PreparationProcess):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            started.append(self._process)
+
+    monkeypatch.setattr("resources.engine.transformers.transformers_engine.PreparationProcess", Noted)
+    with pytest.raises(ModelLoadError):
+        TransformersEngine(
+            ModelSource(str(tmp_path)), schema=SCHEMA, prompt=Prompt("x"), device="cpu", batches=99
+        )
+    engine = TransformersEngine(
+        ModelSource(str(model_folder)), schema=SCHEMA, prompt=Prompt("x"), device="cpu", batches=99
+    )
+    assert [one.poll() is None for one in started] == [False, True]
+    engine.close()
+    assert started[1].poll() is not None

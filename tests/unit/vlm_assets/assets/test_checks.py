@@ -1,0 +1,185 @@
+"""The checks find what is wrong in a staged file, and say it with numbers and ids."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from vlm_assets.assets.checks import (
+    DESCRIPTION_CHECKS,
+    EMBEDDING_CHECKS,
+    FailedShareLimits,
+    Severity,
+    check_descriptions,
+    check_embeddings,
+)
+
+IDS = [f"p{number}" for number in range(10)]
+LIMITS = FailedShareLimits(warn=0.01, error=0.2, rows_at_least=2)
+DESCRIPTIONS = pa.schema(
+    [
+        ("property_id", pa.string()),
+        ("ordinal", pa.int64()),
+        ("status", pa.string()),
+        ("error_kind", pa.string()),
+        ("description", pa.struct([("roof", pa.string())])),
+    ]
+)
+EMBEDDINGS = pa.schema(
+    [
+        ("property_id", pa.string()),
+        ("ordinal", pa.int64()),
+        ("status", pa.string()),
+        ("embedding", pa.list_(pa.float32(), 4)),
+    ]
+)
+
+
+def descriptions(path, ids=IDS, failed=(), schema=DESCRIPTIONS, roof=str):
+    rows = [
+        {
+            "property_id": one,
+            "ordinal": ordinal,
+            "status": "failed" if one in failed else "ok",
+            "error_kind": "missing" if one in failed else None,
+            "description": None if one in failed else {"roof": roof(ordinal)},
+        }
+        for ordinal, one in enumerate(ids)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+    return path
+
+
+def embeddings(path, vectors, ids=IDS, failed=()):
+    rows = [
+        {
+            "property_id": one,
+            "ordinal": ordinal,
+            "status": "failed" if one in failed else "ok",
+            "embedding": None if one in failed else list(vector),
+        }
+        for ordinal, (one, vector) in enumerate(zip(ids, vectors, strict=True))
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=EMBEDDINGS), path)
+    return path
+
+
+def vectors():
+    return np.random.default_rng(3).normal(size=(len(IDS), 4)).astype("float32")
+
+
+def failing(outcomes):
+    return {outcome.name: outcome for outcome in outcomes if not outcome.passed}
+
+
+@pytest.fixture
+def described(tmp_path):
+    return descriptions(tmp_path / "described.parquet")
+
+
+def test_a_sound_file_passes_every_check(tmp_path, described):
+    """Every check that is declared to Dagster is run, and a sound file passes all of them."""
+    found = check_descriptions(described, IDS, DESCRIPTIONS, LIMITS)
+    assert [one.name for one in found] == list(DESCRIPTION_CHECKS)
+    assert failing(found) == {}
+    staged = embeddings(tmp_path / "staged", vectors())
+    found = check_embeddings(staged, IDS, EMBEDDINGS, described)
+    assert [one.name for one in found] == list(EMBEDDING_CHECKS)
+    assert failing(found) == {}
+
+
+def test_a_swapped_id_is_found_though_the_count_is_right(tmp_path):
+    """Equal counts hide a swap: ids are compared as sets, and both sides are named."""
+    staged = descriptions(tmp_path / "staged", [*IDS[:-1], "intruder"])
+    found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS))
+    assert set(found) == {"ids_conserved"}
+    assert found["ids_conserved"].found.startswith("1 missing, 1 foreign")
+    assert found["ids_conserved"].first_ids == ("p9", "intruder")
+    assert found["ids_conserved"].stops_publication
+
+
+def test_a_repeated_row_is_found(tmp_path):
+    """No property comes out twice."""
+    staged = descriptions(tmp_path / "staged", [*IDS, "p3"])
+    found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS))
+    assert set(found) == {"row_count", "unique_ids"}
+    assert found["unique_ids"].first_ids == ("p3",)
+
+
+def test_an_unknown_status_is_not_terminal(tmp_path):
+    """Each property ends as ok or failed; anything else is not conserved."""
+    table = pq.read_table(descriptions(tmp_path / "sound"))
+    statuses = pa.array(["pending", None, *["ok"] * 8])
+    pq.write_table(table.set_column(2, "status", statuses), tmp_path / "staged")
+    found = failing(check_descriptions(tmp_path / "staged", IDS, DESCRIPTIONS, LIMITS))
+    assert "2 neither ok nor failed" in found["ids_conserved"].found
+
+
+def test_another_column_type_is_named(tmp_path):
+    """A column of another type than the schema's is named with both types."""
+    other = DESCRIPTIONS.set(1, pa.field("ordinal", pa.int32()))
+    staged = descriptions(tmp_path / "staged", schema=other)
+    found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS))
+    assert found["row_schema"].found == "ordinal: int32 where int64 belongs"
+
+
+@pytest.mark.parametrize(
+    ("failed", "passed", "severity"),
+    [
+        (0, True, Severity.WARN),
+        (1, True, Severity.WARN),  # one bad listing of ten is 10%, and still no alarm
+        (2, False, Severity.ERROR),
+    ],
+)
+def test_the_share_of_failed_rows_is_judged_from_two_rows(tmp_path, failed, passed, severity):
+    """One failed row is never an alarm; from the error share on the partition is not published."""
+    staged = descriptions(tmp_path / "staged", failed=IDS[:failed])
+    outcome = check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS)[-1]
+    assert (outcome.passed, outcome.severity) == (passed, severity)
+    assert outcome.first_ids == tuple(IDS[:failed])
+
+
+def test_a_small_share_of_failed_rows_warns_and_publishes(tmp_path):
+    """Between the two limits the check is a warning: shown, neither red nor stopping."""
+    ids = [f"p{number:03d}" for number in range(100)]
+    staged = descriptions(tmp_path / "staged", ids, failed=ids[:2])
+    outcome = check_descriptions(staged, ids, DESCRIPTIONS, LIMITS)[-1]
+    assert not outcome.passed
+    assert outcome.severity is Severity.WARN
+    assert not outcome.stops_publication
+    assert "2 of 100 failed, 2.0% (2 missing)" in outcome.sentence()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0])
+def test_an_unsound_vector_is_found_and_named(tmp_path, described, bad):
+    """A vector that is not finite, or zero, would poison every search."""
+    spoiled = vectors()
+    spoiled[4] = bad
+    staged = embeddings(tmp_path / "staged", spoiled)
+    found = failing(check_embeddings(staged, IDS, EMBEDDINGS, described))
+    assert found["vectors_sound"].first_ids == ("p4",)
+
+
+def test_vectors_that_are_all_alike_are_found(tmp_path, described):
+    """A broken model that gives one vector for everything is stopped, though each vector looks sound."""
+    staged = embeddings(tmp_path / "staged", np.ones((len(IDS), 4), "float32"))
+    found = failing(check_embeddings(staged, IDS, EMBEDDINGS, described))
+    assert found["vectors_sound"].found == "all alike, for descriptions that differ"
+
+
+def test_descriptions_that_are_alike_may_have_vectors_that_are_alike(tmp_path):
+    """A range of flats described word for word alike is no fault of the embedding model."""
+    described = descriptions(tmp_path / "described.parquet", roof=lambda _: "flat")
+    staged = embeddings(tmp_path / "staged", np.ones((len(IDS), 4), "float32"))
+    assert failing(check_embeddings(staged, IDS, EMBEDDINGS, described)) == {}
+
+
+def test_a_failed_description_has_no_vector_and_that_is_sound(tmp_path):
+    """A failed row has a null vector; an ok row without one, or the reverse, does not match."""
+    described = descriptions(tmp_path / "described.parquet", failed=["p2"])
+    good = embeddings(tmp_path / "good", vectors(), failed=["p2"])
+    assert failing(check_embeddings(good, IDS, EMBEDDINGS, described)) == {}
+    other = embeddings(tmp_path / "other", vectors(), failed=["p3"])
+    found = failing(check_embeddings(other, IDS, EMBEDDINGS, described))
+    assert set(found) == {"matches_descriptions"}
+    assert found["matches_descriptions"].first_ids == ("p2", "p3")

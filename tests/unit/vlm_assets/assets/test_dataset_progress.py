@@ -1,0 +1,179 @@
+"""The page of the whole dataset: picture, figures, and a sensor that starts nothing where nothing moves."""
+
+from __future__ import annotations
+
+import base64
+import io
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from PIL import Image
+
+from resources.journal.high_water_mark import HighWaterMark, write_mark
+from resources.publishing.published import PublishedPartitions
+from resources.state.pause import pause, resume
+from resources.state.workers import Workers
+from resources.storage.files import make_directory
+from vlm_assets.assets.dataset_progress import (
+    LOOKS,
+    build_dataset_progress,
+    build_progress_sensor,
+    picture_of,
+    progress_metadata,
+)
+from vlm_assets.assets.partition_states import State
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.status import read_status
+from vlm_assets.settings import Settings, load_settings
+
+
+class Ticks:
+    """The sensor of a home, ticked by hand once a minute."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.sensor = build_progress_sensor(settings, build_dataset_progress(settings))
+        self.cursor: str | None = None
+
+    def tick(self) -> str:
+        """The run key of what was asked for, or the reason why nothing was."""
+        with (
+            dg.DagsterInstance.ephemeral() as instance,
+            dg.build_sensor_context(instance, cursor=self.cursor) as context,
+        ):
+            found = self.sensor(context)
+        assert isinstance(found, dg.SensorResult)
+        self.cursor = found.cursor or self.cursor
+        if found.run_requests:
+            assert found.run_requests[0].run_key
+            return found.run_requests[0].run_key
+        return str(found.skip_reason.skip_message if found.skip_reason else "")
+
+
+RESTS = "Nothing has moved, or the picture is young."
+
+
+def test_page_has_the_picture_and_the_figures(dataset) -> None:
+    """Materialize: the picture inline, what happens next, and numbers that Dagster plots over time."""
+    progress = build_dataset_progress(dataset.settings)
+    result = dg.materialize([progress], selection=["dataset_progress"])
+    (event,) = result.asset_materializations_for_node("dataset_progress")
+    metadata = event.metadata
+    head, _, encoded = metadata["progress"].value.partition("base64,")
+    assert head == "![all partitions](data:image/png;"
+    picture = Image.open(io.BytesIO(base64.b64decode(encoded.removesuffix(")"))))
+    assert picture.width > 800
+    numbers = {name: one.value for name, one in metadata.items() if isinstance(one.value, int | float)}
+    assert numbers["percent described"] == 100.0
+    assert numbers["properties described"] == 9
+    assert numbers["failed rows"] == 1
+    assert numbers["partitions done"] == 3
+    assert numbers["hours left"] == 0.0
+    assert "| missing | 1 |" in metadata["failed rows by kind"].value
+    assert "vlm-assets audit" in metadata["what happens next"].value
+
+
+def test_rows_that_a_check_keeps_back_are_not_counted_as_described(uneven: Settings) -> None:
+    """Three rows are committed, two of them refused: the page does not say that they are there to be used."""
+    for key, rows in (("000000002-000000003", 1), ("000000004-000000005", 2)):
+        path = uneven.state_directory / "high_water_marks" / "property_descriptions" / key / "g.json"
+        make_directory(path.parent)
+        write_mark(path, HighWaterMark(key, "g", rows, rows, 1, None))
+    status = read_status(uneven, Catalog.open(uneven.home))
+    metadata = progress_metadata(status)
+    assert metadata["properties described"].value == 1
+    assert metadata["percent described"].value == 12.5
+    (refused,) = [one for one in status.partitions if one.state is State.REFUSED]
+    assert (refused.percent, refused.usable_rows) == (100.0, 0)
+
+
+def test_every_state_has_a_look() -> None:
+    """No state of a partition is missing from the picture."""
+    assert set(LOOKS) == set(State)
+
+
+def test_a_picture_is_drawn_where_something_moved_and_came_to_rest(dataset) -> None:
+    """The first at once; then only after a publication or a worker, and not while the last one is young."""
+    ticks = Ticks(dataset.settings)
+    first = ticks.tick()
+    assert first.endswith("after 0")
+    assert ticks.tick() == RESTS
+    dataset.describe(dataset.keys[0], text="another house")
+    settling, second, resting = (ticks.tick() for _ in range(3))
+    assert settling == resting == RESTS
+    assert second not in (first, RESTS)
+    workers = Workers(dataset.settings.state_directory / "workers")
+    with workers.begin(run_id="r", asset="property_descriptions", partition=dataset.keys[0], expected=3):
+        assert ticks.tick() == RESTS, "the last picture is not ten minutes old"
+    # The worker is gone, and a picture may still show it: one more, when the next tick finds all at rest.
+    assert ticks.tick() == RESTS
+    assert ticks.tick() not in (RESTS, first, second)
+    assert ticks.tick() == RESTS
+
+
+def test_a_pause_is_drawn_once_when_all_is_at_rest_and_its_end_too(dataset) -> None:
+    """While it drains the picture would show partitions as running for all of the pause."""
+    ticks = Ticks(dataset.settings)
+    first = ticks.tick()
+    state = dataset.settings.state_directory
+    with Workers(state / "workers").begin(
+        run_id="r", asset="property_descriptions", partition=dataset.keys[0], expected=3
+    ):
+        pause(state, "the night", now=time.time())
+        assert "the night" in ticks.tick(), "it still commits"
+    at_rest = ticks.tick()
+    assert at_rest not in (first, RESTS)
+    assert "after" in at_rest, "drawn without waiting for ten minutes to pass"
+    assert all("Nothing is started: paused since" in ticks.tick() for _ in range(3)), "drawn once"
+    resume(state)
+    assert "after" in ticks.tick(), "it does not say that it is paused for longer than it is"
+    assert ticks.tick() == RESTS
+
+
+def test_page_says_since_when_and_why_it_is_paused(uneven: Settings) -> None:
+    """Asleep on purpose looks like nothing else, and what was interrupted for it is not shown as running."""
+    key = "000000002-000000003"
+    path = uneven.state_directory / "high_water_marks" / "property_descriptions" / key / "g.json"
+    make_directory(path.parent)
+    write_mark(path, HighWaterMark(key, "g", 1, 1, 1, None))
+    catalog = Catalog.open(uneven.home)
+    with Workers(uneven.state_directory / "workers").begin(
+        run_id="r", asset="property_descriptions", partition=key, expected=2
+    ):
+        metadata = progress_metadata(read_status(uneven, catalog))
+        assert "paused" not in metadata
+        assert metadata["partitions running"].value == 1
+    since = datetime(2026, 1, 1, 10, 0, tzinfo=UTC).timestamp()
+    pause(uneven.state_directory, "the night", now=since)
+    status = read_status(uneven, catalog)
+    metadata = progress_metadata(status)
+    said = str(metadata["paused"].value)
+    assert said.startswith(f"Paused since {datetime.fromtimestamp(since).astimezone():%Y-%m-%d %H:%M}")
+    assert "because the night" in said
+    assert (metadata["partitions running"].value, metadata["partitions interrupted"].value) == (0, 1)
+    assert _height(picture_of(status)) > _height(picture_of(replace(status, paused=None)))
+
+
+def _height(png: bytes) -> int:
+    return Image.open(io.BytesIO(png)).height
+
+
+def test_a_home_where_nothing_started_has_no_picture(tmp_path: Path) -> None:
+    """Before anything ran there is nothing to show."""
+    assert Ticks(load_settings(home=tmp_path / "nothing")).tick() == "Nothing was ever started."
+
+
+def test_a_tick_opens_no_partition(dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand partitions cost a tick no more than three: it opens neither catalogue nor records."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a tick opened a partition")
+
+    monkeypatch.setattr(Catalog, "open", refuse)
+    monkeypatch.setattr(PublishedPartitions, "record", refuse)
+    before = time.process_time()
+    assert Ticks(dataset.settings).tick().endswith("after 0")
+    assert time.process_time() - before < 0.5

@@ -1,0 +1,314 @@
+"""The verdicts on made files, and that a change is told once, with its end, and never in mid-publication."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+
+import pyarrow.parquet as pq
+import pytest
+
+from resources.alerts.outbox import Outbox
+from resources.engine.server.served_model import ServerUnreachableError
+from resources.journal.high_water_mark import HighWaterMark, write_mark
+from resources.publishing.record import PartitionManifest, PendingPublication
+from resources.state.workers import Workers
+from resources.storage.files import make_directory, write_replacing
+from sensors.published_signatures import Snapshot
+from sensors.row_count_drift import evaluation
+from vlm_assets.assets import descriptions, embeddings
+from vlm_assets.automation.drift_looks import Meaning
+from vlm_assets.automation.health_sensors import build_drift_watcher, published_assets
+
+ASSET = descriptions.ASSET
+
+
+class Desk:
+    """A watcher over a made dataset, and what it told. Each dataset's parts are given, not a model's."""
+
+    def __init__(self, dataset, monkeypatch):
+        self.dataset = dataset
+        self.settings = dataset.settings
+        self.now = {"decoding": "s"}
+        monkeypatch.setattr(descriptions, "meaning_parts", lambda *_: self.now)
+        monkeypatch.setattr(embeddings, "meaning_parts", lambda *_: {"embedding_model": "m"})
+        self.workers = Workers(self.settings.state_directory / "workers")
+        self.outbox = Outbox(self.settings.state_directory / "alerts")
+        self.failing = {}
+        self.begin()
+
+    def begin(self):
+        """What a new code server does: nothing is kept but what stands on disk."""
+        assets = published_assets(self.settings, self.dataset.catalog.ranges)
+        self.watcher = build_drift_watcher(self.settings, assets, self.workers, self.outbox)
+
+    def tick(self):
+        """What one tick told: (asset, key, kind, severity)."""
+        told = []
+        try:
+            self.watcher.look(lambda *one: told.append(one), lambda asset: self.failing.get(asset, ()))
+        finally:
+            self.verdicts = {(asset, key): verdict for asset, key, verdict, _ in told}
+            self.times = {(asset, key): at for asset, key, _, at in told}
+        return [(asset, key, verdict.kind, verdict.severity) for asset, key, verdict, _ in told]
+
+
+@pytest.fixture
+def desk(dataset, monkeypatch):
+    desk = Desk(dataset, monkeypatch)
+    assert desk.tick() == [], "what is sound when it is seen first needs no word"
+    return desk
+
+
+@pytest.fixture
+def key(desk):
+    return desk.dataset.keys[1]
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def replace_by_fewer_rows(path):
+    pq.write_table(pq.read_table(path).slice(1), path)
+
+
+def flip_a_byte(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [
+        (truncate, "truncated"),
+        (replace_by_fewer_rows, "replaced"),
+        (flip_a_byte, "replaced"),
+        (lambda path: path.unlink(), "deleted"),
+        (lambda path: path.write_bytes(b""), "truncated"),
+    ],
+)
+def test_damage_is_told_once_and_so_is_its_end(desk, key, damage, kind):
+    """Fault 13: the sensor sees it, its partition is named, and a restored file passes again."""
+    published = desk.dataset.descriptions
+    damage(published.path(key))
+    assert desk.tick() == [(ASSET, key, kind, "ERROR")]
+    event = evaluation(ASSET, key, desk.verdicts[ASSET, key], desk.times[ASSET, key])
+    assert (event.partition, event.passed, event.check_name) == (key, False, "published_file")
+    assert "Materialize" in event.metadata["what to do"].value
+    assert desk.tick() == []
+    desk.begin()
+    assert desk.tick() == [], "a new code server does not tell it again"
+    published.restore(key)
+    assert desk.tick() == [(ASSET, key, "sound", None)]
+    assert desk.tick() == []
+
+
+def test_a_file_that_was_not_published_here_is_foreign(desk, key):
+    """A file under a partition's name without a record is no output of ours."""
+    published = desk.dataset.descriptions
+    content = published.path(key).read_bytes()
+    published.set_aside(key)
+    published.path(key).write_bytes(content)
+    assert desk.tick() == [(ASSET, key, "foreign", "ERROR")]
+
+
+def test_a_file_among_the_partitions_that_is_none_is_an_alert_that_recovers(desk):
+    """Whoever reads *.parquet reads it too; there is no partition to fail, so it goes to a person."""
+    stray = desk.settings.descriptions_directory / "copy of 1.parquet"
+    stray.write_bytes(b"x")
+    assert desk.tick() == desk.tick() == []
+    (alert,) = desk.outbox.open_subjects().values()
+    assert (alert.kind, alert.severity, alert.found) == ("foreign_file", "error", str(stray))
+    stray.unlink()
+    desk.tick()
+    assert not desk.outbox.open_subjects()
+
+
+def test_changed_settings_warn_with_the_cost_and_pass_when_changed_back(desk):
+    """Stale is no damage: a WARN that says what making it anew would cost; nothing starts by itself."""
+    desk.now = {"decoding": "t"}
+    desk.begin()
+    told = desk.tick()
+    assert told == [(ASSET, key, "stale", "WARN") for key in desk.dataset.keys]
+    assert (
+        "another decoding; making it anew costs 3 properties with 3 images"
+        in desk.verdicts[ASSET, desk.dataset.keys[0]].found
+    )
+    assert desk.tick() == []
+    desk.now = {"decoding": "s"}
+    desk.begin()
+    assert desk.tick() == [(ASSET, key, "sound", None) for key in desk.dataset.keys]
+
+
+def test_new_descriptions_make_their_embeddings_stale(desk, key):
+    """The vectors of old texts are named, for the one partition whose texts changed."""
+    desk.dataset.describe(key, text="another house")
+    assert desk.tick() == [(embeddings.ASSET, key, "stale", "WARN")]
+    desk.dataset.embed(key)
+    assert desk.tick() == [(embeddings.ASSET, key, "sound", None)]
+
+
+def test_a_publication_under_way_is_no_drift(desk, key):
+    """Between the record that announces a file and the rename, nothing is wrong; nor while a run works."""
+    published = desk.dataset.descriptions
+    record = published.record(key)
+    pending = PendingPublication(dataclasses.replace(record, sequence=2, sha256="0" * 64), (record,))
+    manifest = published.directory / ".manifest" / f"{key}.json"
+    settled = manifest.read_bytes()
+    write_replacing(manifest, PartitionManifest(key, record, (), pending).to_bytes())
+    assert desk.tick() == []
+    write_replacing(manifest, settled)
+    assert desk.tick() == []
+    with desk.workers.begin(run_id="r", asset=ASSET, partition=key, expected=3):
+        truncate(published.path(key))
+        assert desk.tick() == [], "the run that works on it looks at it itself"
+    assert desk.tick() == [(ASSET, key, "truncated", "ERROR")]
+
+
+def test_a_lost_snapshot_forgets_no_failure(desk, key):
+    """The snapshot may be deleted: what is wrong is told again, and what Dagster holds failed passes."""
+    sound = desk.dataset.keys[0]
+    truncate(desk.dataset.descriptions.path(key))
+    desk.tick()
+    for path in (desk.settings.state_directory / "drift").iterdir():
+        path.write_bytes(b"{")
+    desk.failing = {ASSET: {sound}}
+    assert desk.tick() == [(ASSET, sound, "sound", None), (ASSET, key, "truncated", "ERROR")]
+    assert desk.tick() == []
+
+
+def test_a_lost_snapshot_does_not_forget_what_a_run_was_at_work_on(desk, key):
+    """A partition that stood failed, of which nothing is left, is looked at when its run has ended."""
+    for path in desk.settings.descriptions_directory.rglob(f"{key}*"):
+        path.unlink()
+    for path in (desk.settings.state_directory / "drift").iterdir():
+        path.write_bytes(b"{")
+    desk.failing = {ASSET: {key}}
+    with desk.workers.begin(run_id="r", asset=ASSET, partition=key, expected=3):
+        assert desk.tick() == []
+    assert [told[:2] for told in desk.tick()] == [(ASSET, key)]
+    assert desk.tick() == []
+
+
+def test_what_could_not_be_noted_as_told_is_told_again_as_the_same(desk, key, monkeypatch):
+    """A tick that dies after telling repeats itself with the same time: the same alert; then it ends."""
+    published = desk.dataset.descriptions
+    truncate(published.path(key))
+    with monkeypatch.context() as patched:
+        fail_write(patched, number=2)
+        with pytest.raises(OSError, match="No space"):
+            desk.tick()
+    first = desk.times
+    assert set(first) == {(ASSET, key)}
+    desk.begin()
+    assert desk.tick() == [(ASSET, key, "truncated", "ERROR")]
+    assert desk.times == first
+    assert desk.tick() == []
+
+
+def test_what_may_have_been_told_is_called_off_where_it_is_sound_again(desk, key, monkeypatch):
+    """Told, not noted, and restored before the next tick: the check must not stand failed for ever."""
+    published = desk.dataset.descriptions
+    truncate(published.path(key))
+    with monkeypatch.context() as patched:
+        fail_write(patched, number=2)
+        with pytest.raises(OSError, match="No space"):
+            desk.tick()
+    published.restore(key)
+    assert desk.tick() == [(ASSET, key, "sound", None)]
+    assert desk.tick() == []
+
+
+def test_with_a_full_disk_nothing_is_told_rather_than_the_same_at_each_tick(desk, key, monkeypatch):
+    """The write that fails comes before the telling, nothing is left of it, and once it works it is told."""
+    truncate(desk.dataset.descriptions.path(key))
+    kept = sorted((desk.settings.state_directory / "drift").iterdir())
+    with monkeypatch.context() as patched:
+        fail_write(patched, number=1)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space"):
+                desk.tick()
+            assert desk.times == {}
+    assert sorted((desk.settings.state_directory / "drift").iterdir()) == kept
+    assert desk.tick() == [(ASSET, key, "truncated", "ERROR")]
+
+
+def fail_write(patched, *, number):
+    """From this write of a snapshot on, the disk is full: its bytes are there and cannot be synced."""
+    writes = iter(range(1, 1000))
+    sync = os.fsync
+    write = Snapshot.write
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def counted(snapshot):
+        if next(writes) >= number:
+            patched.setattr(os, "fsync", full)
+        try:
+            write(snapshot)
+        finally:
+            patched.setattr(os, "fsync", sync)
+
+    patched.setattr(Snapshot, "write", counted)
+
+
+def test_a_first_look_that_is_cut_short_goes_on(dataset, monkeypatch):
+    """A tick has a minute: what it does not reach is looked at by the next ones, absent partitions too."""
+    key = dataset.keys[2]
+    truncate(dataset.descriptions.path(key))
+    times = iter(range(0, 10_000, 10))
+    desk = Desk(dataset, monkeypatch)
+    object.__setattr__(desk.watcher, "monotonic", lambda: next(times))
+    told = [desk.tick() for _ in range(4)]
+    assert [one for tick in told for one in tick] == [(ASSET, key, "truncated", "ERROR")]
+    assert told[0] == [], "not reached by the first"
+
+
+def test_a_first_look_gets_on_where_a_tick_has_no_time_at_all(dataset, monkeypatch):
+    """On a machine that starves it, one partition a tick of each asset: it comes to its end all the same."""
+    times = iter(range(0, 100_000, 100))
+    desk = Desk(dataset, monkeypatch)
+    object.__setattr__(desk.watcher, "monotonic", lambda: next(times))
+    truncate(dataset.descriptions.path(dataset.keys[2]))
+    assert [len(desk.tick()) for _ in dataset.keys] == [0, 0, 1]
+
+
+def test_what_vanished_with_its_record_is_told(desk, key):
+    """A partition whose file and record are both gone was published once: its high-water mark says so."""
+    marks = desk.settings.state_directory / "high_water_marks" / ASSET / key
+    make_directory(marks)
+    write_mark(marks / "g.json", HighWaterMark(key, "g", 3, 1, 1, None, retired=True))
+    published = desk.dataset.descriptions
+    published.set_aside(key)
+    assert desk.tick() == [(ASSET, key, "deleted", "ERROR")]
+
+
+def test_rows_against_the_catalogue(desk, key):
+    """A published file with another number of rows than the catalogue's range is no partition's output."""
+    desk.dataset.describe(key, lambda rows: rows[:-1])
+    told = desk.tick()
+    assert (ASSET, key, "row count", "ERROR") in told
+
+
+def test_a_server_that_is_down_at_the_first_look_is_asked_again():
+    """Nothing is stale meanwhile, no look at a partition waits for it, and once it is up, it is asked."""
+    asked, now, down = [], [0.0], [True]
+
+    def parts():
+        asked.append(now[0])
+        if down[0]:
+            raise ServerUnreachableError("the model server does not answer")
+        return {"model": "house"}
+
+    meaning = Meaning(parts, clock=lambda: now[0])
+    assert [meaning.now for _ in range(1000)] == [{}] * 1000
+    assert asked == [0.0], "one that swallows what is sent to it costs seconds"
+    down[0] = False
+    now[0] = 61.0
+    assert meaning.now == {"model": "house"}
+    assert meaning.now == {"model": "house"}
+    assert asked == [0.0, 61.0]

@@ -1,0 +1,120 @@
+"""The ticks of the sensors and of the schedule as the definitions build them: noted at their end."""
+
+from datetime import UTC, datetime
+
+import dagster as dg
+import pytest
+
+from resources.engine.server.running_server import PATIENCE_SECONDS
+from sensors.failed_partitions import FailedPartitions
+from sensors.row_count_drift import DriftWatcher
+from sensors.ticks import last_ticks
+from sensors.worker_health import HealthWatcher
+from vlm_assets.automation.health_sensors import build_health_sensors, worker_limits
+from vlm_assets.automation.retries import build_retries
+from vlm_assets.definitions import build_defs
+
+NAMES = ["failed_partitions_again", "reconciliation", "row_count_drift", "worker_health"]
+
+
+@pytest.fixture
+def tick(dataset):
+    """Ticks one of them, by name."""
+    partitions = dg.StaticPartitionsDefinition(list(dataset.keys))
+    schedule = build_retries(dataset.settings, partitions).schedule
+    sensors = {one.name: one for one in build_health_sensors(dataset.settings, dataset.catalog.ranges)}
+
+    def tick(name):
+        if name in sensors:
+            with dg.DagsterInstance.ephemeral() as instance:
+                return sensors[name](dg.build_sensor_context(instance))
+        # Dagster hands a schedule no instance that is in memory only.
+        with dg.DagsterInstance.local_temp() as instance:
+            at = datetime.now(UTC)
+            # It opens an instance of its own. One that is left to the garbage collector closes after this
+            # one, and leaves this one, closed, as Dagster's current storage to every test that follows.
+            with dg.build_schedule_context(instance, scheduled_execution_time=at) as context:
+                return schedule(context)
+
+    return tick
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tick_that_fails_is_not_noted(tick, dataset, monkeypatch, name):
+    """One that fails each time must count as silent: a tick is noted when its work is done."""
+    ticks = dataset.settings.state_directory / "ticks"
+
+    def fail(*_, **__):
+        raise RuntimeError("no work was done")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FailedPartitions, "tick", fail)
+        patched.setattr("sensors.reconciliation.report_published", fail)
+        patched.setattr(DriftWatcher, "look", fail)
+        patched.setattr(HealthWatcher, "look", fail)
+        with pytest.raises(RuntimeError, match="no work"):
+            tick(name)
+    assert last_ticks(ticks) == {}
+    tick(name)
+    assert list(last_ticks(ticks)) == [name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_note_that_cannot_be_written_stops_no_work(tick, dataset, name):
+    """With the disk of the home full, dead runs are ended and stuck workers killed all the same."""
+    ticks = dataset.settings.state_directory / "ticks"
+    ticks.parent.mkdir(parents=True, exist_ok=True)
+    ticks.write_bytes(b"in the way")
+    assert tick(name).skip_message
+
+
+def test_a_stuck_worker_gets_the_settings_grace_to_commit(dataset):
+    """As long as any other run that is told to end: killed before, it would lose finished rows."""
+    settings = dataset.settings.model_copy(update={"grace_seconds": 77.0, "stuck_seconds": 88.0})
+    limits = worker_limits(settings)
+    assert (limits.grace, limits.most) == (77.0, 88.0)
+
+
+@pytest.mark.parametrize("url", [None, "http://127.0.0.1:1/v1"])
+def test_a_worker_that_waits_for_its_server_is_left_to_the_engine(dataset, url):
+    """Whatever a model may take to load: a start, or an outage, is given up by the engine, never as stuck."""
+    seconds = {"model_load_seconds": 500.0, "server_start_seconds": 500.0}
+    server = dataset.settings.model_copy(update={"engine": "server", "server_url": url, **seconds})
+    assert worker_limits(server).loading > (500.0 if url is None else PATIENCE_SECONDS)
+    own = dataset.settings.model_copy(update=seconds)
+    assert worker_limits(own).loading == 500.0
+    assert worker_limits(server).least > 3 * server.server_token_seconds > worker_limits(own).least
+
+
+def test_a_tick_with_nothing_to_tell_leaves_no_file_with_dagster(dataset, tmp_path):
+    """Dagster keeps a file for each tick that opens its log, for ever: a month would be a million files."""
+    definitions = build_defs(dataset.settings)
+
+    def tick_all(instance, number):
+        for sensor in definitions.sensors:
+            with dg.SensorEvaluationContext(
+                instance_ref=None,
+                last_tick_completion_time=None,
+                last_run_key=None,
+                cursor=None,
+                repository_name=None,
+                instance=instance,
+                log_key=["ticks", sensor.name, number],
+            ) as context:
+                sensor.evaluate_tick(context)
+        for schedule in definitions.schedules:
+            with dg.ScheduleEvaluationContext(
+                instance_ref=instance.get_ref(),
+                scheduled_execution_time=datetime.now(UTC),
+                repository_name=None,
+                schedule_name=schedule.name,
+                log_key=["ticks", schedule.name, number],
+            ) as context:
+                schedule.evaluate_tick(context)
+
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        # The first look at the files has much to tell.
+        tick_all(instance, "first")
+        tick_all(instance, "second")
+    assert len(last_ticks(dataset.settings.state_directory / "ticks")) == 6
+    assert list(tmp_path.rglob("second.*")) == []

@@ -1,0 +1,118 @@
+"""What the re-materialization is told of our assets is what lies on disk."""
+
+import dagster as dg
+import pytest
+
+from resources.journal.high_water_mark import HighWaterMark, write_mark
+from vlm_assets.automation.retries import ASSETS, _Files, _kept, build_failed_partitions, retry_config
+from vlm_assets.resource_settings import build_gpu
+
+DESCRIPTIONS, EMBEDDINGS = ASSETS
+
+
+@pytest.fixture
+def files(dataset):
+    return _Files(dataset.settings)
+
+
+def test_a_missing_file_is_seen_and_only_where_one_should_be(dataset, files):
+    """One look at the folder, whatever the number of partitions."""
+    first, second, third = dataset.keys
+    assert files.missing(DESCRIPTIONS, dataset.keys) == []
+    (dataset.settings.descriptions_directory / f"{second}.parquet").unlink()
+    assert files.missing(DESCRIPTIONS, dataset.keys) == [second]
+    assert files.missing(DESCRIPTIONS, [first, third]) == []
+
+
+def test_work_without_a_published_file_is_interrupted(dataset, files):
+    """A journal beside a published file is a leftover, which prune removes; without one it is work."""
+    first, second, _ = dataset.keys
+    for key in (first, second):
+        (dataset.settings.descriptions_directory / ".journal" / key).mkdir(parents=True)
+    (dataset.settings.descriptions_directory / f"{second}.parquet").unlink()
+    assert files.interrupted(DESCRIPTIONS) == [second]
+    assert files.interrupted(EMBEDDINGS) == []
+
+
+def test_rows_grow_with_every_row_of_any_generation(dataset, files):
+    """A round in which nothing new came is told from one that got on."""
+    key = dataset.keys[0]
+    marks = dataset.settings.state_directory / "high_water_marks"
+    counted = []
+    for asset, generation, rows in (
+        (DESCRIPTIONS, "g", 2),
+        (DESCRIPTIONS, "g-again", 1),
+        (EMBEDDINGS, "e", 3),
+    ):
+        folder = marks / asset / key
+        folder.mkdir(parents=True, exist_ok=True)
+        write_mark(folder / f"{generation}.json", HighWaterMark(key, generation, rows, 1, 1, None))
+        counted.append(files.rows(key))
+    assert counted == [2, 3, 6]
+
+
+def test_what_was_made_under_other_settings_is_stale(dataset, files):
+    """Its file is not put right by computing all of it anew: that is a person's choice."""
+    key = dataset.keys[0]
+    assert files.is_stale(DESCRIPTIONS, key), "made rows have no fingerprint of these settings"
+    assert files.is_stale(EMBEDDINGS, key)
+    (dataset.settings.descriptions_directory / ".manifest" / f"{key}.json").unlink()
+    (dataset.settings.descriptions_directory / ".backup" / f"{key}.json").unlink()
+    assert not files.is_stale(DESCRIPTIONS, key), "nothing is recorded as published"
+
+
+def test_an_order_is_kept_for_a_while(dataset):
+    """Ten thousand costs are not added up at each tick; a key that was not known asks anew."""
+    asked = []
+    now = [0.0]
+
+    def order(keys):
+        asked.append(set(keys))
+        return sorted(keys, reverse=True)
+
+    kept = _kept(order, clock=lambda: now[0])
+    assert list(kept({"a", "b", "c"})) == ["c", "b", "a"]
+    assert list(kept({"a", "b"})) == ["b", "a"]
+    assert asked == [{"a", "b", "c"}]
+    kept({"d"})
+    now[0] = 4000.0
+    kept({"d"})
+    assert asked[1:] == [{"d"}, {"d"}]
+
+
+def test_a_recomputation_that_was_cut_short_stays_one():
+    """What a person asked of the run that failed is asked of the next, and nothing else."""
+    asked = {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}}}
+    carried, goes_on = retry_config(ASSETS, asked)
+    assert goes_on
+    assert carried == {"ops": {DESCRIPTIONS: {"config": {"recompute": True}}, EMBEDDINGS: {"config": {}}}}
+    assert not retry_config([EMBEDDINGS], asked)[1], "what was recomputed is published: the rest is as ever"
+
+
+def test_the_run_config_and_the_settings_reach_the_runs(dataset):
+    """Every watched asset of a run tries its curable rows again; the cap is the setting's."""
+    again = {"ops": {EMBEDDINGS: {"config": {"retry_transient": True}}}}
+    assert retry_config([EMBEDDINGS], {}) == (again, False)
+    assert retry_config([EMBEDDINGS], again) == (again, False)
+    settings = dataset.settings.model_copy(update={"retry_runs": 7, "retry_backoff_minutes": 2.0})
+    made = build_failed_partitions(settings, dataset.keys)
+    assert (made.cap, made.policy.attempts, made.policy.backoff_seconds) == (7, 5, 120.0)
+    assert made.watched.keys == frozenset(dataset.keys)
+
+
+def test_the_schedule_knows_that_no_device_is_left(dataset):
+    """From the file of the devices left out; a driver that does not answer is told elsewhere."""
+    settings = dataset.settings.model_copy(update={"devices": "cpu:1"})
+    left_out = build_gpu(settings).left_out()
+    failed_partitions = build_failed_partitions(settings, dataset.keys)
+    with dg.DagsterInstance.local_temp() as instance:
+        assert "left out" not in failed_partitions.tick(instance, tick="1").sentence
+        for occurrence in "12":
+            left_out.note_failure("cpu-0", occurrence=occurrence, why="It is lost.")
+        said = failed_partitions.tick(instance, tick="2").sentence
+        assert "Nothing is started" in said
+        assert "--take-back cpu-0" in said
+        lost = build_failed_partitions(settings.model_copy(update={"devices": "7"}), dataset.keys)
+        assert "left out" not in lost.tick(instance, tick="3").sentence
+        left_out.take_back("cpu-0")
+        assert "left out" not in failed_partitions.tick(instance, tick="4").sentence

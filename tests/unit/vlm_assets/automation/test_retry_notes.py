@@ -1,0 +1,23 @@
+"""What the triage says of partitions that the retries know."""
+
+from sensors.attempts import Attempts, Entry
+from vlm_assets.assets.partition_states import State
+from vlm_assets.automation.retry_notes import RetryNotes
+
+
+def test_what_was_given_up_says_so_in_words(tmp_path):
+    """Never the mark by which the retries know what they told last."""
+    entries = {
+        "a": Entry("a", attempts=5, given_up=True, told="interrupted"),
+        "b": Entry("b", attempts=1, given_up=True, told="person: 1f2e3d"),
+    }
+    Attempts(tmp_path).write(entries)
+    notes = RetryNotes(tmp_path)
+    assert notes.of("rows", "a", State.INTERRUPTED) == (
+        State.GIVEN_UP,
+        "failed 5 times in a row without progress: it is not tried again by itself",
+    )
+    assert notes.of("rows", "b", State.NOT_STARTED) == (
+        State.GIVEN_UP,
+        "failed once in a row without progress: it is not tried again by itself",
+    )

@@ -1,0 +1,101 @@
+"""Runs enter Dagster's queue ranked by expected cost, whoever launched them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dagster as dg
+import pytest
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
+
+from vlm_assets.automation.run_coordinator import HeaviestFirstRunCoordinator
+from vlm_assets.catalog.catalog import Catalog, catalog_path
+from vlm_assets.operate.dagster_server.home import prepare_dagster_home
+from vlm_assets.settings import Settings
+
+LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
+
+
+@dg.job
+def nothing() -> None:
+    """What is queued here is never started."""
+
+
+# What a queued run must name; asked only when it is started.
+ORIGIN = RemoteJobOrigin(
+    RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("vlm_assets"), "__repository__"), "nothing"
+)
+
+
+class Queue:
+    """A home's own run coordinator, as its dagster.yaml names it."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+
+    def submit(self, **tags: str) -> dg.DagsterRun:
+        """Submit a run as Dagster does, whatever it was launched by."""
+        run = self.instance.create_run_for_job(
+            nothing,
+            tags={name.replace("__", "/"): value for name, value in tags.items()},
+            remote_job_origin=ORIGIN,
+            job_code_origin=dg.reconstructable(nothing).get_python_origin(),
+        )
+        coordinator = self.instance.run_coordinator
+        assert isinstance(coordinator, HeaviestFirstRunCoordinator)
+        return coordinator.submit_run(dg.SubmitRunContext(run, workspace=None))
+
+    @property
+    def order(self) -> list[str]:
+        """Partitions in the order in which Dagster's daemon takes them: by priority, then first come."""
+        queued = self.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED]))[::-1]
+        ranked = sorted(queued, key=lambda run: int(run.tags.get("dagster/priority", "0")), reverse=True)
+        return [run.tags["dagster/partition"] for run in ranked]
+
+
+@pytest.fixture
+def queue(uneven: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
+    """The queue of the uneven catalogue's home."""
+    monkeypatch.setenv("VLM_ASSETS_HOME", str(uneven.home))
+    catalog_id = Catalog.open(uneven.home).catalog_id
+    prepare_dagster_home(uneven.dagster_home, catalog_id=catalog_id, slots=1)
+    with dg.DagsterInstance.from_config(str(uneven.dagster_home)) as instance:
+        yield Queue(instance)
+
+
+def test_partitions_leave_the_queue_heaviest_first(queue: Queue) -> None:
+    """Submitted lightest first, they are ranked by images; each run says how many it has before it."""
+    runs = [queue.submit(dagster__partition=key) for key in (LIGHT, MIDDLE, LAST, HEAVY)]
+    assert [run.status for run in runs] == [dg.DagsterRunStatus.QUEUED] * 4
+    assert queue.order == [HEAVY, LAST, MIDDLE, LIGHT]
+    assert [run.tags["vlm_assets/expected_images"] for run in runs] == ["2", "4", "5", "15"]
+
+
+def test_a_priority_that_a_person_gave_stays(queue: Queue) -> None:
+    """What a person ranks goes first; the run retry of what we ranked is ranked anew."""
+    queue.submit(dagster__partition=HEAVY)
+    queue.submit(dagster__partition=LIGHT, dagster__priority="1")
+    assert queue.order == [LIGHT, HEAVY]
+    retried = queue.submit(
+        dagster__partition=MIDDLE, dagster__priority="5", vlm_assets__expected_images="900"
+    )
+    assert retried.tags["vlm_assets/expected_images"] == "4"
+    assert queue.order == [LIGHT, HEAVY, MIDDLE]
+
+
+def test_a_run_is_queued_whatever_cannot_be_read(
+    queue: Queue, uneven: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a partition, of an unknown one, or with the catalogue damaged: queued, in plain order."""
+    assert queue.submit().status is dg.DagsterRunStatus.QUEUED
+    assert queue.submit(dagster__partition="unknown").status is dg.DagsterRunStatus.QUEUED
+    catalog_path(uneven.home).write_bytes(b"not parquet")
+    damaged = queue.submit(dagster__partition=HEAVY)
+    assert damaged.status is dg.DagsterRunStatus.QUEUED
+    assert "dagster/priority" not in damaged.tags
+    assert "plain order" in caplog.text
+    assert str(catalog_path(uneven.home)) in caplog.text

@@ -1,0 +1,83 @@
+"""What ranges cost in images, and the order that follows: the heaviest first."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from resources.journal.high_water_mark import HighWaterMark, write_mark
+from resources.storage.files import make_directory
+from vlm_assets.catalog.catalog import Catalog, catalog_path
+from vlm_assets.operate import expected_cost
+from vlm_assets.operate.expected_cost import ExpectedCost, heaviest_first
+from vlm_assets.settings import Settings
+
+LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
+
+
+def commit(settings: Settings, key: str, rows: int, *, retired: bool = False) -> None:
+    """What the journal of a partition's descriptions leaves when rows are committed."""
+    path = settings.state_directory / "high_water_marks" / "property_descriptions" / key / "g.json"
+    make_directory(path.parent)
+    write_mark(path, HighWaterMark(key, "g", rows, rows, 1, None, retired=retired))
+
+
+def cost_of(settings: Settings) -> ExpectedCost:
+    return ExpectedCost.of(settings, Catalog.open(settings.home))
+
+
+def test_cost_is_images_shown_of_what_is_not_committed(uneven: Settings) -> None:
+    """A property costs its images up to max_images; committed rows cost nothing more."""
+    cost = cost_of(uneven)
+    assert cost.whole == {LIGHT: 2, HEAVY: 15, MIDDLE: 4, LAST: 5}
+    assert [cost.left(key) for key in cost.whole] == [2, 15, 4, 5]
+    commit(uneven, HEAVY, 1)
+    assert cost.left(HEAVY) == 8
+    commit(uneven, HEAVY, 2)
+    assert cost.left(HEAVY) == 0
+    assert cost_of(uneven.model_copy(update={"max_images": 20})).whole[HEAVY] == 23
+
+
+def test_order_is_by_what_is_left(uneven: Settings) -> None:
+    """The heaviest range goes first; an interrupted one stands where the rest of it belongs."""
+    cost = cost_of(uneven)
+    assert cost.heaviest_first([LIGHT, MIDDLE, HEAVY, LAST]) == [HEAVY, LAST, MIDDLE, LIGHT]
+    commit(uneven, LAST, 1)
+    assert cost.heaviest_first([LIGHT, MIDDLE, HEAVY, LAST]) == [HEAVY, MIDDLE, LAST, LIGHT]
+
+
+def test_priority_is_the_order_and_never_above_what_a_person_asks_for(uneven: Settings) -> None:
+    """Priorities rank as the order does, below 1; ranges with nothing left come last, heaviest first."""
+    commit(uneven, HEAVY, 2)
+    commit(uneven, LIGHT, 2)
+    cost = cost_of(uneven)
+    ranked = sorted(cost.whole, key=cost.priority, reverse=True)
+    assert ranked == cost.heaviest_first(cost.whole) == [LAST, MIDDLE, HEAVY, LIGHT]
+    assert max(map(cost.priority, ranked)) < 1
+
+
+def test_images_are_counted_once_a_catalogue(uneven: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was counted is noted on disk; another setting, catalogue or a damaged note is counted anew."""
+    counted = cost_of(uneven).whole
+    note = uneven.state_directory / "expected_cost.json"
+    noted = note.read_bytes()
+    monkeypatch.setattr(expected_cost, "_counted", {})
+    monkeypatch.setattr(expected_cost, "_images_of_ranges", lambda *_: {"counted": 1})
+    assert cost_of(uneven).whole == counted
+    assert cost_of(uneven.model_copy(update={"max_images": 1})).whole == {"counted": 1}
+    note.write_bytes(noted[:-9])
+    monkeypatch.setattr(expected_cost, "_counted", {})
+    assert cost_of(uneven).whole == {"counted": 1}
+
+
+def test_an_unreadable_catalogue_gives_plain_order_and_says_so(
+    uneven: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ordering never stops a retry: without a catalogue the keys come in plain order, and that is logged."""
+    order = heaviest_first(uneven)
+    assert order([LIGHT, HEAVY, "unknown"]) == [HEAVY, LIGHT, "unknown"]
+    catalog_path(uneven.home).write_bytes(b"not parquet")
+    with caplog.at_level(logging.WARNING):
+        assert order([MIDDLE, LIGHT]) == [LIGHT, MIDDLE]
+    assert "plain order" in caplog.text

@@ -1,0 +1,57 @@
+"""The picture of all partitions: told apart by eye, small, whatever their number."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from PIL import Image
+
+from vlm_assets.assets.published_rows import Stretch
+from vlm_assets.operate.picture import WIDTH, Cell, DeviceBar, Look, progress_picture
+from vlm_assets.operate.throughput import throughput
+
+WORK = throughput([Stretch(f"gpu-{number}", 0, 5900, 900, 9000, 90) for number in range(3)])
+DEVICES = [
+    DeviceBar("gpu-0", 0.5, 0.4),
+    DeviceBar("gpu-1", 0.4, None, "left out"),
+    DeviceBar("x" * 60, None, None),
+]
+
+
+def colours_of(png: bytes) -> dict[tuple[int, ...], int]:
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    assert image.width == WIDTH
+    return {colour: count for count, colour in image.getcolors(image.width * image.height)}
+
+
+@pytest.mark.parametrize("count", [1, 12, 1350, 10_000])
+def test_every_look_is_seen_and_the_picture_is_small(count: int) -> None:
+    """Each partition is there in its colour, and the event log keeps it for ever: 16 KB at most."""
+    looks = list(Look)
+    cells = [Cell(looks[number % len(looks)], 0.5) for number in range(count)]
+    png = progress_picture({"property_descriptions": cells, "property_embeddings": cells}, WORK, DEVICES)
+    assert len(png) < 16_000
+    seen = colours_of(png)
+    for look in looks:
+        assert seen[look.colour] >= 2 * (count // len(looks)) + 1, look
+
+
+def test_nothing_done_and_nothing_known_is_a_picture_too() -> None:
+    """A fresh home: all grey, no chart, no device."""
+    png = progress_picture({"property_descriptions": [Cell(Look.NOT_STARTED, 0.0)] * 3}, throughput([]), [])
+    assert colours_of(png)[Look.NOT_STARTED.colour] > 3 * 20 * 20
+
+
+def test_a_pause_stands_above_all_else() -> None:
+    """Whoever opens the page sees that somebody wanted nothing to run, however long the reason."""
+    grids = {"property_descriptions": [Cell(Look.DONE, 1.0)] * 12}
+    plain = progress_picture(grids, WORK, DEVICES)
+    tall = {}
+    for reason in ("because of a new kernel", "because " + "of a new kernel " * 60):
+        png = progress_picture(grids, WORK, DEVICES, paused=f"Paused since 2026-01-01 10:00 {reason}")
+        tall[reason] = Image.open(io.BytesIO(png)).height
+        banner = colours_of(png)[Look.INTERRUPTED.colour] - colours_of(plain)[Look.INTERRUPTED.colour]
+        assert banner > WIDTH * 20
+        assert len(png) < 16_000
+    assert Image.open(io.BytesIO(plain)).height < min(tall.values()) < max(tall.values()) < 800

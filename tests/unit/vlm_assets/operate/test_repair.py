@@ -1,0 +1,180 @@
+"""Repair restores what has a whole copy, names what must be computed, and never deletes anything."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+
+import pytest
+
+from resources.journal.high_water_mark import HighWaterMark, write_mark
+from vlm_assets.assets.recomputation import Recomputation, commands, recomputations
+from vlm_assets.operate.audit.audit import audit
+from vlm_assets.operate.repair import Way, plan_repairs, put_right
+
+FIRST, SECOND, THIRD = "000000000-000000002", "000000003-000000005", "000000006-000000008"
+DESCRIBED, EMBEDDED = "property_descriptions", "property_embeddings"
+
+
+def plan(dataset, *, deep=False, failed=False):
+    found = audit(dataset.settings, dataset.catalog, deep=deep)
+    return plan_repairs(dataset.settings, found, failed=failed)
+
+
+def ways(repairs):
+    return {(one.asset, one.key): one.way for one in repairs}
+
+
+def damage_page(path):
+    data = bytearray(path.read_bytes())
+    footer = 8 + int.from_bytes(data[-8:-4], "little")
+    data[4 : len(data) - footer] = bytes(byte ^ 0xFF for byte in data[4 : len(data) - footer])
+    path.write_bytes(bytes(data))
+
+
+def mark(dataset, asset, key, *, rows, retired):
+    path = dataset.settings.state_directory / "high_water_marks" / asset / key / "g.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_mark(path, HighWaterMark(key, "g", rows, 4, 1, None, retired=retired))
+
+
+def test_a_sound_dataset_needs_nothing(dataset):
+    """Nothing is touched where nothing is wrong."""
+    assert plan(dataset, deep=True) == []
+
+
+@pytest.mark.parametrize("lost", ["published", "copy", "record", "copy of the record"])
+def test_one_of_two_copies_lost_is_restored_in_place(dataset, lost):
+    """Any one file of a partition comes back from the other one, byte for byte, and without a device."""
+    folder = dataset.settings.descriptions_directory
+    path = {
+        "published": folder / f"{FIRST}.parquet",
+        "copy": dataset.copy_of(FIRST),
+        "record": folder / ".manifest" / f"{FIRST}.json",
+        "copy of the record": folder / ".backup" / f"{FIRST}.json",
+    }[lost]
+    sound = path.read_bytes()
+    path.unlink()
+    repairs = plan(dataset)
+    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE}
+    put_right(dataset.settings, repairs[0])
+    assert path.read_bytes() == sound
+    assert audit(dataset.settings, dataset.catalog, deep=True).ok
+
+
+def test_a_damaged_page_is_restored_even_where_sizes_fit(dataset):
+    """A page that does not read is no reason to compute again while the second copy is whole."""
+    sound = dataset.descriptions.path(FIRST).read_bytes()
+    damage_page(dataset.descriptions.path(FIRST))
+    repairs = plan(dataset)
+    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE}
+    put_right(dataset.settings, repairs[0])
+    assert dataset.descriptions.path(FIRST).read_bytes() == sound
+    assert len(list((dataset.settings.descriptions_directory / ".quarantine").iterdir())) == 1
+
+
+def test_both_copies_lost_are_computed_again(dataset):
+    """What no copy holds is computed, descriptions and then the embeddings of the new ones."""
+    dataset.descriptions.path(FIRST).unlink()
+    damage_page(dataset.copy_of(FIRST))
+    repairs = plan(dataset)
+    assert ways(repairs) == {(DESCRIBED, FIRST): Way.COMPUTE}
+    assert "Neither the file nor its second copy" in repairs[0].sentence()
+    (wanted,) = recomputations(repairs, DESCRIBED, EMBEDDED)
+    assert wanted.assets == (DESCRIBED, EMBEDDED)
+    assert wanted.run_config == {"ops": {DESCRIBED: {"config": {"recompute": True}}}}
+
+
+def test_rows_that_are_wrong_in_both_copies_are_computed_again(empty):
+    """A second copy of wrong rows restores nothing."""
+    empty.describe(FIRST, lambda rows: rows[1:])
+    assert ways(plan(empty)) == {(DESCRIBED, FIRST): Way.COMPUTE}
+
+
+def test_embeddings_of_other_descriptions_are_computed_alone(dataset):
+    """Descriptions that are sound are not computed again for their embeddings' sake."""
+    dataset.describe(SECOND, text="a villa")
+    (wanted,) = recomputations(plan(dataset), DESCRIBED, EMBEDDED)
+    assert (wanted.assets, wanted.keys) == ((EMBEDDED,), (SECOND,))
+
+
+def test_a_record_lost_twice_is_set_aside_and_computed(dataset):
+    """Without a record nobody knows what the file must be: it is kept aside, never trusted, never deleted."""
+    folder = dataset.settings.descriptions_directory
+    (folder / ".manifest" / f"{FIRST}.json").write_bytes(b"?")
+    (folder / ".backup" / f"{FIRST}.json").write_bytes(b"?")
+    sound = dataset.descriptions.path(FIRST).read_bytes()
+    (one,) = (one for one in plan(dataset) if one.asset == DESCRIBED)
+    assert (one.way, one.forgets) == (Way.COMPUTE, True)
+    put_right(dataset.settings, one)
+    assert not dataset.descriptions.path(FIRST).exists()
+    assert sound in [path.read_bytes() for path in (folder / ".quarantine").iterdir()]
+
+
+def test_what_vanished_is_computed_as_a_new_generation(dataset):
+    """The generation that was published and vanished is closed: a plain start would stop at its mark."""
+    mark(dataset, DESCRIBED, FIRST, rows=3, retired=True)
+    dataset.descriptions.set_aside(FIRST)
+    assert ways(plan(dataset))[DESCRIBED, FIRST] is Way.COMPUTE
+
+
+def test_foreign_files_are_moved_out_of_the_readers_way(dataset):
+    """A foreign parquet file is kept in the quarantine, and the audit is sound again."""
+    folder = dataset.settings.descriptions_directory
+    shutil.copy(folder / f"{FIRST}.parquet", folder / "mine.parquet")
+    (one,) = plan(dataset)
+    put_right(dataset.settings, one)
+    assert not (folder / "mine.parquet").exists()
+    assert len(list((folder / ".quarantine").iterdir())) == 1
+    assert audit(dataset.settings, dataset.catalog).ok
+
+
+def test_a_partition_that_a_check_refused_is_tried_again(empty):
+    """All rows committed and nothing published: only the failed ones are computed again."""
+    mark(empty, DESCRIBED, FIRST, rows=3, retired=False)
+    mark(empty, DESCRIBED, SECOND, rows=2, retired=False)
+    repairs = plan(empty)
+    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RETRY_FAILED}
+    (wanted,) = recomputations(repairs, DESCRIBED, EMBEDDED)
+    assert wanted.run_config == {"ops": {DESCRIBED: {"config": {"retry_failed": True}}}}
+
+
+def test_failed_properties_are_tried_again_only_when_asked(dataset):
+    """--failed takes the partitions with failed rows and no others; ok rows are kept by the run option."""
+    assert plan(dataset) == []
+    repairs = plan(dataset, failed=True)
+    assert ways(repairs) == {(DESCRIBED, SECOND): Way.RETRY_FAILED}
+    (wanted,) = recomputations(repairs, DESCRIBED, EMBEDDED)
+    assert wanted.assets == (DESCRIBED, EMBEDDED)
+
+
+def test_sound_embeddings_are_left_alone_beside_restored_descriptions(dataset):
+    """Embeddings that only look wrong beside a damaged file are not computed again."""
+    path = dataset.descriptions.path(SECOND)
+    shutil.copy(dataset.descriptions.path(FIRST), path)
+    assert ways(plan(dataset)) == {(DESCRIBED, SECOND): Way.RESTORE}
+
+
+def test_partitions_that_need_the_same_go_together(dataset):
+    """One backfill for all partitions that are materialized alike, another for the others."""
+    for key in (FIRST, THIRD):
+        dataset.descriptions.path(key).unlink()
+        dataset.copy_of(key).unlink()
+    dataset.describe(SECOND, text="a villa")
+    groups = recomputations(plan(dataset), DESCRIBED, EMBEDDED)
+    assert {(one.assets, one.keys) for one in groups} == {
+        ((DESCRIBED, EMBEDDED), (FIRST, THIRD)),
+        ((EMBEDDED,), (SECOND,)),
+    }
+
+
+def test_the_command_without_a_running_dagster(dataset):
+    """The shown commands name home, assets, partition and options so that a shell takes them as they are."""
+    wanted = Recomputation({DESCRIBED: Way.COMPUTE, EMBEDDED: Way.RESUME}, (FIRST,))
+    export, command = commands(dataset.settings, [wanted])
+    assert str(dataset.settings.home) in export
+    words = shlex.split(command)
+    assert words[words.index("--select") + 1] == f"{DESCRIBED},{EMBEDDED}"
+    assert words[words.index("--partition") + 1] == FIRST
+    assert json.loads(words[words.index("--config-json") + 1]) == wanted.run_config

@@ -1,0 +1,268 @@
+"""The triage: what is done, interrupted, failed or waiting, what it costs, and in which order it runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
+from resources.devices.left_out import LeftOutDevices
+from resources.journal.high_water_mark import HighWaterMark, write_mark
+from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.record import PartitionManifest
+from resources.state.pause import pause
+from resources.state.workers import Phase, Workers
+from resources.storage.files import make_directory, sha256_of
+from resources.storage.sealed_json import seal
+from sensors.attempts import Attempts, Entry
+from sensors.done_again import DoneAgain, DoneAgainMemory
+from vlm_assets.assets.partition_states import State
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.cli.main import app
+from vlm_assets.operate.status import Status, read_status
+from vlm_assets.operate.status_view import view, watch
+from vlm_assets.settings import Settings
+
+LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
+
+
+def commit(settings: Settings, key: str, rows: int, asset: str = "property_descriptions") -> None:
+    """What the journal of a partition leaves when rows are committed."""
+    path = settings.state_directory / "high_water_marks" / asset / key / "g.json"
+    make_directory(path.parent)
+    write_mark(path, HighWaterMark(key, "g", rows, rows, 1, None))
+
+
+def status_of(settings: Settings) -> Status:
+    chosen = settings.model_copy(update={"devices": "cpu:2"})
+    return read_status(chosen, Catalog.open(settings.home))
+
+
+def states(status: Status) -> dict[str, State]:
+    return {one.key: one.state for one in status.partitions if one.asset == "property_descriptions"}
+
+
+def text(status: Status) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(view(status))
+    return console.file.getvalue()
+
+
+def test_after_a_reboot_everything_waits_heaviest_first(uneven: Settings) -> None:
+    """Nothing runs: what is interrupted resumes at its percentage, what waits is in the order of its cost."""
+    commit(uneven, HEAVY, 1)
+    commit(uneven, MIDDLE, 2)
+    found = status_of(uneven)
+    expected = [State.NOT_STARTED, State.INTERRUPTED, State.REFUSED, State.NOT_STARTED]
+    assert list(states(found).values()) == expected
+    assert [one.key for one in found.order] == [HEAVY, LAST, LIGHT, MIDDLE]
+    interrupted = found.order[0]
+    assert (interrupted.percent, interrupted.images_left, interrupted.turn) == (50.0, 8, 1)
+    assert interrupted.seconds_left is None
+    said = text(found)
+    assert f"{HEAVY}: interrupted at 50% (1 of 2): resumes from what is committed" in said
+    assert "unknown until something was described" in said
+    assert "1 interrupted: the next run of each goes on" in said
+
+
+def test_cost_in_time_is_learned_from_what_is_published(dataset) -> None:
+    """Published rows say what an image takes; what is left is that much on the devices that are used."""
+    key = dataset.keys[2]
+    for directory in (dataset.settings.descriptions_directory, dataset.settings.embeddings_directory):
+        for folder, ending in (("", ".parquet"), (".manifest", ".json"), (".backup", ".json")):
+            (directory / folder / f"{key}{ending}").unlink()
+    found = status_of(dataset.settings)
+    assert states(found)[key] is State.NOT_STARTED
+    # Two images a property in two seconds were published; the three that are left have one image each.
+    assert found.seconds_per_image == pytest.approx(1.0)
+    assert found.order[0].seconds_left == pytest.approx(3.0)
+    assert found.seconds_left == pytest.approx(3.0)
+    assert (found.ok, dict(found.failed_by_kind)) == (5, {"missing": 1})
+
+
+def test_a_worker_that_lives_is_running_and_tells_its_rate(uneven: Settings) -> None:
+    """A heartbeat whose lock is held: running, at its own rate, on its device; afterwards it is not."""
+    workers = Workers(uneven.state_directory / "workers")
+    now = [0.0]
+    with workers.begin(
+        run_id="r1", asset="property_descriptions", partition=HEAVY, expected=2, monotonic=lambda: now[0]
+    ) as beat:
+        beat.enter(Phase.WORKING, device="cpu-1")
+        now[0] = 10.0
+        beat.beat(computed=1, committed=1)
+        found = status_of(uneven)
+        assert states(found)[HEAVY] is State.RUNNING
+        (running,) = [one for one in found.partitions if one.state is State.RUNNING]
+        assert (running.percent, running.seconds_left, running.turn) == (50.0, 10.0, None)
+        device = next(one for one in found.devices if one.id == "cpu-1")
+        assert (device.partition, device.now) == (HEAVY, 0.1)
+        assert "working on cpu-1" in text(found)
+    assert states(status_of(uneven))[HEAVY] is State.NOT_STARTED
+
+
+def test_what_needs_a_person_is_said_and_has_no_turn(uneven: Settings) -> None:
+    """Given up, failed, cancelled, a device left out, a pause: each with its sentence."""
+    attempts = Attempts(uneven.state_directory)
+    attempts.write(
+        {HEAVY: Entry(HEAVY, attempts=5, given_up=True), MIDDLE: Entry(MIDDLE, attempts=2, not_before=1e9)}
+    )
+    cancels = uneven.state_directory / "cancels" / "cancels.json"
+    make_directory(cancels.parent)
+    content = {"partitions": {LIGHT: {"run_id": "r", "at": 1.0}}, "looked_until": 1.0}
+    cancels.write_bytes(seal(json.dumps(content).encode()))
+    pause(uneven.state_directory, "the night", now=1e9)
+    out = LeftOutDevices(uneven.state_directory / "devices_left_out.json")
+    for run in ("r1", "r2"):
+        out.note_failure("cpu-0", occurrence=run, why="It failed.")
+    found = status_of(uneven)
+    assert states(found) == {
+        LIGHT: State.CANCELLED,
+        HEAVY: State.GIVEN_UP,
+        MIDDLE: State.FAILED,
+        LAST: State.NOT_STARTED,
+    }
+    assert [one.key for one in found.order] == [LAST, MIDDLE]
+    said = text(found)
+    assert "the night" in said
+    assert "failed 2 times in a row without progress" in said
+    assert "cpu-0 is left out since it failed 2 times" in " ".join(said.split())
+    damaged = Attempts(uneven.state_directory).path
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    assert str(damaged) in " ".join(status_of(uneven).warnings)
+    assert damaged.exists(), "a look moves nothing"
+
+
+def test_open_alerts_are_said_first_and_no_longer_once_they_are_right(uneven: Settings) -> None:
+    """One look tells what needs a person: a silent sensor or a foreign file is the state of no partition."""
+    outbox = Outbox(uneven.state_directory / "alerts")
+    alert = Alert("sensor_silent", "sensor/alerts", "1", "error", "alerts has gone silent", "Look.")
+    outbox.post(alert)
+    found = status_of(uneven)
+    assert found.open_alerts == ("alerts has gone silent",)
+    assert found.next_steps[0] == "Open alerts: 1, the latest: alerts has gone silent. `vlm-assets alerts`."
+    assert found.next_steps[0] in text(found)
+    outbox.recovered("sensor/alerts", occurrence="2", sentence="It ticks.", at=2.0)
+    assert status_of(uneven).open_alerts == ()
+
+
+def test_what_was_tried_again_in_the_night_and_is_done_is_listed(uneven: Settings) -> None:
+    """In the morning one look tells what was retried, for people and for machines; --since asks for more."""
+    memory = DoneAgainMemory(uneven.state_directory)
+    now = time.time()
+    hours_ago = {HEAVY: 3, LIGHT: 5, MIDDLE: 50}
+    done = {
+        key: DoneAgain(key, now - 3600 * ago, ago // 3, "its run crashed") for key, ago in hours_ago.items()
+    }
+    memory.write(done, now=now)
+    found = status_of(uneven)
+    assert [one.key for one in found.done_again] == [LIGHT, HEAVY]
+    assert [one["key"] for one in json.loads(found.to_json())["done_again"]] == [LIGHT, HEAVY]
+    assert "Tried again by itself and done since" in text(found)
+    assert "after a new run; its run crashed" in text(found)
+    since = datetime.fromtimestamp(now - 60 * 3600).isoformat(timespec="seconds")
+    command = ["status", "--home", str(uneven.home), "--json", "--since", since]
+    asked = CliRunner().invoke(app, command)
+    assert [one["key"] for one in json.loads(asked.stdout)["done_again"]] == [MIDDLE, LIGHT, HEAVY]
+    memory.path.write_bytes(memory.path.read_bytes()[:-4])
+    assert str(memory.path) in " ".join(status_of(uneven).warnings)
+    assert memory.path.exists(), "a look moves nothing"
+
+
+def test_what_is_described_and_not_embedded_is_said(dataset) -> None:
+    """Nothing is left to describe: what is left is named all the same, until all of it is published."""
+    assert status_of(dataset.settings).next_steps == (
+        "Everything is published; `vlm-assets audit` proves it.",
+    )
+    dataset.embeddings.set_aside(dataset.keys[0])
+    steps = status_of(dataset.settings).next_steps
+    assert steps[0].startswith("1 described and not embedded yet")
+
+
+def test_machines_get_everything(uneven: Settings) -> None:
+    """--json holds every partition with its cost, turn and percentage."""
+    commit(uneven, HEAVY, 1)
+    told = json.loads(status_of(uneven).to_json())
+    assert len(told["partitions"]) == 8
+    heavy = next(one for one in told["partitions"] if one["key"] == HEAVY)
+    assert (heavy["state"], heavy["turn"], heavy["percent"], heavy["images_left"]) == (
+        "interrupted",
+        1,
+        50.0,
+        8,
+    )
+    assert told["next_steps"]
+
+
+def test_watch_follows_until_ctrl_c(uneven: Settings) -> None:
+    """Each look is read anew and shown; Ctrl-C ends it without an error."""
+    looks: list[State] = []
+
+    def read() -> Status:
+        found = status_of(uneven)
+        looks.append(states(found)[HEAVY])
+        return found
+
+    def wait(_: float) -> None:
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+        commit(uneven, HEAVY, 1)
+
+    console = Console(file=io.StringIO(), width=120, height=60, force_terminal=True)
+    watch(read, console, wait=wait)
+    assert looks == [State.NOT_STARTED, State.INTERRUPTED]
+    assert "at 50% (1 of 2)" in console.file.getvalue()
+
+
+def test_1350_partitions_take_two_seconds(dataset, tmp_path: Path) -> None:
+    """The whole command, before anything is noted, takes about 2 s of CPU; the limit allows for load."""
+    home = tmp_path / "large"
+    listing = tmp_path / "large.jsonl"
+    listing.write_text(
+        "".join(
+            json.dumps({"property_id": f"p{n}", "images": [f"{n}/{image}.jpg" for image in range(9)]}) + "\n"
+            for n in range(4050)
+        )
+    )
+    ingest(listing, home, range_size=3)
+    source = dataset.keys[0]
+    for published in (dataset.descriptions, dataset.embeddings):
+        record = published.record(source)
+        data = published.path(source).read_bytes()
+        assert sha256_of(published.path(source)) == record.sha256
+        directory = home / published.directory.name
+        for folder in ("", ".manifest", ".backup"):
+            make_directory(directory / folder)
+        for one in Catalog.open(home).ranges[:1300]:
+            files = PartitionFiles(directory, one.key)
+            manifest = PartitionManifest(one.key, replace(record, key=one.key)).to_bytes()
+            files.published.write_bytes(data)
+            files.record_path.write_bytes(manifest)
+            files.record_copy.write_bytes(manifest)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("vlm-assets"), "status", "--home", home],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "VLM_ASSETS_DEVICES": "cpu:1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert "1300" in done.stdout
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"{seconds:.2f} s of CPU")
+    assert seconds <= 3.0

@@ -1,0 +1,269 @@
+"""What must hold for a partition before it is published, as plain functions over its staged file.
+
+What lives here: the checks and what they found, in words and numbers. What does not: when they run and
+what a failure stops (``materialization.py``). DuckDB does the counting. Term: Dagster asset checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from resources.publishing.partition_rows import PartitionRows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import duckdb
+
+FIRST = 5
+"""How many offending ids a check names."""
+
+
+class Severity(StrEnum):
+    """WARN is shown and never stops a partition; ERROR keeps it from being published."""
+
+    WARN = "WARN"
+    ERROR = "ERROR"
+
+
+@dataclass(frozen=True)
+class CheckOutcome:
+    """What one check found: expected against found, with the first offending ids."""
+
+    name: str
+    passed: bool
+    expected: str
+    found: str
+    severity: Severity = Severity.ERROR
+    first_ids: tuple[str, ...] = ()
+    next_step: str = ""
+
+    @property
+    def stops_publication(self) -> bool:
+        """Whether the partition must not be published."""
+        return not self.passed and self.severity is Severity.ERROR
+
+    def sentence(self) -> str:
+        """The finding as a person reads it."""
+        ids = f" First: {', '.join(repr(i) for i in self.first_ids)}." if self.first_ids else ""
+        step = f" {self.next_step}" if self.next_step and not self.passed else ""
+        return f"Expected {self.expected}; found {self.found}.{ids}{step}"
+
+
+@dataclass(frozen=True)
+class FailedShareLimits:
+    """From which share of failed rows a partition warns or is not published."""
+
+    warn: float
+    error: float
+    rows_at_least: int
+
+
+DESCRIPTION_CHECKS = {
+    "ids_conserved": "Every property of the range comes out exactly once: ids in = ok and failed ids.",
+    "row_count": "The file has as many rows as the catalogue has properties in this range.",
+    "unique_ids": "No property has two rows.",
+    "row_schema": "Columns and types are those of the description schema in the settings.",
+    "failed_share": "The share of properties that could not be described stays under the limits.",
+}
+EMBEDDING_CHECKS = {
+    "ids_conserved": DESCRIPTION_CHECKS["ids_conserved"],
+    "row_count": DESCRIPTION_CHECKS["row_count"],
+    "unique_ids": DESCRIPTION_CHECKS["unique_ids"],
+    "row_schema": "Columns and types are those of the embeddings, with one width for all.",
+    "vectors_sound": "Every vector is finite, not zero, and they are not all alike.",
+    "matches_descriptions": "Row for row the same property and status as the published descriptions.",
+}
+
+
+def check_descriptions(
+    staged: Path, expected_ids: Sequence[str], schema: pa.Schema, limits: FailedShareLimits
+) -> list[CheckOutcome]:
+    """Run every check of DESCRIPTION_CHECKS on a staged file."""
+    import duckdb  # Checked in a run, not where definitions load.
+
+    with duckdb.connect() as connection:
+        _open(connection, staged, expected_ids)
+        return [
+            *_conservation(connection, len(expected_ids)),
+            _row_schema(staged, schema),
+            _failed_share(connection, limits),
+        ]
+
+
+def check_embeddings(
+    staged: Path, expected_ids: Sequence[str], schema: pa.Schema, descriptions: Path
+) -> list[CheckOutcome]:
+    """Run every check of EMBEDDING_CHECKS on a staged file and the descriptions it was made from."""
+    import duckdb  # Checked in a run, not where definitions load.
+
+    with duckdb.connect() as connection:
+        _open(connection, staged, expected_ids)
+        connection.from_parquet(str(descriptions)).create_view("described")
+        shape = _row_schema(staged, schema)
+        return [
+            *_conservation(connection, len(expected_ids)),
+            shape,
+            _vectors_sound(connection, staged) if shape.passed else _not_run("vectors_sound", "row_schema"),
+            _matches_descriptions(connection),
+        ]
+
+
+def _open(connection: duckdb.DuckDBPyConnection, staged: Path, expected_ids: Sequence[str]) -> None:
+    connection.register("expected", pa.table({"property_id": pa.array(expected_ids, pa.string())}))
+    connection.from_parquet(str(staged)).create_view("staged")
+
+
+def _ids(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[int, tuple[str, ...]]:
+    """How many ids a query yields, and the first few of them."""
+    count = connection.sql(f"SELECT count(*) FROM ({query})").fetchall()[0][0]  # noqa: S608 (own constants)
+    first = connection.sql(f"{query} ORDER BY 1 LIMIT {FIRST}").fetchall() if count else []
+    return count, tuple(row[0] for row in first)
+
+
+def _conservation(connection: duckdb.DuckDBPyConnection, expected: int) -> Iterator[CheckOutcome]:
+    missing, first_missing = _ids(
+        connection, "SELECT property_id FROM expected EXCEPT SELECT property_id FROM staged"
+    )
+    foreign, first_foreign = _ids(
+        connection, "SELECT property_id FROM staged EXCEPT SELECT property_id FROM expected"
+    )
+    neither, first_neither = _ids(
+        connection,
+        "SELECT DISTINCT property_id FROM staged WHERE status IS NULL OR status NOT IN ('ok', 'failed')",
+    )
+    rows = connection.sql("SELECT count(*) FROM staged").fetchall()[0][0]
+    repeated, first_repeated = _ids(
+        connection, "SELECT property_id FROM staged GROUP BY property_id HAVING count(*) > 1"
+    )
+    again = "Materialize the partition again; if it repeats, run `vlm-assets status` and keep the journal."
+    yield CheckOutcome(
+        "ids_conserved",
+        passed=not (missing or foreign or neither),
+        expected=f"the {expected} ids of the catalogue, each ok or failed",
+        found=f"{missing} missing, {foreign} foreign, {neither} neither ok nor failed",
+        first_ids=(first_missing + first_foreign + first_neither)[:FIRST],
+        next_step=again,
+    )
+    yield CheckOutcome(
+        "row_count", passed=rows == expected, expected=f"{expected} rows", found=str(rows), next_step=again
+    )
+    yield CheckOutcome(
+        "unique_ids",
+        passed=not repeated,
+        expected="no id twice",
+        found=f"{repeated} repeated",
+        first_ids=first_repeated,
+        next_step=again,
+    )
+
+
+def _row_schema(staged: Path, schema: pa.Schema) -> CheckOutcome:
+    found = pq.read_schema(staged)
+    differences = [
+        f"{field.name}: {found.field(field.name).type if field.name in found.names else 'not there'}"
+        f" where {field.type} belongs"
+        for field in schema
+        if field.name not in found.names or found.field(field.name).type != field.type
+    ]
+    differences += [f"{name}: unknown column" for name in found.names if name not in schema.names]
+    return CheckOutcome(
+        "row_schema",
+        passed=not differences,
+        expected=f"{len(schema)} columns of the known types",
+        found="; ".join(differences[:FIRST]) or "these",
+        next_step="Another description schema needs its own generation: materialize with recompute: true.",
+    )
+
+
+def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimits) -> CheckOutcome:
+    rows = connection.sql("SELECT count(*) FROM staged").fetchall()[0][0]
+    failed, first = _ids(connection, "SELECT property_id FROM staged WHERE status = 'failed'")
+    kinds = connection.sql(
+        "SELECT error_kind, count(*) FROM staged WHERE status = 'failed' GROUP BY 1 ORDER BY 2 DESC, 1"
+    ).fetchall()
+    share = failed / rows if rows else 0.0
+    judged = failed >= limits.rows_at_least
+    by_kind = ", ".join(f"{count} {kind}" for kind, count in kinds)
+    return CheckOutcome(
+        "failed_share",
+        passed=not (judged and share >= limits.warn),
+        severity=Severity.ERROR if judged and share >= limits.error else Severity.WARN,
+        expected=f"under {limits.warn:.1%} failed (not published from {limits.error:.0%})",
+        found=f"{failed} of {rows} failed, {share:.1%}" + (f" ({by_kind})" if by_kind else ""),
+        first_ids=first,
+        next_step=(
+            "`vlm-assets show ID` shows one of them. Put missing or damaged images back, then materialize"
+            " with `retry_failed: true`."
+        ),
+    )
+
+
+def _vectors_sound(connection: duckdb.DuckDBPyConnection, staged: Path) -> CheckOutcome:
+    unsound: list[str] = []
+    vectors = 0
+    alike = True
+    first_vector: np.ndarray | None = None
+    rows = PartitionRows(staged)
+    width = rows.schema.field("embedding").type.list_size
+    for batch in rows.iter_batches(["property_id", "embedding", "status"]):
+        described = batch.filter(pc.equal(batch["status"], "ok"))
+        present = described.filter(described["embedding"].is_valid())
+        absent = described.filter(described["embedding"].is_null())
+        unsound += absent["property_id"].to_pylist()
+        matrix = present["embedding"].flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+        good = np.isfinite(matrix).all(axis=1) & (np.abs(matrix).sum(axis=1) > 0)
+        unsound += present["property_id"].filter(pa.array(~good)).to_pylist()
+        vectors += len(matrix)
+        if len(matrix):
+            first_vector = matrix[0] if first_vector is None else first_vector
+            alike = alike and bool((matrix == first_vector).all())
+    # Descriptions that are alike have vectors that are alike, and that is right.
+    differing = connection.sql(
+        "SELECT min(hash(description)) <> max(hash(description)) FROM described WHERE status = 'ok'"
+    ).fetchall()[0][0]
+    all_alike = alike and vectors > 1 and bool(differing)
+    return CheckOutcome(
+        "vectors_sound",
+        passed=not unsound and not all_alike,
+        expected=f"{vectors} finite vectors of width {width}, not zero, not all alike",
+        found="all alike, for descriptions that differ"
+        if all_alike
+        else f"{len(unsound)} missing, zero or not finite",
+        first_ids=tuple(unsound[:FIRST]),
+        next_step=(
+            "The embedding model or its number format is at fault: name another model in"
+            " VLM_ASSETS_EMBEDDING_MODEL, then materialize this partition."
+        ),
+    )
+
+
+def _matches_descriptions(connection: duckdb.DuckDBPyConnection) -> CheckOutcome:
+    differing, first = _ids(
+        connection,
+        "SELECT DISTINCT coalesce(s.property_id, d.property_id) FROM staged s FULL JOIN described d"
+        " ON s.property_id = d.property_id AND s.ordinal = d.ordinal AND s.status = d.status"
+        " WHERE s.property_id IS NULL OR d.property_id IS NULL"
+        " OR (s.status = 'ok') <> (s.embedding IS NOT NULL)",
+    )
+    return CheckOutcome(
+        "matches_descriptions",
+        passed=not differing,
+        expected="the rows of the published descriptions, a vector for each that is ok",
+        found=f"{differing} rows that differ",
+        first_ids=first,
+        next_step="Materialize property_descriptions and then property_embeddings of this partition.",
+    )
+
+
+def _not_run(name: str, because: str) -> CheckOutcome:
+    return CheckOutcome(name, passed=False, expected="a readable file", found=f"{because} failed first")

@@ -1,0 +1,163 @@
+"""dataset_progress: how far the whole dataset is, as an asset whose page has the picture and the figures.
+
+What lives here: what the page shows, and what has to move for another picture. What does not: what is known
+(``status.py``), the drawing (``picture.py``), and when it is drawn
+(``sensors/progress_picture.py``). The same as `vlm-assets status`, which needs no Dagster.
+"""
+
+# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import dagster as dg
+
+from resources.state.pause import pause_of
+from resources.state.workers import Workers
+from sensors.progress_picture import build_progress_picture_sensor
+from vlm_assets.assets.partition_states import State
+from vlm_assets.catalog.catalog import Catalog, catalog_path
+from vlm_assets.operate.picture import Cell, DeviceBar, Look, progress_picture
+from vlm_assets.operate.status import DeviceStatus, Status, read_status
+from vlm_assets.operate.throughput import throughput
+from vlm_assets.settings import Settings
+
+ASSET = "dataset_progress"
+
+LOOKS: Mapping[State, Look] = {
+    State.DONE: Look.DONE,
+    State.RUNNING: Look.RUNNING,
+    State.INTERRUPTED: Look.INTERRUPTED,
+    State.CANCELLED: Look.INTERRUPTED,
+    State.FAILED: Look.FAILED,
+    State.GIVEN_UP: Look.FAILED,
+    State.REFUSED: Look.FAILED,
+    State.DAMAGED: Look.FAILED,
+    State.NOT_STARTED: Look.NOT_STARTED,
+}
+
+
+def picture_of(status: Status) -> bytes:
+    """The picture of a status, as a PNG."""
+    return progress_picture(
+        {
+            asset: [
+                Cell(LOOKS[one.state], one.usable_rows / one.expected)
+                for one in status.partitions
+                if one.asset == asset
+            ]
+            for asset in status.assets
+        },
+        throughput(stretch for rows in status.published.values() for stretch in rows.stretches),
+        [DeviceBar(one.id, one.properties_per_second, one.now, _note(one)) for one in status.devices],
+        paused=_first_upper(status.paused) if status.paused else None,
+    )
+
+
+def _first_upper(sentence: str) -> str:
+    return f"{sentence[0].upper()}{sentence[1:]}"
+
+
+def _note(device: DeviceStatus) -> str | None:
+    if device.left_out is not None:
+        return "left out"
+    return None if device.is_here else "not here now"
+
+
+def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
+    """What a person wants to know; the numbers are plotted over time."""
+    encoded = base64.b64encode(picture_of(status)).decode("ascii")
+    described = [one for one in status.partitions if one.asset == status.assets[0]]
+    properties = sum(one.usable_rows for one in described)
+    metadata: dict[str, dg.MetadataValue] = {
+        "progress": dg.MetadataValue.md(f"![all partitions](data:image/png;base64,{encoded})"),
+        "what happens next": dg.MetadataValue.md("\n".join(f"- {step}" for step in status.next_steps)),
+        "percent described": dg.MetadataValue.float(round(100.0 * properties / max(1, status.properties), 2)),
+        "properties described": dg.MetadataValue.int(properties),
+        "properties/s now": dg.MetadataValue.float(round(sum(one.now or 0.0 for one in status.devices), 2)),
+        "failed rows": dg.MetadataValue.int(sum(status.failed_by_kind.values())),
+    }
+    metadata["tried again and done in a day"] = dg.MetadataValue.int(len(status.done_again))
+    if status.paused:
+        metadata["paused"] = dg.MetadataValue.text(_first_upper(status.paused))
+    if status.seconds_left is not None:
+        metadata["hours left"] = dg.MetadataValue.float(round(status.seconds_left / 3600, 2))
+    if status.failed_by_kind:
+        metadata["failed rows by kind"] = dg.MetadataValue.md(
+            "\n".join(["| kind | rows |", "| --- | --- |", *_rows(status.failed_by_kind)])
+        )
+    for state in State:
+        count = sum(1 for one in described if one.state is state)
+        metadata[f"partitions {state.value}"] = dg.MetadataValue.int(count)
+    if status.warnings:
+        metadata["could not be read"] = dg.MetadataValue.md("\n".join(f"- {one}" for one in status.warnings))
+    return metadata
+
+
+def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
+    """The asset. Upstream of it is nothing: its button would ask about each partition that is missing yet."""
+
+    @dg.asset(
+        name=ASSET,
+        group_name="properties",
+        kinds={"duckdb"},
+        description=(
+            "How far the whole dataset is: all partitions in one picture, properties described over time,"
+            " devices side by side, time left, failed rows by kind; from what is on disk, so that it is right"
+            " after anything. A sensor keeps it up to date; Materialize looks at once."
+            " The same as `vlm-assets status`."
+        ),
+    )
+    def dataset_progress(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+        status = read_status(settings, Catalog.open(settings.home))
+        for step in status.next_steps:
+            context.log.info(step)
+        return dg.MaterializeResult(metadata=progress_metadata(status))
+
+    return dataset_progress
+
+
+def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> dg.SensorDefinition:
+    """The sensor that has the picture drawn anew while something works, and once it has come to rest."""
+    state = settings.state_directory
+
+    def paused() -> str | None:
+        pause = pause_of(state)
+        return pause.sentence() if pause else None
+
+    return build_progress_picture_sensor(
+        progress,
+        moved=lambda: _what_moved(settings),
+        works=lambda: bool(Workers(state / "workers").living()),
+        paused=paused,
+        ticks=state / "ticks",
+    )
+
+
+def _rows(counts: Mapping[str, int]) -> list[str]:
+    return [f"| {kind} | {count} |" for kind, count in counts.items()]
+
+
+def _what_moved(settings: Settings) -> str:
+    """Changes whenever anything worked, was published, tried again or left out, or the catalogue grew.
+
+    Empty where nothing was ever started.
+    """
+    state = settings.state_directory
+    if not (state / "workers").is_dir() and not settings.descriptions_directory.is_dir():
+        return ""
+    watched = [catalog_path(settings.home), state / "workers", state / "devices_left_out.json"]
+    watched += [state / "attempts" / "attempts.json", state / "cancels" / "cancels.json"]
+    for directory in (settings.descriptions_directory, settings.embeddings_directory):
+        watched += [directory, directory / ".manifest", directory / ".journal"]
+    seen = "".join(f"{path.name} {_changed_at(path)}\n" for path in watched)
+    return hashlib.sha256(seen.encode()).hexdigest()[:16]
+
+
+def _changed_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None

@@ -1,0 +1,343 @@
+"""property_descriptions: one partition a property range, one row a property, described from its images.
+
+What lives here: the columns, what decides their meaning, and the work that fills them. What does not: the
+asset (``assets.py``), the order of a materialization (``materialization.py``), the model (``resources/vlm``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from resources.devices.find import Device
+from resources.engine.batch_plan import Batch, PlannedProperty, plan_batches, remaining
+from resources.engine.feeding import Feeding
+from resources.engine.ladder import Described, LadderSettings
+from resources.engine.prompt import Prompt, build_prompt
+from resources.engine.protocol import Engine
+from resources.engine.resource import VisionLanguageModel
+from resources.engine.schema import DescriptionSchema, load_schema
+from resources.images.decode_workers import DecodeWorkers
+from resources.images.images import ImageFailure, LoadedProperty, PropertyJob
+from resources.journal.journal import Journal
+from resources.publishing.partition_rows import PartitionRows
+from vlm_assets.assets.checks import CheckOutcome, FailedShareLimits, check_descriptions
+from vlm_assets.assets.contact_sheet import SheetRow, contact_sheet
+from vlm_assets.assets.expected_model import refuse_another_model
+from vlm_assets.assets.fingerprint import Fingerprint, digest_of
+from vlm_assets.assets.garbage import AnswerGuard
+from vlm_assets.assets.images_away import ImagesWatch
+from vlm_assets.assets.materialize import (
+    OK,
+    Metadata,
+)
+from vlm_assets.assets.run_progress import Progress
+from vlm_assets.assets.time_spent import WorkTime
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.image_root import InvalidImagePathError
+from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.settings import Settings
+
+ASSET = "property_descriptions"
+
+BATCH_SECONDS = 20.0
+"""A planned batch takes no longer, by estimate: it is lost by a kill, beside what waits for its commit."""
+
+SHEET_PROPERTIES = 4
+"""Described properties on a partition's contact sheet; a failed one is added where there is one."""
+
+_IMAGE_FAILURE = pa.struct([("uri", pa.string()), ("kind", pa.string()), ("error", pa.string())])
+
+
+def description_rows(description: pa.StructType) -> pa.Schema:
+    """The columns of a partition; ``description`` is the user's schema as a struct."""
+    return pa.schema(
+        [
+            ("property_id", pa.string()),
+            ("ordinal", pa.int64()),
+            ("status", pa.string()),
+            ("error_kind", pa.string()),
+            ("error", pa.string()),
+            ("description", description),
+            ("raw_text", pa.string()),
+            ("attempts", pa.int32()),
+            ("images_seen", pa.int32()),
+            ("images_failed", pa.list_(_IMAGE_FAILURE)),
+            ("prompt_tokens", pa.int32()),
+            ("output_tokens", pa.int32()),
+            ("finish_reason", pa.string()),
+            ("seconds", pa.float64()),
+            ("model", pa.string()),
+            ("model_revision", pa.string()),
+            ("fingerprint", pa.string()),
+            ("device", pa.string()),
+            ("described_at", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+
+
+def meaning_parts(settings: Settings, model: VisionLanguageModel) -> dict[str, str]:
+    """What the settings decide of a description's meaning: all of the fingerprint but the catalogue's part.
+
+    Raises SchemaError, ModelLoadError.
+    """
+    schema = load_schema(settings.description_schema)
+    return _meaning(settings, schema, build_prompt(schema, settings.prompt), model)
+
+
+def _meaning(
+    settings: Settings, schema: DescriptionSchema, prompt: Prompt, model: VisionLanguageModel
+) -> dict[str, str]:
+    decoding = {
+        "max_images": settings.max_images,
+        "max_new_tokens": settings.max_new_tokens,
+        "max_pixels": settings.max_pixels,
+        **model.engine_meaning(),
+    }
+    name, revision = model.exact()
+    return {
+        "model": name,
+        "model_revision": revision,
+        "prompt": prompt.digest,
+        "schema": schema.digest,
+        "decoding": digest_of(decoding),
+    }
+
+
+@dataclass(frozen=True)
+class DescriptionWork:
+    """What turns properties of the catalogue into rows. Plain Python: what Dagster lends is handed in."""
+
+    settings: Settings
+    catalog: Catalog
+    properties: pa.Table
+    """Rows of the catalogue: those of the range."""
+    schema: DescriptionSchema
+    prompt: Prompt
+    model: VisionLanguageModel
+    fingerprint: Fingerprint
+
+    @classmethod
+    def of(
+        cls, settings: Settings, catalog: Catalog, wanted: PropertyRange, model: VisionLanguageModel
+    ) -> Self:
+        """The work of one range. Raises CatalogError, SchemaError, ModelLoadError."""
+        schema = load_schema(settings.description_schema)
+        prompt = build_prompt(schema, settings.prompt)
+        fingerprint = Fingerprint(
+            {"catalogue_slice": catalog.slice_digest(wanted), **_meaning(settings, schema, prompt, model)}
+        )
+        properties = catalog.slice(wanted)
+        return cls(settings, catalog, properties, schema, prompt, model, fingerprint)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the range, in the order of the catalogue."""
+        return tuple(self.properties["property_id"].to_pylist())
+
+    def rows_schema(self) -> pa.Schema:
+        """The columns of this range's rows."""
+        return description_rows(self.schema.arrow_type)
+
+    def plan(self, done_ids: frozenset[str]) -> list[Batch]:
+        """The batches that are left to do, in the order of the plan."""
+        planned = [
+            PlannedProperty(property_id, ordinal, min(len(uris), self.settings.max_images))
+            for property_id, ordinal, uris in zip(
+                self.properties["property_id"].to_pylist(),
+                self.properties["ordinal"].to_pylist(),
+                self.properties["image_uris"].to_pylist(),
+                strict=True,
+            )
+        ]
+        plan = plan_batches(
+            planned,
+            seed=self.settings.seed,
+            batch_size=self.settings.batch_size,
+            images_per_batch=self.settings.batch_images,
+        )
+        return remaining(plan, done_ids)
+
+    @cached_property
+    def uris(self) -> dict[int, list[str]]:
+        """The images of each property by its ordinal, in the catalogue's order."""
+        columns = self.properties["ordinal"], self.properties["image_uris"]
+        return dict(zip(*(column.to_pylist() for column in columns), strict=True))
+
+    def describe(self, journal: Journal, progress: Progress, device: Device) -> Metadata:
+        """Describe every property that the journal lacks, and hand it rows a planned batch at a time."""
+        batches = self.plan(journal.done_ids)
+        clock = time.monotonic
+        longest = building = 0.0
+        images = 0
+        warned = False
+        guard = AnswerGuard(self.settings.invalid_share_stop)
+        watch = self.images_watch()
+        with self.decode_workers() as workers:
+            started = clock()
+            engine = self.model.load(device, schema=self.schema, prompt=self.prompt, batches=len(batches))
+            load_seconds = clock() - started
+            with self.feeding(engine, workers) as feeding:
+                refuse_another_model(engine, self.fingerprint)
+                progress.watch(engine)
+                progress.start()
+                for number, batch in enumerate(feeding.described(self.load(workers, batches))):
+                    described = batch.described
+                    longest = max(longest, batch.seconds)
+                    # The first batch of a process pays for what is compiled and allocated once.
+                    if number and not warned and (advice := long_batch(described, batch.seconds)) is not None:
+                        progress.warn(advice)
+                        warned = True
+                    watch.take(described)
+                    images += sum(one.images_seen for one in described)
+                    built = clock()
+                    rows = self.rows(described, engine, device)
+                    building += clock() - built
+                    journal.submit(rows)
+                    progress.advance(len(described))
+                    guard.take(described)
+                # Before the model is put away: the last rows do not wait for that.
+                journal.flush()
+        seconds = progress.seconds
+        spent = WorkTime(feeding.spent, engine.seconds, building, journal.commit_wait_seconds, seconds)
+        return {
+            "device": dg.MetadataValue.text(f"{self.model.device_name(device)} ({device.name})"),
+            "properties/s": dg.MetadataValue.float(round(progress.computed / seconds, 3)),
+            "images/s": dg.MetadataValue.float(round(images / seconds, 3)),
+            "seconds of the longest batch": dg.MetadataValue.float(round(longest, 3)),
+            "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
+            **spent.metadata(),
+        }
+
+    def images_watch(self) -> ImagesWatch:
+        """What tells a disk that is away from images that are gone."""
+        wanted = self.catalog.range_of(self.properties["ordinal"][0].as_py())
+        may_be_gone = self.settings.failed_share_error >= 1.0
+        return ImagesWatch(self.catalog, wanted, self.properties, may_be_gone)
+
+    def decode_workers(self) -> DecodeWorkers:
+        """The processes that read and decode images ahead of the model."""
+        settings = self.settings
+        return DecodeWorkers(
+            workers=settings.decode_workers,
+            prefetch_batches=settings.prefetch_batches,
+            max_pixels=settings.max_pixels,
+            max_images=settings.max_images,
+            image_seconds=settings.decode_seconds,
+        )
+
+    def load(self, workers: DecodeWorkers, batches: Sequence[Batch]) -> Iterator[list[LoadedProperty]]:
+        """The batches with their images, in order. An image that leads out of the root is never opened."""
+        refused: dict[str, list[ImageFailure]] = {}
+        for loaded in workers.feed([self._job(planned, refused) for planned in batch] for batch in batches):
+            yield [replace(one, failed=(*one.failed, *refused.pop(one.property_id, ()))) for one in loaded]
+
+    def _job(self, planned: PlannedProperty, refused: dict[str, list[ImageFailure]]) -> PropertyJob:
+        paths, uris = [], []
+        for uri in self.uris[planned.ordinal]:
+            try:
+                paths.append(str(self.catalog.image_path(uri)))
+                uris.append(uri)
+            except InvalidImagePathError as error:
+                # It was inside the root when it was catalogued: a link was changed since.
+                failure = ImageFailure(uri, "denied", f"{uri} is not opened: {error}.")
+                refused.setdefault(planned.property_id, []).append(failure)
+        return PropertyJob(planned.property_id, planned.ordinal, tuple(paths), tuple(uris))
+
+    def feeding(self, engine: Engine, workers: DecodeWorkers) -> Feeding:
+        """What has the engine describe what the workers load; leaving it closes the engine."""
+        return Feeding(engine, self.schema, self.ladder, end_batches=workers.close)
+
+    @property
+    def ladder(self) -> LadderSettings:
+        """How far a property may climb that is not answered at once."""
+        return LadderSettings(max_new_tokens=self.settings.max_new_tokens)
+
+    def rows(self, described: Sequence[Described], engine: Engine, device: Device) -> pa.Table:
+        """Results as rows, with where each came from."""
+        provenance = {
+            "model": engine.model,
+            "model_revision": engine.revision,
+            "fingerprint": self.fingerprint.digest,
+            "device": self.model.device_name(device),
+            "described_at": datetime.now(UTC),
+        }
+        rows = [
+            {
+                "property_id": one.property_id,
+                "ordinal": one.ordinal,
+                "status": one.status,
+                "error_kind": one.error_kind,
+                "error": one.error,
+                "description": one.description,
+                "raw_text": one.raw_text,
+                "attempts": one.attempts,
+                "images_seen": one.images_seen,
+                "images_failed": [vars(failure) for failure in one.images_failed],
+                "prompt_tokens": one.prompt_tokens,
+                "output_tokens": one.output_tokens,
+                "finish_reason": one.finish_reason,
+                "seconds": one.seconds,
+                **provenance,
+            }
+            for one in described
+        ]
+        return pa.Table.from_pylist(rows, schema=self.rows_schema())
+
+    def check(self, file: Path) -> list[CheckOutcome]:
+        """The checks of this range on a file."""
+        settings = self.settings
+        limits = FailedShareLimits(
+            settings.failed_share_warn, settings.failed_share_error, settings.failed_rows_at_least
+        )
+        return check_descriptions(file, self.ids, self.rows_schema(), limits)
+
+    def for_people(self, file: Path) -> Metadata:
+        """Counts and a contact sheet of a finished file."""
+        statuses: Counter[str] = Counter()
+        described: list[dict[str, Any]] = []
+        failed: list[dict[str, Any]] = []
+        columns = ["property_id", "ordinal", "status", "error", "description"]
+        for batch in PartitionRows(file).iter_batches(columns):
+            statuses.update(batch["status"].to_pylist())
+            ok = pc.equal(batch["status"], OK)
+            described += batch.filter(ok).slice(0, SHEET_PROPERTIES - len(described)).to_pylist()
+            failed += batch.filter(pc.invert(ok)).slice(0, 1 - len(failed)).to_pylist()
+        return {
+            "expected": dg.MetadataValue.int(len(self.ids)),
+            "ok": dg.MetadataValue.int(statuses[OK]),
+            "failed": dg.MetadataValue.int(statuses.total() - statuses[OK]),
+            "contact sheet": dg.MetadataValue.md(
+                contact_sheet([self._sheet_row(row) for row in described + failed])
+            ),
+            "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
+        }
+
+    def _sheet_row(self, row: Mapping[str, Any]) -> SheetRow:
+        job = self._job(PlannedProperty(row["property_id"], row["ordinal"], 0), {})
+        return SheetRow(
+            row["property_id"], tuple(map(Path, job.image_paths)), row["description"], row["error"]
+        )
+
+
+def long_batch(described: Sequence[Described], seconds: float) -> str | None:
+    """What to set where a batch took longer than BATCH_SECONDS; None where it did not, or cannot be cut."""
+    if seconds <= BATCH_SECONDS or len(described) == 1:
+        return None
+    images = sum(one.images_seen for one in described)
+    fitting = max(1, int(images * BATCH_SECONDS / seconds))
+    return (
+        f"A batch of {len(described)} properties with {images} images took {seconds:.0f} s, and a kill loses"
+        f" the batch under way. For batches of {BATCH_SECONDS:.0f} s set VLM_ASSETS_BATCH_IMAGES={fitting};"
+        " what is committed stays."
+    )

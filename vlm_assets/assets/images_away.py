@@ -1,0 +1,149 @@
+"""Images that could be read when they were catalogued and cannot be now: a few are gone, or their disk is.
+
+What lives here: telling the two apart, before and while a range is described. What does not: why one image
+cannot be shown (``resources/engine/images``), and the wait for a disk that comes back (``waiting.py``). A
+disk
+that is not mounted would make a failed row of every property, of a kind that no further try cures.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from resources.engine.ladder import Described
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.image_root import InvalidImagePathError
+from vlm_assets.catalog.ranges import PropertyRange
+
+PROBES = 2000
+"""Images of a range that are tried, evenly spread, until one can be read."""
+
+WHOLE_RANGE = 40
+"""Properties of a range from which on all of them without an image are no deletion that goes unasked."""
+
+_OTHER_RANGES = 16
+_LOST = frozenset({"missing", "denied", "io_error"})
+_LOST_FOR_NOW = frozenset({"missing", "denied"})
+"""Kinds of which a file that can be opened now says that it has come back; a bad sector stays one."""
+
+
+class ImagesAwayError(RuntimeError):
+    """The images are away, as those of a disk that is not mounted: no property has failed for that."""
+
+
+@dataclass
+class ImagesWatch:
+    """Watches the images of one range. properties: the catalogue's rows of it, in order.
+
+    range_may_be_gone: a person lets a partition of failed rows alone be published, so a range whose images
+    are all gone counts as deleted while other ranges have theirs.
+    """
+
+    catalog: Catalog
+    wanted: PropertyRange
+    properties: pa.Table
+    range_may_be_gone: bool
+    _known: str | None = field(default=None, init=False)
+
+    def look(self) -> None:
+        """Return where an image of the range can be read, or none could be at ingest.
+
+        Raises ImagesAwayError.
+        """
+        if not self._are_away():
+            return
+        uri = next(_spread(self.properties))
+        raise ImagesAwayError(
+            f"The images are away: none of those of {self.wanted.key} that could be read when they were"
+            f" catalogued can be read now, such as {uri} ({self._why_not(uri)}). No property has failed for"
+            f" that, and what is committed stays. Is the disk of {self.catalog.image_root} mounted, and may"
+            " this user read it? Once it is back, the partition goes on by itself. If these images are gone"
+            " for good, take that down: `vlm-assets ingest SOURCE --update`."
+        )
+
+    def take(self, described: Sequence[Described]) -> None:
+        """Judge a batch before its rows are taken. Raises ImagesAwayError, and then none of them may be."""
+        lost = [
+            (failure.uri, failure.kind)
+            for one in described
+            for failure in one.images_failed
+            if failure.kind in _LOST and self._was_readable(one.ordinal, failure.uri)
+        ]
+        if not lost:
+            return
+        self.look()
+        back = next((uri for uri, kind in lost if kind in _LOST_FOR_NOW and not self._why_not(uri)), None)
+        if back is not None:
+            raise ImagesAwayError(
+                f"The images were away for a moment: {back} could not be read, and can be now. Nothing of"
+                " this batch was taken, no property has failed for that, and what is committed stays. The"
+                f" partition goes on by itself. If that repeats, look at the disk of"
+                f" {self.catalog.image_root}."
+            )
+
+    def _are_away(self) -> bool:
+        if self._known is not None and self._why_not(self._known) is None:
+            return False
+        none_was_there = True
+        for uri in _spread(self.properties):
+            none_was_there = False
+            if self._why_not(uri) is None:
+                self._known = uri
+                return False
+        if none_was_there:
+            return False
+        had_images = pc.sum(pc.greater(pc.list_value_length(self.properties["image_uris"]), 0)).as_py()
+        if had_images >= WHOLE_RANGE and not self.range_may_be_gone:
+            return True
+        return not any(self._why_not(uri) is None for uri in self._of_other_ranges())
+
+    def _of_other_ranges(self) -> Iterator[str]:
+        """An image each of some of the other ranges: a small range may well be deleted as a whole."""
+        others = [one for one in self.catalog.ranges if one != self.wanted]
+        for at in _evenly(len(others), _OTHER_RANGES):
+            uri = next(_spread(self.catalog.slice(others[at])), None)
+            if uri is not None:
+                yield uri
+
+    def _was_readable(self, ordinal: int, uri: str) -> bool:
+        row = ordinal - self.wanted.start
+        uris, sizes = (self.properties[name][row].as_py() for name in ("image_uris", "image_bytes"))
+        return any(one == uri and size is not None for one, size in zip(uris, sizes, strict=True))
+
+    def _why_not(self, uri: str) -> str | None:
+        """Why an image cannot be read now; None where it can."""
+        try:
+            path = self.catalog.image_path(uri)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return "it is no file"
+                os.read(descriptor, 1)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            return os.strerror(error.errno or errno.EIO)
+        except InvalidImagePathError as error:
+            return str(error)
+        return None
+
+
+def _spread(properties: pa.Table) -> Iterator[str]:
+    """Up to PROBES images that could be read at ingest, evenly spread."""
+    uris = pc.list_flatten(properties["image_uris"])
+    readable = np.flatnonzero(pc.is_valid(pc.list_flatten(properties["image_bytes"])).to_numpy())
+    for at in _evenly(len(readable), PROBES):
+        yield uris[int(readable[at])].as_py()
+
+
+def _evenly(count: int, most: int) -> Iterator[int]:
+    picked = min(count, most)
+    return (number * count // picked for number in range(picked))

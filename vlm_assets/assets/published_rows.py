@@ -1,0 +1,138 @@
+"""What the published rows tell: how many are ok, which failed and why, when and on which device.
+
+What lives here: one query over the files of descriptions, and a note of its answer for files that did not
+change, so that the next look reads only what is new. What does not: whether the rows are whole
+(``audit/rows.py``). The note may be deleted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resources.publishing.record import PublishedRecord
+from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+
+if TYPE_CHECKING:
+    import duckdb
+
+STRETCH_SECONDS = 600
+"""Rows of one device are told in stretches of ten minutes at most: a month of them is still a small file."""
+
+_ABOUT = "May be deleted: what the published rows of each file say, by the file's digest. It is read anew."
+_FORMAT = 1
+
+_QUERY = """
+    SELECT filename, device, histogram(coalesce(error_kind, 'ok')), count(DISTINCT described_at),
+        sum(images_seen)::BIGINT, min(epoch(described_at)), max(epoch(described_at))
+    FROM read_parquet($files, filename = true)
+    GROUP BY filename, device, floor(epoch(described_at) / $stretch)
+    ORDER BY filename, 6
+"""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Rows of one partition that one device made one after the other.
+
+    first, last: when its first and its last batch were done, unix seconds. images: shown to the model.
+    """
+
+    device: str
+    first: float
+    last: float
+    rows: int
+    images: int
+    batches: int
+
+
+@dataclass(frozen=True)
+class PublishedRows:
+    """The rows of one published file of descriptions. failed: by kind. sha256: of the file."""
+
+    sha256: str
+    ok: int
+    failed: Mapping[str, int]
+    stretches: tuple[Stretch, ...]
+
+
+class PublishedRowsNote:
+    """What is known of files already, in ``.state/published_rows.json``."""
+
+    def __init__(self, state_directory: Path) -> None:
+        self._path = state_directory / "published_rows.json"
+
+    def read(self) -> dict[str, PublishedRows]:
+        """What was written last, by partition key; nothing where it is missing or not what was written."""
+        try:
+            found = read_sealed(self._path)
+            if found["format"] != _FORMAT:
+                return {}
+            return {key: _from_json(one) for key, one in found["partitions"].items()}
+        except (OSError, BrokenSealError, KeyError, TypeError):
+            return {}
+
+    def write(self, rows: Mapping[str, PublishedRows]) -> None:
+        """Replace the note. Raises OSError."""
+        partitions = {key: asdict(one) for key, one in rows.items()}
+        write_sealed(self._path, {"about": _ABOUT, "format": _FORMAT, "partitions": partitions})
+
+
+def read_published_rows(
+    directory: Path, records: Iterable[PublishedRecord], known: Mapping[str, PublishedRows]
+) -> dict[str, PublishedRows]:
+    """The rows of each published partition of descriptions, by key. A file that does not read is left out.
+
+    known: what an earlier look found; files that are still those are not read again.
+    """
+    wanted = {record.key: record for record in records}
+    found = {
+        key: known[key]
+        for key, record in wanted.items()
+        if key in known and known[key].sha256 == record.sha256
+    }
+    unread = {directory / f"{key}.parquet": record for key, record in wanted.items() if key not in found}
+    for path, rows in _read(unread).items():
+        found[path.stem] = rows
+    return found
+
+
+def _read(files: Mapping[Path, PublishedRecord]) -> dict[Path, PublishedRows]:
+    import duckdb
+
+    if not files:
+        return {}
+    with duckdb.connect() as connection:
+        try:
+            answer = _ask(connection, list(files))
+        except duckdb.Error:
+            # One of them does not read: its state says so, the audit says what is wrong, the others count.
+            answer = []
+            for path in files:
+                try:
+                    answer += _ask(connection, [path])
+                except duckdb.Error:
+                    continue
+    kinds: defaultdict[Path, Counter[str]] = defaultdict(Counter)
+    stretches: defaultdict[Path, list[Stretch]] = defaultdict(list)
+    for name, device, of_kind, batches, images, first, last in answer:
+        path = Path(name)
+        kinds[path].update(of_kind)
+        stretches[path].append(Stretch(device, first, last, sum(of_kind.values()), images, batches))
+    return {
+        path: PublishedRows(files[path].sha256, of_file.pop("ok", 0), dict(of_file), tuple(stretches[path]))
+        for path, of_file in kinds.items()
+    }
+
+
+def _ask(connection: duckdb.DuckDBPyConnection, files: Iterable[Path]) -> list[tuple[Any, ...]]:
+    given = {"files": [str(path) for path in files], "stretch": STRETCH_SECONDS}
+    return connection.execute(_QUERY, given).fetchall()
+
+
+def _from_json(found: Mapping[str, Any]) -> PublishedRows:
+    stretches = tuple(Stretch(**one) for one in found["stretches"])
+    return PublishedRows(found["sha256"], found["ok"], found["failed"], stretches)

@@ -1,0 +1,169 @@
+"""What the scheduled re-materialization is told of our two assets: keys, files, journals, settings, order.
+
+What lives here: the answers, from what is on disk. What does not: what is done with them (``sensors``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from resources.devices.errors import DeviceError
+from resources.devices.resource import GpuResource
+from resources.engine.protocol import ModelLoadError
+from resources.publishing.errors import RecordDamagedError
+from resources.publishing.published import PublishedPartitions
+from resources.state.workers import Workers
+from sensors.failed_partitions import FailedPartitions
+from sensors.retry_candidates import Watched
+from sensors.retry_decision import Policy
+from sensors.retry_schedule import Retrying, build_retrying
+from vlm_assets.assets import descriptions, embeddings
+from vlm_assets.assets.descriptions import DescriptionWork
+from vlm_assets.catalog.catalog import Catalog, CatalogError
+from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.operate.audit.files import read_marks
+from vlm_assets.operate.expected_cost import heaviest_first
+from vlm_assets.resource_settings import build_gpu, build_text_embedding_model, build_vision_language_model
+from vlm_assets.settings import Settings
+
+ASSETS = (descriptions.ASSET, embeddings.ASSET)
+
+_ORDER_SECONDS = 3600.0
+"""For which an order of partitions is kept: the cost of ten thousand takes seconds to add up."""
+
+
+def build_failed_partitions(settings: Settings, keys: Collection[str]) -> FailedPartitions:
+    """The re-materialization of this home. keys: the partitions of the catalogue."""
+    state = settings.state_directory
+    files = _Files(settings)
+    watched = Watched(
+        assets=ASSETS,
+        keys=frozenset(keys),
+        interrupted=files.interrupted,
+        missing=files.missing,
+        rows=files.rows,
+        is_stale=files.is_stale,
+        working=lambda: {worker.partition for worker in Workers(state / "workers").living()},
+        heaviest_first=_kept(heaviest_first(settings)),
+    )
+    policy = Policy(settings.retry_attempts, settings.retry_backoff_minutes * 60.0)
+    return FailedPartitions(
+        watched, state, policy=policy, cap=settings.retry_runs, no_device=_no_device(build_gpu(settings))
+    )
+
+
+def _no_device(gpu: GpuResource) -> Callable[[], str | None]:
+    def no_device() -> str | None:
+        try:
+            return gpu.all_left_out()
+        except DeviceError:
+            return None  # The health sensor tells a person of a driver that does not answer.
+
+    return no_device
+
+
+def build_retries(settings: Settings, partitions: dg.PartitionsDefinition[str]) -> Retrying:
+    """Schedule and button over both assets."""
+    return build_retrying(
+        build_failed_partitions(settings, partitions.get_partition_keys()),
+        every_minutes=settings.retry_every_minutes,
+        run_config=retry_config,
+        ticks_directory=settings.state_directory / "ticks",
+    )
+
+
+def retry_config(assets: Sequence[str], before: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """The run config of a new attempt, and whether it goes on with what a person had asked of the one before.
+
+    Finished rows are kept, but for those that a check refused and another try may cure. A recomputation that
+    was cut short stays one: without that, the old file would be verified and the wish forgotten.
+    """
+    ops = before.get("ops", {})
+    asked = {asset: ops.get(asset, {}).get("config", {}) for asset in assets}
+    if any(one.get("recompute") or one.get("retry_failed") for one in asked.values()):
+        return {"ops": {asset: {"config": config} for asset, config in asked.items()}}, True
+    return {"ops": {asset: {"config": {"retry_transient": True}} for asset in assets}}, False
+
+
+class _Files:
+    """What the disk says of partitions, with one look at a folder where ten thousand are asked about."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._directories = {
+            descriptions.ASSET: settings.descriptions_directory,
+            embeddings.ASSET: settings.embeddings_directory,
+        }
+
+    def interrupted(self, asset: str) -> list[str]:
+        """Partitions with a journal and without a published file."""
+        directory = self._directories[asset]
+        return [key for key in _names(directory / ".journal") if not (directory / f"{key}.parquet").exists()]
+
+    def missing(self, asset: str, published: Collection[str]) -> list[str]:
+        """Those of the published partitions whose file is not there."""
+        if not published:
+            return []
+        there = frozenset(_names(self._directories[asset]))
+        return [key for key in published if f"{key}.parquet" not in there]
+
+    def rows(self, key: str) -> int:
+        """Rows ever committed for a partition, over all assets and generations: it grows with every one."""
+        marks = self._settings.state_directory / "high_water_marks"
+        return sum(mark.rows for asset in ASSETS for mark in read_marks(marks / asset / key, key))
+
+    def is_stale(self, asset: str, key: str) -> bool:
+        """Whether what is published was made under other settings, or that cannot be said."""
+        try:
+            record = PublishedPartitions(self._directories[asset]).record(key)
+        except RecordDamagedError:
+            return False
+        if record is None:
+            return False
+        try:
+            if asset == embeddings.ASSET:
+                return self._embedded_otherwise(record.metadata.get("parts", {}))
+            model = build_vision_language_model(self._settings)
+            catalog = Catalog.open(self._settings.home)
+            work = DescriptionWork.of(self._settings, catalog, PropertyRange.from_key(key), model)
+            return work.fingerprint.digest != record.fingerprint
+        except (CatalogError, ModelLoadError, ValueError):
+            return True
+
+    def _embedded_otherwise(self, parts: Mapping[str, str]) -> bool:
+        # Other descriptions are no other settings: their embeddings follow them.
+        model = build_text_embedding_model(self._settings)
+        known = (parts.get("embedding_model"), parts.get("embedding_model_revision"))
+        return known != (model.model, model.exact_revision())
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries]
+    except FileNotFoundError:
+        return []
+
+
+def _kept(
+    order: Callable[[Collection[str]], Sequence[str]], clock: Callable[[], float] = time.monotonic
+) -> Callable[[Collection[str]], Sequence[str]]:
+    """The same order, kept for a while where nothing new is asked about."""
+    rank: dict[str, int] = {}
+    until = 0.0
+
+    def kept(keys: Collection[str]) -> Sequence[str]:
+        nonlocal until
+        if clock() >= until or not rank.keys() >= set(keys):
+            rank.clear()
+            rank.update((key, number) for number, key in enumerate(order(keys)))
+            until = clock() + _ORDER_SECONDS
+        return sorted(keys, key=rank.__getitem__)
+
+    return kept

@@ -1,0 +1,55 @@
+"""The queue of runs, heaviest partition first: whoever launched them, in the UI, by schedule or command line.
+
+What lives here: ranking a run as it enters Dagster's queue. What does not: what a partition costs
+(``expected_cost.py``), and taking runs from the queue, which stays Dagster's (it takes the highest
+``dagster/priority`` first). Named in ``dagster.yaml``, so the webserver and the daemon load it: imports are
+inside. Term: run coordinator.
+"""
+
+from __future__ import annotations
+
+import dagster as dg
+
+PARTITION_TAG = "dagster/partition"
+PRIORITY_TAG = "dagster/priority"
+EXPECTED_TAG = "vlm_assets/expected_images"
+"""How many images a run has before it, as it stood when the run was queued; shown with the run."""
+
+
+class HeaviestFirstRunCoordinator(dg.QueuedRunCoordinator):
+    """Dagster's own queue; a run of a partition is ranked by its expected cost when it is submitted.
+
+    A priority that a person gave stays. A run that cannot be ranked is queued all the same, and that is
+    logged: order is never worth a run.
+    """
+
+    def submit_run(self, context: dg.SubmitRunContext) -> dg.DagsterRun:
+        """Rank the run, then queue it as Dagster does."""
+        try:
+            tags = expected_tags(context.dagster_run)
+            if tags:
+                self._instance.add_run_tags(context.dagster_run.run_id, tags)
+        except Exception as error:
+            self._logger.warning(
+                "Run %s is queued in plain order, not heaviest first: %s", context.dagster_run.run_id, error
+            )
+        return super().submit_run(context)
+
+
+def expected_tags(run: dg.DagsterRun) -> dict[str, str]:
+    """The tags that rank a run of one partition; none where it has no partition, or a person ranked it.
+
+    Raises SettingsError, CatalogError, OSError; KeyError for a partition that the catalogue does not have.
+    """
+    from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.operate.expected_cost import ExpectedCost
+    from vlm_assets.settings import load_settings
+
+    key = run.tags.get(PARTITION_TAG)
+    # A run retry has the tags of its parent: what we ranked, less is left of now.
+    ranked_by_a_person = PRIORITY_TAG in run.tags and EXPECTED_TAG not in run.tags
+    if key is None or ranked_by_a_person:
+        return {}
+    settings = load_settings()
+    cost = ExpectedCost.of(settings, Catalog.open(settings.home))
+    return {PRIORITY_TAG: str(cost.priority(key)), EXPECTED_TAG: str(cost.left(key))}

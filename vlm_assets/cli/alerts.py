@@ -1,0 +1,155 @@
+"""``vlm-assets alerts``: what is wrong and what was told, closing, a test message, delivery without Dagster.
+
+What lives here: arguments, output, exit codes. What does not: anything that a command does.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vlm_assets.cli.options import AsJson, Home, chosen_settings
+
+if TYPE_CHECKING:
+    from resources.alerts.alert import Alert
+
+_SECONDS = 30.0
+"""For all targets together, after which those that hang are given up."""
+
+Limit = Annotated[int, typer.Option(min=1, help="How many of each list.")]
+
+app = typer.Typer(help="What is wrong and whom it was told.", invoke_without_command=True)
+
+
+def register(to: typer.Typer) -> None:
+    """Add the commands."""
+    to.add_typer(app, name="alerts")
+
+
+@app.callback()
+def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """List what is wrong now, newest last, and what was told lately. Reads only."""
+    if context.invoked_subcommand is not None:
+        # `vlm-assets alerts --home DIR test` means the same home.
+        chosen_settings(home)
+        return
+    from vlm_assets.automation.alert_settings import build_delivery
+
+    delivery = build_delivery(chosen_settings(home))
+    standing = list(delivery.outbox.open_subjects().values())
+    recent = delivery.outbox.recent(limit)
+    if as_json:
+        found = {"open": [alert.as_json() | {"id": alert.id} for alert in standing], "recent": recent}
+        typer.echo(json.dumps(found, indent=2))
+        return
+    typer.secho(f"{len(standing)} open", bold=True)
+    for alert in standing[-limit:]:
+        typer.echo(_line(alert))
+    if len(standing) > limit:
+        typer.echo(f"... and {len(standing) - limit} older ones; --limit shows more")
+    typer.secho("\nLately", bold=True)
+    for entry in recent:
+        typer.echo(_told(entry))
+    _say_how_delivery_stands(delivery.backlog(), delivery.outbox.damaged_lines())
+
+
+@app.command()
+def test(home: Home = None) -> None:
+    """Send a test message to every target and say what each answered. Exit code 1 if one did not take it."""
+    from resources.alerts.messages import Sender, trial
+    from vlm_assets.automation.alert_settings import build_delivery, pages_address
+
+    current = chosen_settings(home)
+    delivery = build_delivery(current)
+    if not delivery.targets:
+        typer.echo(
+            "No targets are set: alerts only stand in alerts.jsonl and here. Set VLM_ASSETS_ALERT_TARGETS,"
+            " e.g. mailto://USER:PASSWORD@HOST, slack://TOKENS or json://HOST/PATH;"
+            " https://appriseit.com/services/ lists them."
+        )
+        raise typer.Exit(1)
+    message = trial(Sender(str(current.home), socket.gethostname(), pages_address(current)))
+    refused = False
+    for target, said in delivery.send_at_once(message, seconds=_SECONDS):
+        refused |= said is not None
+        typer.echo(f"{target.name}: {'took it' if said is None else said}")
+    raise typer.Exit(1 if refused else 0)
+
+
+@app.command()
+def close(
+    name: Annotated[str, typer.Argument(metavar="SUBJECT", help="As the list shows it, or a message's id.")],
+    home: Home = None,
+    reason: Annotated[str | None, typer.Option(help="Why, for those who are told.")] = None,
+) -> None:
+    """Close an open alert by hand: what cannot become right again by itself, such as a card taken out.
+
+    Whoever was told of it is told of that. What it was about is told again where it happens again.
+    """
+    from vlm_assets.automation.alert_settings import build_outbox
+
+    sentence = f"A person closed it: {reason}" if reason else "A person closed it."
+    outbox = build_outbox(chosen_settings(home))
+    alert = outbox.close(name, sentence=sentence, at=time.time())
+    typer.echo(f"Closed: {alert.title} ({len(outbox.open_subjects())} open)")
+
+
+@app.command()
+def deliver(home: Home = None) -> None:
+    """Notice a silent daemon or alerts sensor, and deliver what waits: for cron or a systemd timer.
+
+    Works with Dagster up or down. Exit code 1 if something waits that a target did not take.
+    """
+    from sensors.silent_sensors import silent_alerts, silent_daemon
+    from vlm_assets.automation.alert_settings import build_delivery, pages_address, ticks_directory
+
+    current = chosen_settings(home)
+    delivery = build_delivery(current)
+    now = time.time()
+    ticks = ticks_directory(current)
+    silent = silent_daemon(ticks, now=now) or silent_alerts(ticks, now=now)
+    if silent is not None:
+        delivery.outbox.post(silent)
+    done = delivery.deliver(now=now, seconds=_SECONDS, address=pages_address(current))
+    if done is None:
+        typer.echo("Another process is delivering.")
+        return
+    if silent is not None:
+        typer.echo(f"{silent.title}: {silent.found}.")
+    typer.echo(f"{done.told} messages delivered, {done.waiting} alerts waiting.")
+    for trouble in done.troubles:
+        typer.echo(trouble)
+    raise typer.Exit(1 if done.troubles else 0)
+
+
+def _line(alert: Alert) -> str:
+    found = f": expected {alert.expected}, found {alert.found}" if alert.expected and alert.found else ""
+    said = f"{_clock(alert.at)}  {alert.kind}  {alert.title}{found}\n    {alert.next_step}"
+    return f"{said}\n    subject: {alert.subject}"
+
+
+def _told(entry: dict[str, object]) -> str:
+    what = entry if entry["event"] == "raised" else entry["alert"]
+    assert isinstance(what, dict)
+    sign = "      " if entry["event"] == "raised" else "closed " if entry.get("by_hand") else "right "
+    return f"{_clock(entry['at'])}  {sign}{what['kind']}  {what['title']}"
+
+
+def _say_how_delivery_stands(backlog: dict[str, tuple[int, int]], damaged: int) -> None:
+    typer.echo("")
+    for name, (untold, tries) in backlog.items():
+        down = f", down at the last {tries} tries" if tries else ""
+        typer.echo(f"{name}: {untold} to tell{down}")
+    if not backlog:
+        typer.echo("No targets are set (VLM_ASSETS_ALERT_TARGETS): nobody is told but who looks here.")
+    if damaged:
+        typer.secho(f"{damaged} lines of alerts.jsonl are damaged and cannot be read.", fg="red")
+
+
+def _clock(at: object) -> str:
+    return datetime.fromtimestamp(float(str(at)), UTC).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,108 @@
+"""The command ``vlm-assets try``: a few properties described without a partition, before weeks of it.
+
+What lives here: arguments and output. What does not: the trial (``trial.py``, ``batch_trials.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vlm_assets.cli.options import Home, chosen_settings, warn_of_example_model
+from vlm_assets.settings import PREFIX
+
+if TYPE_CHECKING:
+    from vlm_assets.operate.batch_trials import BatchTrial
+    from vlm_assets.operate.trial import Trial
+
+Limit = Annotated[int, typer.Option(min=1, help="Properties to describe.")]
+Batches = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--batch-images",
+        min=1,
+        help="Find the batch that pays: images described together, such as 64; repeat it for each size.",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("try")(try_)
+
+
+def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None) -> None:
+    """Describe a few properties without a partition: the answers, the rate, and what all would take."""
+    from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.operate.batch_trials import try_batches
+    from vlm_assets.operate.trial import run_trial
+    from vlm_assets.resource_settings import build_gpu, build_vision_language_model
+
+    current = chosen_settings(home)
+    catalog = Catalog.open(current.home)
+    warn_of_example_model(current)
+    gpu, model = build_gpu(current), build_vision_language_model(current)
+    if not batch_images:
+        _show(run_trial(current, catalog, gpu, model, limit=limit))
+        return
+    tried = []
+    for one in try_batches(current, catalog, gpu, model, sizes=batch_images):
+        typer.echo(_line(one))
+        tried.append(one)
+    typer.echo(_advice(tried))
+
+
+def _show(trial: Trial) -> None:
+    for one in trial.described:
+        typer.secho(one.property_id, bold=True)
+        if one.description is None:
+            typer.echo(f"  failed ({one.error_kind}): {one.error}")
+        else:
+            for name, value in one.description.items():
+                typer.echo(f"  {name}: {value}")
+        for failure in one.images_failed:
+            typer.echo(f"  image left out ({failure.kind}): {failure.error}")
+    typer.echo(
+        f"\n{len(trial.described)} properties in {trial.seconds:.1f} s on {trial.device}:"
+        f" {trial.properties_per_second:.2f} properties/s, {trial.images_per_second:.1f} images/s"
+        f" (the model loaded in {trial.load_seconds:.1f} s)"
+    )
+    typer.echo(
+        f"All {trial.catalogue_rows} would take {_duration(trial.days)} on {trial.devices}"
+        f" device{'s' if trial.devices > 1 else ''} like it, and {trial.disk_bytes / 1e6:,.1f} MB of disk"
+        " for the descriptions and their second copies."
+    )
+
+
+def _line(one: BatchTrial) -> str:
+    memory = one.trial.device_bytes
+    return (
+        f"{one.images:5d} images a batch: {one.properties_per_second:.2f} properties/s,"
+        f" {one.images_per_second:.1f} images/s, {one.longest:.1f} s the longest batch"
+        + (f", {memory / (1 << 30):.1f} GiB of the device" if memory else "")
+        + ("" if one.held else f"; too large for the device: it went on with {one.trial.held} properties")
+    )
+
+
+def _advice(tried: list[BatchTrial]) -> str:
+    from vlm_assets.assets.descriptions import BATCH_SECONDS
+    from vlm_assets.operate.batch_trials import choose
+
+    chosen = choose(tried)
+    if chosen is None:
+        return (
+            f"All too large: the device does not hold them, or a kill loses more than {BATCH_SECONDS:.0f} s."
+            f" Try fewer images than {tried[0].images}."
+        )
+    return (
+        f"What pays: {PREFIX}BATCH_IMAGES={chosen.images} {PREFIX}BATCH_SIZE={chosen.images}."
+        " What is committed stays, whatever the batches."
+    )
+
+
+def _duration(days: float) -> str:
+    for unit, a_day in (("days", 1), ("hours", 24), ("minutes", 24 * 60)):
+        if days * a_day >= 1:
+            return f"{days * a_day:.1f} {unit}"
+    return f"{days * 86_400:.0f} seconds"

@@ -1,0 +1,167 @@
+"""Dagster's own state for a home: where it is, that it belongs to this catalogue, and who runs it.
+
+What lives here: seeding the folder from ``dagster_home/dagster.yaml``, initialising its database by one
+process, the pool's limit, the id of the catalogue that it belongs to, and the lock that keeps a second
+Dagster away. What does not: starting Dagster (``server.py``). Term: DAGSTER_HOME.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from resources.storage.files import make_directory, write_replacing
+from vlm_assets.settings import CHECKOUT
+
+_TEMPLATE = CHECKOUT / "dagster_home" / "dagster.yaml"
+_EARLIER_TEMPLATES = frozenset({"d393d32f81bfd2f6133e9c703a15f01a777b77a62c1a48dd92bd72226ea5b142"})
+"""SHA-256 of templates that homes were seeded from: where nobody changed it, the present one replaces it."""
+_CATALOG_ID = "catalog_id"
+_LOCK = "running.lock"
+_LOOK_SECONDS = 0.2
+
+POOL = "gpu"
+"""The concurrency pool of every run that needs a device."""
+
+
+class DagsterHomeError(RuntimeError):
+    """Dagster's state does not fit; the message says what, where and what to do."""
+
+
+class UnusablePathError(DagsterHomeError):
+    """SQLite would look for Dagster's databases elsewhere than in this folder."""
+
+
+class OtherCatalogError(DagsterHomeError):
+    """Dagster's state tells of the partitions of another catalogue."""
+
+
+class AlreadyRunningError(DagsterHomeError):
+    """Another process runs Dagster on this state; two daemons would launch runs twice."""
+
+
+def prepare_dagster_home(dagster_home: Path, *, catalog_id: str, slots: int) -> None:
+    """Make a folder ready to be DAGSTER_HOME: settings, database, pool limit, catalogue.
+
+    slots: how many runs hold a device at once. Raises OtherCatalogError, UnusablePathError.
+    """
+    _refuse_unusable_path(dagster_home)
+    make_directory(dagster_home)
+    _seed(dagster_home / "dagster.yaml")
+    claim_for_catalog(dagster_home, catalog_id)
+    _initialise_storage(dagster_home, slots=slots)
+
+
+def _seed(settings: Path) -> None:
+    """Give a home Dagster's settings; what a person changed in them stays."""
+    if not settings.exists() or hashlib.sha256(settings.read_bytes()).hexdigest() in _EARLIER_TEMPLATES:
+        write_replacing(settings, _TEMPLATE.read_bytes())
+
+
+def _refuse_unusable_path(dagster_home: Path) -> None:
+    """Refuse a path that Dagster writes into SQLite's address as it is. Raises UnusablePathError.
+
+    What follows a ``?`` is left out there, so that two homes would share one database; ``%20`` is a blank.
+    """
+    if "?" in str(dagster_home) or re.search("%[0-9A-Fa-f]{2}", str(dagster_home)):
+        raise UnusablePathError(
+            f"Dagster cannot keep its state in {dagster_home}: in its databases' address '?' and '%' before"
+            " two digits have a meaning of their own. Rename the folder, or give another home (--home DIR):"
+            " what lies in a home may be moved as it is."
+        )
+
+
+def claim_for_catalog(dagster_home: Path, catalog_id: str) -> None:
+    """Note which catalogue this state belongs to, or refuse another one. Raises OtherCatalogError.
+
+    Partition keys are alike in all catalogues: a green partition without its file is the worst lie. Raises
+    UnusablePathError too.
+    """
+    _refuse_unusable_path(dagster_home)
+    note = dagster_home / _CATALOG_ID
+    known = note.read_text().strip() if note.exists() else None
+    if known is None:
+        write_replacing(note, f"{catalog_id}\n".encode())
+    elif known != catalog_id:
+        raise OtherCatalogError(
+            f"Dagster's state in {dagster_home} belongs to catalogue {known}, but the catalogue of this home"
+            f" is {catalog_id}. Its green partitions would be those of other images. Give the other data set"
+            f" a home of its own (--home DIR), or move history, schedules, storage and {note.name} out of"
+            f" {dagster_home} to start with an empty history."
+        )
+
+
+def _initialise_storage(dagster_home: Path, *, slots: int) -> None:
+    """Create the database before several processes come first at once, and set the pool's limit."""
+    import dagster as dg
+
+    with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
+        instance.get_runs_count()
+        instance.all_instigator_state()
+        # Before the first launch: a limit that comes later, or a default one, lets the first runs through.
+        instance.event_log_storage.set_concurrency_slots(POOL, slots)
+
+
+@contextlib.contextmanager
+def only_dagster(dagster_home: Path, *, wait_seconds: float) -> Iterator[int]:
+    """Hold the lock of the one Dagster on this state; gives the lock's file descriptor.
+
+    A Dagster whose starter was killed is still ending its runs: that is waited for, up to ``wait_seconds``.
+    Raises AlreadyRunningError at once where its starter lives.
+    """
+    descriptor = os.open(dagster_home / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        deadline = time.monotonic() + wait_seconds
+        while not _locked(descriptor):
+            holder = _holder(descriptor)
+            if time.monotonic() > deadline or (holder and Path(f"/proc/{holder['pid']}").exists()):
+                where = f" at {holder['url']} (process {holder['pid']})" if holder else ""
+                raise AlreadyRunningError(
+                    f"Dagster already runs on {dagster_home}{where}. Look there, or end it with Ctrl-C in"
+                    " its terminal and start again: what is under way goes on."
+                )
+            time.sleep(_LOOK_SECONDS)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def note_address(lock: int, url: str) -> None:
+    """Say in the lock's file who holds it and where its pages are."""
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, json.dumps({"pid": os.getpid(), "url": url}).encode(), 0)
+
+
+def running_address(dagster_home: Path) -> str | None:
+    """The address of the Dagster that runs on this state, or None."""
+    if not (dagster_home / _LOCK).exists():
+        return None
+    descriptor = os.open(dagster_home / _LOCK, os.O_RDWR)
+    try:
+        holder = None if _locked(descriptor) else _holder(descriptor)
+        return holder["url"] if holder else None
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(descriptor: int) -> dict[str, str] | None:
+    said = os.pread(descriptor, 4096, 0)
+    with contextlib.suppress(ValueError, KeyError):
+        holder = json.loads(said)
+        return {"pid": str(holder["pid"]), "url": str(holder["url"])}
+    return None

@@ -1,0 +1,206 @@
+"""The running Dagster of a home: code server, webserver and daemon, in one process group.
+
+What lives here: starting them in the order that wastes no time, waiting until the definitions are loaded,
+and seeing to it that they stay so; where their output goes. What does not: what Dagster is asked to do
+(``api.py``) and its state (``home.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from resources.devices.residents import end_residents
+from vlm_assets.operate.dagster_server.api import (
+    CodeLocationError,
+    DagsterApi,
+    DagsterApiError,
+    DagsterUnreachableError,
+)
+from vlm_assets.operate.dagster_server.home import note_address, only_dagster
+from vlm_assets.operate.dagster_server.process_group import ProcessGroup
+from vlm_assets.settings import CHECKOUT, load_settings
+
+_log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 30.0
+"""For a run to commit what it has finished, between SIGTERM and SIGKILL."""
+
+_HOST = "127.0.0.1"
+_LOOK_SECONDS = 0.2
+_LOOK_AFTER_SECONDS = 30.0
+_PORTS_TRIED = 100
+
+
+class NoFreePortError(RuntimeError):
+    """No port near the wanted one is free."""
+
+
+class DagsterServer:
+    """Code server and webserver, which run from here on; the daemon, once it is asked for.
+
+    Made by ``dagster_server``. address: what people open in a browser.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        *,
+        port: int,
+        dagster_home: Path,
+        scratch: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.group = group
+        # Not "logs": Dagster empties a folder of that name.
+        self.logs = dagster_home / "process_logs"
+        self.logs.mkdir(exist_ok=True)
+        self.api = DagsterApi(f"http://{_HOST}:{port}")
+        self._environment = environment
+        self._port = port
+        self._socket = scratch / "code-server"
+        self._workspace = scratch / "workspace.yaml"
+        self._next_look = 0.0
+        self._workspace.write_text(
+            f"load_from:\n  - grpc_server:\n      socket: {self._socket}\n      location_name: vlm_assets\n"
+        )
+
+    @property
+    def address(self) -> str:
+        """The address of the pages."""
+        return self.api.url
+
+    def start_pages(self) -> None:
+        """Start code server and webserver; returns when the definitions are loaded.
+
+        Raises ProcessEndedError, CodeLocationError.
+        """
+        # One code server for webserver and daemon alike: each would start one of its own otherwise.
+        self._start(
+            "code-server",
+            "dagster", "code-server", "start", "--socket", self._socket,
+            "--module-name", "vlm_assets.definitions", "--location-name", "vlm_assets",
+        )  # fmt: skip
+        while not self._socket.exists():
+            self.group.watch(_LOOK_SECONDS)
+        self._start(
+            "webserver",
+            "dagster-webserver", "--host", _HOST, "--port", str(self._port), "--workspace", self._workspace,
+        )  # fmt: skip
+        while not self._loaded():
+            self.group.watch(_LOOK_SECONDS)
+
+    def start_daemon(self) -> None:
+        """Start the daemon. It looks for backfills at once and then every 30 s, so launch one before."""
+        self._start("daemon", "dagster-daemon", "run", "--workspace", self._workspace)
+
+    def watch(self, seconds: float) -> None:
+        """Let so many seconds pass, and have definitions that nobody serves any more be loaded again.
+
+        The process that serves them ends itself where it hears nothing for 30 s (a machine that was
+        suspended), and Dagster leaves it at that, as when it is killed: nothing would run from then on, and
+        nobody be told. Raises ProcessEndedError as soon as a process of the group ends.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            now = time.monotonic()
+            self.group.watch(max(0.0, min(deadline, self._next_look) - now))
+            if time.monotonic() >= self._next_look:
+                self._look_after_definitions()
+                self._next_look = time.monotonic() + _LOOK_AFTER_SECONDS
+            if time.monotonic() >= deadline:
+                return
+
+    def _look_after_definitions(self) -> None:
+        try:
+            self.api.definitions_loaded()
+        except CodeLocationError as error:
+            _log.warning("The definitions are loaded again: %s", str(error).splitlines()[0])
+            # What it says is of the moment before the new process is up; the next look tells.
+            with contextlib.suppress(DagsterApiError):
+                self.api.reload_definitions()
+        except DagsterApiError:
+            pass  # the pages are slow, or ended, which the group knows
+
+    def _loaded(self) -> bool:
+        try:
+            return self.api.definitions_loaded()
+        except DagsterUnreachableError:
+            return False
+
+    def _start(self, name: str, program: str, *arguments: str | Path) -> None:
+        log = self.logs / f"{name}.log"
+        if log.exists():
+            log.replace(log.with_suffix(".log.1"))
+        self.group.start(
+            name,
+            [Path(sys.executable).with_name(program), *arguments],
+            environment=self._environment,
+            # Not the person's folder: Dagster puts it first on the module path, where a folder named
+            # resources would shadow ours.
+            directory=CHECKOUT,
+            log=log,
+        )
+
+
+@contextlib.contextmanager
+def dagster_server(
+    home: Path,
+    dagster_home: Path,
+    *,
+    port: int,
+    grace_seconds: float = GRACE_SECONDS,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[DagsterServer]:
+    """The Dagster of a prepared ``dagster_home``, nothing started yet; all of it ends with the context.
+
+    So do the model servers of the home. environment: in addition to this process's own. Raises
+    AlreadyRunningError.
+    """
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(only_dagster(dagster_home, wait_seconds=grace_seconds + 5.0))
+        # A socket's path may have 107 characters, so it cannot lie in the home.
+        scratch = Path(tempfile.mkdtemp(prefix="vlm-assets-"))
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        # After the runs: a model server outlives a run, to be used by the next, and there is none.
+        stack.callback(end_residents, load_settings(home=home).state_directory, _log)
+        group = stack.enter_context(ProcessGroup(grace_seconds=grace_seconds, keep_open=lock))
+        server = DagsterServer(
+            group,
+            port=port,
+            dagster_home=dagster_home,
+            scratch=scratch,
+            environment={
+                **os.environ,
+                **(environment or {}),
+                # A run is a process: without cached bytecode each would compile torch and transformers anew.
+                "PYTHONDONTWRITEBYTECODE": "",
+                "DAGSTER_HOME": str(dagster_home),
+                "VLM_ASSETS_HOME": str(home),
+            },
+        )
+        note_address(lock, server.address)
+        yield server
+
+
+def free_port(wanted: int) -> int:
+    """``wanted`` if nothing listens there on loopback, else the next one that is free."""
+    for port in range(wanted, wanted + _PORTS_TRIED):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_HOST, port))
+            except (OSError, OverflowError):
+                continue
+            return port
+    raise NoFreePortError(
+        f"Ports {wanted} to {wanted + _PORTS_TRIED - 1} are all taken; name a free one with --port."
+    )

@@ -1,0 +1,159 @@
+"""What each property range is expected to cost, in images that are not described yet; the heaviest first.
+
+What lives here: the cost of a range, and the order that follows from it. What does not: seconds (what was
+measured says those: ``status.py``), and whether a partition may run. The slowest last wave sets the time of a
+backfill, so the ranges with the most work go first. An embedding costs next to nothing beside its
+description and is not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from resources.publishing.errors import RecordDamagedError
+from resources.publishing.published import PublishedPartitions
+from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogUnreadableError
+from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.operate.audit.files import read_marks
+from vlm_assets.settings import Settings
+
+_ABOUT = "May be deleted: the images of each range of the catalogue, which are counted anew then."
+_ROWS_TOGETHER = 65_536
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ExpectedCost:
+    """What the ranges of a catalogue cost, in images shown to the model.
+
+    whole: of each range by key, committed or not, each property's images up to ``max_images``. limit: no
+    range can cost more.
+    """
+
+    settings: Settings = field(repr=False)
+    whole: Mapping[str, int] = field(repr=False)
+    limit: int
+
+    @classmethod
+    def of(cls, settings: Settings, catalog: Catalog) -> ExpectedCost:
+        """The costs of a catalogue's ranges, counted once a catalogue. Raises CatalogUnreadableError."""
+        longest = max(map(len, catalog.ranges), default=0)
+        return cls(settings, _whole(settings, catalog), longest * settings.max_images)
+
+    def left(self, key: str) -> int:
+        """Images of the properties of a range that are not committed: 0 where it is published.
+
+        What is committed is known by its number of rows, so their images are taken as average ones. Raises
+        KeyError for a range that the catalogue does not have.
+        """
+        whole = self.whole[key]
+        committed = committed_rows(self.settings, self.settings.descriptions_directory.name, key)
+        if committed:
+            return round(whole * (1.0 - committed / len(PropertyRange.from_key(key))))
+        return 0 if _is_published(self.settings, key) else whole
+
+    def heaviest_first(self, keys: Collection[str]) -> list[str]:
+        """Known keys in the order in which they should run; where nothing is left, by the whole range."""
+        known = sorted(key for key in keys if key in self.whole)
+        return sorted(known, key=lambda key: (-self.left(key), -self.whole[key]))
+
+    def priority(self, key: str) -> int:
+        """The order as a whole number, never above 0: what a person ranks 1 or more goes before all of it.
+
+        Raises KeyError for a range that the catalogue does not have.
+        """
+        left = self.left(key)
+        # Published ones come after all others: a backfill over stale ones still has the heaviest first.
+        return left - self.limit if left else self.whole[key] - 2 * self.limit
+
+
+def heaviest_first(settings: Settings) -> Callable[[Collection[str]], list[str]]:
+    """A function that orders partition keys by the catalogue as it stands when it is called.
+
+    It never raises: where the catalogue cannot be read the order is plain, and that is logged. Keys that the
+    catalogue does not have come last.
+    """
+
+    def order(keys: Collection[str]) -> list[str]:
+        plain = sorted(keys)
+        try:
+            first = ExpectedCost.of(settings, Catalog.open(settings.home)).heaviest_first(plain)
+        except (CatalogError, OSError) as error:
+            _log.warning("Partitions are taken in plain order, not heaviest first: %s", error)
+            return plain
+        known = frozenset(first)
+        return [*first, *(key for key in plain if key not in known)]
+
+    return order
+
+
+def committed_rows(settings: Settings, asset: str, key: str) -> int:
+    """Rows of unfinished work on a partition that are safe on disk, as its high-water marks say."""
+    marks = settings.state_directory / "high_water_marks" / asset / key
+    return max((mark.rows for mark in read_marks(marks, key) if not mark.retired), default=0)
+
+
+def _is_published(settings: Settings, key: str) -> bool:
+    try:
+        return PublishedPartitions(settings.descriptions_directory).record(key) is not None
+    except RecordDamagedError:
+        return False
+
+
+_counted: dict[str, Mapping[str, int]] = {}
+"""The last count of this process. Counting a catalogue of a million properties takes most of a second."""
+
+
+def _whole(settings: Settings, catalog: Catalog) -> Mapping[str, int]:
+    asked = f"{catalog.path} {catalog.catalog_id} {catalog.header.sequence} {settings.max_images}"
+    known = _counted.get(asked)
+    if known is None:
+        note = settings.state_directory / "expected_cost.json"
+        known = _noted(note, asked)
+        if known is None:
+            known = _images_of_ranges(catalog.path, catalog.ranges, settings.max_images)
+            with contextlib.suppress(OSError):  # Where nothing can be written, it is counted every time.
+                write_sealed(note, {"about": _ABOUT, "of": asked, "images": known})
+        _counted.clear()
+        _counted[asked] = known
+    return known
+
+
+def _noted(note: Path, asked: str) -> Mapping[str, int] | None:
+    try:
+        found = read_sealed(note)
+        images: Mapping[str, int] | None = found["images"] if found["of"] == asked else None
+    except (OSError, BrokenSealError, KeyError):
+        return None
+    return images
+
+
+def _images_of_ranges(path: Path, ranges: Sequence[PropertyRange], max_images: int) -> dict[str, int]:
+    if not ranges:
+        return {}
+    try:
+        # The sizes say how many images there are as well as the names do, in a fraction of the bytes.
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            lengths = [
+                pc.list_value_length(batch.column(0)).to_numpy()
+                for batch in file.iter_batches(columns=["image_bytes"], batch_size=_ROWS_TOGETHER)
+            ]
+    except (OSError, pa.ArrowException) as error:
+        raise CatalogUnreadableError(f"{path} cannot be read: its images do not read: {error}") from error
+    shown = np.minimum(np.concatenate(lengths), max_images)
+    if len(shown) < ranges[-1].stop:
+        # Grown between opening and reading shows as more rows; fewer is no catalogue of these ranges.
+        raise CatalogUnreadableError(f"{path} has {len(shown)} rows, its ranges cover {ranges[-1].stop}")
+    sums = np.add.reduceat(shown[: ranges[-1].stop], [one.start for one in ranges])
+    return {one.key: int(images) for one, images in zip(ranges, sums, strict=True)}

@@ -1,0 +1,235 @@
+"""What takes space and is needed no more: earlier versions, superseded journals, quarantine, leftovers.
+
+What lives here: finding it and removing it, under one rule: only beside a published file and a second copy
+that are both whole to the byte, read again right before. What does not: damage (``repair.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+from resources.journal.discarding import discard
+from resources.journal.high_water_mark import read_mark
+from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.record import PartitionManifest, PublishedRecord
+from resources.storage import files
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.audit.files import read_record
+from vlm_assets.settings import Settings
+
+_OWNED = re.compile(r"\.?([0-9]{9}-[0-9]{9})\.")
+_AFTER = re.compile(r".*-after-([0-9]+)")
+
+EARLIER_SLOTS = (1, 2)
+LOCK_SECONDS = 10.0
+
+
+class What(StrEnum):
+    """Kinds of what may go."""
+
+    EARLIER_VERSION = "earlier version"
+    JOURNAL = "superseded journal"
+    QUARANTINED = "quarantined file"
+    TEMPORARY = "abandoned temporary file"
+
+
+@dataclass(frozen=True)
+class Removal:
+    """One thing that may go, and why. needs: partitions that must be whole for it to be removed."""
+
+    asset: str
+    what: What
+    path: Path
+    bytes: int
+    why: str
+    needs: tuple[str, ...]
+
+
+@dataclass
+class PrunePlan:
+    """What may go, and what stays for a reason that a person should know."""
+
+    removals: list[Removal] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """How much it would free."""
+        return sum(one.bytes for one in self.removals)
+
+
+def plan_prune(settings: Settings, catalog: Catalog) -> PrunePlan:
+    """Find what may go; changes nothing. Reads every byte of the partitions that have something to go."""
+    plan = PrunePlan()
+    keys = [one.key for one in catalog.ranges]
+    for directory in (settings.descriptions_directory, settings.embeddings_directory):
+        verdicts: dict[str, str | None] = {}
+        for one in _candidates(settings, directory, keys):
+            reasons = []
+            for key in one.needs:
+                if key not in verdicts:
+                    verdicts[key] = _not_whole(PartitionFiles(directory, key))
+                reason = verdicts[key]
+                if reason is not None:
+                    reasons.append(reason)
+            if reasons:
+                plan.kept.append(f"{one.path} stays: {reasons[0]}")
+            else:
+                plan.removals.append(one)
+    return plan
+
+
+def _candidates(settings: Settings, directory: Path, keys: list[str]) -> Iterator[Removal]:
+    asset = directory.name
+    for key in keys:
+        partition = PartitionFiles(directory, key)
+        manifest = read_record(partition).manifest
+        record = manifest.published if manifest else None
+        for number in EARLIER_SLOTS:
+            path = partition.slot(number)
+            if path.is_file():
+                known = manifest.previous[number - 1 : number] if manifest else ()
+                why = (
+                    f"version {known[0].sequence} of {key}" if known else f"no version of {key} that is known"
+                )
+                yield Removal(asset, What.EARLIER_VERSION, path, _size(path), why, (key,))
+        if record is not None:
+            for journal in sorted((directory / ".journal" / key).glob("*")):
+                if journal.is_dir() and is_superseded(journal, record, _mark(settings, asset, key, journal)):
+                    why = (
+                        f"{key} was published after it, as version {record.sequence} of generation"
+                        f" {record.metadata.get('generation')}"
+                    )
+                    yield Removal(asset, What.JOURNAL, journal, _size(journal), why, (key,))
+        for folder in (directory, directory / ".backup", directory / ".manifest"):
+            for path in sorted(folder.glob(f".{key}.*{files.TEMPORARY_SUFFIX}")):
+                why = f"left by a process that was killed at {key}, unless one is at it now"
+                yield Removal(asset, What.TEMPORARY, path, _size(path), why, (key,))
+    for path in sorted((directory / ".quarantine").glob("*")):
+        if path.is_file():
+            match = _OWNED.match(path.name)
+            owner = match[1] if match and match[1] in keys else None
+            why = f"set aside from {owner}" if owner else "set aside; all partitions are whole"
+            yield Removal(asset, What.QUARANTINED, path, _size(path), why, (owner,) if owner else tuple(keys))
+
+
+def is_superseded(journal: Path, record: PublishedRecord, high_water_mark: Path) -> bool:
+    """Whether a published version came after everything in a journal, so that no start goes on with it.
+
+    Work under way on a next version is never that. Where it cannot be told, the journal stays.
+    """
+    generation = journal.name
+    if generation == record.metadata.get("generation"):
+        return True
+    mark = read_mark(high_water_mark, key=record.key, generation=generation).mark
+    if mark is not None and mark.retired:
+        return True
+    after = _AFTER.fullmatch(generation)
+    if after and int(after[1]) >= record.sequence:
+        return False
+    published = datetime.fromisoformat(record.published_at)
+    newest = max(
+        (path.stat().st_mtime for path in (journal, *journal.rglob("*")) if path.name != "writer.lock"),
+        default=0.0,
+    )
+    # A clock that was ahead when it was published says nothing about what came first.
+    return published <= datetime.now(UTC) and datetime.fromtimestamp(newest, UTC) < published
+
+
+def remove(settings: Settings, removals: list[Removal]) -> Iterator[str]:
+    """Remove what a plan listed, a partition at a time, each verified again under its lock; says what went.
+
+    Raises PublishedError, JournalError or OSError, with everything not yet said still there.
+    """
+    whole: dict[tuple[str, str], bool] = {}
+    for one in removals:
+        directory = settings.home / one.asset
+        if one.what is What.QUARANTINED:
+            for key in one.needs:
+                if (one.asset, key) not in whole:
+                    whole[one.asset, key] = _not_whole(PartitionFiles(directory, key)) is None
+            if all(whole[one.asset, key] for key in one.needs):
+                one.path.unlink(missing_ok=True)
+                yield f"Removed {one.path}."
+            else:
+                yield f"Kept {one.path}: a partition that it may belong to is no longer whole."
+    by_partition: dict[tuple[str, str], list[Removal]] = {}
+    for one in removals:
+        if one.what is not What.QUARANTINED:
+            by_partition.setdefault((one.asset, one.needs[0]), []).append(one)
+    for (asset, key), some in by_partition.items():
+        yield from _remove_of_partition(settings, PartitionFiles(settings.home / asset, key), some)
+
+
+def _remove_of_partition(
+    settings: Settings, partition: PartitionFiles, removals: list[Removal]
+) -> Iterator[str]:
+    with partition.locked(LOCK_SECONDS):
+        # This also removes what killed processes left, and finishes an interrupted publication.
+        manifest, notes = partition.settle()
+        yield from notes
+        record = manifest.published
+        reason = _not_whole(partition, record)
+        if record is None or reason is not None:
+            yield f"Kept all of {partition.key}: {reason}"
+            return
+        versions = [one.path for one in removals if one.what is What.EARLIER_VERSION]
+        if versions:
+            _forget_earlier(partition, manifest)
+        for path in versions:
+            path.unlink(missing_ok=True)
+            yield f"Removed {path}."
+        if versions:
+            files.sync_directory(versions[0].parent)
+        for one in removals:
+            mark = _mark(settings, one.asset, partition.key, one.path)
+            if one.what is What.JOURNAL and is_superseded(one.path, record, mark):
+                gone = discard(one.path, key=partition.key, generation=one.path.name, high_water_mark=mark)
+                yield f"Removed {one.path}." if gone else f"Kept {one.path}: no manifest in it reads."
+            elif one.what is What.TEMPORARY:
+                yield f"Kept {one.path}: a process needs it." if one.path.exists() else f"Removed {one.path}."
+
+
+def _forget_earlier(partition: PartitionFiles, manifest: PartitionManifest) -> None:
+    """Take the earlier versions out of the record before they go: it never names what is not there."""
+    settled = replace(manifest, previous=()).to_bytes()
+    files.write_replacing(partition.record_copy, settled)
+    files.write_replacing(partition.record_path, settled)
+
+
+def _not_whole(partition: PartitionFiles, record: PublishedRecord | None = None) -> str | None:
+    """Why nothing beside a partition may go, reading both copies to the last byte; None where it may."""
+    if record is None:
+        manifest = read_record(partition).manifest
+        if manifest is None or manifest.published is None:
+            return f"partition {partition.key} is not published."
+        if manifest.pending is not None:
+            return f"a publication of partition {partition.key} is under way or was interrupted."
+        record = manifest.published
+    for path in (partition.published, partition.slot(0)):
+        if not partition.holds(path, record):
+            return f"{path} is not what was published: `vlm-assets repair` first."
+    return None
+
+
+def _mark(settings: Settings, asset: str, key: str, journal: Path) -> Path:
+    return settings.state_directory / "high_water_marks" / asset / key / f"{journal.name}.json"
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
+    return path.stat().st_size
+
+
+def by_kind(removals: list[Removal]) -> Mapping[What, tuple[int, int]]:
+    """How many of each kind, and how many bytes."""
+    return {
+        what: (sum(one.what is what for one in removals), sum(o.bytes for o in removals if o.what is what))
+        for what in What
+    }

@@ -1,0 +1,183 @@
+"""What would put a dataset right: restored in place where a whole copy is there, else computed again.
+
+What lives here: the plan, made from an audit, and the part of it that needs no device. What does not:
+asking Dagster to compute (``recomputation.py``), journals whose rows are lost (``accepted_loss.py``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.published import PublishedPartitions
+from resources.publishing.record import PublishedRecord
+from resources.storage import files
+from vlm_assets.operate.audit.audit import DESCRIPTIONS_PART, Audit, State
+from vlm_assets.operate.audit.files import read_marks
+from vlm_assets.operate.audit.findings import Kind, Problem
+from vlm_assets.settings import Settings
+
+
+class Way(StrEnum):
+    """How a thing is put right."""
+
+    RESTORE = "restore"
+    """From the whole copy of the two; a publication that was interrupted is settled."""
+    SET_ASIDE = "set aside"
+    """Moved into the quarantine: a file that readers must not read."""
+    COMPUTE = "compute again"
+    RETRY_FAILED = "try the failed properties again"
+    RESUME = "compute what is missing"
+    BY_HAND = "by hand"
+
+
+COMPUTING = frozenset({Way.COMPUTE, Way.RETRY_FAILED, Way.RESUME})
+
+_OF_THE_FILES = frozenset(
+    {Kind.FILE, Kind.SECOND_COPY, Kind.RECORD_COPY, Kind.COLUMNS, Kind.IDS, Kind.MIXED, Kind.PENDING}
+)
+_OF_THE_ROWS = frozenset({Kind.COLUMNS, Kind.IDS, Kind.MIXED})
+
+
+@dataclass(frozen=True)
+class Repair:
+    """One thing to put right. why: what was found. key: None for a file that is no partition's.
+
+    forgets: its files are moved into the quarantine first, since no record says what they must be.
+    """
+
+    asset: str
+    key: str | None
+    way: Way
+    why: tuple[str, ...]
+    path: Path | None = None
+    forgets: bool = False
+
+    def sentence(self) -> str:
+        """What would be done, and why."""
+        aside = " after moving its files into the quarantine" if self.forgets else ""
+        return f"{self.asset} {self.key or ''}: {self.way.value}{aside}. {' '.join(self.why)}"
+
+
+def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> list[Repair]:
+    """What would put right what an audit found, first what needs no device; reads suspect files fully.
+
+    failed: properties that ended as failed are tried again too.
+    """
+    descriptions, embeddings = found.assets
+    folders = {
+        descriptions: settings.descriptions_directory,
+        embeddings: settings.embeddings_directory,
+    }
+    by_partition: dict[tuple[str, str], list[Problem]] = defaultdict(list)
+    repairs: list[Repair] = []
+    for problem in found.problems:
+        if problem.key is not None:
+            by_partition[problem.asset, problem.key].append(problem)
+        elif problem.kind is Kind.FOREIGN_FILE and problem.path:
+            path = Path(problem.path)
+            way = Way.SET_ASIDE if path.is_file() else Way.BY_HAND
+            repairs.append(Repair(problem.asset, None, way, (problem.sentence,), path))
+    for (asset, key), problems in by_partition.items():
+        marks = settings.state_directory / "high_water_marks" / asset / key
+        repairs += _of_partition(PartitionFiles(folders[asset], key), asset, marks, problems)
+    repairs = _without_consequences(repairs, folders, descriptions, embeddings)
+    repairs += _refused(settings, found)
+    if failed:
+        taken = {one.key for one in repairs if one.asset == descriptions and one.way in COMPUTING}
+        repairs += [
+            Repair(descriptions, one.key, Way.RETRY_FAILED, (f"{one.counts.failed} properties failed.",))
+            for one in found.partitions
+            if one.asset == descriptions and one.counts.failed and one.key not in taken
+        ]
+    return sorted(repairs, key=lambda one: (one.way in COMPUTING, one.asset, one.key or ""))
+
+
+def _of_partition(
+    files_: PartitionFiles, asset: str, marks: Path, problems: Sequence[Problem]
+) -> Iterator[Repair]:
+    kinds = {one.kind for one in problems}
+    why = tuple(one.sentence for one in problems if not one.kind.is_warning or one.kind is Kind.PENDING)
+    if Kind.RECORD in kinds:
+        yield Repair(asset, files_.key, Way.COMPUTE, why, forgets=True)
+    elif kinds & {Kind.VANISHED, Kind.UNRECORDED}:
+        # A generation that was published once is closed: what is computed now is another one.
+        closed = any(mark.retired for mark in read_marks(marks, files_.key))
+        yield Repair(asset, files_.key, Way.COMPUTE if closed else Way.RESUME, why)
+    elif kinds & _OF_THE_FILES:
+        record = files_.peek()
+        whole = files_.holds(files_.published, record)
+        copy_whole = files_.holds(files_.slot(0), record)
+        if Kind.PENDING in kinds or (copy_whole if not whole else not kinds & _OF_THE_ROWS):
+            yield Repair(asset, files_.key, Way.RESTORE, why)
+        else:
+            lost = () if whole else ("Neither the file nor its second copy is whole.",)
+            yield Repair(asset, files_.key, Way.COMPUTE, (*why, *lost))
+    elif Kind.DESCRIPTIONS_DIFFER in kinds:
+        yield Repair(asset, files_.key, Way.COMPUTE, why)
+
+
+def _without_consequences(
+    repairs: Sequence[Repair], folders: Mapping[str, Path], descriptions: str, embeddings: str
+) -> list[Repair]:
+    """Leave out sound embeddings that only look wrong beside descriptions that will be restored.
+
+    Where descriptions are computed again, their embeddings follow in the same run anyway.
+    """
+    restored = {one.key for one in repairs if one.asset == descriptions and one.way is Way.RESTORE}
+    kept = []
+    for one in repairs:
+        if one.asset == embeddings and one.way is Way.COMPUTE and one.key and one.key in restored:
+            embedded = PartitionFiles(folders[embeddings], one.key)
+            record = embedded.peek()
+            described = PartitionFiles(folders[descriptions], one.key).peek()
+            if _descends(record, described) and embedded.holds(embedded.published, record):
+                continue
+        kept.append(one)
+    return kept
+
+
+def _descends(embedded: PublishedRecord | None, described: PublishedRecord | None) -> bool:
+    if embedded is None or described is None:
+        return False
+    made_from = embedded.metadata.get("parts", {}).get(DESCRIPTIONS_PART)
+    return bool(made_from == described.sha256)
+
+
+def _refused(settings: Settings, found: Audit) -> Iterator[Repair]:
+    """Partitions whose rows are all committed, and which a check kept from being published."""
+    descriptions, _ = found.assets
+    for one in found.partitions:
+        marks = settings.state_directory / "high_water_marks" / one.asset / one.key
+        if one.state is State.INCOMPLETE and any(
+            not mark.retired and mark.rows == one.counts.expected for mark in read_marks(marks, one.key)
+        ):
+            # The failed rows of descriptions are what can come out otherwise; of embeddings, any.
+            way = Way.RETRY_FAILED if one.asset == descriptions else Way.COMPUTE
+            why = (
+                f"All {one.counts.expected} rows are committed, but they are not published: a check refused."
+            )
+            yield Repair(one.asset, one.key, way, (why,))
+
+
+def put_right(settings: Settings, repair: Repair) -> list[str]:
+    """Do the part of a repair that needs no device; says what was done.
+
+    Nothing is deleted: what is damaged or foreign goes into the quarantine. Raises PublishedError, OSError.
+    """
+    directory = settings.home / repair.asset
+    if repair.way is Way.SET_ASIDE and repair.path is not None:
+        return [f"{repair.path} was moved to {files.set_aside(repair.path, directory / '.quarantine')}."]
+    if repair.key is None:
+        return []
+    published = PublishedPartitions(directory)
+    if repair.forgets:
+        return list(published.set_aside(repair.key))
+    if repair.way is Way.RESTORE:
+        restoration = published.restore(repair.key)
+        return [*restoration.notes] or [f"Partition {repair.key} of {repair.asset} is whole."]
+    return []

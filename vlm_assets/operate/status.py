@@ -1,0 +1,370 @@
+"""The triage: where each partition stands, what is left of it, in which order it runs, what happens next.
+
+What lives here: putting together what the disk says: states, costs, paces, heartbeats, devices and the pause.
+What does not: how each of them is read, what is shown (``status_view.py``), and Dagster, which need not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from resources.alerts.outbox import Outbox
+from resources.devices.errors import DeviceError
+from resources.devices.find import find_devices
+from resources.devices.left_out import LeftOutDevices
+from resources.state.pause import pause_of
+from resources.state.workers import Worker, Workers
+from sensors.done_again import DoneAgain
+from vlm_assets.assets.partition_states import PartitionState, State, partition_states
+from vlm_assets.assets.published_rows import PublishedRows, PublishedRowsNote, read_published_rows
+from vlm_assets.automation.retry_notes import RetryNotes
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.dagster_server.home import running_address
+from vlm_assets.operate.expected_cost import ExpectedCost
+from vlm_assets.operate.pace import Pace, learned_paces, time_left, together
+from vlm_assets.settings import Settings
+
+WAITING = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.DAMAGED, State.NOT_STARTED})
+"""States of partitions that still have to run, and need no person first."""
+
+DAY_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class PartitionStatus:
+    """One partition of one asset. rows: published, or else committed; expected: of the catalogue.
+
+    images_left: of descriptions; None of embeddings, which cost next to nothing. seconds_left: of one device,
+    by what was learned; None where nothing was. turn: 1 runs first, None where it does not wait.
+    """
+
+    asset: str
+    key: str
+    state: State
+    rows: int
+    expected: int
+    images_left: int | None = None
+    seconds_left: float | None = None
+    turn: int | None = None
+    note: str | None = None
+
+    @property
+    def percent(self) -> float:
+        """How much of it is computed."""
+        return 100.0 * self.rows / self.expected
+
+    @property
+    def usable_rows(self) -> int:
+        """Rows that count as done: published or on the way there, not those that a check keeps back."""
+        kept_back = self.state not in (State.DONE, State.RUNNING) and self.rows == self.expected
+        return 0 if kept_back else self.rows
+
+
+@dataclass(frozen=True)
+class DeviceStatus:
+    """One device. is_here: of the devices of these settings on this machine, or at work.
+
+    partition: what it works on now; now: its properties a second at that. rows, properties_per_second,
+    images_per_second: of what it published, None where it is not known yet. left_out: the sentence that says
+    why, None where it is used.
+    """
+
+    id: str
+    is_here: bool
+    partition: str | None
+    now: float | None
+    rows: int
+    properties_per_second: float | None
+    images_per_second: float | None
+    left_out: str | None
+
+
+@dataclass(frozen=True)
+class Status:
+    """The whole dataset at one moment (``at``, unix seconds).
+
+    assets: in the order in which they are made. failed_by_kind: published rows of properties that could not
+    be described. seconds_per_image: of one device. seconds_left: of all descriptions, on all devices that are
+    not left out. done_again: what was tried again by itself and came right since ``done_again_since`` (unix
+    seconds), oldest first. open_alerts: titles of what was told and is not right again, oldest first.
+    paused, dagster: since when and why it is paused, and where Dagster runs; None where not. warnings: what
+    could not be read.
+    """
+
+    home: str
+    at: float
+    properties: int
+    assets: tuple[str, ...]
+    partitions: tuple[PartitionStatus, ...]
+    ok: int
+    failed_by_kind: Mapping[str, int]
+    devices: tuple[DeviceStatus, ...]
+    seconds_per_image: float | None
+    seconds_left: float | None
+    done_again_since: float
+    done_again: tuple[DoneAgain, ...]
+    open_alerts: tuple[str, ...]
+    paused: str | None
+    dagster: str | None
+    warnings: tuple[str, ...]
+    next_steps: tuple[str, ...]
+    published: Mapping[str, PublishedRows] = field(repr=False)
+
+    def counts(self, asset: str) -> Counter[State]:
+        """Partitions of an asset in each state."""
+        return Counter(one.state for one in self.partitions if one.asset == asset)
+
+    @property
+    def order(self) -> list[PartitionStatus]:
+        """What waits, in the order in which it will run."""
+        waiting = [one for one in self.partitions if one.turn is not None]
+        return sorted(waiting, key=lambda one: one.turn or 0)
+
+    def to_json(self) -> str:
+        """Everything, for machines."""
+        content = asdict(replace(self, published={}))
+        del content["published"]
+        content["partitions"] = [
+            {**told, "percent": round(one.percent, 2)}
+            for told, one in zip(content["partitions"], self.partitions, strict=True)
+        ]
+        return json.dumps(content, indent=2)
+
+
+def read_status(settings: Settings, catalog: Catalog, *, since: float | None = None) -> Status:
+    """Read the status of a home; what it reads of new files is noted. Raises CatalogError, OSError.
+
+    since: unix seconds, from which on it tells what was tried again and came right; a day ago unless given.
+    """
+    state_directory = settings.state_directory
+    now = time.time()
+    since = now - DAY_SECONDS if since is None else since
+    workers = [worker for worker in Workers(state_directory / "workers").living() if worker.partition]
+    notes = RetryNotes(state_directory)
+    described, embedded = (
+        _states(settings, directory, catalog, workers, notes)
+        for directory in (settings.descriptions_directory, settings.embeddings_directory)
+    )
+    published = _published(settings, described)
+    paces = learned_paces(published.values())
+    cost = ExpectedCost.of(settings, catalog)
+    seconds_per_image = together(paces.values()).seconds_per_image or _told_by(workers, settings, cost)
+    descriptions = _with_cost(described, workers, settings, cost, seconds_per_image)
+    partitions = (*descriptions, *map(_without_cost, embedded))
+    devices, unread = _devices(settings, workers, paces)
+    done_again = notes.done_again(since)
+    open_alerts, untold = _open_alerts(state_directory)
+    pause = pause_of(state_directory)
+    dagster = running_address(settings.dagster_home)
+    kinds: Counter[str] = Counter()
+    for rows in published.values():
+        kinds.update(rows.failed)
+    usable = sum(1 for device in devices if device.is_here and device.left_out is None)
+    return Status(
+        home=str(settings.home),
+        at=now,
+        properties=catalog.rows,
+        assets=(settings.descriptions_directory.name, settings.embeddings_directory.name),
+        partitions=partitions,
+        ok=sum(rows.ok for rows in published.values()),
+        failed_by_kind=dict(kinds.most_common()),
+        devices=devices,
+        seconds_per_image=seconds_per_image,
+        seconds_left=_seconds_left(descriptions, usable),
+        done_again_since=since,
+        done_again=done_again,
+        open_alerts=open_alerts,
+        paused=pause.sentence() if pause else None,
+        dagster=dagster,
+        warnings=(*unread, *untold, *notes.warnings),
+        next_steps=_next_steps(partitions, open_alerts, pause.sentence() if pause else None, dagster),
+        published=published,
+    )
+
+
+def _states(
+    settings: Settings, directory: Path, catalog: Catalog, workers: Sequence[Worker], notes: RetryNotes
+) -> list[PartitionState]:
+    """Of one asset, with what the retries know."""
+    running = {worker.partition for worker in workers if worker.asset == directory.name}
+    found = []
+    for one in partition_states(settings, directory, catalog.ranges, running):
+        state, note = notes.of(one.asset, one.key, one.state)
+        found.append(one if state is one.state and note is None else replace(one, state=state, note=note))
+    return found
+
+
+def _published(settings: Settings, states: Sequence[PartitionState]) -> dict[str, PublishedRows]:
+    # A damaged file's rows are not counted: its state says so, and the audit says what is wrong.
+    records = [one.record for one in states if one.record is not None and one.state is not State.DAMAGED]
+    note = PublishedRowsNote(settings.state_directory)
+    known = note.read()
+    found = read_published_rows(settings.descriptions_directory, records, known)
+    if found != known:
+        with contextlib.suppress(OSError):  # Where nothing can be written, the next look takes longer.
+            note.write(found)
+    return found
+
+
+def _told_by(workers: Sequence[Worker], settings: Settings, cost: ExpectedCost) -> float | None:
+    """Seconds an image of those that work now, before anything is published."""
+    name = settings.descriptions_directory.name
+    paces = [
+        worker.expected / (worker.rate * cost.whole[worker.partition])
+        for worker in workers
+        if worker.asset == name and worker.rate and cost.whole.get(worker.partition)
+    ]
+    return sum(paces) / len(paces) if paces else None
+
+
+def _with_cost(
+    states: Sequence[PartitionState],
+    workers: Sequence[Worker],
+    settings: Settings,
+    cost: ExpectedCost,
+    seconds_per_image: float | None,
+) -> list[PartitionStatus]:
+    at_work = {
+        worker.partition: worker for worker in workers if worker.asset == settings.descriptions_directory.name
+    }
+    left = {one.key: _images_left(one, at_work.get(one.key), cost) for one in states}
+    waiting = [one.key for one in states if one.state in WAITING]
+    order = sorted(waiting, key=lambda key: (-left[key], -cost.whole[key], key))
+    turns = {key: number for number, key in enumerate(order, start=1)}
+    found = []
+    for one in states:
+        worker = at_work.get(one.key)
+        rows = worker.restored + worker.computed if worker else one.rows
+        seconds = left[one.key] * seconds_per_image if seconds_per_image else None
+        if worker and worker.rate:
+            seconds = (one.expected - rows) / worker.rate
+        found.append(
+            PartitionStatus(
+                asset=one.asset,
+                key=one.key,
+                state=one.state,
+                rows=rows,
+                expected=one.expected,
+                images_left=left[one.key],
+                seconds_left=seconds,
+                turn=turns.get(one.key),
+                note=f"{worker.phase} on {worker.device or 'no device yet'}" if worker else one.note,
+            )
+        )
+    return found
+
+
+def _images_left(one: PartitionState, worker: Worker | None, cost: ExpectedCost) -> int:
+    """As ``ExpectedCost.left`` says it, from the state that was read already."""
+    whole = cost.whole[one.key]
+    if one.state is State.DONE:
+        return 0
+    if worker is not None:
+        return round(whole * (1.0 - (worker.restored + worker.computed) / one.expected))
+    # A damaged one is restored from its second copy, and a refused one has all its rows.
+    return 0 if one.state is State.DAMAGED else round(whole * (1.0 - one.rows / one.expected))
+
+
+def _without_cost(one: PartitionState) -> PartitionStatus:
+    return PartitionStatus(one.asset, one.key, one.state, one.rows, one.expected, note=one.note)
+
+
+def _devices(
+    settings: Settings, workers: Sequence[Worker], paces: Mapping[str, Pace]
+) -> tuple[tuple[DeviceStatus, ...], tuple[str, ...]]:
+    """Every device that is here, works, or has worked; and what could not be read."""
+    warnings: tuple[str, ...] = ()
+    try:
+        here = [device.id for device in find_devices(settings.devices, os.environ)]
+    except DeviceError as error:
+        here, warnings = [], (f"The devices cannot be read: {error}",)
+    left_out = LeftOutDevices(settings.state_directory / "devices_left_out.json").left_out()
+    at_work = {worker.device: worker for worker in workers if worker.device}
+    found = []
+    for id_ in dict.fromkeys((*here, *at_work, *left_out, *paces)):
+        pace, worker = paces.get(id_, Pace()), at_work.get(id_)
+        per_image = pace.seconds_per_image
+        found.append(
+            DeviceStatus(
+                id=id_,
+                is_here=id_ in here or worker is not None,
+                partition=worker.partition if worker else None,
+                now=worker.rate or None if worker else None,
+                rows=pace.rows,
+                properties_per_second=pace.properties_per_second,
+                images_per_second=1.0 / per_image if per_image else None,
+                left_out=left_out[id_].sentence(id_) if id_ in left_out else None,
+            )
+        )
+    return tuple(found), warnings
+
+
+def _open_alerts(state_directory: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The titles of the open alerts, oldest first; and why they could not be read."""
+    try:
+        standing = Outbox(state_directory / "alerts").open_subjects().values()
+    except OSError as error:
+        return (), (f"The alerts cannot be read: {error}",)
+    return tuple(alert.title for alert in standing), ()
+
+
+def _seconds_left(descriptions: Sequence[PartitionStatus], devices: int) -> float | None:
+    waiting = sorted((one for one in descriptions if one.turn is not None), key=lambda one: one.turn or 0)
+    running = [one for one in descriptions if one.state is State.RUNNING]
+    if any(one.seconds_left is None for one in (*waiting, *running)):
+        return None
+    return time_left(
+        [one.seconds_left or 0.0 for one in running], [one.seconds_left or 0.0 for one in waiting], devices
+    )
+
+
+def _next_steps(
+    partitions: Sequence[PartitionStatus],
+    open_alerts: Sequence[str],
+    paused: str | None,
+    dagster: str | None,
+) -> tuple[str, ...]:
+    """What happens by itself, and what a person has to do."""
+    of_state = Counter(one.state for one in partitions)
+    steps = [f"{of_state[state]} {step}" for state, step in _STEPS.items() if of_state[state]]
+    if open_alerts:
+        said = f"Open alerts: {len(open_alerts)}, the latest: {open_alerts[-1]}. `vlm-assets alerts`."
+        steps.insert(0, said)
+    if paused:
+        steps.insert(0, f"Nothing is started: {paused}.")
+    first = min((one for one in partitions if one.turn), key=lambda one: one.turn or 0, default=None)
+    if first is not None:
+        waiting = sum(1 for one in partitions if one.turn)
+        steps.append(f"To be described, the heaviest first: {waiting}, beginning with {first.key}.")
+    described = {one.key for one in partitions if one.images_left is not None and one.state is State.DONE}
+    to_embed = [
+        one
+        for one in partitions
+        if one.images_left is None and one.key in described and one.state is not State.DONE
+    ]
+    if to_embed:
+        steps.append(
+            f"{len(to_embed)} described and not embedded yet: little work, whenever they are launched."
+        )
+    if all(one.state is State.DONE for one in partitions):
+        steps.append("Everything is published; `vlm-assets audit` proves it.")
+    elif dagster is None:
+        steps.append("No Dagster of `vlm-assets` runs on this home: `vlm-assets demo` goes on with it.")
+    return tuple(steps)
+
+
+_STEPS: Mapping[State, str] = {
+    State.INTERRUPTED: "interrupted: the next run of each goes on from what is committed.",
+    State.FAILED: "failed: the schedule tries them again by itself.",
+    State.GIVEN_UP: "given up: look at them in the UI, then materialize them by hand.",
+    State.CANCELLED: "cancelled by a person: they wait until they are launched by hand.",
+    State.REFUSED: "refused by a check: transient failures are tried again, the rest is in the UI.",
+    State.DAMAGED: "damaged: `vlm-assets repair` puts them back.",
+}

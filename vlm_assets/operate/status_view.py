@@ -1,0 +1,167 @@
+"""The triage as people see it in a terminal, once or kept up to date.
+
+What lives here: tables and sentences. What does not: any of what they say (``status.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Column, Table
+from rich.text import Text
+
+from vlm_assets.assets.partition_states import MEANING, State
+from vlm_assets.operate.status import WAITING, PartitionStatus, Status
+
+SHOWN = 12
+"""Partitions listed for people; the rest is counted, and ``--json`` lists all."""
+
+WATCH_SECONDS = 5.0
+
+_LISTED = (
+    State.RUNNING,
+    State.GIVEN_UP,
+    State.DAMAGED,
+    State.REFUSED,
+    State.FAILED,
+    State.CANCELLED,
+    State.INTERRUPTED,
+)
+"""What a person wants to see by name, and in which order."""
+
+
+def show(console: Console, status: Status) -> None:
+    """Print it once."""
+    console.print(view(status))
+
+
+def watch(
+    read: Callable[[], Status], console: Console, *, wait: Callable[[float], None] = time.sleep
+) -> None:
+    """Keep it up to date until Ctrl-C."""
+    try:
+        with Live(view(read()), console=console, auto_refresh=False) as live:
+            while True:
+                wait(WATCH_SECONDS)
+                live.update(view(read()), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def view(status: Status) -> RenderableType:
+    """All of it, from the most to the least urgent."""
+    parts: list[RenderableType] = [_heading(status), _counts(status)]
+    if any(device.rows or device.partition or device.left_out for device in status.devices):
+        parts.append(_devices(status))
+    parts += _listed(status)
+    parts += _done_again(status)
+    parts += _order(status)
+    failed = ", ".join(f"{count} {kind}" for kind, count in status.failed_by_kind.items())
+    parts.append(Text(f"Published descriptions: {status.ok} ok" + (f"; failed: {failed}" if failed else "")))
+    parts += [Text(warning, style="yellow") for warning in status.warnings]
+    parts += [Text(f"→ {step}") for step in status.next_steps]
+    return Group(*parts)
+
+
+def _heading(status: Status) -> Text:
+    left = _duration(status.seconds_left)
+    said = Text(f"{status.properties} properties in {status.home}\n")
+    if status.paused:
+        said.append(f"{status.paused[0].upper()}{status.paused[1:]}\n", style="bold yellow")
+    said.append(f"Dagster: {status.dagster or 'not running'}\n")
+    said.append(f"Time left for the descriptions: {left}", style="bold")
+    return said
+
+
+def _counts(status: Status) -> Table:
+    table = Table("partitions", *status.assets)
+    counts = [status.counts(asset) for asset in status.assets]
+    always = (State.DONE, State.RUNNING, State.INTERRUPTED, State.NOT_STARTED)
+    for state in State:
+        if state in always or any(of_asset[state] for of_asset in counts):
+            table.add_row(state.value, *(str(of_asset[state]) for of_asset in counts))
+    return table
+
+
+def _devices(status: Status) -> Table:
+    table = Table("device", "works on", "properties/s now", "properties/s so far", "described")
+    for device in status.devices:
+        table.add_row(
+            device.id,
+            device.left_out or device.partition or ("nothing" if device.is_here else "is not here now"),
+            _rate(device.now),
+            _rate(device.properties_per_second),
+            str(device.rows),
+        )
+    return table
+
+
+def _listed(status: Status) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for state in _LISTED:
+        found = [one for one in status.partitions if one.state is state]
+        lines += [_line(one) for one in found[:SHOWN]]
+        if len(found) > SHOWN:
+            lines.append(Text(f"and {len(found) - SHOWN} more {state.value}", style="dim"))
+    return lines
+
+
+def _line(one: PartitionStatus) -> Text:
+    said = Text(f"{one.asset} {one.key}: ")
+    said.append(one.state.value, style="bold")
+    said.append(f" at {one.percent:.0f}% ({one.rows} of {one.expected}): {one.note or MEANING[one.state]}")
+    if one.seconds_left and (one.state in WAITING or one.state is State.RUNNING):
+        said.append(f"; {_duration(one.seconds_left)} left")
+    return said
+
+
+def _done_again(status: Status) -> list[RenderableType]:
+    """The latest first: what is asked about in the morning is the night."""
+    if not status.done_again:
+        return []
+    count = len(status.done_again)
+    lines = [
+        Text(f"Tried again by itself and done since {_clock(status.done_again_since)}: {count}", style="bold")
+    ]
+    for one in status.done_again[::-1][:SHOWN]:
+        runs = "a new run" if one.runs == 1 else f"{one.runs} new runs"
+        lines.append(Text(f"{one.key}: done by {_clock(one.at)} after {runs}; {one.why}"))
+    if count > SHOWN:
+        lines.append(Text(f"and {count - SHOWN} more", style="dim"))
+    return list(lines)
+
+
+def _order(status: Status) -> list[RenderableType]:
+    waiting = status.order
+    if not waiting:
+        return []
+    table = Table("turn", Column("heaviest first", no_wrap=True), "state", "done", "images left", "takes")
+    for one in waiting[:SHOWN]:
+        table.add_row(
+            str(one.turn),
+            one.key,
+            one.state.value,
+            f"{one.percent:.0f}%",
+            str(one.images_left),
+            _duration(one.seconds_left),
+        )
+    rest = [Text(f"and {len(waiting) - SHOWN} more", style="dim")] if len(waiting) > SHOWN else []
+    return [table, *rest]
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().isoformat(" ", "minutes")
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:.2f}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown until something was described"
+    return "less than a second" if 0 < seconds < 1 else str(timedelta(seconds=round(seconds)))

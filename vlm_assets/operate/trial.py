@@ -1,0 +1,148 @@
+"""A look before weeks of spending: a few properties described, the rate, and what all of them would take.
+
+What lives here: sampling the catalogue, describing the sample with the engine of a real run, and the
+arithmetic. What does not: partitions, for nothing is written; which batches pay (``batch_trials.py``).
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from resources.devices.resource import GpuResource
+from resources.engine.ladder import Described
+from resources.engine.resource import VisionLanguageModel
+from resources.engine.transformers.transformers_engine import TransformersEngine
+from vlm_assets.assets.descriptions import DescriptionWork
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.settings import Settings
+
+COPIES = 2
+"""Copies of a published file at rest: itself and its verified second copy."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TriedBatch:
+    """A batch of a trial. seconds: with the engine. out_at: seconds after the model was loaded."""
+
+    properties: int
+    images: int
+    seconds: float
+    out_at: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a sample took.
+
+    seconds: after the model was loaded. bytes: of the sample's rows as parquet. batches: as they came out.
+    held: properties that the device's memory held at once, where it did not hold a batch. device_bytes: the
+    most of its memory that was taken, of a GPU that was used in this process.
+    """
+
+    described: tuple[Described, ...]
+    catalogue_rows: int
+    device: str
+    devices: int
+    load_seconds: float
+    seconds: float
+    bytes: int
+    batches: tuple[TriedBatch, ...]
+    held: int | None = None
+    device_bytes: int | None = None
+
+    @property
+    def properties_per_second(self) -> float:
+        """On one device."""
+        return len(self.described) / self.seconds
+
+    @property
+    def images_per_second(self) -> float:
+        """On one device."""
+        return sum(one.images_seen for one in self.described) / self.seconds
+
+    @property
+    def days(self) -> float:
+        """For the whole catalogue on all devices found."""
+        return self.catalogue_rows / self.properties_per_second / self.devices / 86_400
+
+    @property
+    def disk_bytes(self) -> float:
+        """For the descriptions of the whole catalogue, second copies included."""
+        return COPIES * self.bytes / len(self.described) * self.catalogue_rows
+
+
+def sample(catalog: Catalog, limit: int) -> pa.Table:
+    """Up to ``limit`` rows of the catalogue, evenly spread over it, so that the rate holds for all of it."""
+    count = min(limit, catalog.rows)
+    ordinals = [index * catalog.rows // count for index in range(count)]
+    return pa.concat_tables(_rows(catalog, ordinals))
+
+
+def _rows(catalog: Catalog, ordinals: Sequence[int]) -> Iterator[pa.Table]:
+    by_range: dict[object, list[int]] = {}
+    for ordinal in ordinals:
+        by_range.setdefault(catalog.range_of(ordinal), []).append(ordinal)
+    for wanted in catalog.ranges:
+        if wanted in by_range:
+            rows = pa.array([ordinal - wanted.start for ordinal in by_range[wanted]])
+            yield catalog.slice(wanted).take(rows)
+
+
+def run_trial(
+    settings: Settings, catalog: Catalog, gpu: GpuResource, model: VisionLanguageModel, *, limit: int
+) -> Trial:
+    """Describe a sample on a leased device. Raises CatalogError, DeviceError, ModelLoadError, SchemaError."""
+    work = DescriptionWork.of(settings, catalog, catalog.ranges[0], model)
+    work = replace(work, properties=sample(catalog, limit))
+    batches = work.plan(frozenset())
+    devices = len(gpu.find())  # Before the lease: pinning hides the others from this process.
+    lease = gpu.lease(run_id="trial", partition="sample", step="try", log=_log, resident=model.resident())
+    described: list[Described] = []
+    tables: list[pa.Table] = []
+    tried: list[TriedBatch] = []
+    in_process = settings.engine == "transformers"
+    with work.decode_workers() as workers:
+        started = time.monotonic()
+        engine = work.model.load(lease.device, schema=work.schema, prompt=work.prompt, batches=len(batches))
+        loaded = time.monotonic()
+        with work.feeding(engine, workers) as feeding:
+            for batch in feeding.described(work.load(workers, batches)):
+                images = sum(one.images_seen for one in batch.described)
+                out_at = time.monotonic() - loaded
+                tried.append(TriedBatch(len(batch.described), images, batch.seconds, out_at))
+                described += batch.described
+                tables.append(work.rows(batch.described, engine, lease.device))
+            ended = time.monotonic()
+            device_bytes = _most_taken() if in_process and lease.device.kind == "cuda" else None
+    stream = io.BytesIO()
+    pq.write_table(pa.concat_tables(tables), stream, compression="zstd")
+    return Trial(
+        described=tuple(sorted(described, key=lambda one: one.ordinal)),
+        catalogue_rows=catalog.rows,
+        device=f"{lease.device.id} ({lease.device.name})",
+        devices=devices,
+        load_seconds=loaded - started,
+        seconds=ended - loaded,
+        bytes=stream.tell(),
+        batches=tuple(tried),
+        held=engine.largest_batch if isinstance(engine, TransformersEngine) else None,
+        device_bytes=device_bytes,
+    )
+
+
+def _most_taken() -> int:
+    """Bytes of the GPU that this process has taken at most since it was asked before."""
+    import torch
+
+    taken = int(torch.cuda.max_memory_reserved())
+    torch.cuda.reset_peak_memory_stats()
+    return taken
