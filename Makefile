@@ -56,7 +56,7 @@ test: .venv/installed-dev
 test-long: .venv/installed-dev
 	$(BIN)/pytest -m long $(ONE_HALF) $(OTHER_HALF)
 
-# On a machine with a GPU and a C compiler: nothing of it is skipped where they are not.
+# On a machine with a GPU: without one these tests fail, none is skipped.
 test-gpu: .venv/installed-dev
 	$(BIN)/pytest tests/gpu
 	@$(MAKE) bench-gpu

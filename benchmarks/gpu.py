@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -41,7 +41,6 @@ from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceil
 from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_processor, vision_layers
 from benchmarks.gpu_report import print_case, print_table
 from resources.engine.protocol import Attempt
-from resources.engine.transformers.static_decoding import Decoding
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.images.images import LoadedProperty
 
@@ -58,18 +57,18 @@ WORTH_A_LARGER_BATCH: Final = 1.15
 
 CASES: Final = (
     Case("smolvlm-2.2b", 384, plain=True, profile=True),
-    Case("smolvlm-2.2b", 384, alike=50, decodings=("dynamic",), plain=True),
+    Case("smolvlm-2.2b", 384, alike=50, plain=True),
     Case("gemma3-4b", 896, batch=16, plain=True),
     Case("idefics3-8b", 364, plain=True),
-    Case("idefics3-8b", 728, batch=8, decodings=("static",)),
+    Case("idefics3-8b", 728, batch=8),
     Case("smolvlm-2.2b", 384, batch=96),
-    Case("smolvlm-2.2b", 768, batch=16, decodings=("static",)),
-    Case("smolvlm-2.2b", 384, output_tokens=384, decodings=("static",)),
+    Case("smolvlm-2.2b", 768, batch=16),
+    Case("smolvlm-2.2b", 384, output_tokens=384),
 )
 TINY_CASES: Final = (
     Case("tiny-idefics3", 56, 3, 8, 2, plain=True, profile=True),
-    Case("tiny-idefics3", 112, 3, 8, 2, decodings=("static",)),
-    Case("tiny-idefics3", 56, 3, 40, 4, decodings=("dynamic",), alike=75, plain=True),
+    Case("tiny-idefics3", 112, 3, 8, 2),
+    Case("tiny-idefics3", 56, 3, 40, 4, alike=75, plain=True),
     Case("tiny-gemma3", 56, 3, 8, 2, plain=True, profile=True),
 )
 
@@ -89,7 +88,7 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
     guided, unguided = (_answers(bench, case, masked=masked) for masked in (True, False))
     bench.free()
     if bench.free_gib() < TIGHT_GIB:
-        case = _fitting(bench, case, _engine(bench, processor, guided, "dynamic"))
+        case = _fitting(bench, case, _engine(bench, processor, guided))
         guided.restart()
         result["case"] = asdict(case)
     clock = StageClock(bench.model, vision_layers(bench.model), cuda=bench.cuda)
@@ -105,20 +104,15 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
             whole = _rates(work, bench) | _stages(work, stages) | samples.means()
             return whole | _limits(bench, case, work, stages)
 
-        for decoding in case.decodings:
-            if result.keys() & set(case.decodings) and not bench.has_time_for(2):
-                continue
-            bench.free()
-            engine = _engine(bench, processor, guided, decoding)
-            if bench.cuda:
-                prepare_apart(engine, processor, Path(folder), pinned=True)
-            if engine.static is not None:
-                clock.launches_of(engine.static)
-            result[decoding] = measured(describe_window(bench, case, engine, guided, restart))
-            result[decoding]["largest_batch"] = engine.largest_batch
+        bench.free()
+        engine = _engine(bench, processor, guided)
+        if bench.cuda:
+            prepare_apart(engine, processor, Path(folder), pinned=True)
+        result["engine"] = measured(describe_window(bench, case, engine, guided, restart))
+        result["engine"]["largest_batch"] = engine.largest_batch
         result["nvml_problem"] = samples.problem
-        fitted = [result[one]["largest_batch"] or case.batch for one in case.decodings if one in result]
-        for name, batch in (("plain", min(fitted)), ("plain_same_memory", None)):
+        fitted = engine.largest_batch or case.batch
+        for name, batch in (("plain", fitted), ("plain_same_memory", None)):
             batch = batch or _batch_of_the_same_memory(bench, case, result)
             if case.plain and batch and bench.has_time_for(3):
                 bench.free()
@@ -131,7 +125,7 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
                     result[f"{name}_failed"] = f"{type(error).__name__}: {str(error)[:300]}"
     if case.profile and bench.cuda and bench.has_time_for(2):
         try:
-            result["kernels"] = _kernels(bench, case, _engine(bench, processor, guided, "dynamic"))
+            result["kernels"] = _kernels(bench, case, _engine(bench, processor, guided))
         except Exception as error:  # a machine without CUPTI, say
             result["kernels_failed"] = f"{type(error).__name__}: {str(error)[:300]}"
     return result
@@ -156,14 +150,13 @@ def _answers(bench: Bench, case: Case, *, masked: bool) -> Answers:
     return AnswerScripts(lengths, bench.tokenizer, vocabulary=vocabulary, alike=case.alike)
 
 
-def _engine(bench: Bench, processor: Any, answers: Answers, decoding: Decoding) -> TransformersEngine:
+def _engine(bench: Bench, processor: Any, answers: Answers) -> TransformersEngine:
     return TransformersEngine.around(
         bench.model,
         processor,
         grammar=answers,
         prompt=PROMPT,
         device=bench.device,
-        decoding=decoding,
         speculative_tokens=SPECULATIVE_TOKENS,
     )
 
@@ -173,7 +166,7 @@ def _batch_of_the_same_memory(bench: Bench, case: Case, result: dict[str, Any]) 
     if "plain" not in result or not bench.cuda:
         return None
     weights = sum(one.numel() * one.element_size() for one in bench.model.parameters()) / 2**30
-    engine = max(result[decoding]["peak_gib"] for decoding in case.decodings if decoding in result)
+    engine = result["engine"]["peak_gib"]
     times = (engine - weights) / max(0.1, result["plain"]["peak_gib"] - weights)
     return int(result["plain"]["batch"] * times) if times >= WORTH_A_LARGER_BATCH else None
 
@@ -322,8 +315,6 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     """The standard grid, or the product of what the options name."""
     standard = TINY_CASES if options.tiny else CASES
     named = {name: getattr(options, name) for name in _AXES}
-    if options.decoding:
-        standard = tuple(replace(case, decodings=tuple(options.decoding)) for case in standard)
     if not any(named.values()):
         return list(standard)
     first = replace(standard[0], plain=options.plain, profile=options.profile)
@@ -351,12 +342,6 @@ def _options() -> argparse.Namespace:
         ("--batch", "properties in a batch"),
     ):
         grid.add_argument(name, nargs="+", type=int, help=text)
-    grid.add_argument(
-        "--decoding",
-        nargs="+",
-        choices=get_args(Decoding),
-        help="how the engine decodes, one window each; compiled takes a minute more and a C compiler",
-    )
     grid.add_argument("--plain", action="store_true", help="compare with plain transformers generation")
     grid.add_argument("--profile", action="store_true", help="list the kernels of one batch")
     return parser.parse_args()

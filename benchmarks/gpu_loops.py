@@ -27,7 +27,6 @@ from resources.engine.prompt import Prompt
 from resources.engine.transformers.model_inputs import InputPreparation
 from resources.engine.transformers.model_loading import ModelSource
 from resources.engine.transformers.preparation_process import PreparationProcess
-from resources.engine.transformers.static_decoding import Decoding
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.images.decode_workers import DecodeWorkers
 from resources.images.images import PropertyJob
@@ -35,8 +34,6 @@ from resources.images.nameless_memory import IS_THERE
 
 Answers = AnswerLengths | AnswerScripts
 PREFETCH_BATCHES: Final = 2
-WARM_UP: Final[dict[Decoding, int]] = {"dynamic": 1, "static": 2, "compiled": 2}
-"""Batches that are not counted: a decoding of fixed size records in them."""
 PROMPT: Final = Prompt(
     "These are all images of one property. Look at them together and describe the property. Answer with one "
     "JSON object and nothing else: kind, storeys, roof, facade, condition, garden, rooms, and a summary of "
@@ -49,10 +46,10 @@ class Case:
     """One point of the grid.
 
     side: longest edge of an image in pixels as the model's processor is given it (4:3). images: most of a
-    property; every other one has one less. output_tokens: mean of an answer. decodings: of the engine, one
-    window each. alike: tokens of an answer, in per cent, that all answers say, so that guesses find them; 0:
-    they say what random weights say, and nothing is guessed. plain: compare with plain transformers
-    generation. profile: list the kernels of one batch.
+    property; every other one has one less. output_tokens: mean of an answer. alike: tokens of an answer, in
+    per cent, that all answers say, so that guesses find them; 0: they say what random weights say, and
+    nothing is guessed. plain: compare with plain transformers generation. profile: list the kernels of one
+    batch.
     """
 
     model: str
@@ -60,7 +57,6 @@ class Case:
     images: int = 10
     output_tokens: int = 128
     batch: int = 32
-    decodings: tuple[Decoding, ...] = ("dynamic", "static")
     alike: int = 0
     plain: bool = False
     profile: bool = False
@@ -237,7 +233,7 @@ def describe_window(
 ) -> Work:
     """What a run does, from decoding to the verdict, without the journal. Closes the engine.
 
-    The first batches are not counted.
+    The first batch is not counted.
     """
     settings = LadderSettings(max_new_tokens=lengths.longest)
     with (
@@ -245,8 +241,7 @@ def describe_window(
         Feeding(engine, AnyText(), settings, end_batches=workers.close) as feeding,
     ):
         described = feeding.described(workers.feed(bench.batches(case)))
-        for _ in range(WARM_UP[engine.decoding]):
-            next(described)
+        next(described)
         lengths.restart()
         restart()
         work, before = Work(), replace(feeding.spent)

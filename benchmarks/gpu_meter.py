@@ -13,11 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
-
-if TYPE_CHECKING:
-    from resources.engine.transformers.static_decoding import StaticDecoding
-    from resources.engine.transformers.static_step import StaticStep
+from typing import Any, Self
 
 SAMPLE_SECONDS = 0.1
 _SM_CLOCK = 1
@@ -59,8 +55,7 @@ class _Forward:
 class StageClock:
     """Clocks a model and its vision layers, whoever calls them, while this context manager is open.
 
-    It needs ``generate`` and the forwards to be called, with names for what they are given; of steps that are
-    launched as recordings it must be told (``launches_of``).
+    ``generate`` and the forwards must be called with keyword arguments.
     """
 
     def __init__(self, model: Any, vision: Any, *, cuda: bool) -> None:
@@ -68,25 +63,7 @@ class StageClock:
         self._vision = vision
         self._cuda = cuda
         self._exit = contextlib.ExitStack()
-        self._is_launching = False
         self.restart()
-
-    def launches_of(self, decoding: StaticDecoding) -> None:
-        """Clock the steps of a decoding of fixed size, which its recordings hide from the model's forward."""
-        launch = decoding.launch
-
-        def clocked(step: StaticStep) -> Any:
-            one = _Forward(1, step.rows, self._now(), time.perf_counter())
-            self._forwards.append(one)
-            self._is_launching = True  # it may rehearse, and then calls the model's forward
-            try:
-                logits = launch(step)
-            finally:
-                self._is_launching = False
-            one.host_seconds, one.ended = time.perf_counter() - one.host_began, self._now()
-            return logits
-
-        decoding.launch = clocked  # type: ignore[method-assign]
 
     def restart(self) -> None:
         """Forget what was clocked."""
@@ -150,8 +127,6 @@ class StageClock:
 
     def _begin(self, forwards: Callable[[], list[_Forward]]) -> Any:
         def begin(module: Any, arguments: Any, named: dict[str, Any]) -> None:
-            if self._is_launching:
-                return
             names = ("input_ids", "inputs_embeds", "pixel_values")
             shown = next((one for name in names if (one := named.get(name)) is not None), None)
             rows, tokens = shown.shape[:2] if shown is not None else (0, 0)
@@ -162,8 +137,6 @@ class StageClock:
 
     def _end(self, forwards: Callable[[], list[_Forward]]) -> Any:
         def end(module: Any, arguments: Any, result: Any) -> None:
-            if self._is_launching:
-                return
             forward = forwards()[-1]
             forward.host_seconds = time.perf_counter() - forward.host_began
             forward.ended = self._now()

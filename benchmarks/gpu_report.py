@@ -15,29 +15,27 @@ def print_case(result: Mapping[str, Any], say: Say) -> None:
         f"workers alone {result['decode_workers_images_per_second']:.0f} images/s"
         + (f"; NVML: {result['nvml_problem']}" if result["nvml_problem"] else "")
     )
-    for decoding in _decodings(result):
-        engine = result[decoding]
-        _print_loop(f"engine, {decoding}", engine, say)
-        say(
-            f"     arithmetic {_percent(engine['arithmetic_share'])} of the ceiling "
-            f"({engine['teraflop_per_property']:.1f} TFLOP and {engine['prompt_tokens']:.0f} prompt tokens a "
-            f"property): "
-            f"vision {_percent(engine['vision_arithmetic_share'])}, "
-            f"prefill {_percent(engine['prefill_arithmetic_share'])}; decode reads at "
-            f"{_percent(engine['decode_bandwidth_share'])} of the bandwidth (a step could be "
-            f"{engine['step_floor_ms']:.2f} ms)"
-        )
-        if engine["largest_batch"]:
-            say(f"     memory was too small for the batch: {engine['largest_batch']} fitted")
+    engine = result["engine"]
+    _print_loop("engine", engine, say)
+    say(
+        f"     arithmetic {_percent(engine['arithmetic_share'])} of the ceiling "
+        f"({engine['teraflop_per_property']:.1f} TFLOP and {engine['prompt_tokens']:.0f} prompt tokens a "
+        f"property): "
+        f"vision {_percent(engine['vision_arithmetic_share'])}, "
+        f"prefill {_percent(engine['prefill_arithmetic_share'])}; decode reads at "
+        f"{_percent(engine['decode_bandwidth_share'])} of the bandwidth (a step could be "
+        f"{engine['step_floor_ms']:.2f} ms)"
+    )
+    if engine["largest_batch"]:
+        say(f"     memory was too small for the batch: {engine['largest_batch']} fitted")
     for name in ("plain", "plain_same_memory"):
         if name in result:
             _print_loop(f"{name.replace('_', ' ')}, batch {result[name]['batch']}", result[name], say)
-    for decoding in _decodings(result):
-        if "plain" in result:
-            say(
-                f"     engine, {decoding}, against the faster plain: {_ratio(result, decoding):.2f} times "
-                f"the properties/s, {_generate_ratio(result, decoding):.2f} times in generate alone"
-            )
+    if "plain" in result:
+        say(
+            f"     engine against the faster plain: {_ratio(result):.2f} times the properties/s, "
+            f"{_generate_ratio(result):.2f} times in generate alone"
+        )
     for part in ("plain", "plain_same_memory", "kernels"):
         if f"{part}_failed" in result:
             say(f"   {part} FAILED: {result[f'{part}_failed']}")
@@ -51,10 +49,10 @@ def print_case(result: Mapping[str, Any], say: Say) -> None:
 
 
 def print_table(results: Mapping[str, Any], say: Say) -> None:
-    """One line a case and decoding, at the end."""
+    """One line a case, at the end."""
     say("")
     say(
-        f"{'case':62} {'decoding':>8} {'images/s':>9} {'prop/s':>7} {'tokens/s':>9} {'busy':>6} {'arith':>6} "
+        f"{'case':62} {'images/s':>9} {'prop/s':>7} {'tokens/s':>9} {'busy':>6} {'arith':>6} "
         f"{'GiB':>6} {'days':>7} {'x plain':>8} {'x gen':>6}"
     )
     for result in results["cases"]:
@@ -66,20 +64,19 @@ def print_table(results: Mapping[str, Any], say: Say) -> None:
         if "error" in result:
             say(f"{name:62} {result['error'][:60]}")
             continue
-        for decoding in _decodings(result):
-            engine = result[decoding]
-            peak = f"{engine['peak_gib']:.1f}" if engine["peak_gib"] is not None else "-"
-            plain = alone = "-"
-            if "plain" in result:
-                plain = f"{_ratio(result, decoding):.2f}"
-                alone = f"{_generate_ratio(result, decoding):.2f}"
-            say(
-                f"{name:62} {decoding:>8} {engine['images_per_second']:9.1f} "
-                f"{engine['properties_per_second']:7.2f} "
-                f"{engine['tokens_per_second']:9.0f} {_percent(engine['busy']):>6} "
-                f"{_percent(engine['arithmetic_share']):>6} {peak:>6} {engine['days_of_the_run']:7.1f} "
-                f"{plain:>8} {alone:>6}"
-            )
+        engine = result["engine"]
+        peak = f"{engine['peak_gib']:.1f}" if engine["peak_gib"] is not None else "-"
+        plain = alone = "-"
+        if "plain" in result:
+            plain = f"{_ratio(result):.2f}"
+            alone = f"{_generate_ratio(result):.2f}"
+        say(
+            f"{name:62} {engine['images_per_second']:9.1f} "
+            f"{engine['properties_per_second']:7.2f} "
+            f"{engine['tokens_per_second']:9.0f} {_percent(engine['busy']):>6} "
+            f"{_percent(engine['arithmetic_share']):>6} {peak:>6} {engine['days_of_the_run']:7.1f} "
+            f"{plain:>8} {alone:>6}"
+        )
     say(
         "days: of 12.8 million images on 10 such devices; busy: share of time with a kernel running (NVML); "
         "x plain: against transformers' generation at the same batch, or at the one of the same memory where "
@@ -108,18 +105,14 @@ def _print_loop(name: str, loop: Mapping[str, Any], say: Say) -> None:
     )
 
 
-def _decodings(result: Mapping[str, Any]) -> list[str]:
-    return [decoding for decoding in result["case"]["decodings"] if decoding in result]
-
-
-def _ratio(result: Mapping[str, Any], decoding: str) -> float:
+def _ratio(result: Mapping[str, Any]) -> float:
     plain = max(one["properties_per_second"] for one in _plain(result))
-    return float(result[decoding]["properties_per_second"] / plain)
+    return float(result["engine"]["properties_per_second"] / plain)
 
 
-def _generate_ratio(result: Mapping[str, Any], decoding: str) -> float:
+def _generate_ratio(result: Mapping[str, Any]) -> float:
     plain = min(one["generate_seconds_per_property"] for one in _plain(result))
-    return float(plain / result[decoding]["generate_seconds_per_property"])
+    return float(plain / result["engine"]["generate_seconds_per_property"])
 
 
 def _plain(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:

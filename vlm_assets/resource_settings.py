@@ -27,7 +27,6 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
         revision=settings.model_revision,
         trust_remote_code=settings.trust_remote_code,
         records_directory=str(settings.state_directory / "models"),
-        decoding=settings.decoding,
         speculative_tokens=settings.speculative_tokens,
         server=build_model_server(settings) if settings.engine == "server" else None,
     )

@@ -100,16 +100,11 @@ class Settings(BaseSettings):
         "transformers",
         description="What runs the model: transformers in the run, or a server (vLLM, SGLang).",
     )
-    decoding: Literal["dynamic", "static", "compiled"] = Field(
-        "dynamic",
-        description="How transformers decodes: with a cache that grows, or with one of fixed size, as CUDA"
-        " graphs on a GPU; compiled: these compiled before, with a C compiler and a minute of each run.",
-    )
     speculative_tokens: int = Field(
         5,
         ge=0,
         le=32,
-        description="Tokens that dynamic decoding guesses from earlier answers, and has the model check at"
+        description="Tokens that transformers guesses from earlier answers, and has the model check at"
         " once; what is said stays the same. 0: one token a step.",
     )
     server_command: str | None = Field(
@@ -313,10 +308,6 @@ def load_settings(**overrides: object) -> Settings:
             f" {PREFIX}FAILED_SHARE_ERROR ({settings.failed_share_error}); set it to at most that."
         )
     _refuse_unused_server_settings(settings)
-    if settings.engine == "server" and settings.decoding != "dynamic":
-        raise SettingsError(
-            f"{PREFIX}DECODING is for the engine 'transformers', and {PREFIX}ENGINE is 'server'; unset it."
-        )
     if settings.engine == "server" and settings.server_url is None:
         _refuse_unfinished_starts(settings)
     return settings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
@@ -58,9 +58,6 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
     records_directory: str | None = Field(
         None, description="Folder that remembers which commit and weights the model is."
-    )
-    decoding: Literal["dynamic", "static", "compiled"] = Field(
-        "dynamic", description="How the engine in this process decodes. See TransformersEngine."
     )
     speculative_tokens: int = Field(
         5, ge=0, le=32, description="Tokens that it guesses from earlier answers. See TransformersEngine."
@@ -125,7 +122,6 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
             schema=schema,
             prompt=prompt,
             device=device.kind,
-            decoding=self.decoding,
             speculative_tokens=self.speculative_tokens,
             batches=batches,
         )

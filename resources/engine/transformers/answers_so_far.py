@@ -1,8 +1,7 @@
 """The answers of a batch while they grow, token by token.
 
 What lives here: choosing tokens, which answers go on, and which rows the model still computes. What does
-not: how the model is stepped (greedy_decoding.py, drafted_steps.py, static_decoding.py), and what may be
-said (guided.py).
+not: how the model is stepped (greedy_decoding.py, drafted_steps.py), and what may be said (guided.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Greedy decoding of a batch from which finished answers leave, instead of being padded to the longest.
 
 What lives here: the loop for ``generate(custom_generate=…)``, and steps with a cache that grows, out of which
-rows are cut. What does not: steps of several tokens (drafted_steps.py) and with a cache of fixed size
-(static_decoding.py), choosing a token (answers_so_far.py), what may be said (guided.py). Without a cut the
-loop chooses what transformers' own greedy loop chooses, token for token.
+rows are cut. What does not: steps of several tokens (drafted_steps.py), choosing a token
+(answers_so_far.py), what may be said (guided.py). Without a cut the loop chooses what transformers' own
+greedy loop chooses, token for token.
 """
 
 from __future__ import annotations

@@ -37,7 +37,6 @@ from resources.engine.transformers.model_loading import (
     load_processor,
 )
 from resources.engine.transformers.preparation_process import PreparationProcess
-from resources.engine.transformers.static_decoding import Decoding, static_decoding
 from resources.images.nameless_memory import IS_THERE
 from resources.machine_memory import memory_bytes
 
@@ -79,11 +78,9 @@ class TransformersEngine:
     device's memory it is halved, and no later batch is larger than what fitted.
 
     device: ``cpu`` or ``cuda`` (the first that is visible; the lease sees to it that it is the only one).
-    decoding: ``dynamic`` steps with a cache that grows, ``static`` with one of fixed size, whose steps a GPU
-    runs as recordings, ``compiled`` compiles those before. speculative_tokens: tokens of an answer that are
-    guessed from earlier ones, and asked about in one step of a cache that grows, at most. By all of these
-    answers are the same, bfloat16's rounding aside. batches: that it will be asked about, where that is
-    known. Raises ModelLoadError, and SchemaError where the schema cannot guide decoding.
+    speculative_tokens: how many tokens are guessed from earlier answers and checked in one step, at most.
+    Answers stay the same, apart from bfloat16's rounding. batches: how many batches will be described, where
+    that is known. Raises ModelLoadError, and SchemaError where the schema cannot guide decoding.
     """
 
     batches_at_once = 1
@@ -95,7 +92,6 @@ class TransformersEngine:
         schema: DescriptionSchema,
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
-        decoding: Decoding = "dynamic",
         speculative_tokens: int = 0,
         batches: int = 0,
     ) -> None:
@@ -122,7 +118,7 @@ class TransformersEngine:
             )
             self.model = source.name
             self.revision = exact_revision(source)
-            self._take(model, processor, grammar, prompt, device, decoding, speculative_tokens, processes)
+            self._take(model, processor, grammar, prompt, device, speculative_tokens, processes)
             lost.pop_all()
 
     @classmethod
@@ -134,14 +130,13 @@ class TransformersEngine:
         grammar: AnswerGrammar,
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
-        decoding: Decoding = "dynamic",
         speculative_tokens: int = 0,
     ) -> Self:
         """An engine around a model that is on its device already, such as one with random weights."""
         engine = cls.__new__(cls)
         engine.model = type(model).__name__
         engine.revision = "in memory"
-        engine._take(model, processor, grammar, prompt, device, decoding, speculative_tokens)
+        engine._take(model, processor, grammar, prompt, device, speculative_tokens)
         return engine
 
     def _take(
@@ -151,7 +146,6 @@ class TransformersEngine:
         grammar: AnswerGrammar,
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
-        decoding: Decoding,
         speculative_tokens: int,
         processes: Sequence[PreparationProcess] = (),
     ) -> None:
@@ -179,13 +173,10 @@ class TransformersEngine:
             eos_token_id=list(self._stop_token_ids), pad_token_id=self._pad_token_id, do_sample=False
         )
         self._decodes_itself = _takes_a_decoding(model)
-        self.decoding = decoding
         self._drafts = Drafts(speculative_tokens)
-        self.static = static_decoding(model, decoding, device=device)
-        """What steps the model with a cache of fixed size; None where it grows."""
         if device == "cuda":
             prefer_flash_attention(model)
-        if self.static is None and speculative_tokens > 0:
+        if speculative_tokens > 0:
             share_keys_in_steps(model)
         self._seconds = {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
         text_config = self._model.config.get_text_config()
@@ -224,7 +215,7 @@ class TransformersEngine:
         import torch
 
         self._inputs.close()
-        del self._model, self._grammar, self.static
+        del self._model, self._grammar
         gc.collect()
         if self._device == "cuda":
             torch.cuda.empty_cache()
@@ -243,8 +234,6 @@ class TransformersEngine:
                     raise EngineLostError(f"the device is lost: {error}") from error
                 raise
         # Only here is the exception gone, and with its traceback the tensors that filled the memory.
-        if self.static is not None:
-            self.static.free()
         gc.collect()
         if self._device == "cuda":
             torch.cuda.empty_cache()
@@ -261,10 +250,8 @@ class TransformersEngine:
         guide = self._grammar.for_batch(len(batch))
         processors: list[Any] = [guide]
         begin: Begin | None = None
-        if self.static is not None:
-            begin = self.static.begin
         # The guide is all that decides about a token then: the generation's own settings are empty.
-        elif self._drafts.most > 0 and attempt.temperature == 0 and isinstance(guide, Guide):
+        if self._drafts.most > 0 and attempt.temperature == 0 and isinstance(guide, Guide):
             begin = functools.partial(drafted_steps, guide=guide, drafts=self._drafts)
         if attempt.temperature > 0:
             seeds = [sampling_seed(attempt.seed, one.property_id, attempt.number) for one in batch]

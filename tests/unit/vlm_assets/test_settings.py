@@ -2,7 +2,6 @@
 
 import pytest
 
-from vlm_assets.resource_settings import build_vision_language_model
 from vlm_assets.settings import CHECKOUT, Settings, SettingsError, load_settings
 
 
@@ -79,12 +78,3 @@ def test_dagster_state_of_the_default_home_is_in_the_checkout(tmp_path):
     """The default home's Dagster state is dagster_home/; any other home carries its own."""
     assert load_settings().dagster_home == CHECKOUT / "dagster_home"
     assert load_settings(home=tmp_path / "h").dagster_home == tmp_path / "h" / "dagster"
-
-
-def test_a_decoding_that_a_server_would_not_use_is_refused(monkeypatch):
-    """How this process decodes is no setting of a server, which decodes by itself."""
-    monkeypatch.setenv("VLM_ASSETS_DECODING", "static")
-    assert build_vision_language_model(load_settings()).decoding == "static"
-    monkeypatch.setenv("VLM_ASSETS_ENGINE", "server")
-    with pytest.raises(SettingsError, match="VLM_ASSETS_DECODING is for the engine 'transformers'"):
-        load_settings()

@@ -1,6 +1,5 @@
-"""The in-process engine, its decodings, its benchmark and the embedder on a real GPU. Not collected by `make
-test`; run with `make test-gpu` on a machine that has one, and a C compiler (without these they fail, they are
-never skipped).
+"""The in-process engine, its benchmark and the embedder on a real GPU. `make test` does not collect them: run
+`make test-gpu` on a machine that has a GPU. Without one they fail, they are never skipped.
 """
 
 from __future__ import annotations
@@ -14,14 +13,10 @@ import numpy as np
 import pytest
 
 from resources.engine.embedder import TextEmbedder, description_text
-from resources.engine.feeding import Feeding
 from resources.engine.ladder import LadderSettings, describe_batch
 from resources.engine.prompt import build_prompt
 from resources.engine.schema import load_schema
-from resources.engine.transformers import static_decoding
-from resources.engine.transformers.guided import Grammar
-from resources.engine.transformers.model_loading import ModelSource, load_model, load_processor
-from resources.engine.transformers.step_recording import RecordingError, StepRecorder
+from resources.engine.transformers.model_loading import ModelSource
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.images.images import LoadedProperty
 from vlm_assets.demo.scenes import draw_property, render
@@ -51,24 +46,19 @@ def properties() -> list[LoadedProperty]:
 
 
 @pytest.fixture
-def load(schema, monkeypatch):
-    """Load an engine that decodes in some way; what it warns of fails the test."""
+def load(schema):
+    """Load an engine that guesses so many tokens; it is closed after the test."""
     engines = []
 
-    def load(decoding, *, speculative_tokens=0, is_closed_elsewhere=False):
-        monkeypatch.setattr(static_decoding._log, "warning", lambda text, *said: pytest.fail(text % said))
-        source = ModelSource(str(EXAMPLE_MODEL))
-        prompt = build_prompt(schema)
+    def load(speculative_tokens=0):
         engine = TransformersEngine(
-            source,
+            ModelSource(str(EXAMPLE_MODEL)),
             schema=schema,
-            prompt=prompt,
+            prompt=build_prompt(schema),
             device="cuda",
-            decoding=decoding,
             speculative_tokens=speculative_tokens,
         )
-        if not is_closed_elsewhere:
-            engines.append(engine)
+        engines.append(engine)
         return engine
 
     yield load
@@ -76,11 +66,9 @@ def load(schema, monkeypatch):
         engine.close()
 
 
-@pytest.fixture(params=["dynamic", "guessing", "static", "compiled"])
+@pytest.fixture(params=[0, 5])
 def engine(request, load):
-    if request.param == "guessing":
-        return load("dynamic", speculative_tokens=5)
-    return load(request.param)
+    return load(speculative_tokens=request.param)
 
 
 def test_answers_are_valid_and_right_in_bfloat16(engine, schema, properties):
@@ -95,75 +83,6 @@ def test_answers_are_valid_and_right_in_bfloat16(engine, schema, properties):
     assert np.mean(right) >= 0.95
 
 
-def test_recorded_steps_say_what_launched_ones_say(schema, properties):
-    """Recordings, also those that are used again, give the tokens of a growing cache; in float32."""
-    from transformers import AutoModelForImageTextToText
-
-    source = ModelSource(str(EXAMPLE_MODEL))
-    model = load_model(source, AutoModelForImageTextToText, device="cuda").float()
-    processor = load_processor(source)
-    grammar = Grammar(
-        schema.json_schema,
-        processor.tokenizer,
-        logits_width=model.get_output_embeddings().weight.shape[0],
-        stop_token_ids=[processor.tokenizer.eos_token_id],
-    )
-    launched, recorded = (
-        TransformersEngine.around(
-            model, processor, grammar=grammar, prompt=build_prompt(schema), device="cuda", decoding=decoding
-        )
-        for decoding in ("dynamic", "static")
-    )
-    for batch in (properties, properties[:5], properties):
-        answers, expected = (
-            [one.text for one in engine.describe(batch, attempt=_first())] for engine in (recorded, launched)
-        )
-        assert np.mean([one == other for one, other in zip(answers, expected, strict=True)]) >= 0.95
-    steps = recorded.static._steps.values()
-    assert len(steps) > 1
-    assert all(step.launch != step.run for step in steps)
-
-
-def test_recording_while_other_threads_pin_memory(load, schema, properties):
-    """A run records steps while threads prepare the next batches, and no recording fails by it."""
-    sizes = (1, 2, 3, 5, 9, 13, 24)
-    batches = [properties[:size] for size in (*sizes, *reversed(sizes))]
-    engine = load("static", is_closed_elsewhere=True)
-    with Feeding(engine, schema, SETTINGS, end_batches=lambda: None) as feeding:
-        described = [one for batch in feeding.described(batches) for one in batch.described]
-    assert [one.status for one in described] == ["ok"] * sum(map(len, batches))
-
-
-def test_a_recording_that_fails_leaves_nothing_under_way():
-    """After a step that cannot be recorded, memory is given back and other steps are recorded."""
-    import torch
-
-    recorder = StepRecorder()
-    counts = torch.zeros(4, device="cuda")
-    stream = torch.cuda.current_stream()
-    for _ in range(2):
-        with pytest.raises(RecordingError):
-            recorder.recorded(lambda: counts * counts.sum().item())
-        assert torch.cuda.current_stream() == stream
-        torch.cuda.empty_cache()
-    counted = recorder.recorded(lambda: counts.add_(1).clone())
-    before = counts[0].item()
-    assert counted().tolist() == [before + 1] * 4
-    assert counted().tolist() == [before + 2] * 4
-
-
-def test_recorded_steps_are_faster(load, properties):
-    """A small model's steps are mostly launches: recorded, they take less time."""
-    seconds = {}
-    for decoding in ("dynamic", "static"):
-        engine = load(decoding)
-        for _ in range(2):
-            before = engine.seconds["generation"]
-            engine.describe(properties, attempt=_first())
-            seconds[decoding] = engine.seconds["generation"] - before
-    assert seconds["static"] < seconds["dynamic"]
-
-
 def test_the_benchmark_measures_every_case(tmp_path):
     """What `make bench-gpu` does in minutes it does here with tiny models: no case fails."""
     output = tmp_path / "gpu.json"
@@ -171,15 +90,14 @@ def test_the_benchmark_measures_every_case(tmp_path):
     subprocess.run([sys.executable, "-m", "benchmarks.gpu", *options], cwd=ROOT, check=True)
     for case in json.loads(output.read_text())["cases"]:
         assert not [name for name in case if "error" in name or "failed" in name]
-        assert case["static"]["decode_steps"] > 0
+        assert case["engine"]["decode_steps"] > 0
 
 
-@pytest.mark.parametrize("decoding", ["dynamic", "static"])
-def test_a_batch_that_does_not_fit_is_split_and_the_size_remembered(load, schema, properties, decoding):
+def test_a_batch_that_does_not_fit_is_split_and_the_size_remembered(load, schema, properties):
     """Real out-of-memory on the device halves the batch; every property is still described."""
     import torch
 
-    engine = load(decoding)
+    engine = load()
     engine.describe(properties[:1], attempt=_first())
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

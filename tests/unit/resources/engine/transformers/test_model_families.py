@@ -11,12 +11,11 @@ from resources.engine.embedder import TextEmbedder
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import Attempt
 from resources.engine.schema import DescriptionSchema
-from resources.engine.transformers import drafted_steps, static_decoding
+from resources.engine.transformers import drafted_steps
 from resources.engine.transformers.attention import share_keys_in_steps
 from resources.engine.transformers.drafts import Drafts
 from resources.engine.transformers.guided import Grammar
 from resources.engine.transformers.model_loading import ModelSource
-from resources.engine.transformers.static_step import StaticStep
 from resources.engine.transformers.transformers_engine import TransformersEngine
 
 TEMPLATE = (
@@ -282,46 +281,3 @@ def test_language_layers_embed(tmp_path, tokenizer):
     """The language layers of another family embed a text."""
     save_gemma3(tmp_path, copy.deepcopy(tokenizer))
     assert TextEmbedder(ModelSource(str(tmp_path)), device="cpu").embed(["a house"]).shape == (1, 48)
-
-
-@pytest.fixture
-def static(engine, monkeypatch):
-    """Have the engine decode with memory of fixed size; every warning fails the test."""
-    static = static_decoding.static_decoding(engine._model, "static", device="cpu")
-    monkeypatch.setattr(static_decoding._log, "warning", lambda text, *said: pytest.fail(text % said))
-    return lambda: monkeypatch.setattr(engine, "static", static) or static
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_memory_of_a_fixed_size_answers_alike(engine, load_property, static, temperature):
-    """With memory of fixed size each family says the same, token for token, while the batch shrinks."""
-    batch = [load_property(f"property {at}", 1 + at % 3) for at in range(9)]
-    attempt = Attempt(number=1, max_new_tokens=40, temperature=temperature)
-    expected = engine.describe(batch, attempt=attempt)
-    steps = static()._steps
-    assert engine.describe(batch, attempt=attempt) == expected
-    rows = [size.rows for size in steps]
-    assert rows == sorted(rows, reverse=True)
-    assert rows[:2] == [12, 8]
-
-
-def test_a_step_asks_the_device_for_nothing(engine, load_property, static):
-    """A step can be recorded: all of it runs on a device that cannot be asked for a value."""
-    import torch
-    from torch.utils._pytree import tree_leaves, tree_map_only
-
-    class NothingElse(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, called, types, arguments=(), named=None):
-            tensors = [one for one in tree_leaves((arguments, named)) if isinstance(one, torch.Tensor)]
-            result = called(*arguments, **(named or {}))
-            assert all(one.is_meta for one in [*tensors, *tree_leaves(result)]), called
-            return result
-
-    decoding = static()
-    engine.describe([load_property("a", 2)], attempt=GREEDY)
-    layers = [tuple(one.to("meta") for one in layer) for layer in decoding.memory.layers()]
-    (ready,) = decoding._steps.values()
-    step = StaticStep(copy.deepcopy(engine._model).to("meta"), layers, window=None)
-    step._given = tree_map_only(torch.Tensor, lambda one: one.to("meta"), ready._given)
-    with torch.inference_mode(), NothingElse():
-        assert step.run().shape == (2, TEXT["vocab_size"])
