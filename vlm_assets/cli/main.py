@@ -134,7 +134,7 @@ def demo(
     """
     from vlm_assets.catalog.ingest import ingest as take_in
     from vlm_assets.demo.example import is_example
-    from vlm_assets.demo.supervisor import run_demo
+    from vlm_assets.operate.run import run_backfill
     from vlm_assets.resource_settings import build_gpu
 
     current = chosen_settings(home)
@@ -152,7 +152,7 @@ def demo(
         )
         _say(report)
     warn_of_example_model(current)
-    code = run_demo(
+    code = run_backfill(
         home=current.home,
         dagster_home=current.dagster_home,
         slots=len(build_gpu(current).find()),

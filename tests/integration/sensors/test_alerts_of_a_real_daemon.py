@@ -9,7 +9,7 @@ import pytest
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.demo.backfill import ASSETS
+from vlm_assets.operate.backfill import ASSETS
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 from vlm_assets.operate.dagster_server.server import dagster_server, free_port
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.cli.main import app
-from vlm_assets.demo import supervisor
+from vlm_assets.operate import run as run_module
 from vlm_assets.settings import PREFIX, Settings
 
 
@@ -43,11 +43,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What Dagster would be started with; it is not."""
     asked: list[dict[str, Any]] = []
 
-    def run_demo(**options: Any) -> int:
+    def run_backfill(**options: Any) -> int:
         asked.append(options)
         return 0
 
-    monkeypatch.setattr(supervisor, "run_demo", run_demo)
+    monkeypatch.setattr(run_module, "run_backfill", run_backfill)
     return asked
 
 

@@ -1,4 +1,4 @@
-"""``run_demo`` with real processes: interrupted, gone on with, finished, and nothing left behind."""
+"""``run_backfill`` with real processes: interrupted, gone on with, finished, and nothing left behind."""
 
 import io
 import signal
@@ -13,18 +13,18 @@ from rich.console import Console
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.demo.example import write_example
-from vlm_assets.demo.supervisor import INTERRUPTED, run_demo
 from vlm_assets.operate.dagster_server.server import free_port
+from vlm_assets.operate.run import INTERRUPTED, run_backfill
 
 RANGE_SIZE = 4
 
 RUN = """
 import sys
 from pathlib import Path
-from vlm_assets.demo.supervisor import run_demo
+from vlm_assets.operate.run import run_backfill
 if __name__ == "__main__":
     home = Path(sys.argv[1])
-    sys.exit(run_demo(home=home, dagster_home=home / "dagster", slots=1, port=3500, exit_when_done=True))
+    sys.exit(run_backfill(home=home, dagster_home=home / "dagster", slots=1, port=3500, exit_when_done=True))
 """
 
 # Two starts of Dagster and a run, a process with a model, for each partition.
@@ -52,7 +52,7 @@ def test_interrupted_backfill_is_gone_on_with(tmp_path: Path) -> None:
     launched = next(line for line in said if line.startswith("Launched backfill")).split()[2]
 
     terminal = io.StringIO()
-    code = run_demo(
+    code = run_backfill(
         home=home,
         dagster_home=home / "dagster",
         slots=1,

@@ -1,7 +1,6 @@
-"""Which partitions a start asks Dagster for, and whether it is done with them.
+"""The backfill that a terminal launches and follows: which partitions it asks Dagster for, how they stand.
 
-What lives here: what is incomplete, what an unfinished backfill still covers, one new backfill of the rest.
-What does not: how it is shown (``terminal.py``) and who keeps Dagster running (``supervisor.py``).
+``backfill_view.py`` shows it; ``run.py`` keeps Dagster running meanwhile.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ TAG = "vlm-assets/launched-by"
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """Partitions by what they are, over all the assets: done means done in each of them.
+class BackfillProgress:
+    """Partition keys by state, over all the assets: done means done in each of them.
 
-    under_way: launched, most of them waiting for their turn. runs: those that work at this moment.
+    under_way: launched, most of them waiting for their turn. runs: runs that work at this moment.
     """
 
     done: frozenset[str]
@@ -31,17 +30,17 @@ class Snapshot:
 
 
 @dataclass
-class Backfilling:
-    """The partitions of a catalogue on their way to complete."""
+class Backfill:
+    """The backfill of a catalogue's partitions, launched and followed from a terminal."""
 
     api: DagsterApi
     home: Path
     keys: Sequence[str]
     followed: list[str] = field(default_factory=list)
-    """Ids of the backfills that this start goes on with or has launched."""
+    """Ids of the Dagster backfills that this one continues or has launched."""
 
     def begin(self) -> str:
-        """Go on with unfinished backfills and launch one for what they do not cover; says what it did."""
+        """Continue unfinished backfills; launch one for the partitions that they lack. Says what it did."""
         incomplete = set(self.keys) - self.complete_keys()
         if not incomplete:
             return f"Nothing to do: all {len(self.keys)} partitions are complete."
@@ -57,17 +56,17 @@ class Backfilling:
         return " ".join(said)
 
     def launch(self, keys: Collection[str]) -> str:
-        """Launch one backfill of these partitions of all the assets together; says what it did."""
+        """Launch one backfill of these partitions, all assets together; says what it did."""
         new = self.api.launch_backfill(
-            ASSETS, sorted(keys), title=f"{len(keys)} partitions", tags={TAG: "demo"}
+            ASSETS, sorted(keys), title=f"{len(keys)} partitions", tags={TAG: "terminal"}
         )
         self.followed.append(new)
         return f"Launched backfill {new} of {len(keys)} of {len(self.keys)} partitions."
 
-    def snapshot(self) -> Snapshot:
+    def progress(self) -> BackfillProgress:
         """How the partitions stand now."""
         of_each = [self.api.partition_keys(asset) for asset in ASSETS]
-        return Snapshot(
+        return BackfillProgress(
             done=frozenset.intersection(*(keys.materialized for keys in of_each)),
             under_way=frozenset.union(*(keys.running for keys in of_each)),
             failed=frozenset.union(*(keys.failed for keys in of_each)),
@@ -75,12 +74,12 @@ class Backfilling:
         )
 
     def complete_keys(self) -> frozenset[str]:
-        """Partitions that Dagster shows as done in each asset and whose files are there."""
+        """Partitions that Dagster shows as done in each asset and that have their files."""
         on_disk = [{file.stem for file in (self.home / asset).glob("*.parquet")} for asset in ASSETS]
-        return self.snapshot().done.intersection(*on_disk, self.keys)
+        return self.progress().done.intersection(*on_disk, self.keys)
 
-    def ended(self, now: Snapshot) -> bool:
-        """Whether nothing more will happen: all partitions done, or Dagster is done with the backfills."""
+    def ended(self, now: BackfillProgress) -> bool:
+        """Whether nothing more will happen: all partitions are done, or Dagster ended the backfills."""
         if now.done.issuperset(self.keys):
             return True
         # A failed run may be retried: only the backfill knows, and it is asked only when all is quiet.

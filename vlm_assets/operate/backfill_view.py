@@ -1,7 +1,4 @@
-"""What the terminal shows while partitions are made and when they are.
-
-What lives here: the progress line, the summary, where to click next. What does not: anything that decides.
-"""
+"""What the terminal shows of a backfill: the progress line, the summary, and the pages to look at."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.demo.backfill import ASSETS, Snapshot
+from vlm_assets.operate.backfill import ASSETS, BackfillProgress
 from vlm_assets.operate.dagster_server.api import FailingCheck
 
 _SHOWN = 5
@@ -50,7 +47,7 @@ class ProgressLine:
     ) -> None:
         self._bar.stop()
 
-    def show(self, now: Snapshot) -> None:
+    def show(self, now: BackfillProgress) -> None:
         """Show how the partitions stand; without a terminal, a line for each change."""
         properties = self._properties(now.done)
         rate = (properties - self._before) / (time.monotonic() - self._started)
@@ -69,8 +66,8 @@ class ProgressLine:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """How a start ended. rows: status to count, over the published descriptions."""
+class BackfillSummary:
+    """How a backfill ended. rows: number of published descriptions by status."""
 
     partitions: int
     complete: int
