@@ -6,6 +6,8 @@ asset (``assets.py``), the order of a materialization (``materialization.py``), 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +23,7 @@ import pyarrow.compute as pc
 
 from resources.devices.find import Device
 from resources.engine.batch_plan import Batch, PlannedProperty, plan_batches, remaining
+from resources.engine.embedder import description_text
 from resources.engine.feeding import Feeding
 from resources.engine.ladder import Described, LadderSettings
 from resources.engine.prompt import Prompt, build_prompt
@@ -34,7 +37,7 @@ from resources.publishing.partition_rows import PartitionRows
 from vlm_assets.assets.checks import CheckOutcome, FailedShareLimits, check_descriptions
 from vlm_assets.assets.contact_sheet import SheetRow, contact_sheet
 from vlm_assets.assets.expected_model import refuse_another_model
-from vlm_assets.assets.fingerprint import Fingerprint, digest_of
+from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
 from vlm_assets.assets.garbage import AnswerGuard
 from vlm_assets.assets.images_away import ImagesWatch
 from vlm_assets.assets.materialize import (
@@ -86,6 +89,19 @@ def description_rows(description: pa.StructType) -> pa.Schema:
     )
 
 
+def texts_digest(rows: PartitionRows) -> str:
+    """A digest of what embeddings are made from: each property's id, with the text of its description.
+
+    The published record keeps it under ``TEXTS``. The same texts have the same digest, however often computed.
+    """
+    digest = hashlib.sha256()
+    for batch in rows.iter_batches(["property_id", "description"]):
+        for property_id, description in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            text = None if description is None else description_text(description)
+            digest.update(f"{json.dumps([property_id, text])}\n".encode())
+    return digest.hexdigest()[:16]
+
+
 def meaning_parts(settings: Settings, model: VisionLanguageModel) -> dict[str, str]:
     """What the settings decide of a description's meaning: all of the fingerprint but the catalogue's part.
 
@@ -135,7 +151,7 @@ class DescriptionWork:
         schema = load_schema(settings.description_schema)
         prompt = build_prompt(schema, settings.prompt)
         fingerprint = Fingerprint(
-            {"catalogue_slice": catalog.slice_digest(wanted), **_meaning(settings, schema, prompt, model)}
+            {CATALOGUE_SLICE: catalog.slice_digest(wanted), **_meaning(settings, schema, prompt, model)}
         )
         properties = catalog.slice(wanted)
         return cls(settings, catalog, properties, schema, prompt, model, fingerprint)
@@ -301,6 +317,10 @@ class DescriptionWork:
             settings.failed_share_warn, settings.failed_share_error, settings.failed_rows_at_least
         )
         return check_descriptions(file, self.ids, self.rows_schema(), limits)
+
+    def remember(self, file: Path) -> dict[str, str]:
+        """What the published record says of the rows: which texts the embeddings are to be made from."""
+        return {TEXTS: texts_digest(PartitionRows(file))}
 
     def for_people(self, file: Path) -> Metadata:
         """Counts and a contact sheet of a finished file."""

@@ -24,7 +24,7 @@ from resources.engine.resource import TextEmbeddingModel
 from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
 from vlm_assets.assets.checks import CheckOutcome, check_embeddings
-from vlm_assets.assets.fingerprint import Fingerprint
+from vlm_assets.assets.fingerprint import TEXTS, Fingerprint
 from vlm_assets.assets.garbage import refuse_unsound
 from vlm_assets.assets.materialize import (
     OK,
@@ -83,7 +83,7 @@ class EmbeddingWork:
         record = descriptions.record
         if record is None:
             raise ValueError(f"{descriptions.path} is not a published partition")
-        fingerprint = Fingerprint({"descriptions": record.sha256, **meaning_parts(model)})
+        fingerprint = Fingerprint({TEXTS: str(record.metadata[TEXTS]), **meaning_parts(model)})
         ids = tuple(catalog.slice(wanted)["property_id"].to_pylist())
         return cls(ids, descriptions, model, fingerprint)
 

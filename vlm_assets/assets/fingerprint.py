@@ -11,6 +11,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+CATALOGUE_SLICE = "catalogue_slice"
+"""The part for a range's rows of the catalogue."""
+
+TEXTS = "texts"
+"""The part for the texts that embeddings are made from. The descriptions' record has the same digest."""
+
 
 @dataclass(frozen=True)
 class Fingerprint:

@@ -86,13 +86,14 @@ class Steps:
 
     schema: of the rows; asked for only where there is work. work: compute the missing rows and submit them
     to the journal; returns metadata about how it went. check: run the checks on a file. describe: metadata
-    for people about the finished file.
+    for people about the finished file. remember: what the published record says of the file's rows.
     """
 
     schema: Callable[[], pa.Schema]
     work: Callable[[Journal, Progress], Metadata]
     check: Callable[[Path], Sequence[CheckOutcome]]
     describe: Callable[[Path], Metadata]
+    remember: Callable[[Path], dict[str, str]] = lambda _: {}
 
 
 def one_partition(context: dg.AssetExecutionContext) -> str:
@@ -187,6 +188,7 @@ def _materialize(
             metadata={"generation": generation, "parts": dict(partition.fingerprint.parts)},
         )
         with staged:
+            staged.metadata = {**staged.metadata, **steps.remember(staged.path)}
             outcomes = steps.check(staged.path)
             results = [check_result(partition.asset, outcome) for outcome in outcomes]
             if any(outcome.stops_publication for outcome in outcomes):

@@ -90,7 +90,7 @@ def build_property_descriptions(
                 return work.describe(journal, progress, lease.device)
 
         partition = Partition.at_home(settings, DESCRIPTIONS, key, work)
-        steps = Steps(work.rows_schema, describe, work.check, work.for_people)
+        steps = Steps(work.rows_schema, describe, work.check, work.for_people, work.remember)
         yield from materialize(context, partition, config, steps)
 
     return property_descriptions

@@ -19,10 +19,9 @@ from resources.publishing.record import PublishedRecord
 from resources.publishing.verification import FindingKind, judge
 from sensors.row_count_drift import SOUND, STALE, Verdict
 from vlm_assets.assets import descriptions, embeddings
-from vlm_assets.assets.fingerprint import digest_of
+from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, digest_of
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.operate.audit.audit import CATALOGUE_PART, DESCRIPTIONS_PART
 from vlm_assets.operate.audit.files import look_at
 from vlm_assets.operate.audit.findings import Kind
 from vlm_assets.operate.expected_cost import ExpectedCost
@@ -151,10 +150,10 @@ class DriftLooks:
         now = dict(self.meaning.now)
         catalog = self._catalog()
         if wanted in catalog.ranges:
-            now[CATALOGUE_PART] = catalog.slice_digest(wanted)
+            now[CATALOGUE_SLICE] = catalog.slice_digest(wanted)
         if self.made_from is not None:
             described = _record(self.made_from, wanted.key)
-            now |= {} if described is None else {DESCRIPTIONS_PART: described.sha256}
+            now |= {} if described is None else {TEXTS: described.metadata.get(TEXTS, "")}
         return sorted(
             name.replace("_", " ") for name, part in made_with.items() if now.get(name, part) != part
         )

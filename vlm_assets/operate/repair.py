@@ -16,7 +16,8 @@ from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from resources.storage import files
-from vlm_assets.operate.audit.audit import DESCRIPTIONS_PART, Audit, State
+from vlm_assets.assets.fingerprint import TEXTS
+from vlm_assets.operate.audit.audit import Audit, State
 from vlm_assets.operate.audit.files import read_marks
 from vlm_assets.operate.audit.findings import Kind, Problem
 from vlm_assets.settings import Settings
@@ -144,8 +145,8 @@ def _without_consequences(
 def _descends(embedded: PublishedRecord | None, described: PublishedRecord | None) -> bool:
     if embedded is None or described is None:
         return False
-    made_from = embedded.metadata.get("parts", {}).get(DESCRIPTIONS_PART)
-    return bool(made_from == described.sha256)
+    made_from = embedded.metadata.get("parts", {}).get(TEXTS)
+    return bool(made_from == described.metadata.get(TEXTS))
 
 
 def _refused(settings: Settings, found: Audit) -> Iterator[Repair]:

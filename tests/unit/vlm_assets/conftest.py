@@ -99,22 +99,22 @@ class Dataset:
             for row in change(self.rows(key))
         ]
         parts = {"catalogue_slice": self.catalog.slice_digest(wanted), "decoding": settings}
-        return publish(self.descriptions, key, rows, DESCRIPTIONS, f"fp-{settings}", parts)
+        return publish(self.descriptions, key, rows, DESCRIPTIONS, f"fp-{settings}", parts, texts=text)
 
     def embed(self, key: str, change: Callable[[Rows], Rows] = lambda rows: rows) -> PublishedRecord:
         """Publish embeddings of the descriptions published now."""
         described = self.descriptions.record(key)
-        sha256 = described.sha256 if described else "none"
+        texts = described.metadata["texts"] if described else "none"
         rows = [
             {
                 "embedding": [1.0, float(row["ordinal"])] if row["status"] == "ok" else None,
-                "fingerprint": f"fp-{sha256[:8]}",
+                "fingerprint": f"fp-{texts[:8]}",
                 **row,
             }
             for row in change(self.rows(key))
         ]
-        parts = {"descriptions": sha256, "embedding_model": "m"}
-        return publish(self.embeddings, key, rows, EMBEDDINGS, f"fp-{sha256[:8]}", parts)
+        parts = {"texts": texts, "embedding_model": "m"}
+        return publish(self.embeddings, key, rows, EMBEDDINGS, f"fp-{texts[:8]}", parts)
 
     def copy_of(self, key: str, number: int = 0) -> Path:
         """A backup of a range's descriptions."""
@@ -128,6 +128,7 @@ def publish(
     schema: pa.Schema,
     fingerprint: str,
     parts: dict[str, str],
+    **remembered: str,
 ) -> PublishedRecord:
     ids: Sequence[str] = [row["property_id"] for row in rows]
     staged = published.stage(
@@ -136,7 +137,7 @@ def publish(
         schema,
         expected_ids=set(ids),
         fingerprint=fingerprint,
-        metadata={"generation": fingerprint, "parts": parts},
+        metadata={"generation": fingerprint, "parts": parts, **remembered},
     )
     if len(set(ids)) < len(ids):
         # Publishing refuses a repeated id: what an audit must find is made behind its back.

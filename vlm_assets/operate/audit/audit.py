@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from resources.publishing.record import PublishedRecord
+from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.audit.files import LookedAt, foreign_files, look_at
@@ -20,10 +21,7 @@ from vlm_assets.operate.audit.findings import Kind, Problem
 from vlm_assets.operate.audit.rows import Counted, RowCounts, count_rows
 from vlm_assets.settings import Settings
 
-CATALOGUE_PART = "catalogue_slice"
-DESCRIPTIONS_PART = "descriptions"
-
-_OF_THE_PARTITION = frozenset({CATALOGUE_PART, DESCRIPTIONS_PART})
+_OF_THE_PARTITION = frozenset({CATALOGUE_SLICE, TEXTS})
 """Parts of a fingerprint that differ from partition to partition by nature."""
 
 
@@ -209,7 +207,7 @@ def _row_problems(one: LookedAt, counted: Counted) -> Iterator[Problem]:
 def _provenance_problems(
     asset: str, catalog: Catalog, wanted: PropertyRange, record: PublishedRecord
 ) -> Iterator[Problem]:
-    part = _parts(record).get(CATALOGUE_PART)
+    part = _parts(record).get(CATALOGUE_SLICE)
     if part is not None and part != catalog.slice_digest(wanted):
         sentence = (
             "The catalogue's rows of this range were updated after it was published. Materialize it to"
@@ -221,14 +219,14 @@ def _provenance_problems(
 def _descent_problems(
     one: LookedAt, record: PublishedRecord, described: PublishedRecord | None
 ) -> Iterator[Problem]:
-    made_from = _parts(record).get(DESCRIPTIONS_PART)
+    made_from = _parts(record).get(TEXTS)
     if described is None:
         sentence = "Embeddings are published where no descriptions are."
         yield Problem(Kind.DESCRIPTIONS_DIFFER, one.asset, one.key, sentence, str(one.path))
-    elif made_from is not None and made_from != described.sha256:
+    elif made_from is not None and made_from != described.metadata.get(TEXTS):
         sentence = (
-            f"The embeddings were made from other descriptions ({made_from[:12]}) than those published now"
-            f" ({described.sha256[:12]}, version {described.sequence})."
+            "The embeddings were made from other texts than the descriptions published now have"
+            f" (version {described.sequence})."
         )
         yield Problem(Kind.DESCRIPTIONS_DIFFER, one.asset, one.key, sentence, str(one.path))
 
