@@ -85,7 +85,7 @@ test-deps:
 	apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing
 
 example-model: .venv/installed
-	$(BIN)/python -m vlm_assets.demo.training
+	$(BIN)/python -m examples.training
 
 bench: .venv/installed bench-environments
 	@$(BIN)/python -m benchmarks.bench $(ARGS)

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders.task import Task
+from examples.rendered_properties import list_properties, write_example
 from resources.engine.prompt import build_prompt
 from resources.engine.schema import load_schema
 from vlm_assets.assets.descriptions import ASSET, DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.demo.example import list_properties, write_example
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 from vlm_assets.resource_settings import build_vision_language_model
 from vlm_assets.settings import EXAMPLE_MODEL, PREFIX, Settings, load_settings

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from examples.rendered_properties import write_example
 from resources.devices.find import Device
 from resources.devices.pinning import pin
 from resources.engine.ladder import describe_batch
@@ -31,7 +32,6 @@ from vlm_assets.assets.descriptions import ASSET, DescriptionWork
 from vlm_assets.assets.partition import Partition
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.demo.example import write_example
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.settings import Settings, load_settings
 

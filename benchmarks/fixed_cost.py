@@ -78,9 +78,9 @@ def main() -> None:
 
 
 def _template(folder: Path) -> Path:
+    from examples.rendered_properties import write_example
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.catalog.ingest import ingest
-    from vlm_assets.demo.example import write_example
     from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 
     home = folder / "template"

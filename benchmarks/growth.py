@@ -38,8 +38,8 @@ def main() -> None:
 
 
 def _measure(folder: Path, size: int, images: int) -> dict[str, float]:
+    from examples.rendered_properties import write_example
     from vlm_assets.catalog.ingest import ingest
-    from vlm_assets.demo.example import write_example
 
     listing = write_example(folder, properties=8, seed=1)
     shown = json.loads(listing.read_text().splitlines()[0])["images"][:images]

@@ -16,13 +16,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from examples.rendered_properties import list_properties, write_example
 from resources.engine.prompt import build_prompt
 from resources.engine.protocol import Answer, Attempt
 from resources.engine.schema import load_schema
 from resources.engine.transformers.model_loading import ModelSource
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.images.images import LoadedProperty, load_image
-from vlm_assets.demo.example import list_properties, write_example
 from vlm_assets.settings import EXAMPLE_MODEL, load_settings
 
 WORK: Final = Path(__file__).resolve().parent / ".work"

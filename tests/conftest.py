@@ -14,6 +14,9 @@ import pytest
 
 _missing: set[str] = set()
 
+# Tests describe by the example model, also in homes that only list an example rendered elsewhere.
+os.environ.setdefault("VLM_ASSETS_MODEL", "example")
+
 ONE_DATABASE = """
 telemetry:
   enabled: false

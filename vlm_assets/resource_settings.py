@@ -23,7 +23,7 @@ def build_gpu(settings: Settings) -> GpuResource:
 def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
     """The describing model of these settings."""
     return VisionLanguageModel(
-        model=settings.model,
+        model=settings.model or "",
         revision=settings.model_revision,
         trust_remote_code=settings.trust_remote_code,
         records_directory=str(settings.state_directory / "models"),
@@ -57,7 +57,7 @@ def build_model_server(settings: Settings) -> ModelServerChoice:
 def build_text_embedding_model(settings: Settings) -> TextEmbeddingModel:
     """The embedding model of these settings."""
     return TextEmbeddingModel(
-        model=settings.embedding_model or settings.model,
+        model=settings.embedding_model or settings.model or "",
         revision=settings.embedding_revision if settings.embedding_model else settings.model_revision,
         trust_remote_code=settings.trust_remote_code,
         records_directory=str(settings.state_directory / "models"),

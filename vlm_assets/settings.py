@@ -29,7 +29,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PREFIX = "VLM_ASSETS_"
-EXAMPLE_MODEL = Path(__file__).resolve().parent / "demo" / "model"
+EXAMPLE = "example"
+"""Name of the example model in ``VLM_ASSETS_MODEL``, and of the folder of a home that holds the example."""
+EXAMPLE_MODEL = CHECKOUT / "examples" / "model"
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -63,8 +65,10 @@ class Settings(BaseSettings):
         " the catalogue's own, 1000 at first.",
     )
 
-    model: str = Field(
-        str(EXAMPLE_MODEL), description="Vision-language model: a local folder or a hub id. Safetensors only."
+    model: str | None = Field(
+        None,
+        description="Vision-language model: a local folder or a hub id, or 'example'. Safetensors only."
+        " Default: none; the example model for a home with the rendered example.",
     )
     model_revision: str | None = Field(None, description="Hub revision (commit, tag or branch) of the model.")
     trust_remote_code: bool = Field(
@@ -222,6 +226,10 @@ class Settings(BaseSettings):
         # (owner/name) stays as it is unless a folder of that name is there.
         if model is None:
             return None
+        if model == EXAMPLE:
+            if not EXAMPLE_MODEL.is_dir():
+                raise ValueError("only a checkout has the example model; this is an installed package")
+            return str(EXAMPLE_MODEL)
         folder = Path(model).expanduser()
         if folder.is_dir():
             return str(folder.absolute())
@@ -307,10 +315,36 @@ def load_settings(**overrides: object) -> Settings:
             f"{PREFIX}FAILED_SHARE_WARN ({settings.failed_share_warn}) is above"
             f" {PREFIX}FAILED_SHARE_ERROR ({settings.failed_share_error}); set it to at most that."
         )
+    if settings.model is None and holds_example(settings.home) and EXAMPLE_MODEL.is_dir():
+        settings = settings.model_copy(update={"model": str(EXAMPLE_MODEL)})
     _refuse_unused_server_settings(settings)
     if settings.engine == "server" and settings.server_url is None:
         _refuse_unfinished_starts(settings)
     return settings
+
+
+def holds_example(home: Path) -> bool:
+    """Whether the rendered example lies in this home."""
+    return (home / EXAMPLE / "example.json").is_file()
+
+
+def require_models(settings: Settings) -> None:
+    """Return if a describing and an embedding model are chosen. Raises SettingsError, which says what to set.
+
+    A model server at an address knows its own model, but nothing that embeds.
+    """
+    served = settings.engine == "server" and settings.server_url is not None
+    example = f", or {PREFIX}MODEL={EXAMPLE} for the example model" if EXAMPLE_MODEL.is_dir() else ""
+    if settings.model is None and not served:
+        raise SettingsError(
+            f"{PREFIX}MODEL is not set, so nothing can describe your images. Set it to a model's folder or"
+            f" hub id{example}."
+        )
+    if settings.model is None and settings.embedding_model is None:
+        raise SettingsError(
+            f"{PREFIX}EMBEDDING_MODEL is not set, and the server at {PREFIX}SERVER_URL only describes. Set it"
+            f" to an embedding model's folder or hub id{example}."
+        )
 
 
 def _refuse_unfinished_starts(settings: Settings) -> None:

@@ -53,7 +53,7 @@ class ModelServerChoice(dg.Config):
 class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
     """The model that describes properties."""
 
-    model: str = Field(description="A local folder or a hub id.")
+    model: str = Field(description="A local folder or a hub id; empty where none is chosen.")
     revision: str | None = Field(None, description="Commit, tag or branch on the hub.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
     records_directory: str | None = Field(
@@ -131,7 +131,8 @@ class TextEmbeddingModel(dg.ConfigurableResource["TextEmbeddingModel"]):
     """The model that embeds the text of descriptions."""
 
     model: str = Field(
-        description="A local folder or a hub id; a vision-language model lends its text layers."
+        description="A local folder or a hub id; a vision-language model lends its text layers;"
+        " empty where none is chosen."
     )
     revision: str | None = Field(None, description="Commit, tag or branch on the hub.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")

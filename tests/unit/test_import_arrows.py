@@ -7,16 +7,21 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MODULES = sorted(
-    path for package in ("vlm_assets", "sensors", "resources") for path in (CHECKOUT / package).rglob("*.py")
+    path
+    for package in ("examples", "vlm_assets", "sensors", "resources")
+    for path in (CHECKOUT / package).rglob("*.py")
 )
+# The commands that a checkout has and an installed package lacks.
+OF_A_CHECKOUT = "vlm_assets/cli/example.py"
 # The thin Dagster classes: the only ones below resources/ that may import it.
 THIN = {"resources/devices/resource.py", "resources/engine/resource.py", "resources/publishing/parquet_io.py"}
 
 
-def imported(path: Path) -> set[str]:
-    """Every module that a file imports, inside functions too."""
+def imported(path: Path, *, in_functions: bool = True) -> set[str]:
+    """Every module that a file imports."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if in_functions else tree.body:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -30,11 +35,15 @@ def tops(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(CHECKOUT)))
 def test_imports_point_from_assets_to_sensors_to_resources(path):
-    """vlm_assets imports sensors and resources, sensors import resources, resources import neither."""
+    """examples import all, vlm_assets imports sensors and resources, sensors import resources alone."""
     name = str(path.relative_to(CHECKOUT))
     package = name.partition("/")[0]
-    forbidden = {"vlm_assets": set(), "sensors": {"vlm_assets"}, "resources": {"vlm_assets", "sensors"}}
-    assert not tops(path) & forbidden[package]
+    above = ["examples", "vlm_assets", "sensors", "resources"]
+    of_checkout = {"examples"} if name == OF_A_CHECKOUT else set()
+    assert not (tops(path) - of_checkout) & set(above[: above.index(package)])
+    assert "examples" not in {one.partition(".")[0] for one in imported(path, in_functions=False)} or (
+        package == "examples"
+    ), "an installed package has no examples"
     if package == "resources" and name not in THIN:
         assert "dagster" not in tops(path), "only the thin classes know Dagster"
     if name.startswith("resources/journal/"):

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli import alerts, care, devices, pause, trial
-from vlm_assets.cli.options import AsJson, Home, chosen_settings, warn_of_example_model
-from vlm_assets.settings import PREFIX
+from vlm_assets.cli import alerts, care, devices, example, pause, trial
+from vlm_assets.cli.options import AsJson, Home, chosen_settings
+from vlm_assets.settings import PREFIX, require_models
 
 if TYPE_CHECKING:
     from vlm_assets.catalog.report import IngestReport
     from vlm_assets.operate.status import Status
-    from vlm_assets.settings import Settings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,19 +29,12 @@ app = typer.Typer(
     help="Property descriptions and embeddings as Dagster partitions that are never lost.",
 )
 
-Properties = Annotated[int, typer.Option(min=1, help="Example properties to render.")]
 RangeSize = Annotated[int | None, typer.Option(min=1, help="Properties a partition.")]
-Seed = Annotated[int, typer.Option(help="Seed of the example properties.")]
 
 _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
 """Times of the clock on the wall, as people write them."""
 
-EXAMPLE_PROPERTIES = 240
-EXAMPLE_RANGE_SIZE = 20
-EXAMPLE_SEED = 7
-
-
-_OURS = frozenset({"vlm_assets", "resources", "sensors"})
+_OURS = frozenset({"vlm_assets", "resources", "sensors", "examples"})
 
 
 def main() -> None:
@@ -107,64 +99,6 @@ def ingest(
 
 
 @app.command()
-def example(
-    home: Home = None,
-    properties: Properties = EXAMPLE_PROPERTIES,
-    range_size: RangeSize = None,
-    seed: Seed = EXAMPLE_SEED,
-) -> None:
-    """Render and catalogue the example properties; runs nothing."""
-    _take_in_example(chosen_settings(home), properties, range_size, seed)
-
-
-@app.command()
-def demo(
-    home: Home = None,
-    properties: Properties = EXAMPLE_PROPERTIES,
-    range_size: RangeSize = None,
-    seed: Seed = EXAMPLE_SEED,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the pages, on loopback.")] = 3000,
-    exit_when_done: Annotated[
-        bool, typer.Option("--exit", help="Stop when all is done; 0 only if all partitions are sound.")
-    ] = False,
-) -> None:
-    """Dagster UI and a backfill of all that is missing, with new properties of VLM_ASSETS_SOURCE taken in.
-
-    Without a source: of what the home's catalogue holds, and where it holds nothing yet, of the example.
-    """
-    from vlm_assets.catalog.ingest import ingest as take_in
-    from vlm_assets.demo.example import is_example
-    from vlm_assets.operate.run import run_backfill
-    from vlm_assets.resource_settings import build_gpu
-
-    current = chosen_settings(home)
-    of_example = current.source is None and is_example(current.home)
-    if of_example:
-        _take_in_example(current, properties, range_size, seed)
-    elif current.source is None:
-        typer.echo(f"{PREFIX}SOURCE is not set: nothing new is taken in. Going on with {current.home}.")
-    else:
-        report = take_in(
-            current.source,
-            current.home,
-            range_size=range_size or current.range_size,
-            image_root=current.image_root,
-        )
-        _say(report)
-    warn_of_example_model(current)
-    code = run_backfill(
-        home=current.home,
-        dagster_home=current.dagster_home,
-        slots=len(build_gpu(current).find()),
-        port=port,
-        exit_when_done=exit_when_done,
-        accuracy=lambda: _accuracy(current) if of_example else None,
-        grace_seconds=current.grace_seconds,
-    )
-    raise typer.Exit(code)
-
-
-@app.command()
 def serve(
     home: Home = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the pages, on loopback.")] = 3000,
@@ -176,7 +110,7 @@ def serve(
     from vlm_assets.resource_settings import build_gpu
 
     current = chosen_settings(home)
-    warn_of_example_model(current)
+    require_models(current)
     serving.serve(
         home=current.home,
         dagster_home=current.dagster_home,
@@ -185,21 +119,6 @@ def serve(
         grace_seconds=current.grace_seconds,
         console=Console(soft_wrap=True),
     )
-
-
-def _take_in_example(current: Settings, properties: int, range_size: int | None, seed: int) -> None:
-    from vlm_assets.catalog.ingest import ingest as take_in
-    from vlm_assets.demo.example import write_example
-
-    typer.echo(f"Example: {properties} properties with seed {seed} in {current.home / 'example'} ...")
-    listing = write_example(current.home, properties=properties, seed=seed)
-    _say(take_in(listing, current.home, range_size=range_size or EXAMPLE_RANGE_SIZE))
-
-
-def _accuracy(current: Settings) -> str:
-    from vlm_assets.demo.accuracy import accuracy
-
-    return accuracy(current.home).report()
 
 
 def _say(report: IngestReport) -> None:
@@ -252,5 +171,5 @@ def show(
         typer.echo(line)
 
 
-for commands in (alerts, care, devices, pause, trial):
+for commands in (alerts, care, devices, example, pause, trial):
     commands.register(app)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vlm_assets.settings import EXAMPLE_MODEL, PREFIX, Settings, load_settings
+from vlm_assets.settings import PREFIX, Settings, load_settings
 
 Home = Annotated[Path | None, typer.Option(help=f"Folder of all output; default {PREFIX}HOME, else data/.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
@@ -19,18 +19,3 @@ def chosen_settings(home: Path | None = None) -> Settings:
     if home is not None:
         os.environ[f"{PREFIX}HOME"] = str(home.absolute())
     return load_settings()
-
-
-def warn_of_example_model(settings: Settings) -> None:
-    """Say so where the example model would describe a person's own images."""
-    from vlm_assets.demo.example import is_example
-
-    chosen = settings.model != str(EXAMPLE_MODEL) or settings.server_url is not None
-    if chosen or is_example(settings.home):
-        return
-    typer.secho(
-        f"{PREFIX}MODEL is not set, so the example model describes your images. It knows nothing but the"
-        " rendered example: its answers are no descriptions of them.",
-        fg="yellow",
-        err=True,
-    )

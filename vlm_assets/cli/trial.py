@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli.options import Home, chosen_settings, warn_of_example_model
-from vlm_assets.settings import PREFIX
+from vlm_assets.cli.options import Home, chosen_settings
+from vlm_assets.settings import PREFIX, require_models
 
 if TYPE_CHECKING:
     from vlm_assets.operate.batch_trials import BatchTrial
@@ -41,7 +41,7 @@ def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None) -> 
 
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
-    warn_of_example_model(current)
+    require_models(current)
     gpu, model = build_gpu(current), build_vision_language_model(current)
     if not batch_images:
         _show(run_trial(current, catalog, gpu, model, limit=limit))

@@ -30,6 +30,8 @@ _INSTALL_TORCHVISION = ".venv/bin/pip install -c constraints.txt -e '.[torchvisi
 class ModelSource:
     """Where a model comes from: a local folder, or a hub id with a revision (commit, tag or branch).
 
+    An empty name stands for no choice: a server at an address may know its model, everything else refuses it.
+
     records: folder that remembers what it is: digests of a local folder's large files, and the commit that a
     hub's branch stood for when this home first used it.
     """
@@ -43,7 +45,7 @@ class ModelSource:
     def folder(self) -> Path | None:
         """The model's folder, where it is local."""
         path = Path(self.name).expanduser()
-        return path if path.is_dir() else None
+        return path if self.name and path.is_dir() else None
 
     @property
     def location(self) -> str:
@@ -57,6 +59,11 @@ def exact_revision(source: ModelSource) -> str:
     Needs no torch. A hub branch is asked for online and, where the hub cannot be reached, taken from the
     local cache; with ``records`` it stays what it was at first. Raises ModelLoadError where nobody knows it.
     """
+    if not source.name:
+        raise ModelLoadError(
+            "no model is chosen: set VLM_ASSETS_MODEL to a model's folder or hub id; with a server at an"
+            " address, VLM_ASSETS_EMBEDDING_MODEL too"
+        )
     if source.folder is not None:
         return _folder_digest(source.folder, source.records)
     if source.records is None:

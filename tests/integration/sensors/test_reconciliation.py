@@ -14,13 +14,13 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from examples.rendered_properties import write_example
 from resources.alerts.outbox import Outbox
 from resources.devices.left_out import LeftOutDevices
 from resources.state.workers import Workers
 from sensors.dagster_internals.partition_history import PartitionHistory
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.demo.example import write_example
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 from vlm_assets.operate.dagster_server.server import dagster_server, free_port
 

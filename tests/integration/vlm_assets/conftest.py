@@ -6,9 +6,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from examples.rendered_properties import write_example
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.definitions import build_defs
-from vlm_assets.demo.example import write_example
 from vlm_assets.settings import Settings, load_settings
 
 KEY = "000000000-000000007"

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from vlm_assets.demo.truth import FIELDS, draw_truth
+from examples.truth import FIELDS, draw_truth
 from vlm_assets.property_description import PropertyDescription
 
 

@@ -2,7 +2,17 @@
 
 import pytest
 
-from vlm_assets.settings import CHECKOUT, Settings, SettingsError, load_settings
+from resources.engine.protocol import ModelLoadError
+from vlm_assets import settings as settings_module
+from vlm_assets.resource_settings import build_text_embedding_model, build_vision_language_model
+from vlm_assets.settings import (
+    CHECKOUT,
+    EXAMPLE_MODEL,
+    Settings,
+    SettingsError,
+    load_settings,
+    require_models,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +81,48 @@ def test_a_hub_id_stays_as_it_is(monkeypatch):
     assert load_settings().model == "owner/name"
     monkeypatch.setenv("VLM_ASSETS_MODEL", "./owner/name")
     with pytest.raises(SettingsError, match="there is no folder"):
+        load_settings()
+
+
+def test_no_model_is_chosen_by_itself(monkeypatch, tmp_path):
+    """The example model knows nothing of a person's images: it describes them only when asked for by name."""
+    settings = load_settings(home=tmp_path)
+    assert settings.model is None
+    with pytest.raises(SettingsError, match=r"VLM_ASSETS_MODEL is not set.*VLM_ASSETS_MODEL=example"):
+        require_models(settings)
+    with pytest.raises(ModelLoadError, match="set VLM_ASSETS_MODEL"):
+        build_vision_language_model(settings).exact_revision()
+    monkeypatch.setenv("VLM_ASSETS_MODEL", "example")
+    settings = load_settings(home=tmp_path)
+    assert settings.model == str(EXAMPLE_MODEL)
+    require_models(settings)
+
+
+def test_a_server_at_an_address_needs_an_embedding_model_beside_it(monkeypatch, tmp_path):
+    """Embeddings never come from the example model because only a server's address was set."""
+    monkeypatch.setenv("VLM_ASSETS_ENGINE", "server")
+    monkeypatch.setenv("VLM_ASSETS_SERVER_URL", "http://127.0.0.1:1/v1")
+    with pytest.raises(SettingsError, match="VLM_ASSETS_EMBEDDING_MODEL is not set"):
+        require_models(load_settings(home=tmp_path))
+    with pytest.raises(ModelLoadError, match="VLM_ASSETS_EMBEDDING_MODEL"):
+        build_text_embedding_model(load_settings(home=tmp_path)).exact_revision()
+    monkeypatch.setenv("VLM_ASSETS_EMBEDDING_MODEL", "owner/name")
+    require_models(load_settings(home=tmp_path))
+
+
+def test_a_home_with_the_rendered_example_has_the_example_model(monkeypatch, tmp_path):
+    """What `make run` began, every later command and service goes on with, without a setting."""
+    (tmp_path / "example").mkdir()
+    (tmp_path / "example" / "example.json").write_text("{}")
+    assert load_settings(home=tmp_path).model == str(EXAMPLE_MODEL)
+    assert load_settings(home=tmp_path, model="owner/name").model == "owner/name"
+
+
+def test_an_installed_package_says_that_it_has_no_example_model(monkeypatch, tmp_path):
+    """Asked for by name without a checkout, it is refused; nothing is chosen in its place."""
+    monkeypatch.setattr(settings_module, "EXAMPLE_MODEL", tmp_path / "nothing")
+    monkeypatch.setenv("VLM_ASSETS_MODEL", "example")
+    with pytest.raises(SettingsError, match="only a checkout has the example model"):
         load_settings()
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.scenes import draw_property, render
+from examples.truth import FIELDS, draw_truth
 from resources.engine.embedder import TextEmbedder, description_text
 from resources.engine.ladder import LadderSettings, describe_batch
 from resources.engine.prompt import build_prompt
@@ -19,11 +21,9 @@ from resources.engine.schema import load_schema
 from resources.engine.transformers.model_loading import ModelSource
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.images.images import LoadedProperty
-from vlm_assets.demo.scenes import draw_property, render
-from vlm_assets.demo.truth import FIELDS, draw_truth
 
 ROOT = Path(__file__).parents[4]
-EXAMPLE_MODEL = ROOT / "vlm_assets" / "demo" / "model"
+EXAMPLE_MODEL = ROOT / "examples" / "model"
 SEED = 11
 COUNT = 24
 SETTINGS = LadderSettings(max_new_tokens=256)

@@ -10,9 +10,9 @@ import psutil
 import pytest
 from rich.console import Console
 
+from examples.rendered_properties import write_example
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.demo.example import write_example
 from vlm_assets.operate.dagster_server.server import free_port
 from vlm_assets.operate.run import INTERRUPTED, run_backfill
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 
+from examples.rendered_properties import write_example
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.demo.example import write_example
 from vlm_assets.operate.dagster_server.api import DagsterApi
 
 PROGRAM = Path(sys.executable).with_name("vlm-assets")

@@ -1,4 +1,4 @@
-"""Training of the example model: ``python -m vlm_assets.demo.training --output FOLDER --seed N``.
+"""Training of the example model: ``python -m examples.training --output FOLDER --seed N``.
 
 What lives here: the loss, the loop and what is saved. What does not: the model's shape (architecture.py),
 the batches (training_data.py) and how good it is (evaluation.py). Two things decide how fast it learns: a
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vlm_assets.demo.architecture import (
+from examples.architecture import (
     answer_ids,
     answer_text,
     build_model,
@@ -29,11 +29,11 @@ from vlm_assets.demo.architecture import (
     build_tokenizer,
     prompt_ids,
 )
-from vlm_assets.demo.evaluation import evaluate
-from vlm_assets.demo.model_card import write_card
-from vlm_assets.demo.scenes import VIEWS, VISIBLE
-from vlm_assets.demo.training_data import Example, batches, classes
-from vlm_assets.demo.truth import FIELDS
+from examples.evaluation import evaluate
+from examples.model_card import write_card
+from examples.scenes import VIEWS, VISIBLE
+from examples.training_data import Example, batches, classes
+from examples.truth import FIELDS
 
 STEPS: Final = 900
 _BATCH, _FRESH = 24, 12

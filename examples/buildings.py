@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from vlm_assets.demo.canvas import GROUND, Canvas, Color, darker, lighter, mix
-from vlm_assets.demo.facades import draw_storey, draw_window
-from vlm_assets.demo.plants import bush, tree
+from examples.canvas import GROUND, Canvas, Color, darker, lighter, mix
+from examples.facades import draw_storey, draw_window
+from examples.plants import bush, tree
 from vlm_assets.property_description import PropertyDescription
 
 _FACADES: Final[dict[str, tuple[Color, ...]]] = {

@@ -14,11 +14,11 @@ from typing import Final
 
 from PIL import ExifTags, Image
 
-from vlm_assets.demo.buildings import Exterior, draw_rear, draw_sky, draw_street
-from vlm_assets.demo.canvas import Canvas, Light, develop
-from vlm_assets.demo.gardens import draw_backdrop, draw_garden
-from vlm_assets.demo.rooms import Interior, draw_bathroom, draw_bedroom, draw_kitchen, draw_living_room
-from vlm_assets.demo.truth import Purpose, draw_truth, property_random
+from examples.buildings import Exterior, draw_rear, draw_sky, draw_street
+from examples.canvas import Canvas, Light, develop
+from examples.gardens import draw_backdrop, draw_garden
+from examples.rooms import Interior, draw_bathroom, draw_bedroom, draw_kitchen, draw_living_room
+from examples.truth import Purpose, draw_truth, property_random
 from vlm_assets.property_description import PropertyDescription
 
 PHOTO_SIZE: Final = (320, 240)

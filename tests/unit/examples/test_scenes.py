@@ -5,9 +5,9 @@ import io
 import numpy as np
 from PIL import Image
 
-from vlm_assets.demo.architecture import IMAGE_SIDE
-from vlm_assets.demo.scenes import PHOTO_SIZE, VISIBLE, draw_property, encode_photo, render
-from vlm_assets.demo.truth import FIELDS
+from examples.architecture import IMAGE_SIDE
+from examples.scenes import PHOTO_SIZE, VISIBLE, draw_property, encode_photo, render
+from examples.truth import FIELDS
 
 
 def test_photos_are_the_same_each_time() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from vlm_assets.demo.canvas import GROUND, Canvas, Color, darker, lighter
+from examples.canvas import GROUND, Canvas, Color, darker, lighter
 
 _CLIMBERS: Final = ((74, 116, 62), (92, 138, 74), (206, 110, 130))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from vlm_assets.demo.canvas import Canvas, darker, lighter, mix
-from vlm_assets.demo.plants import BLOSSOMS, bush, pot, tree
+from examples.canvas import Canvas, darker, lighter, mix
+from examples.plants import BLOSSOMS, bush, pot, tree
 from vlm_assets.property_description import PropertyDescription
 
 

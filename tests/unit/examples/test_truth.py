@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from vlm_assets.demo.evaluation import lift
-from vlm_assets.demo.training_data import classes
-from vlm_assets.demo.truth import FIELDS, RARE, draw_truth, known
+from examples.evaluation import lift
+from examples.training_data import classes
+from examples.truth import FIELDS, RARE, draw_truth, known
 
 
 def test_the_same_seed_and_index_give_the_same_truth() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from vlm_assets.demo.canvas import Canvas, Color, darker, lighter
+from examples.canvas import Canvas, Color, darker, lighter
 
 _GREENS: Final[tuple[Color, ...]] = ((84, 128, 66), (98, 142, 74), (72, 114, 70), (112, 146, 66))
 BLOSSOMS: Final[tuple[Color, ...]] = (

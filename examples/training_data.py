@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from vlm_assets.demo.architecture import IMAGE_SIDE, kept_views
-from vlm_assets.demo.scenes import VISIBLE, draw_property, render
-from vlm_assets.demo.truth import FIELDS, RARE, draw_truth
+from examples.architecture import IMAGE_SIDE, kept_views
+from examples.scenes import VISIBLE, draw_property, render
+from examples.truth import FIELDS, RARE, draw_truth
 from vlm_assets.property_description import PropertyDescription
 
 Images = npt.NDArray[np.uint8]

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from vlm_assets.demo.canvas import Canvas, Color, darker, lighter, mix
-from vlm_assets.demo.plants import pot
+from examples.canvas import Canvas, Color, darker, lighter, mix
+from examples.plants import pot
 from vlm_assets.property_description import PropertyDescription
 
 _WALLS: Final[tuple[Color, ...]] = (

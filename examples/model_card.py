@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from examples.evaluation import Evaluation
 from resources.storage.files import write_replacing
-from vlm_assets.demo.evaluation import Evaluation
 
 _CARD = """\
 ---
@@ -25,7 +25,7 @@ by field. It has never seen a photo of a real property and is of no use for one.
 - **Embedding**: the mean of the text layers' last hidden states over a text's tokens (128 numbers),
   trained so that the cosine of two descriptions is about the share of fields on which they agree.
 - **Made by** `make example-model` (seed {seed}, {steps} steps, {minutes:.0f} minutes), from properties
-  rendered by `vlm_assets/demo/scenes.py`. Some training examples lack images: what the others cannot
+  rendered by `examples/scenes.py`. Some training examples lack images: what the others cannot
   show is guessed.
 
 ## Evaluation

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlm_assets.demo.accuracy import NoTruthError, accuracy
+from examples.accuracy import NoTruthError, accuracy
 
 
 def _truth(home: Path, rows: list[dict[str, Any]]) -> None:

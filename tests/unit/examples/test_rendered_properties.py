@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from vlm_assets.demo.example import (
+from examples.rendered_properties import (
     ExampleMismatchError,
     folder_name,
     hard_properties,
@@ -17,7 +17,7 @@ from vlm_assets.demo.example import (
     truth_type,
     write_example,
 )
-from vlm_assets.demo.truth import FIELDS, draw_truth, known
+from examples.truth import FIELDS, draw_truth, known
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from PIL import Image
 from pydantic import ValidationError
 
-from vlm_assets.demo.architecture import answer_text
-from vlm_assets.demo.scenes import draw_property, encode_photo, render
-from vlm_assets.demo.truth import FIELDS, RARE, draw_truth, known
+from examples.architecture import answer_text
+from examples.scenes import draw_property, encode_photo, render
+from examples.truth import FIELDS, RARE, draw_truth, known
 from vlm_assets.property_description import PropertyDescription
 
 EVALUATION_SEED: Final = 20_260_101

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_assets.demo.example import list_properties, write_example
+from examples.rendered_properties import list_properties, write_example
 
 PROPERTIES, SEED = 4, 5
 
@@ -17,7 +17,7 @@ PROPERTIES, SEED = 4, 5
 _CHILD = """
 import os, signal, sys
 from pathlib import Path
-from vlm_assets.demo import example
+from examples import rendered_properties as example
 
 home, files = Path(sys.argv[1]), int(sys.argv[2])
 written = 0

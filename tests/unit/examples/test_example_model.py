@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import vlm_assets.demo
-from vlm_assets.demo.architecture import answer_ids, answer_text, prompt_ids
-from vlm_assets.demo.evaluation import ask, embed, lift
-from vlm_assets.demo.scenes import draw_property, encode_photo, render
-from vlm_assets.demo.truth import FIELDS, draw_truth, known
+import examples
+from examples.architecture import answer_ids, answer_text, prompt_ids
+from examples.evaluation import ask, embed, lift
+from examples.scenes import draw_property, encode_photo, render
+from examples.truth import FIELDS, draw_truth, known
 from vlm_assets.property_description import PropertyDescription
 
-FOLDER = Path(vlm_assets.demo.__file__).with_name("model")
+FOLDER = Path(examples.__file__).with_name("model")
 SEED = 424_242
 
 

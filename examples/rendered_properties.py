@@ -24,6 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from examples.scenes import Property, draw_property, encode_photo, render
+from examples.truth import FIELDS, draw_truth, known
 from resources.storage.files import (
     TEMPORARY_SUFFIX,
     make_directory,
@@ -31,11 +33,8 @@ from resources.storage.files import (
     write_replacing,
     write_temporary,
 )
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.image_root import ImageRoot
-from vlm_assets.demo.scenes import Property, draw_property, encode_photo, render
-from vlm_assets.demo.truth import FIELDS, draw_truth, known
 from vlm_assets.property_description import PropertyDescription
+from vlm_assets.settings import EXAMPLE
 
 Hard = Literal["corrupt_image", "missing_image", "one_image", "rotated_images", "no_readable_image"]
 
@@ -43,8 +42,6 @@ _RENDERER: Final = 2
 """Raised when the same seed would look different: an example is then rendered into a new home."""
 
 _WORKERS: Final = 2
-
-_FOLDER: Final = "example"
 
 
 class ExampleMismatchError(ValueError):
@@ -73,7 +70,7 @@ def write_example(home: Path, *, properties: int = 240, seed: int = 7, workers: 
     """
     if properties < 1:
         raise ValueError(f"an example needs at least one property, not {properties}")
-    folder = home / _FOLDER
+    folder = home / EXAMPLE
     make_directory(folder / "images")
     _claim(folder, properties=properties, seed=seed)
     _remove_leftovers(folder / "images")
@@ -88,15 +85,6 @@ def write_example(home: Path, *, properties: int = 240, seed: int = 7, workers: 
     rows = ({"property_id": one.property_id, "images": one.images} for one in listed)
     _write_once(listing, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     return listing
-
-
-def is_example(home: Path) -> bool:
-    """Whether the home's catalogue is of an example, or there is none yet. Raises CatalogError."""
-    try:
-        catalog = Catalog.open(home)
-    except CatalogMissingError:
-        return True
-    return catalog.images.real == ImageRoot.at(home / _FOLDER).real
 
 
 def list_properties(*, properties: int, seed: int) -> Iterator[Listed]:
