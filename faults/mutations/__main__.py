@@ -44,8 +44,9 @@ _QUICK = {
     "journal": [
         *(
             f"{_JOURNAL}/test_{name}.py"
-            for name in ("commit_protocol", "files", "segments", "manifests", "recovery")
+            for name in ("commit_protocol", "segments", "manifests", "recovery", "superseding")
         ),
+        "tests/unit/resources/storage",
         _JOURNAL,
     ],
     "publication": [

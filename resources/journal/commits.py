@@ -45,14 +45,16 @@ class Committer:
         standing = [segment_number(path.name) for path in directory.iterdir()]
         self._next_number = 1 + max([0, *listed, *standing])
 
-    def commit(self, tables: Iterable[Any]) -> Segment:
+    def commit(self, tables: Iterable[Any], *, superseding: int = 0) -> Segment:
         """Commit the rows of several pyarrow tables as one segment; durable when it returns.
+
+        superseding: how many of the rows take the place of committed failed ones.
 
         Raises FencedError (taken over), SegmentUnreadableError (read back wrong) or OSError; then nothing
         of the group counts as committed, though a later recovery may find and adopt it whole.
         """
         table = pa.concat_tables(tables).sort_by(self._identity.order_column)
-        segment = self._publish_segment(table)
+        segment = self._publish_segment(table).superseding(superseding)
         self._advance(segments=(*self._manifest.segments, segment.record))
         return segment
 

@@ -18,7 +18,10 @@ from resources.storage.sealed_json import BrokenSealError, seal, unseal
 
 @dataclass(frozen=True)
 class HighWaterMark:
-    """The last commit that was acknowledged. One file (two slots) for each key and generation."""
+    """The last commit that was acknowledged. One file (two slots) for each key and generation.
+
+    rows: that count, one for each id. superseded: failed rows beside them whose place others took.
+    """
 
     key: str
     generation: str
@@ -29,6 +32,12 @@ class HighWaterMark:
     given_up: tuple[str, ...] = ()
     """Names of segments whose loss a person accepted, so that the decision outlives one manifest."""
     retired: bool = False
+    superseded: int = 0
+
+    @property
+    def rows_written(self) -> int:
+        """All rows that must be on disk."""
+        return self.rows + self.superseded
 
 
 @dataclass(frozen=True)

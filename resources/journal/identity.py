@@ -15,6 +15,10 @@ import pyarrow as pa
 from resources.journal.errors import JournalMismatchError
 from resources.journal.key_sets import key_set_digest
 
+STATUS, OK = "status", "ok"
+TRIES = "tries"
+"""Columns by which a row says that it may be superseded: it failed, and this was its n-th try (from 1)."""
+
 
 @dataclass(frozen=True)
 class JournalIdentity:
@@ -48,6 +52,19 @@ class JournalIdentity:
             "expected_ids_sha256": key_set_digest(self.expected_ids),
         }
         object.__setattr__(self, "described", described)
+
+    def failed_tries(self, table: Any) -> list[int]:
+        """Of each row: 0 where it is final, else the number of the try that failed.
+
+        Without the two columns every row is final. Raises ValueError for a failed row without a number.
+        """
+        if STATUS not in self.schema.names or TRIES not in self.schema.names:
+            return [0] * table.num_rows
+        rows = zip(table.column(STATUS).to_pylist(), table.column(TRIES).to_pylist(), strict=True)
+        numbers = [0 if status == OK else tries for status, tries in rows]
+        if any(number is None or number < 0 for number in numbers):
+            raise ValueError(f"a failed row does not say in {TRIES!r} which try it was")
+        return numbers
 
     @property
     def segment_metadata(self) -> bytes:

@@ -35,7 +35,7 @@ from resources.journal.high_water_mark import clear_temporaries, read_mark, writ
 from resources.journal.identity import JournalIdentity
 from resources.journal.ordered_reading import read_in_order
 from resources.journal.recovery import Recovery, mark_of, refuse_loss, settle, survey
-from resources.journal.segments import Segment
+from resources.journal.segments import Segment, may_supersede
 from resources.journal.writer_lock import LOCK_NAME, WriterLock
 from resources.storage import files
 
@@ -66,8 +66,13 @@ class Journal:
         self._lock = lock
         self._committer = committer
         self._segments = list(segments)
-        self._done = {i for segment in segments for i in segment.ids}
-        self._taken = set(self._done)
+        # The number of the try that failed, 0 for a final row, by the id of each committed row.
+        self._done = {
+            one: tries
+            for segment in segments
+            for one, tries in zip(segment.ids, segment.failed_tries, strict=True)
+        }
+        self._waiting: set[str] = set()
         self._guard = threading.Lock()
         self._closed = False
         self._tell: Callable[[int], None] | None = None
@@ -152,13 +157,19 @@ class Journal:
             return frozenset(self._done)
 
     @property
+    def failed_tries(self) -> dict[str, int]:
+        """Committed rows that failed: the number of their try, by id. A later try may supersede them."""
+        with self._guard:
+            return {one: tries for one, tries in self._done.items() if tries}
+
+    @property
     def missing_ids(self) -> frozenset[str]:
         """Expected ids whose rows are not committed yet (submitted ones may be waiting)."""
         return self._identity.expected_ids - self.done_ids
 
     @property
     def committed_rows(self) -> int:
-        """Rows that are committed and durable."""
+        """Rows that are committed and durable, one for each id."""
         with self._guard:
             return len(self._done)
 
@@ -178,6 +189,8 @@ class Journal:
     def submit(self, table: Any) -> None:
         """Queue the rows of a whole planned batch (pyarrow table); does not wait for the disk.
 
+        A row may supersede a committed failed row of its id by a later try, never an ok row.
+
         Raises RowsRefusedError, DuplicateIdsError, UnexpectedIdsError (nothing of the table is taken),
         or the error of an earlier commit.
         """
@@ -185,8 +198,9 @@ class Journal:
         if table.num_rows == 0:
             return
         ids = self._checked_ids(table)
+        with self._guard:
+            self._waiting |= ids
         self._thread.submit(table)
-        self._taken.update(ids)
 
     def flush(self) -> None:
         """Return when every submitted row is committed and durable. Raises the commit's error if not."""
@@ -194,7 +208,7 @@ class Journal:
         self._thread.flush()
 
     def read_ordered(self, batch_rows: int = 1024) -> Iterator[Any]:
-        """All rows committed by now, as record batches by the order column; memory stays bounded."""
+        """The rows committed by now, as record batches by the order column; memory stays bounded."""
         self._refuse_closed()
         with self._guard:
             segments = tuple(self._segments)
@@ -262,8 +276,15 @@ class Journal:
         ids = set(listed)
         if foreign := ids - identity.expected_ids:
             raise UnexpectedIdsError(f"{identity.key}: these ids are not of this range: {sample(foreign)}")
-        twice = {i for i in ids if listed.count(i) > 1} if len(ids) < len(listed) else set()
-        if doubled := twice | (ids & self._taken):
+        try:
+            tries = dict(zip(listed, identity.failed_tries(table), strict=True))
+        except ValueError as error:
+            raise RowsRefusedError(f"{identity.key}: {error}; nothing was taken") from error
+        doubled = {i for i in ids if listed.count(i) > 1} if len(ids) < len(listed) else set()
+        with self._guard:
+            doubled |= ids & self._waiting
+            doubled |= {i for i in ids & self._done.keys() if not may_supersede(tries[i], self._done[i])}
+        if doubled:
             raise DuplicateIdsError(
                 f"{identity.key}: these ids are committed or submitted already: {sample(doubled)}"
             )
@@ -277,15 +298,17 @@ class Journal:
             raise named from (None if named is error else error)
 
     def _commit(self, tables: Sequence[Any]) -> None:
-        """Runs in the commit thread."""
+        """Runs in the commit thread, which alone writes ``_done``."""
+        ids = {one for table in tables for one in table.column(self._identity.id_column).to_pylist()}
         try:
-            segment = self._committer.commit(tables)
+            segment = self._committer.commit(tables, superseding=len(ids & self._done.keys()))
         except (OSError, SegmentUnreadableError) as error:
             named = self._lock.named_error(error, doing="a commit")
             raise named from (None if named is error else error)
         with self._guard:
             self._segments.append(segment)
-            self._done.update(segment.ids)
+            self._done.update(zip(segment.ids, segment.failed_tries, strict=True))
+            self._waiting -= ids
             tell, rows = self._tell, len(self._done)
         if tell is not None:
             try:

@@ -46,7 +46,12 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Rows in all listed segments."""
+        """Rows that count: one for each id."""
+        return sum(record.rows - record.superseding for record in self.segments)
+
+    @property
+    def rows_written(self) -> int:
+        """Rows in all listed segments, superseded ones too."""
         return sum(record.rows for record in self.segments)
 
     def encode(self) -> bytes:

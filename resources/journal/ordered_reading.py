@@ -39,10 +39,19 @@ class _SegmentCache:
         return table
 
 
+def _counting(segments: Sequence[Segment]) -> list[bool]:
+    """Of each row of all segments, whether it counts: the last one of its id does."""
+    ids = [one for segment in segments for one in segment.ids]
+    last = {one: number for number, one in enumerate(ids)}
+    return [last[one] == number for number, one in enumerate(ids)]
+
+
 def read_in_order(
     directory: Path, segments: Sequence[Segment], schema: Any, batch_rows: int
 ) -> Iterator[Any]:
-    """All rows of verified segments as pyarrow record batches of up to ``batch_rows``, by order column.
+    """The rows of verified segments as pyarrow record batches of up to ``batch_rows``, by order column.
+
+    ``segments`` in the order of their commits: of an id's rows the last one counts.
 
     Memory: the index, one batch and the cache. Raises SegmentUnreadableError where a segment has changed.
     """
@@ -52,6 +61,8 @@ def read_in_order(
     owners = pa.concat_arrays([pa.repeat(n, len(s.orders)) for n, s in enumerate(segments)])
     places = pa.concat_arrays([pa.array(range(len(s.orders)), pa.int32()) for s in segments])
     order = pc.sort_indices(orders)
+    if any(segment.record.superseding for segment in segments):
+        order = order.filter(pa.array(_counting(segments)).take(order))
     cache = _SegmentCache(directory)
     for start in range(0, len(order), batch_rows):
         chosen = order.slice(start, batch_rows)

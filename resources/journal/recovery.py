@@ -29,6 +29,7 @@ from resources.journal.segments import (
     SEGMENT_NAME,
     Segment,
     SegmentRecord,
+    may_supersede,
     verify_listed,
     verify_unlisted,
 )
@@ -61,8 +62,8 @@ class Survey:
 
     @property
     def rows(self) -> int:
-        """Rows that can be restored."""
-        return sum(segment.record.rows for segment in self.segments)
+        """Rows that can be restored, one for each id."""
+        return sum(segment.record.rows - segment.record.superseding for segment in self.segments)
 
 
 @dataclass(frozen=True)
@@ -194,19 +195,25 @@ def _verify(
 def _choose(
     checked: Mapping[str, Segment | SegmentUnreadableError], records: Mapping[str, SegmentRecord]
 ) -> tuple[list[Segment], dict[str, str]]:
-    """The segments that count, listed ones before those to adopt, and why the others do not."""
+    """The segments that count, listed ones before those to adopt, and why the others do not.
+
+    A later row may only take the place of a failed row of an earlier try, and of no other.
+    """
     kept: list[Segment] = []
     broken: dict[str, str] = {}
-    seen: set[str] = set()
+    seen: dict[str, int] = {}
     for name in sorted(checked, key=lambda name: (name not in records, name)):
         found = checked[name]
         if isinstance(found, SegmentUnreadableError):
             broken[name] = str(found)
-        elif not seen.isdisjoint(found.ids):
+            continue
+        tries = dict(zip(found.ids, found.failed_tries, strict=True))
+        again = seen.keys() & tries.keys()
+        if not all(may_supersede(tries[one], seen[one]) for one in again):
             broken[name] = "holds ids that are committed already"
         else:
-            seen.update(found.ids)
-            kept.append(found)
+            seen |= tries
+            kept.append(found.superseding(len(again)))
     return kept, broken
 
 
@@ -215,7 +222,7 @@ def _against_mark(
 ) -> list[str]:
     """Why the restorable state is behind what the high-water mark promises; empty where it is not."""
     high = mark.mark
-    rows = sum(segment.record.rows for segment in kept)
+    rows = sum(segment.record.rows for segment in kept)  # Superseded ones too: none of them is deleted.
     if high is None:
         known = head is not None and all(number < head.sequence for number in unreadable)
         if known or (head is None and not unreadable and not kept and not mark.damaged):
@@ -225,8 +232,8 @@ def _against_mark(
         ]
     if high.retired:
         return [f"{high.rows} rows were published and this journal retired; it is asked to begin again"]
-    if high.rows > rows:
-        return [f"{high.rows - rows} rows of {high.rows} that the high-water mark promises"]
+    if high.rows_written > rows:
+        return [f"{high.rows_written - rows} rows of {high.rows_written} that the high-water mark promises"]
     behind = head is None or head.sequence < high.sequence
     names = {segment.record.name for segment in kept}
     if behind and high.last_segment is not None and high.last_segment not in names:
@@ -317,6 +324,7 @@ def mark_of(manifest: Manifest) -> HighWaterMark:
         last_segment=manifest.segments[-1].name if manifest.segments else None,
         given_up=manifest.given_up,
         retired=manifest.retired,
+        superseded=manifest.rows_written - manifest.rows,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,17 @@ from resources.journal.key_sets import key_set_digest
 SEGMENT_NAME = re.compile(r"segment-(?P<epoch>\d{6,})-(?P<number>\d{8,})-(?P<sha256>[0-9a-f]{32})\.parquet")
 _OWNER = b"vlm_assets.journal"
 _KEYS = b"vlm_assets.keys"
-_KEYS_START = b"vlm_assets.keys/1 "
+_KEYS_START = b"vlm_assets.keys/2 "
 _KEYS_END = b"\n"
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """What a manifest says about a segment. Orders are the lowest and highest value of the order column."""
+    """What a manifest says about a segment. Orders are the lowest and highest value of the order column.
+
+    superseding: how many of its rows take the place of failed rows in earlier segments.
+    """
 
     name: str
     size: int
@@ -41,6 +44,7 @@ class SegmentRecord:
     key_set_digest: str
     order_min: int
     order_max: int
+    superseding: int = 0
 
     @cached_property
     def json(self) -> str:
@@ -59,11 +63,27 @@ _RECORD = tuple(field.name for field in fields(SegmentRecord))
 
 @dataclass(frozen=True)
 class Segment:
-    """A verified segment: its record, the ids in it, and its order column (pyarrow int64 array)."""
+    """A verified segment: its record, the ids in it, and its order column (pyarrow int64 array).
+
+    failed_tries: of each row, 0 where it is final, else the number of the try that failed.
+    """
 
     record: SegmentRecord
     ids: tuple[str, ...]
     orders: Any
+    failed_tries: tuple[int, ...]
+
+    def superseding(self, rows: int) -> Segment:
+        """The same segment, with the number of its rows that take the place of earlier ones."""
+        return replace(self, record=replace(self.record, superseding=rows))
+
+
+def may_supersede(tries: int, committed: int) -> bool:
+    """Whether a row may take the place of a committed one of its id; both as in ``Segment.failed_tries``.
+
+    Of a failed row alone, and by an ok row or a later try.
+    """
+    return committed > 0 and (tries == 0 or tries > committed)
 
 
 def segment_name(*, epoch: int, number: int, sha256: str) -> str:
@@ -80,8 +100,8 @@ def segment_number(name: str) -> int:
 def encode(table: Any, identity: JournalIdentity) -> bytes:
     """Rows (pyarrow table) as parquet bytes: zstd, page checksums, the owner's identity in the footer.
 
-    The footer also repeats the ids and orders as one line of JSON, so that a re-open, which has the SHA-256
-    of the whole file to go by, need not decode thousands of small files to learn them.
+    The footer also repeats ids, orders and failed tries as one line of JSON, so that a re-open, which has
+    the SHA-256 of the whole file to go by, need not decode thousands of small files to learn them.
     """
     owned = table.replace_schema_metadata({_OWNER: identity.segment_metadata})
     sink = pa.BufferOutputStream()
@@ -92,22 +112,29 @@ def encode(table: Any, identity: JournalIdentity) -> bytes:
     return data
 
 
-def _keys_of(table: Any, identity: JournalIdentity) -> tuple[list[str], list[int]]:
-    return table.column(identity.id_column).to_pylist(), table.column(identity.order_column).to_pylist()
+_Keys = tuple[list[str], list[int], list[int]]
 
 
-def _keys_line(ids: list[str], orders: list[int]) -> bytes:
-    return _KEYS_START + _encode([ids, orders]).encode() + _KEYS_END
+def _keys_of(table: Any, identity: JournalIdentity) -> _Keys:
+    ids, orders = (table.column(name).to_pylist() for name in (identity.id_column, identity.order_column))
+    return ids, orders, identity.failed_tries(table)
 
 
-def _keys_in(data: bytes) -> tuple[list[str], list[int]]:
-    """The ids and orders that a segment's footer repeats. Raises SegmentUnreadableError without them."""
+def _keys_line(ids: list[str], orders: list[int], failed_tries: list[int]) -> bytes:
+    return _KEYS_START + _encode([ids, orders, failed_tries]).encode() + _KEYS_END
+
+
+def _keys_in(data: bytes) -> _Keys:
+    """Ids, orders and failed tries as a segment's footer repeats them.
+
+    Raises SegmentUnreadableError without them.
+    """
     try:
         start = data.rindex(_KEYS_START) + len(_KEYS_START)
-        ids, orders = json.loads(data[start : data.index(_KEYS_END, start)])
+        ids, orders, failed_tries = json.loads(data[start : data.index(_KEYS_END, start)])
     except ValueError as error:
         raise SegmentUnreadableError(f"the footer does not repeat the segment's ids: {error}") from error
-    return ids, orders
+    return ids, orders, failed_tries
 
 
 def decode(data: bytes, where: Path) -> Any:
@@ -133,7 +160,7 @@ def describe(name: str, data: bytes, sha256: str, table: Any, identity: JournalI
         order_min=span["min"].as_py(),
         order_max=span["max"].as_py(),
     )
-    return Segment(record=record, ids=ids, orders=orders)
+    return Segment(record=record, ids=ids, orders=orders, failed_tries=tuple(identity.failed_tries(table)))
 
 
 def verify_listed(path: Path, record: SegmentRecord, identity: JournalIdentity) -> Segment:
@@ -145,10 +172,10 @@ def verify_listed(path: Path, record: SegmentRecord, identity: JournalIdentity) 
     data = _read(path)
     if len(data) != record.size or hashlib.sha256(data).hexdigest() != record.sha256:
         raise SegmentUnreadableError(f"{path} is not what was committed: its SHA-256 or size differs")
-    ids, orders = _keys_in(data)
+    ids, orders, failed_tries = _keys_in(data)
     if len(orders) != record.rows or key_set_digest(ids) != record.key_set_digest:
         raise SegmentUnreadableError(f"{path} does not hold the ids that its manifest says")
-    return Segment(record, tuple(ids), pa.array(orders, pa.int64()))
+    return Segment(record, tuple(ids), pa.array(orders, pa.int64()), tuple(failed_tries))
 
 
 def verify_unlisted(path: Path, identity: JournalIdentity, *, name: str | None = None) -> Segment:
@@ -167,7 +194,11 @@ def verify_unlisted(path: Path, identity: JournalIdentity, *, name: str | None =
         raise SegmentUnreadableError(f"{path} belongs to another journal")
     if not table.schema.remove_metadata().equals(identity.schema.remove_metadata()):
         raise SegmentUnreadableError(f"{path} has another schema")
-    if _keys_in(data) != _keys_of(table, identity):
+    try:
+        keys = _keys_of(table, identity)
+    except ValueError as error:
+        raise SegmentUnreadableError(f"{path}: {error}") from error
+    if _keys_in(data) != keys:
         raise SegmentUnreadableError(f"{path}: its footer names other ids than its rows")
     segment = describe(final, data, sha256, table, identity)
     if not segment.ids or len(set(segment.ids)) != table.num_rows:

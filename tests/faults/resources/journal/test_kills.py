@@ -13,7 +13,7 @@ def test_a_kill_at_every_operation_loses_nothing_promised(writers):
         home = writers.new_home()
         struck = writers.run(home, "kill", at)
         assert struck.error is None, struck.message
-        writers.finish(home, set(struck.promised))
+        writers.finish(home, set(struck.promised), again=struck.promised_again)
         if struck.finished:
             break
         assert struck.killed
@@ -26,7 +26,7 @@ def test_a_write_torn_by_a_kill_is_never_taken_for_a_result(writers):
     for at in itertools.count(1):
         home = writers.new_home()
         struck = writers.run(home, "torn", at, only="write")
-        writers.finish(home, set(struck.promised))
+        writers.finish(home, set(struck.promised), again=struck.promised_again)
         if struck.finished:
             break
 
@@ -41,7 +41,7 @@ def test_a_kill_during_recovery_converges(writers, first):
         damage_newest_manifest(home)
         again = writers.run(home, "kill", at, batches=0)
         assert again.error is None, again.message
-        writers.finish(home, set(struck.promised))
+        writers.finish(home, set(struck.promised), again=struck.promised_again)
         if again.finished:
             break
 
@@ -50,16 +50,18 @@ def test_many_kills_in_a_row_at_random_points_lose_nothing(writers, rounds, seed
     """Fault 2: kills at random operations, several in a row, restarts without end until the work is done."""
     choose = random.Random(seed)
     for number in range(12 * rounds):
-        home, promised = writers.new_home(), set()
+        home, promised, again = writers.new_home(), set(), set()
         while True:
             struck = writers.run(home, choose.choice(["kill", "torn"]), choose.randint(1, 60), total=15)
             assert struck.error is None, (seed, number, struck.message)
             if struck.restored is not None:
                 assert promised <= set(struck.restored), (seed, number)
+                assert again <= set(struck.restored_again), (seed, number)
             promised |= set(struck.promised)
+            again |= set(struck.promised_again)
             if struck.finished:
                 break
-        writers.finish(home, promised, total=15)
+        writers.finish(home, promised, total=15, again=again)
 
 
 def damage_newest_manifest(home):

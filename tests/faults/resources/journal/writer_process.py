@@ -1,7 +1,7 @@
 """What a writer does that fails on purpose; run by fork_server.py.
 
-It opens a journal, reads it, submits what is missing, and kills itself, stops, or meets an error at its Nth
-file operation. It reports what it was promised.
+It opens a journal, reads it, submits what is missing, then a second try of every row that failed at its
+first, and kills itself, stops, or meets an error at its Nth file operation. It reports what it was promised.
 """
 
 from __future__ import annotations
@@ -18,16 +18,28 @@ import pyarrow as pa
 from resources.journal.errors import JournalError
 from resources.journal.journal import Journal
 
-SCHEMA = pa.schema([("ordinal", pa.int64()), ("property_id", pa.string()), ("text", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("ordinal", pa.int64()),
+        ("property_id", pa.string()),
+        ("status", pa.string()),
+        ("tries", pa.int32()),
+        ("text", pa.string()),
+    ]
+)
 OPERATIONS = ("open", "write", "fsync", "close", "link", "unlink", "rename", "replace", "mkdir", "rmdir")
 
 
-def rows(ordinals: list[int]) -> pa.Table:
+def rows(ordinals: list[int], tries: int = 1) -> pa.Table:
+    """Rows of which every third fails at its first try; one of these in two, at its second too."""
+    failed = [n % 3 == 1 and (tries == 1 or n % 6 == 4) for n in ordinals]
     return pa.table(
         {
             "ordinal": ordinals,
             "property_id": [f"property-{n:05d}" for n in ordinals],
-            "text": [f"text of {n} " * 4 for n in ordinals],
+            "status": ["failed" if one else "ok" for one in failed],
+            "tries": [tries] * len(ordinals),
+            "text": [f"text {tries} of {n} " * 4 for n in ordinals],
         },
         schema=SCHEMA,
     )
@@ -100,6 +112,7 @@ def commit(order: dict, report) -> None:
     with journal:
         found = [row for part in journal.read_ordered(3) for row in part.to_pylist()]
         report(restored=[row["ordinal"] for row in found], exact=found == rows_of(found))
+        report(restored_again=[row["ordinal"] for row in found if row["tries"] == 2])
         todo = [n for n in range(total) if f"property-{n:05d}" in journal.missing_ids]
         for start in range(0, len(todo), batch)[: order.get("batches")]:
             mine = todo[start : start + batch]
@@ -107,10 +120,16 @@ def commit(order: dict, report) -> None:
             report(submitted=mine)
             journal.flush()
             report(promised=mine)
+        if order.get("batches") is None:
+            again = sorted(int(one[-5:]) for one, tries in journal.failed_tries.items() if tries == 1)
+            journal.submit(rows(again, tries=2))
+            journal.flush()
+            report(promised_again=again)
         found = [row for part in journal.read_ordered() for row in part.to_pylist()]
         report(final=[row["ordinal"] for row in found], exact=found == rows_of(found))
+        report(final_again=[row["ordinal"] for row in found if row["tries"] == 2])
     report(finished=True, operations=next(failpoint.calls) - 1)
 
 
 def rows_of(found: list[dict]) -> list[dict]:
-    return rows([row["ordinal"] for row in found]).to_pylist()
+    return [row for one in found for row in rows([one["ordinal"]], one["tries"]).to_pylist()]

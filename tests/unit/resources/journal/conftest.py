@@ -73,14 +73,14 @@ class Home:
                 journal.submit(self.rows(*group))
                 journal.flush()
 
-    def identity(self) -> JournalIdentity:
+    def identity(self, schema: pa.Schema = SCHEMA) -> JournalIdentity:
         """What ``open`` makes of the settings."""
         given = self.settings()
         return JournalIdentity(
             given["key"],
             given["generation"],
             given["fingerprints"],
-            SCHEMA,
+            schema,
             "property_id",
             "ordinal",
             frozenset(given["expected_ids"]),

@@ -1,4 +1,8 @@
-"""Any sequence of commits, crashes, restarts and damage, against a plain set of ids as the model."""
+"""Any sequence of commits, tries, crashes, restarts and damage, against a plain mapping as the model.
+
+The model has the rows of each id in the order of their commits, each as the number of its try: negative
+where that failed. The last one counts.
+"""
 
 import contextlib
 import os
@@ -13,16 +17,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from resources.journal.errors import JournalLossError
+from resources.journal.errors import DuplicateIdsError, JournalLossError
 from resources.journal.journal import Journal
 from resources.journal.manifests import newest_manifest
 
-SCHEMA = pa.schema([("ordinal", pa.int64()), ("property_id", pa.string())])
+SCHEMA = pa.schema(
+    [("ordinal", pa.int64()), ("property_id", pa.string()), ("status", pa.string()), ("tries", pa.int32())]
+)
 TOTAL = 40
 IDS = frozenset(f"p{n}" for n in range(TOTAL))
 OPERATIONS = ("write", "fsync", "link", "unlink", "rename", "replace", "mkdir")
 SHARED_MEMORY = Path("/dev/shm")
 ROOM = str(SHARED_MEMORY) if os.access(SHARED_MEMORY, os.W_OK) else None
+
+
+def failed_tries(model: dict[str, tuple[int, ...]]) -> dict[str, int]:
+    """The number of the try of each id whose row that counts failed."""
+    return {i: -rows[-1] for i, rows in model.items() if rows[-1] < 0}
 
 
 class JournalStates(RuleBasedStateMachine):
@@ -33,7 +44,7 @@ class JournalStates(RuleBasedStateMachine):
         """An empty home."""
         self.root = Path(tempfile.mkdtemp(prefix="journal-states-", dir=ROOM))
         self.home = self.root / "home"
-        self.model: set[str] = set()
+        self.model: dict[str, tuple[int, ...]] = {}
         self.journal = self.open()
 
     def open(self, **more) -> Journal:
@@ -49,19 +60,51 @@ class JournalStates(RuleBasedStateMachine):
             **more,
         )
 
-    def next_rows(self, count: int, jumbled: bool) -> pa.Table:
-        """Rows that are not done yet, in or out of order."""
-        todo = sorted(int(i[1:]) for i in IDS - self.model)[: count + 3 * jumbled]
-        numbers = todo[::-1][:count] if jumbled else todo
-        return pa.table({"ordinal": numbers, "property_id": [f"p{n}" for n in numbers]}, schema=SCHEMA)
+    def next_rows(self, count: int, jumbled: bool, again: bool) -> dict[str, int]:
+        """Rows that are not done yet, in or out of order; or another try of those that failed.
 
-    @rule(count=st.integers(1, 5), jumbled=st.booleans())
-    def commit(self, count, jumbled):
+        Every third row fails at each try.
+        """
+        todo = failed_tries(self.model) if again else IDS - self.model.keys()
+        numbers = sorted(int(i[1:]) for i in todo)[: count + 3 * jumbled]
+        numbers = numbers[::-1][:count] if jumbled else numbers
+        tries = {f"p{n}": 1 - self.model.get(f"p{n}", (0,))[-1] for n in numbers}
+        return {i: number if (int(i[1:]) + number) % 3 else -number for i, number in tries.items()}
+
+    def table(self, rows: dict[str, int]) -> pa.Table:
+        """Rows by their id with the number of their try, negative where it failed."""
+        return pa.Table.from_pylist(
+            [
+                {
+                    "ordinal": int(i[1:]),
+                    "property_id": i,
+                    "status": "ok" if tries > 0 else "failed",
+                    "tries": abs(tries),
+                }
+                for i, tries in rows.items()
+            ],
+            schema=SCHEMA,
+        )
+
+    @rule(count=st.integers(1, 5), jumbled=st.booleans(), again=st.booleans())
+    def commit(self, count, jumbled, again):
         """A promised commit."""
-        rows = self.next_rows(count, jumbled)
-        self.journal.submit(rows)
+        rows = self.next_rows(count, jumbled, again)
+        self.journal.submit(self.table(rows))
         self.journal.flush()
-        self.model |= set(rows.column("property_id").to_pylist())
+        self.model = self.model_with(rows)
+
+    def model_with(self, rows: dict[str, int]) -> dict[str, tuple[int, ...]]:
+        """The model once these rows are committed."""
+        return self.model | {i: (*self.model.get(i, ()), tries) for i, tries in rows.items()}
+
+    @precondition(lambda self: any(rows[-1] > 0 for rows in self.model.values()))
+    @rule(choice=st.randoms(use_true_random=False), tries=st.integers(1, 9))
+    def supersede_an_ok_row(self, choice, tries):
+        """Refused, whatever the try and its outcome."""
+        done = choice.choice([i for i, rows in self.model.items() if rows[-1] > 0])
+        with pytest.raises(DuplicateIdsError):
+            self.journal.submit(self.table({done: choice.choice([tries, -tries])}))
 
     @rule()
     def restart(self):
@@ -69,16 +112,16 @@ class JournalStates(RuleBasedStateMachine):
         self.journal.close()
         self.journal = self.open()
 
-    @rule(count=st.integers(1, 5), jumbled=st.booleans(), at=st.integers(1, 24))
-    def crash_in_a_commit(self, count, jumbled, at):
+    @rule(count=st.integers(1, 5), jumbled=st.booleans(), again=st.booleans(), at=st.integers(1, 24))
+    def crash_in_a_commit(self, count, jumbled, again, at):
         """The process dies before the commit's ``at``-th operation; what it had not promised is open."""
-        rows = self.next_rows(count, jumbled)
+        rows = self.next_rows(count, jumbled, again)
         with self.crash(at) as crashed:
-            self.journal.submit(rows)
+            self.journal.submit(self.table(rows))
             self.journal.flush()
         self.journal.close()
-        submitted = set(rows.column("property_id").to_pylist())
-        self.resume(promised=self.model if crashed() else self.model | submitted, possible=submitted)
+        whole = self.model_with(rows)
+        self.resume(*([self.model, whole] if crashed() else [whole]))
 
     @rule(at=st.integers(1, 24))
     def crash_in_recovery(self, at):
@@ -86,7 +129,7 @@ class JournalStates(RuleBasedStateMachine):
         self.journal.close()
         with self.crash(at):
             self.open().close()
-        self.resume(promised=self.model, possible=set())
+        self.resume(self.model)
 
     @rule(size=st.integers(0, 200))
     def truncate_the_newest_manifest(self, size):
@@ -94,21 +137,23 @@ class JournalStates(RuleBasedStateMachine):
         self.journal.close()
         newest = max((self.home / "journal").glob("manifest-*"))
         newest.write_bytes(newest.read_bytes()[:size])
-        self.resume(promised=self.model, possible=set())
+        self.resume(self.model)
 
     @precondition(lambda self: self.model)
     @rule(choice=st.randoms(use_true_random=False))
     def damage_a_segment_and_accept_the_loss(self, choice):
-        """A damaged segment is refused; after a person's yes exactly its ids are open again."""
+        """A damaged segment is refused; after a person's yes exactly its rows are open again."""
         self.journal.close()
         listed = newest_manifest(self.home / "journal").segments
         path = self.home / "journal" / choice.choice(listed).name
-        lost = set(pq.read_table(path, columns=["property_id"]).column(0).to_pylist())
+        lost = pq.read_table(path, columns=["property_id", "tries"]).to_pylist()
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(JournalLossError):
             self.open()
         self.journal = self.open(accept_loss="test")
-        self.model -= lost
+        for row in lost:
+            left = tuple(one for one in self.model.pop(row["property_id"]) if abs(one) != row["tries"])
+            self.model |= {row["property_id"]: left} if left else {}
 
     @contextlib.contextmanager
     def crash(self, at: int):
@@ -145,15 +190,15 @@ class JournalStates(RuleBasedStateMachine):
             put_back()
         self.kept = kept if kept.exists() else None
 
-    def resume(self, *, promised: set[str], possible: set[str]):
-        """Start on what the crash left; unpromised rows may be there, whole, or not."""
+    def resume(self, *possible: dict[str, tuple[int, ...]]):
+        """Start on what the crash left: one of these states, whole."""
         if getattr(self, "kept", None) is not None:
             shutil.rmtree(self.home)
             self.kept.rename(self.home)
             self.kept = None
         self.journal = self.open()
-        assert promised <= self.journal.done_ids <= promised | possible
-        self.model = set(self.journal.done_ids)
+        found = self.journal.done_ids, self.journal.failed_tries
+        (self.model,) = [one for one in possible if (one.keys(), failed_tries(one)) == found][:1]
 
     @invariant()
     def holds_exactly_the_model(self):
@@ -163,8 +208,11 @@ class JournalStates(RuleBasedStateMachine):
         found = [row for batch in self.journal.read_ordered(7) for row in batch.to_pylist()]
         assert [row["ordinal"] for row in found] == sorted(int(i[1:]) for i in self.model)
         assert all(row["property_id"] == f"p{row['ordinal']}" for row in found)
-        assert self.journal.done_ids == self.model
-        assert self.journal.missing_ids == IDS - self.model
+        assert failed_tries(self.model) == self.journal.failed_tries
+        tries = {row["property_id"]: row["tries"] * (1 if row["status"] == "ok" else -1) for row in found}
+        assert tries == {i: rows[-1] for i, rows in self.model.items()}
+        assert self.journal.done_ids == self.model.keys()
+        assert self.journal.missing_ids == IDS - self.model.keys()
 
     def teardown(self):
         """Remove the home."""

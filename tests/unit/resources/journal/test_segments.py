@@ -71,7 +71,7 @@ def test_a_footer_that_names_other_ids_than_the_rows_is_not_adopted(home, monkey
     """A re-open trusts the footer's ids, so they are compared with the rows before a segment counts."""
     home.directory.mkdir(parents=True)
     with monkeypatch.context() as wrong:
-        wrong.setattr(segments, "_keys_of", lambda table, identity: (["p4"], [4]))
+        wrong.setattr(segments, "_keys_of", lambda table, identity: (["p4"], [4], [0]))
         data = encode(home.rows(3), home.identity())
     path = home.directory / segment_name(epoch=1, number=1, sha256=hashlib.sha256(data).hexdigest())
     path.write_bytes(data)
