@@ -199,6 +199,11 @@ class Settings(BaseSettings):
         10.0, description="Minutes before the first new attempt at a failed partition; doubled at each other."
     )
 
+    state_url: SecretStr | None = Field(
+        None,
+        description="Postgres that keeps the control state for several machines, one database a home:"
+        " postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE. Default: SQLite in the home. Secret.",
+    )
     alert_targets: SecretStr | None = Field(
         None,
         description="Whom to tell: apprise addresses (Slack, mail, webhook), separated by blanks. Secret.",
@@ -275,7 +280,7 @@ class Settings(BaseSettings):
         return CHECKOUT / "dagster_home" if self.is_default_home else self.home / "dagster"
 
 
-SECRETS = frozenset({"alert_targets", "server_key"})
+SECRETS = frozenset({"alert_targets", "server_key", "state_url"})
 """Settings whose values are shown nowhere."""
 
 

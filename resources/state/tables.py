@@ -1,0 +1,192 @@
+"""All tables of the control state, declared in one place.
+
+What lives here: columns and what they mean. What does not: opening, restoring and copying the database
+(``database.py``, ``sqlite_file.py``). All times are in unix seconds. ``seal`` is a digest of the row, which
+triggers of SQLite keep (``sqlite_file.py``): never write it.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+VERSION = 1
+"""Of this schema. A database with a newer one is refused; one with an older one is brought up to date."""
+
+metadata = sa.MetaData()
+"""What must not be lost."""
+
+liveness = sa.MetaData()
+"""What is true only while processes run: written without fsync, made anew where it does not read."""
+
+
+def _seal() -> sa.Column[str]:
+    return sa.Column("seal", sa.Text)
+
+
+meta = sa.Table(
+    "meta",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+    _seal(),
+    comment="version: of the schema; changes: write transactions so far, by which copies are ordered",
+)
+
+pause = sa.Table(
+    "pause",
+    metadata,
+    sa.Column("id", sa.Integer, sa.CheckConstraint("id = 1"), primary_key=True),
+    sa.Column("since", sa.Double, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    _seal(),
+    comment="One row while everything stands still",
+)
+
+cancels = sa.Table(
+    "cancels",
+    metadata,
+    sa.Column("partition", sa.Text, primary_key=True),
+    sa.Column("run_id", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    _seal(),
+    comment="Partitions that a person cancelled",
+)
+
+device_failures = sa.Table(
+    "device_failures",
+    metadata,
+    sa.Column("device", sa.Text, primary_key=True),
+    sa.Column("occurrence", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, primary_key=True),
+    sa.Column("why", sa.Text, nullable=False),
+    _seal(),
+    comment="What is held against a device",
+)
+
+devices_left_out = sa.Table(
+    "devices_left_out",
+    metadata,
+    sa.Column("device", sa.Text, primary_key=True),
+    sa.Column("since", sa.Double, nullable=False),
+    _seal(),
+    comment="Devices that are not used until a person takes them back",
+)
+
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    sa.Column("partition", sa.Text, primary_key=True),
+    sa.Column("launches", sa.Integer, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("interruptions", sa.Integer, nullable=False),
+    sa.Column("rows", sa.BigInteger, nullable=False),
+    sa.Column("not_before", sa.Double, nullable=False),
+    sa.Column("reckoned", sa.Text),
+    sa.Column("run_key", sa.Text),
+    sa.Column("run_tick", sa.Text),
+    sa.Column("run_requested_at", sa.Double),
+    sa.Column("given_up", sa.Boolean, nullable=False),
+    sa.Column("told", sa.Text),
+    sa.Column("alerted", sa.Boolean, nullable=False),
+    sa.Column("why", sa.Text, nullable=False),
+    _seal(),
+    comment="Partitions that the retry schedule tries again: see sensors/attempts.py",
+)
+
+done_again = sa.Table(
+    "done_again",
+    metadata,
+    sa.Column("partition", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("runs", sa.Integer, nullable=False),
+    sa.Column("why", sa.Text, nullable=False),
+    _seal(),
+    comment="Partitions that a retry completed, for people",
+)
+
+drift = sa.Table(
+    "drift",
+    metadata,
+    sa.Column("asset", sa.Text, primary_key=True),
+    sa.Column("partition", sa.Text, primary_key=True),
+    sa.Column("signature", sa.Text, nullable=False),
+    sa.Column("expectation", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("told", sa.Text, nullable=False),
+    sa.Column("owed", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    _seal(),
+    comment="What the drift sensor saw of each published file at its last look",
+)
+
+alerts = sa.Table(
+    "alerts",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False, index=True),
+    sa.Column("occurrence", sa.Text, nullable=False),
+    sa.Column("severity", sa.Text, nullable=False),
+    sa.Column("first_seen", sa.Double, nullable=False),
+    sa.Column("last_seen", sa.Double, nullable=False),
+    sa.Column("closed_at", sa.Double),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("payload", sa.JSON, nullable=False),
+    _seal(),
+    comment="Every alert by its stable id; closed_at is null while it is open. payload: all its fields",
+)
+
+alert_events = sa.Table(
+    "alert_events",
+    metadata,
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("alert_id", sa.Text, nullable=False, index=True),
+    sa.Column("event", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("payload", sa.JSON, nullable=False),
+    _seal(),
+    comment="The history, in order, and the outbox: an alert was raised, came again, or its cause is gone",
+    # A number that was used is never used again: deliveries refer to it.
+    sqlite_autoincrement=True,
+)
+
+alert_deliveries = sa.Table(
+    "alert_deliveries",
+    metadata,
+    sa.Column("target", sa.Text, primary_key=True),
+    sa.Column("event_seq", sa.Integer, primary_key=True),
+    sa.Column("tries", sa.Integer, nullable=False),
+    sa.Column("next_try", sa.Double, nullable=False),
+    sa.Column("delivered_at", sa.Double),
+    _seal(),
+    comment="What each target was told of each event. target: a keyed digest, never the address",
+)
+
+restorations = sa.Table(
+    "restorations",
+    metadata,
+    sa.Column("at", sa.Double, primary_key=True),
+    sa.Column("why", sa.Text, nullable=False),
+    sa.Column("copy_at", sa.Double),
+    _seal(),
+    comment="When this database was put back from a copy; copy_at is null where no copy was good",
+)
+
+workers = sa.Table(
+    "workers",
+    liveness,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("record", sa.JSON, nullable=False),
+    comment="The last heartbeat of each materialization. Whether it lives is decided by its lock",
+)
+
+ticks = sa.Table(
+    "ticks",
+    liveness,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("interval_seconds", sa.Double, nullable=False),
+    sa.Column("since", sa.Double, nullable=False),
+    comment="The last tick of each sensor and schedule; since: from when it ticks without a long gap",
+)

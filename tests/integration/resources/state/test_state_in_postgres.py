@@ -1,0 +1,45 @@
+"""The control state in a real Postgres: what several machines share."""
+
+import subprocess
+import sys
+
+import pytest
+import sqlalchemy as sa
+
+from resources.state import tables
+from resources.state.database import ControlState
+from resources.state.sqlite_file import ControlStateError
+
+_COUNT = """
+import sys
+from pathlib import Path
+import sqlalchemy as sa
+from resources.state import tables
+from resources.state.database import ControlState
+state = ControlState(Path("/nowhere"), sys.argv[1])
+def count(connection):
+    at = connection.execute(sa.select(tables.pause.c.since)).scalar()
+    connection.execute(tables.pause.delete())
+    connection.execute(tables.pause.insert().values(id=1, since=(at or 0) + 1, reason="because"))
+for _ in range(25):
+    state.write(count)
+"""
+
+
+def test_no_change_of_many_processes_is_lost_and_all_begin_at_once(postgres_url):
+    """Several machines start at the same moment on an empty database, and count on the same row."""
+    processes = [subprocess.Popen([sys.executable, "-c", _COUNT, postgres_url]) for _ in range(4)]
+    assert [process.wait() for process in processes] == [0] * 4
+    state = ControlState(None, postgres_url)
+    assert state.read(lambda connection: connection.execute(sa.select(tables.pause.c.since)).scalar()) == 100
+    tick = tables.ticks.insert().values(name="x", at=1.0, interval_seconds=5.0, since=1.0)
+    state.beat(lambda connection: connection.execute(tick))
+    assert len(state.read_beats(lambda connection: connection.execute(sa.select(tables.ticks)).all())) == 1
+
+
+def test_a_postgres_that_is_away_is_named_without_its_password(tmp_path):
+    """The sentence goes into logs."""
+    state = ControlState(tmp_path, "postgresql+psycopg2://someone:secret@127.0.0.1:1/nothing")
+    with pytest.raises(ControlStateError, match="does not answer") as away:
+        state.read(lambda connection: connection.execute(sa.select(tables.pause)).all())
+    assert "secret" not in str(away.value)
