@@ -50,7 +50,7 @@ class TextEmbedder:
     """
 
     def __init__(self, source: ModelSource, *, device: Literal["cpu", "cuda"]) -> None:
-        self.model = source.name
+        self.model = source.label
         self.revision = exact_revision(source)
         self._device = device
         self._layers = _language_layers(source, device)

@@ -86,7 +86,9 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
         Raises ModelLoadError.
         """
         server = self.chosen_server
-        return (self.model, exact_revision(self.source)) if server is None else server.exact(self.source)
+        return (
+            (self.source.label, exact_revision(self.source)) if server is None else server.exact(self.source)
+        )
 
     def exact_revision(self) -> str:
         """What exactly the model is now. See ``exact``."""

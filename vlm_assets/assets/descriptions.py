@@ -92,7 +92,7 @@ def description_rows(description: pa.StructType) -> pa.Schema:
 def texts_digest(rows: PartitionRows) -> str:
     """A digest of what embeddings are made from: each property's id, with the text of its description.
 
-    The published record keeps it under ``TEXTS``. The same texts have the same digest, however often computed.
+    The published record keeps it under ``TEXTS``. The same texts have the same digest, however they came.
     """
     digest = hashlib.sha256()
     for batch in rows.iter_batches(["property_id", "description"]):
@@ -120,10 +120,9 @@ def _meaning(
         "max_pixels": settings.max_pixels,
         **model.engine_meaning(),
     }
-    name, revision = model.exact()
     return {
-        "model": name,
-        "model_revision": revision,
+        # What the model is, and neither its name nor its folder: moving a folder changes no row.
+        "model": model.exact_revision(),
         "prompt": prompt.digest,
         "schema": schema.digest,
         "decoding": digest_of(decoding),

@@ -59,7 +59,7 @@ def embedding_rows(width: int) -> pa.Schema:
 
 def meaning_parts(model: TextEmbeddingModel) -> dict[str, str]:
     """What the settings decide of a vector's meaning. Raises ModelLoadError."""
-    return {"embedding_model": model.model, "embedding_model_revision": model.exact_revision()}
+    return {"embedding_model": model.exact_revision()}
 
 
 @dataclass(frozen=True)

@@ -48,16 +48,10 @@ def when_model_is_known(
 
 def refuse_another_model(engine: Engine, fingerprint: Fingerprint) -> None:
     """Return where the engine's model is the fingerprint's. Raises ModelChangedError."""
-    expected = (fingerprint.parts["model"], fingerprint.parts["model_revision"])
-    loaded = (engine.model, engine.revision)
-    if loaded != expected:
+    expected = fingerprint.parts["model"]
+    if engine.revision != expected:
         raise ModelChangedError(
-            f"the model was exchanged while this materialization began: {_said(expected)} was looked at, and"
-            f" {_said(loaded)} is loaded. Nothing was described with it. Materialize the partition again: it"
-            " then takes what is there"
+            f"the model was exchanged while this materialization began: {expected} was looked at, and"
+            f" {engine.revision} ({engine.model}) is loaded. Nothing was described with it. Materialize the"
+            " partition again: it then takes what is there"
         )
-
-
-def _said(model: tuple[str, str]) -> str:
-    name, revision = model
-    return f"{name} ({revision})"

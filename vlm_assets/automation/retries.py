@@ -139,8 +139,7 @@ class _Files:
     def _embedded_otherwise(self, parts: Mapping[str, str]) -> bool:
         # Other descriptions are no other settings: their embeddings follow them.
         model = build_text_embedding_model(self._settings)
-        known = (parts.get("embedding_model"), parts.get("embedding_model_revision"))
-        return known != (model.model, model.exact_revision())
+        return parts.get("embedding_model") != model.exact_revision()
 
 
 def _names(directory: Path) -> list[str]:

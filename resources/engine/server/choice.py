@@ -59,7 +59,7 @@ class ServerChoice:
         What we start has the source's own. Of what runs at an address only what it says is known.
         """
         if self.url is None:
-            return source.name, exact_revision(source)
+            return source.label, exact_revision(source)
         served = served_model(self._address(self.url), self.model, source.location)
         return served.name, served.revision(source.revision)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from resources.engine.protocol import ModelLoadError
@@ -42,11 +43,14 @@ class ServedModel:
         No server tells a commit or a digest, so weights that were exchanged under the same name and root are
         not noticed; vLLM's ``created`` is the time of the question and tells nothing.
         """
-        parts = [
-            f"served:{self.name}",
-            *([f"root:{self.root}"] if self.root not in (None, self.name) else []),
-        ]
+        name, root = _without_folders(self.name), _without_folders(self.root or self.name)
+        parts = [f"served:{name}", *([f"root:{root}"] if root != name else [])]
         return " ".join([*parts, *([f"said:{said}"] if said else [])])
+
+
+def _without_folders(name: str) -> str:
+    """A hub id as it is; of a path on the server its last part, for its operator may move the folder."""
+    return PurePosixPath(name).name if name.startswith("/") else name
 
 
 def served_model(

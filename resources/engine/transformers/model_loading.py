@@ -48,6 +48,11 @@ class ModelSource:
         return path if self.name and path.is_dir() else None
 
     @property
+    def label(self) -> str:
+        """The model's name in rows: its hub id, or its folder's name. No path, for folders move."""
+        return self.name if self.folder is None else self.folder.absolute().name
+
+    @property
     def location(self) -> str:
         """What ``from_pretrained`` takes."""
         return str(self.folder or self.name)

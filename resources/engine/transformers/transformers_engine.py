@@ -116,7 +116,7 @@ class TransformersEngine:
                 logits_width=model.get_output_embeddings().weight.shape[0],
                 stop_token_ids=_stop_token_ids(model, processor.tokenizer),
             )
-            self.model = source.name
+            self.model = source.label
             self.revision = exact_revision(source)
             self._take(model, processor, grammar, prompt, device, speculative_tokens, processes)
             lost.pop_all()

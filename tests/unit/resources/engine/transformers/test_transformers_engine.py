@@ -232,7 +232,7 @@ def test_where_the_time_went(engine, batch):
 
 def test_provenance(engine, model_folder):
     """The engine names the model as the settings do, and what exactly was loaded."""
-    assert engine.model == str(model_folder)
+    assert engine.model == model_folder.name
     assert engine.revision == exact_revision(ModelSource(str(model_folder)))
 
 
