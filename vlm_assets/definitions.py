@@ -25,7 +25,7 @@ from vlm_assets.automation.retries import build_retries
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog.ranges import PropertyRange, partitions_definition
 from vlm_assets.operate.dagster_server.home import claim_for_catalog
-from vlm_assets.resource_settings import build_resources
+from vlm_assets.resource_settings import build_resources, fixed
 from vlm_assets.settings import Settings, current_settings
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def build_defs(
         sensors=[*watched, build_alerts(settings, watched, schedules=ticking)],
         # One process a run: the device is leased by the process, and both assets of a partition share it.
         executor=dg.in_process_executor,
-        resources={**build_resources(settings), **(resource_overrides or {})},
+        resources=fixed({**build_resources(settings), **(resource_overrides or {})}),
     )
 
 

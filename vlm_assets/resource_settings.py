@@ -1,13 +1,24 @@
-"""Which settings each resource is handed. Resources receive values, never the settings object."""
+"""Which settings each resource is handed. Resources receive values, never the settings object.
+
+Every field comes from the settings alone. Anyone who reaches the pages can write run config, so a resource
+refuses it.
+"""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
+
+import dagster as dg
 
 from resources.devices.resource import GpuResource
-from resources.engine.resource import ModelServerChoice, TextEmbeddingModel, VisionLanguageModel
+from resources.engine.resource import TextEmbeddingModel, VisionLanguageModel
+from resources.engine.server.choice import ServerChoice
 from resources.publishing.parquet_io import ParquetIOManager
-from vlm_assets.settings import PREFIX, Settings
+from vlm_assets.settings import Settings
+
+IO_MANAGER = "io_manager"
+"""Dagster's key of the default IO manager. Without ours under it, every job would carry Dagster's own, which
+reads and writes pickles in a folder that run config may name."""
 
 
 def build_gpu(settings: Settings) -> GpuResource:
@@ -32,18 +43,15 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
     )
 
 
-def build_model_server(settings: Settings) -> ModelServerChoice:
+def build_model_server(settings: Settings) -> ServerChoice:
     """The model server of these settings."""
-    key_variable = f"{PREFIX}SERVER_KEY"
-    if settings.server_key is not None:
-        # It may stand in .env alone; a resource holds the variable's name, for Dagster shows what it holds.
-        os.environ[key_variable] = settings.server_key.get_secret_value()
+    key = settings.server_key
     folder = settings.server_image_folder
-    return ModelServerChoice(
+    return ServerChoice(
         state_directory=str(settings.state_directory),
         command=settings.server_command,
         url=settings.server_url,
-        key_variable=key_variable,
+        key=(key.get_secret_value() or None) if key is not None else None,
         model=settings.server_model,
         most_at_once=settings.server_requests,
         token_seconds=settings.server_token_seconds,
@@ -67,8 +75,19 @@ def build_text_embedding_model(settings: Settings) -> TextEmbeddingModel:
 def build_resources(settings: Settings) -> dict[str, object]:
     """All resources by the key under which assets ask for them."""
     return {
-        "parquet_io": ParquetIOManager(home=str(settings.home)),
+        IO_MANAGER: ParquetIOManager(home=str(settings.home)),
         "gpu": build_gpu(settings),
         "vision_language_model": build_vision_language_model(settings),
         "text_embedding_model": build_text_embedding_model(settings),
     }
+
+
+def fixed(resources: Mapping[str, object]) -> dict[str, dg.ResourceDefinition]:
+    """The resources as definitions that refuse any run config."""
+    return {key: _fixed(resource) for key, resource in resources.items()}
+
+
+def _fixed(resource: object) -> dg.ResourceDefinition:
+    if isinstance(resource, dg.IOManager):
+        return dg.IOManagerDefinition(lambda _: resource, config_schema={}, input_config_schema={})
+    return dg.ResourceDefinition(lambda _: resource, config_schema={})

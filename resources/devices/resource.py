@@ -1,4 +1,7 @@
-"""The GPU resource as Dagster sees it: settings in, a leased and pinned device out. No logic of its own."""
+"""The GPU resource: settings in, a leased and pinned device out.
+
+A plain object, not a configurable Dagster resource: run config cannot set any of its fields.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,9 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-
-from dagster import ConfigurableResource
-from pydantic import Field
 
 from resources.devices.device_failures import ImpossibleResultError, device_failure
 from resources.devices.errors import AllLeftOutError, NoDeviceFreeError
@@ -27,13 +27,19 @@ from resources.devices.residents import ResidentError, Residents
 _log = logging.getLogger(__name__)
 
 
-class GpuResource(ConfigurableResource["GpuResource"]):
-    """Leases one device to the process that materializes, and makes it the only one that CUDA sees there."""
+@dataclass(frozen=True)
+class GpuResource:
+    """Leases one device to the process that materializes, and makes it the only one that CUDA sees there.
 
-    leases_directory: str = Field(description="Where the locks are kept: a local disk, one for all runs.")
-    devices: str = Field("auto", description="auto, given, cpu, cpu:N, or a list of numbers or UUIDs.")
-    wait_seconds: float = Field(600.0, ge=0, description="How long to wait for a free device.")
-    min_free_memory_gib: float = Field(0.0, ge=0, description="Refuse a GPU with less free memory.")
+    leases_directory: folder of the locks, on a local disk, the same for all runs. devices: auto, given, cpu,
+    cpu:N, or a list of numbers or UUIDs. wait_seconds: how long to wait for a free device.
+    min_free_memory_gib: refuse a GPU with less free memory.
+    """
+
+    leases_directory: str
+    devices: str = "auto"
+    wait_seconds: float = 600.0
+    min_free_memory_gib: float = 0.0
 
     def find(self) -> list[Device]:
         """The devices that the settings mean on this machine. Raises DeviceError."""

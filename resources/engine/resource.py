@@ -1,17 +1,13 @@
-"""The models as Dagster sees them: settings in, an engine or an embedder on the leased device out.
+"""The models as the assets get them: settings in, an engine or an embedder on the leased device out.
 
-What lives here: two thin resources, with no logic of their own. What does not: loading and generating
-(``model_loading.py``, ``transformers_engine.py``, ``embedder.py``), model servers (``server/choice.py``).
+They are plain objects, not configurable Dagster resources: run config cannot set any of their fields.
 """
 
 from __future__ import annotations
 
-import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import dagster as dg
-from pydantic import Field
 
 from resources.devices.find import Device
 from resources.engine.prompt import Prompt
@@ -24,56 +20,28 @@ if TYPE_CHECKING:
     from resources.engine.server.choice import ServerChoice
 
 
-class ModelServerChoice(dg.Config):
-    """The server that describes in place of an engine in this process. See ``ServerChoice``.
+@dataclass(frozen=True)
+class VisionLanguageModel:
+    """The model that describes properties.
 
-    Of its key only the environment variable is named: Dagster shows a resource's fields to everyone.
+    model: a local folder or a hub id; empty where none is chosen. revision: commit, tag or branch on the hub. trust_remote_code: run
+    Python code that comes with the model. records_directory: folder that remembers which commit and weights
+    the model is. speculative_tokens: see TransformersEngine. server: a server that describes
+    instead of an engine in this process.
     """
 
-    state_directory: str = Field(description="Folder that keeps a started server's record.")
-    command: str | None = Field(None, description="Template of the command that starts it.")
-    url: str | None = Field(None, description="Address of one that runs already, up to /v1.")
-    key_variable: str = Field(description="Environment variable with the key of the one at the address.")
-    model: str | None = Field(None, description="The model's name at the address.")
-    most_at_once: int = Field(32, description="Requests at once, at most.")
-    token_seconds: float = Field(120.0, description="Seconds without a new token, at most.")
-    answer_seconds: float = Field(900.0, description="Seconds for an answer, at most.")
-    start_seconds: float = Field(1200.0, description="Seconds in which it must have started.")
-    idle_seconds: float = Field(300.0, description="Seconds without a partition after which it ends.")
-    image_folder: str | None = Field(None, description="Folder for images as files. None: in the request.")
-
-    def choice(self) -> ServerChoice:
-        """The same, with the key."""
-        from resources.engine.server.choice import ServerChoice
-
-        fields = self.model_dump(exclude={"key_variable"})
-        return ServerChoice(**fields, key=os.environ.get(self.key_variable) or None)
-
-
-class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
-    """The model that describes properties."""
-
-    model: str = Field(description="A local folder or a hub id; empty where none is chosen.")
-    revision: str | None = Field(None, description="Commit, tag or branch on the hub.")
-    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
-    records_directory: str | None = Field(
-        None, description="Folder that remembers which commit and weights the model is."
-    )
-    speculative_tokens: int = Field(
-        5, ge=0, le=32, description="Tokens that it guesses from earlier answers. See TransformersEngine."
-    )
-    server: ModelServerChoice | None = Field(None, description="A server that describes in its place.")
+    model: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+    records_directory: str | None = None
+    speculative_tokens: int = 5
+    server: ServerChoice | None = None
 
     @property
     def source(self) -> ModelSource:
         """Where the model comes from."""
         records = Path(self.records_directory) if self.records_directory else None
         return ModelSource(self.model, self.revision, self.trust_remote_code, records)
-
-    @property
-    def chosen_server(self) -> ServerChoice | None:
-        """The server that describes; None: an engine in this process does."""
-        return None if self.server is None else self.server.choice()
 
     @property
     def is_at_address(self) -> bool:
@@ -85,7 +53,7 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
 
         Raises ModelLoadError.
         """
-        server = self.chosen_server
+        server = self.server
         return (
             (self.source.label, exact_revision(self.source)) if server is None else server.exact(self.source)
         )
@@ -96,7 +64,7 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
 
     def engine_meaning(self) -> dict[str, Any]:
         """What of the engine decides an answer's meaning, beside the model; nothing of the one in process."""
-        server = self.chosen_server
+        server = self.server
         return {} if server is None else server.meaning()
 
     def resident(self) -> str | None:
@@ -104,17 +72,17 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
 
         Raises ModelLoadError.
         """
-        server = self.chosen_server
+        server = self.server
         return None if server is None else server.resident(self.source)
 
     def device_name(self, device: Device) -> str:
         """Where the model computes, for the rows: the leased device, or the server at an address."""
-        server = self.chosen_server
+        server = self.server
         return device.id if server is None else server.device_name(device)
 
     def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt, batches: int = 0) -> Engine:
         """An engine on the leased device, for so many batches where that is known. Raises ModelLoadError."""
-        server = self.chosen_server
+        server = self.server
         if server is not None:
             return server.engine(self.source, device, schema=schema, prompt=prompt)
         from resources.engine.transformers.transformers_engine import TransformersEngine
@@ -129,18 +97,19 @@ class VisionLanguageModel(dg.ConfigurableResource["VisionLanguageModel"]):
         )
 
 
-class TextEmbeddingModel(dg.ConfigurableResource["TextEmbeddingModel"]):
-    """The model that embeds the text of descriptions."""
+@dataclass(frozen=True)
+class TextEmbeddingModel:
+    """The model that embeds the text of descriptions.
 
-    model: str = Field(
-        description="A local folder or a hub id; a vision-language model lends its text layers;"
-        " empty where none is chosen."
-    )
-    revision: str | None = Field(None, description="Commit, tag or branch on the hub.")
-    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
-    records_directory: str | None = Field(
-        None, description="Folder that remembers which commit and weights the model is."
-    )
+    model: a local folder or a hub id; a vision-language model lends its text layers;
+    empty where none is chosen. The other fields are
+    those of VisionLanguageModel.
+    """
+
+    model: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+    records_directory: str | None = None
 
     @property
     def source(self) -> ModelSource:

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from dagster import (
     AssetKey,
-    ConfigurableIOManager,
     InputContext,
+    IOManager,
     MetadataValue,
     OutputContext,
 )
-from pydantic import Field
 
 from resources.publishing.errors import WrongPartitionError
 from resources.publishing.partition_rows import PartitionRows
@@ -33,14 +32,16 @@ class AlreadyPublished:
     record: PublishedRecord
 
 
-class ParquetIOManager(ConfigurableIOManager):
+class ParquetIOManager(IOManager):
     """One parquet file a partition, under ``HOME/<asset key>/KEY.parquet``.
 
     An asset hands over a StagedFile, or AlreadyPublished. What loads a partition gets PartitionRows; what
     loads several gets a dict of them by partition key.
     """
 
-    home: str = Field(description="The folder that holds a folder for each asset.")
+    def __init__(self, home: str) -> None:
+        """home: the folder that holds a folder for each asset."""
+        self._home = home
 
     def handle_output(self, context: OutputContext, obj: StagedFile | AlreadyPublished) -> None:
         """Publish the staged file, as the last line of defence. Raises as ``PublishedPartitions.publish``."""
@@ -94,7 +95,7 @@ class ParquetIOManager(ConfigurableIOManager):
 
     def partitions(self, asset_key: AssetKey) -> PublishedPartitions:
         """The published partitions of an asset."""
-        return PublishedPartitions(Path(self.home, *asset_key.path))
+        return PublishedPartitions(Path(self._home, *asset_key.path))
 
     def _one_partition(self, asset_key: AssetKey, keys: Sequence[str]) -> str:
         if len(keys) != 1:

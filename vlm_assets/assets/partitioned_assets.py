@@ -51,7 +51,6 @@ def build_property_descriptions(
         pool=_POOL,
         group_name="properties",
         kinds={"parquet", "transformers"},
-        io_manager_key="parquet_io",
         check_specs=check_specs(DESCRIPTIONS, DESCRIPTION_CHECKS, partitions),
         description=(
             "One structured description a property, by a vision-language model that looks at all of its"
@@ -62,8 +61,8 @@ def build_property_descriptions(
     def property_descriptions(
         context: dg.AssetExecutionContext,
         config: RunOptions,
-        gpu: GpuResource,
-        vision_language_model: VisionLanguageModel,
+        gpu: dg.ResourceParam[GpuResource],
+        vision_language_model: dg.ResourceParam[VisionLanguageModel],
     ) -> Iterator[dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult]:
         key = one_partition(context)
         catalog = Catalog.open(settings.home)
@@ -104,11 +103,10 @@ def build_property_embeddings(
     @dg.asset(
         name=EMBEDDINGS,
         partitions_def=partitions,
-        ins={"descriptions": dg.AssetIn(descriptions, input_manager_key="parquet_io")},
+        ins={"descriptions": dg.AssetIn(descriptions)},
         pool=_POOL,
         group_name="properties",
         kinds={"parquet", "transformers"},
-        io_manager_key="parquet_io",
         check_specs=check_specs(EMBEDDINGS, EMBEDDING_CHECKS, partitions),
         description=(
             "One vector a property, made from the text of its description by a text-embedding model. A"
@@ -118,8 +116,8 @@ def build_property_embeddings(
     def property_embeddings(
         context: dg.AssetExecutionContext,
         config: RunOptions,
-        gpu: GpuResource,
-        text_embedding_model: TextEmbeddingModel,
+        gpu: dg.ResourceParam[GpuResource],
+        text_embedding_model: dg.ResourceParam[TextEmbeddingModel],
         descriptions: PartitionRows,
     ) -> Iterator[dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult]:
         key = one_partition(context)

@@ -68,7 +68,7 @@ def test_server_describes_as_the_engine_in_this_process_does(desk, server_desk, 
     served = rows(desk.file)
     first = living(state)
 
-    killing = KillingModel(**build_vision_language_model(server_desk.settings).model_dump())
+    killing = KillingModel(**vars(build_vision_language_model(server_desk.settings)))
     with caplog.at_level(logging.INFO, "resources.engine.server"):
         done = server_desk.materialize(key=SECOND, vision_language_model=killing)
     assert done.success, done.failure

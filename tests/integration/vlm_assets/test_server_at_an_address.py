@@ -105,7 +105,7 @@ def served_desk(desk, model_server):
 
 def model_of(desk, kind):
     """The model of these settings, with something of its own."""
-    return kind(**build_vision_language_model(desk.settings).model_dump())
+    return kind(**vars(build_vision_language_model(desk.settings)))
 
 
 beats = []

@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 
+import dagster as dg
 import pytest
 
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.definitions import build_defs
+from vlm_assets.resource_settings import build_resources
 from vlm_assets.settings import load_settings
 
 LOADING = """
@@ -135,3 +137,45 @@ def test_definitions_load_as_a_code_server_loads_them(home):
     import dagster as dg
 
     dg.Definitions.validate_loadable(build_defs(load_settings(home=home)))
+
+
+@pytest.fixture
+def jobs(home):
+    """Every job of the definitions that a run can be launched of."""
+    jobs = build_defs(load_settings(home=home)).get_repository_def().get_all_jobs()
+    assert len(jobs) > 1
+    return jobs
+
+
+def test_run_config_sets_no_field_of_any_resource(home, jobs):
+    """Who reaches the pages starts no command, loads no code and names no folder through a resource."""
+    ours = build_resources(load_settings(home=home))
+    asked = 0
+    for job in jobs:
+        assert job.resource_defs.keys() >= ours.keys()
+        for key in job.resource_defs:
+            for field in (*vars(ours[key]), "base_dir", "anything"):
+                with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entr"):
+                    dg.validate_run_config(job, {"resources": {key: {"config": {field: "x"}}}})
+                asked += 1
+    assert asked > len(jobs) * len(ours) * 2
+
+
+def test_run_config_hands_no_asset_an_input_of_its_own(jobs):
+    """Dagster unpickles an input from a path that run config names, where the input's type allows it."""
+    asked = 0
+    for job in jobs:
+        for node in job.graph.nodes:
+            for name in node.definition.input_dict:
+                for form in ({"pickle": {"path": "x"}}, {"json": {"path": "x"}}, "x"):
+                    with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entr"):
+                        dg.validate_run_config(job, {"ops": {node.name: {"inputs": {name: form}}}})
+                    asked += 1
+    assert asked
+
+
+def test_run_config_still_sets_the_options_of_an_asset(jobs):
+    """The launchpad asks for a recomputation."""
+    (job,) = (job for job in jobs if job.name == "failed_partitions")
+    options = {"ops": {"property_descriptions": {"config": {"recompute": True}}}}
+    assert dg.validate_run_config(job, options)["ops"]["property_descriptions"]["config"]["recompute"] is True

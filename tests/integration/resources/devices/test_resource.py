@@ -11,8 +11,6 @@ from typing import IO, Any
 
 import pytest
 
-from resources.devices.resource import GpuResource
-
 Run = subprocess.Popen[str]
 Start = Callable[[float], Run]
 
@@ -74,9 +72,3 @@ def test_the_steps_of_a_run_share_one_pinned_device(start: Start) -> None:
     assert [len(step["holders"]) for step in steps] == [1, 1]
     assert ", described)" in steps[0]["holders"][0]
     assert ", embedded)" in steps[1]["holders"][0]
-
-
-def test_a_wrong_setting_is_refused_when_it_is_given(tmp_path: Path) -> None:
-    """A negative wait is a mistake that Dagster tells at load, not in the third week."""
-    with pytest.raises(ValueError, match="wait_seconds"):
-        GpuResource(leases_directory=str(tmp_path), wait_seconds=-1)

@@ -32,7 +32,7 @@ def look(context: dg.AssetExecutionContext, gpu: GpuResource) -> None:
 
 
 @dg.asset
-def described(context: dg.AssetExecutionContext, gpu: GpuResource) -> None:
+def described(context: dg.AssetExecutionContext, gpu: dg.ResourceParam[GpuResource]) -> None:
     """Needs a device first."""
     look(context, gpu)
     print(json.dumps(seen[-1]), flush=True)
@@ -40,7 +40,7 @@ def described(context: dg.AssetExecutionContext, gpu: GpuResource) -> None:
 
 
 @dg.asset(deps=[described])
-def embedded(context: dg.AssetExecutionContext, gpu: GpuResource) -> None:
+def embedded(context: dg.AssetExecutionContext, gpu: dg.ResourceParam[GpuResource]) -> None:
     """Needs one again."""
     look(context, gpu)
 

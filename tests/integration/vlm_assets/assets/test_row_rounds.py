@@ -54,7 +54,7 @@ def ids(desk):
 @pytest.fixture
 def materialize(desk):
     """A materialization with the model that can be put into trouble; gives what it did."""
-    model = AilingModel(**build_vision_language_model(desk.settings).model_dump())
+    model = AilingModel(**vars(build_vision_language_model(desk.settings)))
 
     def run(config=None):
         described.clear()

@@ -36,7 +36,7 @@ class PausedModel(VisionLanguageModel):
 
 @pytest.fixture
 def model(desk):
-    return PausedModel(**build_vision_language_model(desk.settings).model_dump())
+    return PausedModel(**vars(build_vision_language_model(desk.settings)))
 
 
 def test_a_working_materialization_commits_its_batch_and_ends_as_interrupted(desk, model):

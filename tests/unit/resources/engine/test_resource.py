@@ -5,7 +5,7 @@ import pytest
 
 from resources.devices.find import Device
 from resources.engine.prompt import Prompt
-from resources.engine.resource import ModelServerChoice, VisionLanguageModel
+from resources.engine.resource import VisionLanguageModel
 from resources.engine.schema import DescriptionSchema
 
 
@@ -13,14 +13,6 @@ class House(pydantic.BaseModel):
     """The shortest of descriptions."""
 
     storeys: int
-
-
-@pytest.mark.parametrize(("said", "key"), [("", None), ("secret", "secret")])
-def test_a_key_that_is_set_to_nothing_is_none(monkeypatch, said, key):
-    """An empty VLM_ASSETS_SERVER_KEY= in a file of settings is no key, and no header that HTTP refuses."""
-    monkeypatch.setenv("VLM_ASSETS_SERVER_KEY", said)
-    choice = ModelServerChoice(state_directory="state", key_variable="VLM_ASSETS_SERVER_KEY").choice()
-    assert choice.key == key
 
 
 @pytest.mark.parametrize("decoding", ["dynamic", "static"])
