@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -212,6 +213,12 @@ class Settings(BaseSettings):
         None, description="Address of the Dagster UI as you reach it, for links in alerts. Default: found."
     )
 
+    allowed_hosts: str = Field(
+        "",
+        description="Host names, separated by blanks, under which the UI may be opened besides localhost:"
+        " those of a proxy in front of it. A request with another Host is refused.",
+    )
+
     @field_validator("home", "source", "image_root", "server_image_folder")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
@@ -253,6 +260,19 @@ class Settings(BaseSettings):
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
             raise ValueError("an address is of the form http://HOST:PORT/v1, without a name or a password")
         return url.rstrip("/")
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _host_names(cls, hosts: str) -> str:
+        for host in hosts.split():
+            if not re.fullmatch(r"[A-Za-z0-9._-]+", host):
+                raise ValueError(f"{host!r} is no host name; give names alone, without http:// and port")
+        return hosts
+
+    @property
+    def hosts(self) -> list[str]:
+        """The allowed hosts, one by one."""
+        return self.allowed_hosts.split()
 
     @property
     def descriptions_directory(self) -> Path:

@@ -86,21 +86,22 @@ class DagsterServer:
         # One code server for webserver and daemon alike: each would start one of its own otherwise.
         self._start(
             "code-server",
-            "dagster", "code-server", "start", "--socket", self._socket,
+            _program("dagster"), "code-server", "start", "--socket", self._socket,
             "--module-name", "vlm_assets.definitions", "--location-name", "vlm_assets",
         )  # fmt: skip
         while not self._socket.exists():
             self.group.watch(_LOOK_SECONDS)
         self._start(
             "webserver",
-            "dagster-webserver", "--host", _HOST, "--port", str(self._port), "--workspace", self._workspace,
+            sys.executable, "-m", "vlm_assets.operate.dagster_server.guarded_pages",
+            _HOST, str(self._port), self._workspace,
         )  # fmt: skip
         while not self._loaded():
             self.group.watch(_LOOK_SECONDS)
 
     def start_daemon(self) -> None:
         """Start the daemon. It looks for backfills at once and then every 30 s, so launch one before."""
-        self._start("daemon", "dagster-daemon", "run", "--workspace", self._workspace)
+        self._start("daemon", _program("dagster-daemon"), "run", "--workspace", self._workspace)
 
     def watch(self, seconds: float) -> None:
         """Let so many seconds pass, and have definitions that nobody serves any more be loaded again.
@@ -136,19 +137,24 @@ class DagsterServer:
         except DagsterUnreachableError:
             return False
 
-    def _start(self, name: str, program: str, *arguments: str | Path) -> None:
+    def _start(self, name: str, *command: str | Path) -> None:
         log = self.logs / f"{name}.log"
         if log.exists():
             log.replace(log.with_suffix(".log.1"))
         self.group.start(
             name,
-            [Path(sys.executable).with_name(program), *arguments],
+            command,
             environment=self._environment,
             # Not the person's folder: Dagster puts it first on the module path, where a folder named
             # resources would shadow ours.
             directory=CHECKOUT,
             log=log,
         )
+
+
+def _program(name: str) -> Path:
+    """A program of this environment."""
+    return Path(sys.executable).with_name(name)
 
 
 @contextlib.contextmanager
