@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class VisionLanguageModel:
     """The model that describes properties.
 
-    model: a local folder or a hub id; empty where none is chosen. revision: commit, tag or branch on the hub. trust_remote_code: run
-    Python code that comes with the model. records_directory: folder that remembers which commit and weights
-    the model is. speculative_tokens: see TransformersEngine. server: a server that describes
-    instead of an engine in this process.
+    model: a local folder or a hub id; empty where none is chosen. revision: commit, tag or branch on the hub.
+    trust_remote_code: run Python code that comes with the model. records_directory: folder that remembers
+    which commit and weights the model is. speculative_tokens: see TransformersEngine. server: a server that
+    describes instead of an engine in this process.
     """
 
     model: str
