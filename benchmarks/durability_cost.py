@@ -28,7 +28,7 @@ from resources.devices.pinning import pin
 from resources.engine.ladder import describe_batch
 from resources.engine.protocol import Engine
 from resources.images.images import LoadedProperty
-from vlm_assets.assets.descriptions import ASSET, DescriptionWork
+from vlm_assets.assets.descriptions import DescriptionWork
 from vlm_assets.assets.partition import Partition
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -81,12 +81,9 @@ class Bench:
         """The rows committed beside the model; the last of them are durable when the time stops."""
         settings = self._settings
         partition = Partition(
-            asset=ASSET,
-            key=self._range.key,
+            paths=settings.descriptions.partition(self._range.key),
             expected_ids=self._work.ids,
             fingerprint=self._work.fingerprint,
-            directory=settings.descriptions_directory,
-            state_directory=settings.state_directory,
             commit_seconds=settings.commit_seconds,
             commit_rows=settings.commit_rows,
         )
@@ -98,7 +95,7 @@ class Bench:
             journal.flush()
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
             committing = _commit_thread_seconds()
-        segments = len(list(partition.journal_directory(generation).glob("segment-*")))
+        segments = len(list(partition.paths.journal(generation).glob("segment-*")))
         return Turn(seconds, cpu, waited, committing, segments)
 
     def _rows(self, batch: Sequence[LoadedProperty]) -> pa.Table:

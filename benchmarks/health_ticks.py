@@ -50,16 +50,17 @@ def make_home(folder: Path, partitions: int) -> Settings:
     pq.write_table(pa.Table.from_pylist([row], schema=columns), folder / "one.parquet")
     content = (folder / "one.parquet").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    for asset in (settings.descriptions_directory, settings.embeddings_directory):
-        for name in (".manifest", ".backup"):
-            (asset / name).mkdir(parents=True, exist_ok=True)
+    for asset in (settings.descriptions, settings.embeddings):
+        for directory in (asset.published, asset.versions):
+            directory.mkdir(parents=True, exist_ok=True)
         for key in keys(settings):
             record = PublishedRecord(key, 1, digest, len(content), 1, "ids", "f", "2026-01-01T00:00:00Z")
             manifest = PartitionManifest(key, record).to_bytes()
-            (asset / f"{key}.parquet").write_bytes(content)
-            (asset / ".backup" / f"{key}.0.parquet").write_bytes(content)
-            (asset / ".manifest" / f"{key}.json").write_bytes(manifest)
-            (asset / ".backup" / f"{key}.json").write_bytes(manifest)
+            paths = asset.partition(key)
+            for path in (paths.published, paths.version(0)):
+                path.write_bytes(content)
+            for path in (paths.record, paths.record_copy):
+                path.write_bytes(manifest)
     return settings
 
 
@@ -109,7 +110,7 @@ def main() -> None:
             ticking.tick("nothing new")
             if sensor.name == row_count_drift.NAME:
                 for key in keys(settings)[:10]:
-                    (settings.descriptions_directory / f"{key}.parquet").write_bytes(b"x")
+                    settings.descriptions.partition(key).published.write_bytes(b"x")
                 ticking.tick("ten truncated")
 
 

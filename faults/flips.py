@@ -38,11 +38,11 @@ class _Home:
 
     @property
     def partition(self) -> PartitionFiles:
-        return PartitionFiles(partition_life.directory(self.root), KEY)
+        return PartitionFiles(partition_life.asset(self.root), KEY)
 
     @property
     def published(self) -> PublishedPartitions:
-        return PublishedPartitions(partition_life.directory(self.root), lock_seconds=0)
+        return PublishedPartitions(partition_life.asset(self.root), lock_seconds=0)
 
     def survey(self) -> Survey:
         given = partition_life.journal_settings(self.root, _WORK_UNDER_WAY)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from faults.lives import Life
-from faults.partition_life import TOTAL, VERSIONS, directory
+from faults.partition_life import KEY, TOTAL, VERSIONS, asset
 
 
 class PromiseBrokenError(AssertionError):
@@ -57,8 +57,8 @@ class Ledger:
         if self.published != VERSIONS and self.publishing != VERSIONS:
             self._broken(f"version {self.published} of {VERSIONS} is published at the end")
         left = [path for path in self.home.rglob("*.tmp") if path.is_file()]
-        left += list(directory(self.home).glob(".quarantine/*"))
-        left += list(directory(self.home).glob(".journal/*/*"))
+        partition = asset(self.home).partition(KEY)
+        left += [*partition.quarantine.glob("*"), *partition.journals.glob("*")]
         if left:
             self._broken(f"left behind: {', '.join(map(str, left))}")
 

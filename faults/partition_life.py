@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from resources.journal.journal import Journal, clear_retired
 from resources.publishing.published import PublishedPartitions
+from resources.storage.layout import AssetFolders, Home
 
 KEY = "000000000-000000011"
 TOTAL, BATCH, VERSIONS = 12, 3, 2
@@ -45,19 +46,19 @@ def rows(ordinals: list[int], version: int) -> pa.Table:
     )
 
 
-def directory(home: Path) -> Path:
-    """The asset's folder."""
-    return home / "property_descriptions"
+def asset(home: Path) -> AssetFolders:
+    """The asset whose partition is written."""
+    return Home(home).asset("property_descriptions")
 
 
 def journal_directory(home: Path, version: int) -> Path:
     """Where the work under way of a version lies."""
-    return directory(home) / ".journal" / KEY / f"generation-{version}"
+    return asset(home).partition(KEY).journal(f"generation-{version}")
 
 
 def high_water_mark(home: Path, version: int) -> Path:
     """A version's high-water mark, kept apart."""
-    return home / ".state" / "high_water_marks" / f"{KEY}.generation-{version}.json"
+    return asset(home).partition(KEY).high_water_mark(f"generation-{version}")
 
 
 def journal_settings(home: Path, version: int) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def journal_settings(home: Path, version: int) -> dict[str, Any]:
         "schema": SCHEMA,
         "expected_ids": IDS,
         "high_water_mark": high_water_mark(home, version),
-        "quarantine": directory(home) / ".quarantine",
+        "quarantine": asset(home).partition(KEY).quarantine,
     }
 
 
@@ -80,7 +81,7 @@ def open_journal(home: Path, version: int) -> Journal:
 
 def live(home: Path, say: Say, *, versions: int = VERSIONS, commits: int | None = None) -> None:
     """Go on from whatever stands in ``home``. ``commits``: stop after so many (None: until all is done)."""
-    published = PublishedPartitions(directory(home), lock_seconds=0)
+    published = PublishedPartitions(asset(home), lock_seconds=0)
     version = _standing(published, say)
     if version:
         _settle_published(home, version, published)

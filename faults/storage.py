@@ -18,6 +18,7 @@ from pathlib import Path
 
 from faults import flips, kills
 from faults.ledger import PromiseBrokenError
+from resources.storage.layout import Home, UnusableHomeError
 
 NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "glusterfs", "lustre", "gpfs"}
@@ -26,8 +27,6 @@ NETWORK = frozenset(
 )
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "rootfs"})
 NO_BARRIERS = frozenset({"nobarrier", "barrier=0"})
-_MOVED_BETWEEN = (".journal", ".quarantine", ".backup", ".manifest")
-_ASSETS = ("property_descriptions", "property_embeddings")
 _FAST_FSYNC_SECONDS = 50e-6
 _SYNCED = 30
 
@@ -121,13 +120,10 @@ def judge_mount(mount: MountEntry, verdict: Verdict) -> None:
 
 def _judge_devices(directory: Path, verdict: Verdict) -> None:
     """EXDEV: folders of the home between which files move by rename or link must be on one device."""
-    for asset in (directory / name for name in _ASSETS):
-        for place in (asset / name for name in _MOVED_BETWEEN):
-            if place.is_dir() and place.stat().st_dev != asset.stat().st_dev:
-                verdict.against.append(
-                    f"{place} is on another device than {asset} (EXDEV): files cannot move between them in "
-                    "one step. Keep the whole home directory on one file system."
-                )
+    try:
+        Home(directory).refuse_unusable()
+    except UnusableHomeError as error:
+        verdict.against.append(str(error))
 
 
 def _tried(trial: Callable[[Path, Verdict], None], scratch: Path, verdict: Verdict) -> None:

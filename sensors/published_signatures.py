@@ -14,38 +14,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resources.storage.files import make_directory, write_replacing
+from resources.storage.layout import AssetFolders
 
 _FORMAT = 1
 _ABOUT = "What was seen at the last look; may be deleted: every partition is then looked at anew."
 _FILE, _RECORD = ".parquet", ".json"
 
 
-def signatures(directory: Path, *, made_from: Path | None = None) -> dict[str, str]:
+def signatures(asset: AssetFolders, *, made_from: AssetFolders | None = None) -> dict[str, str]:
     """Size, change time and inode of each partition's file and record, by key; of all files that are there.
 
-    made_from: the folder of the asset that this one is made from; its records count as part of it. The change
+    made_from: the asset that this one is made from; its records count as part of it. The change
     time (ctime) moves with every write, and with a rename; nothing but the kernel's clock can set it.
     """
     found: dict[str, list[str]] = {}
-    for folder, ending in ((directory, _FILE), (directory / ".manifest", _RECORD)):
+    for folder, ending in ((asset.published, _FILE), (asset.versions, _RECORD)):
         for name, said in _entries(folder, ending):
             found.setdefault(name, []).append(ending + said)
     if made_from is not None:
-        for name, said in _entries(made_from / ".manifest", _RECORD):
+        for name, said in _entries(made_from.versions, _RECORD):
             if name in found:
                 found[name].append(said)
     return {key: " ".join(parts) for key, parts in found.items()}
 
 
-def foreign_names(directory: Path, keys: Collection[str]) -> list[str]:
+def foreign_names(asset: AssetFolders, keys: Collection[str]) -> list[str]:
     """Names of parquet files that are no partition's but that whoever reads ``*.parquet`` reads too."""
-    try:
-        entries = os.scandir(directory)
-    except FileNotFoundError:
-        return []
-    with entries:
-        names = [one.name.removesuffix(_FILE) for one in entries if one.name.endswith(_FILE)]
-    return sorted(name for name in names if name not in keys and not name.startswith("."))
+    return [name for name in asset.published_keys() if name not in keys and not name.startswith(".")]
 
 
 def _entries(folder: Path, ending: str) -> Iterator[tuple[str, str]]:
@@ -55,7 +50,8 @@ def _entries(folder: Path, ending: str) -> Iterator[tuple[str, str]]:
         return
     with entries:
         for entry in entries:
-            if entry.name.endswith(ending) and not entry.name.startswith("."):
+            # No dot in the rest: not the record's second copy, nor a temporary file.
+            if entry.name.endswith(ending) and "." not in entry.name.removesuffix(ending):
                 try:
                     stat = entry.stat()
                 except FileNotFoundError:

@@ -20,6 +20,7 @@ from resources.publishing.errors import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from resources.state.workers import Workers
+from resources.storage.layout import AssetFolders
 from sensors.dagster_runs import (
     end_interrupted,
     free_slots_of_ended,
@@ -44,9 +45,13 @@ _GONE = (
 class PublishedAsset:
     """An asset whose partitions are published as files. keys: its partitions, in the catalogue's order."""
 
-    name: str
-    directory: Path
+    folders: AssetFolders
     keys: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The asset's key in Dagster."""
+        return self.folders.name
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ def report_published(
     reported: list[tuple[str, str]] = []
     worked_on = {(worker.asset, worker.partition) for worker in workers.living()}
     for asset in assets:
-        published = PublishedPartitions(asset.directory)
+        published = PublishedPartitions(asset.folders)
         on_disk = _on_disk(asset)
         for key in unknown_to_dagster(instance, asset.name, on_disk):
             if clock() > deadline:
@@ -147,10 +152,7 @@ def report_published(
 
 
 def _on_disk(asset: PublishedAsset) -> Collection[str]:
-    try:
-        names = {path.stem for path in asset.directory.iterdir() if path.suffix == ".parquet"}
-    except FileNotFoundError:
-        return ()
+    names = frozenset(asset.folders.published_keys())
     return [key for key in asset.keys if key in names]
 
 

@@ -20,6 +20,7 @@ import dagster as dg
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.state.workers import Workers
+from resources.storage.layout import AssetFolders
 from sensors.check_alerts import FOUND_AT
 from sensors.dagster_internals.check_results import report_evaluation
 from sensors.dagster_internals.partition_history import PartitionHistory
@@ -74,18 +75,22 @@ class Verdict:
 class DriftWatched:
     """An asset whose files are watched.
 
-    made_from: folder of the asset that it is made from. look: the verdict on one partition, every byte read;
+    made_from: the asset that it is made from. look: the verdict on one partition, every byte read;
     None while a publication is under way. look_again: the verdict where only the expectation changed.
     expectation: all that a published file is compared with beside its record, as a digest; cheap.
     """
 
-    name: str
-    directory: Path
+    asset: AssetFolders
     keys: tuple[str, ...]
     look: Callable[[str], Verdict | None]
     look_again: Callable[[str], Verdict | None]
     expectation: Callable[[], str]
-    made_from: Path | None = None
+    made_from: AssetFolders | None = None
+
+    @property
+    def name(self) -> str:
+        """The asset's key in Dagster."""
+        return self.asset.name
 
 
 @dataclass
@@ -134,7 +139,7 @@ class DriftWatcher:
     ) -> list[str]:
         snapshot = Snapshot.read(self.directory / f"{watched.name}.json")
         expectation = watched.expectation()
-        standing = signatures(watched.directory, made_from=watched.made_from)
+        standing = signatures(watched.asset, made_from=watched.made_from)
         changed = [key for key in watched.keys if _is_changed(snapshot, key, standing, expectation)]
         if not changed:
             return []
@@ -185,8 +190,8 @@ class DriftWatcher:
 
     def _tell_foreign(self, watched: DriftWatched) -> list[str]:
         prefix = f"{watched.name}/{_FOREIGN}/"
-        names = foreign_names(watched.directory, frozenset(watched.keys))
-        standing = {prefix + name: watched.directory / f"{name}.parquet" for name in names}
+        names = foreign_names(watched.asset, frozenset(watched.keys))
+        standing = {prefix + name: watched.asset.partition(name).published for name in names}
         known = self.outbox.open_subjects()
         now = self.clock()
         for subject, path in standing.items():

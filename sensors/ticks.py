@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from resources.storage.files import temporary_beside
+from resources.storage.files import temporary_name
 
 _ABOUT = "The last tick; may be deleted."
 
@@ -74,7 +74,7 @@ def record_tick(directory: Path, name: str, now: float, *, interval_seconds: flo
         "interval_seconds": interval_seconds,
         "since": now if before is None or now - before.at > LONGEST_SILENCE_SECONDS else before.since,
     }
-    temporary = temporary_beside(path)
+    temporary = temporary_name(path)
     try:
         temporary.write_text(json.dumps(said))
         temporary.replace(path)

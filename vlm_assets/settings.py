@@ -28,6 +28,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from resources.storage.layout import AssetFolders, Home, UnusableHomeError
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 PREFIX = "VLM_ASSETS_"
 EXAMPLE = "example"
@@ -275,19 +277,24 @@ class Settings(BaseSettings):
         return self.allowed_hosts.split()
 
     @property
-    def descriptions_directory(self) -> Path:
-        """Where the published descriptions lie: one parquet file a partition."""
-        return self.home / "property_descriptions"
+    def layout(self) -> Home:
+        """Where every file of the home lies."""
+        return Home(self.home)
 
     @property
-    def embeddings_directory(self) -> Path:
-        """Where the published embeddings lie: one parquet file a partition."""
-        return self.home / "property_embeddings"
+    def descriptions(self) -> AssetFolders:
+        """The folders of the descriptions."""
+        return self.layout.asset("property_descriptions")
+
+    @property
+    def embeddings(self) -> AssetFolders:
+        """The folders of the embeddings."""
+        return self.layout.asset("property_embeddings")
 
     @property
     def state_directory(self) -> Path:
         """High-water marks and leases; each file says whether it is truth or may be deleted."""
-        return self.home / ".state"
+        return self.layout.state
 
     @property
     def is_default_home(self) -> bool:
@@ -324,7 +331,10 @@ def _shown(location: tuple[int | str, ...], value: object) -> str:
 
 
 def load_settings(**overrides: object) -> Settings:
-    """Read and validate the settings. Raises SettingsError, which names every setting that is wrong."""
+    """Read and validate the settings. Raises SettingsError, which names every setting that is wrong.
+
+    A home of an older layout, or on several devices, is refused too, before anything works in it.
+    """
     _refuse_unknown_names()
     try:
         settings = Settings(**overrides)  # type: ignore[arg-type]  # pydantic validates what it is given
@@ -345,6 +355,10 @@ def load_settings(**overrides: object) -> Settings:
     _refuse_unused_server_settings(settings)
     if settings.engine == "server" and settings.server_url is None:
         _refuse_unfinished_starts(settings)
+    try:
+        settings.layout.refuse_unusable()
+    except UnusableHomeError as error:
+        raise SettingsError(f"{PREFIX}HOME: {error}") from error
     return settings
 
 

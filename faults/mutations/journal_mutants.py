@@ -34,6 +34,8 @@ MUTANTS = (
            "    temporary.unlink()\n", "a new name is durable before it counts"),
     Mutant(_FILES, "    temporary.replace(path)\n    sync_directory(path.parent)\n",
            "    temporary.replace(path)\n", "a replaced name is durable before it counts"),
+    Mutant(_FILES, "    if temporary.parent != path.parent:\n        sync_directory(temporary.parent)\n", "",
+           "a renamed file is durably gone from the staging folder"),
     Mutant(_FILES, "        sync_directory(directory.parent)\n", "        pass\n", "a new directory is durable in its parent"),
     Mutant(_FILES, "        make_directory(directory.parent)\n        directory.mkdir(exist_ok=True)\n",
            "        directory.mkdir(exist_ok=True, parents=True)\n", "each missing parent is made durable too"),

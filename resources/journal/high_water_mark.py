@@ -72,6 +72,19 @@ def read_mark(path: Path, *, key: str, generation: str) -> MarkReading:
     return MarkReading(max(marks, key=lambda mark: mark.sequence, default=None), tuple(damaged))
 
 
+def read_marks(folder: Path, key: str) -> list[HighWaterMark]:
+    """The high-water marks of all generations of a partition; ``folder`` holds nothing else."""
+    marks = []
+    for generation in sorted({path.name.partition(".json")[0] for path in folder.glob("*.json*")}):
+        try:
+            mark = read_mark(folder / f"{generation}.json", key=key, generation=generation).mark
+        except JournalMismatchError:
+            continue
+        if mark is not None:
+            marks.append(mark)
+    return marks
+
+
 def write_mark(path: Path, mark: HighWaterMark) -> None:
     """Write the mark into the slot of its sequence number, durably.
 

@@ -23,6 +23,7 @@ from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from resources.publishing.staged_file import StagedFile
+from resources.storage.layout import Home
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,10 @@ class ParquetIOManager(IOManager):
     def load_input(self, context: InputContext) -> PartitionRows | dict[str, PartitionRows]:
         """A lazy handle on the partition, or on each of several. Raises as ``PublishedPartitions.read``."""
         if not context.has_asset_partitions:
+            folder = self.partitions(context.asset_key).asset.published
             raise WrongPartitionError(
-                f"asset {context.asset_key.to_user_string()} is read by partition; to read all of it, query "
-                f"{self.partitions(context.asset_key).directory}/*.parquet with DuckDB (union_by_name=true)"
+                f"asset {context.asset_key.to_user_string()} is read by partition; to read all of it, "
+                f"query {folder}/*.parquet with DuckDB (union_by_name=true)"
             )
         partitions = self.partitions(context.asset_key)
         rows = {key: partitions.read(key) for key in context.asset_partition_keys}
@@ -95,7 +97,7 @@ class ParquetIOManager(IOManager):
 
     def partitions(self, asset_key: AssetKey) -> PublishedPartitions:
         """The published partitions of an asset."""
-        return PublishedPartitions(Path(self._home, *asset_key.path))
+        return PublishedPartitions(Home(Path(self._home)).asset("/".join(asset_key.path)))
 
     def _one_partition(self, asset_key: AssetKey, keys: Sequence[str]) -> str:
         if len(keys) != 1:

@@ -1,9 +1,9 @@
 """The files of one partition, and the steps that take them from one published version to the next.
 
-What lives here: where each file stands, the lock, the record's two copies, the order in which a publication
-changes the disk, and how one that was interrupted is finished or taken back. What does not: what may be
-published and what people are told (``resources.publishing.published``). Every method that writes wants the
-lock held.
+What lives here: the lock, the record's two copies, the order in which a publication changes the disk, and how
+one that was interrupted is finished or taken back. What does not: where the files lie
+(``resources.storage.layout``), what may be published and what people are told
+(``resources.publishing.published``). Every method that writes wants the lock held.
 
 The order holds at every line: the published name has the whole old file or the whole new one; the record on
 disk names both while they are being exchanged; a backup is dropped only after everything newer was read back.
@@ -30,18 +30,16 @@ from resources.publishing.errors import (
 from resources.publishing.record import PartitionManifest, PendingPublication, PublishedRecord
 from resources.publishing.staged_file import InUseMark
 from resources.storage import files
+from resources.storage.layout import VERSION_NUMBERS, AssetFolders
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,149}")
 _LOCK_PAUSE_SECONDS = 0.05
 
-SLOTS = (0, 1, 2)
-"""Backups: 0 is the second copy of the published file, 1 and 2 are the versions before it."""
-
 
 class PartitionFiles:
-    """One partition's files under ``directory``. Raises InvalidPartitionKeyError for an unusable key."""
+    """The files of one partition of an asset. Raises InvalidPartitionKeyError for an unusable key."""
 
-    def __init__(self, directory: Path, key: str) -> None:
+    def __init__(self, asset: AssetFolders, key: str) -> None:
         # No dot either: KEY.0.parquet would be two keys' file.
         if not _KEY.fullmatch(key):
             raise InvalidPartitionKeyError(
@@ -49,22 +47,23 @@ class PartitionFiles:
                 "(ASCII)"
             )
         self.key = key
-        self.directory = directory
-        self.published = directory / f"{key}.parquet"
-        self.record_path = directory / ".manifest" / f"{key}.json"
-        self.record_copy = directory / ".backup" / f"{key}.json"
-        self.quarantine = directory / ".quarantine"
+        self.paths = asset.partition(key)
+        self.staging = asset.staging
+        self.published = self.paths.published
+        self.record_path = self.paths.record
+        self.record_copy = self.paths.record_copy
+        self.quarantine = self.paths.quarantine
 
     def slot(self, number: int) -> Path:
         """The path of backup 0, 1 or 2."""
-        return self.directory / ".backup" / f"{self.key}.{number}.parquet"
+        return self.paths.version(number)
 
     @contextlib.contextmanager
     def locked(self, wait_seconds: float) -> Iterator[None]:
         """Hold the partition's lock, which a dead process frees. Raises PartitionBusyError after the wait."""
-        for path in (self.published, self.record_path, self.slot(0)):
-            files.make_directory(path.parent)
-        lock = self.record_path.with_name(f".{self.key}.lock")
+        lock = self.paths.publication_lock
+        for folder in (self.published.parent, self.record_path.parent, self.staging, lock.parent):
+            files.make_directory(folder)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         deadline = time.monotonic() + wait_seconds
         try:
@@ -75,9 +74,9 @@ class PartitionFiles:
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
                         raise PartitionBusyError(
-                            f"partition {self.key} in {self.directory} is being published or restored by "
-                            f"another process, which did not finish within {wait_seconds:.0f} s. Nothing was "
-                            "changed: wait for that run, or end it, and try again."
+                            f"partition {self.key} in {self.published.parent} is being published or restored "
+                            f"by another process, which did not finish within {wait_seconds:.0f} s. Nothing "
+                            "was changed: wait for that run, or end it, and try again."
                         ) from None
                     time.sleep(_LOCK_PAUSE_SECONDS)
             yield
@@ -127,8 +126,8 @@ class PartitionFiles:
         pending = PendingPublication(record, tuple(kept[:2]))
         # The record before its copy, and after it when all is done: a settled one is never ahead of its copy.
         exchange = replace(manifest, pending=pending).to_bytes()
-        files.write_replacing(self.record_path, exchange)
-        files.write_replacing(self.record_copy, exchange)
+        self._write_record(self.record_path, exchange)
+        self._write_record(self.record_copy, exchange)
         self.keep_aside_unless(manifest.published, notes)
         files.publish_replacing(temporary, self.published)
         self._complete(pending, copy, notes)
@@ -159,7 +158,7 @@ class PartitionFiles:
             notes.append(f"What stood at {self.published} was kept as {aside}.")
 
     def _copy(self, source: Path, target: Path, record: PublishedRecord) -> Path:
-        copy, sha256 = files.copy_temporary(source, target)
+        copy, sha256 = files.copy_temporary(source, target, self.staging)
         if sha256 != record.sha256:
             copy.unlink()
             raise DigestMismatchError(
@@ -174,9 +173,9 @@ class PartitionFiles:
         current = manifest.published
         if current and not self.holds(self.slot(0), current) and self.holds(self.published, current):
             self.restore_backup(current, notes)
-        recorded = dict(zip(SLOTS, (current, *manifest.previous), strict=False))
+        recorded = dict(zip(VERSION_NUMBERS, (current, *manifest.previous), strict=False))
         verified = []
-        for number in SLOTS:
+        for number in VERSION_NUMBERS:
             version = recorded.get(number)
             if version and self.holds(self.slot(number), version):
                 verified.append(version)
@@ -200,9 +199,12 @@ class PartitionFiles:
         self._write_settled(PartitionManifest(self.key, pending.record, tuple(reversed(kept))))
 
     def _write_settled(self, manifest: PartitionManifest) -> None:
-        # The copy stands beside the backups: writing it makes their renames durable too.
-        files.write_replacing(self.record_copy, manifest.to_bytes())
-        files.write_replacing(self.record_path, manifest.to_bytes())
+        # The copy first. It stands beside the backups: writing it makes their renames durable too.
+        self._write_record(self.record_copy, manifest.to_bytes())
+        self._write_record(self.record_path, manifest.to_bytes())
+
+    def _write_record(self, path: Path, data: bytes) -> None:
+        files.write_replacing(path, data, self.staging)
 
     def _rotate(self, number: int, version: PublishedRecord, notes: list[str]) -> bool:
         """Bring a version to its backup slot from a newer one. The slots are filled oldest first."""
@@ -232,7 +234,8 @@ class PartitionFiles:
             self.keep_aside_unless(manifest.published, repairs)
             files.publish_replacing(copy, self.published)
         # The rename that we see may be that of a process killed before it could make it durable.
-        files.sync_directory(self.directory)
+        files.sync_directory(self.published.parent)
+        files.sync_directory(self.staging)
         self._complete(pending, None, repairs)
         repairs.append(
             f"A publication of partition {self.key} had been interrupted after its file was in place: its "
@@ -247,13 +250,12 @@ class PartitionFiles:
         stands = self.holds(self.published, before) if before else not self.published.exists()
         if stands:
             return None
-        unfinished = self.slot(0).parent.glob(f".{self.slot(0).name}.*{files.TEMPORARY_SUFFIX}")
+        unfinished = self.staging.glob(f".{self.slot(0).name}.*{files.TEMPORARY_SUFFIX}")
         return next((path for path in unfinished if self.holds(path, record)), None)
 
     def _remove_abandoned(self) -> None:
-        for parent in (self.directory, self.slot(0).parent, self.record_path.parent):
-            for path in parent.glob(f".{self.key}.*{files.TEMPORARY_SUFFIX}"):
-                InUseMark.remove_if_abandoned(path)
+        for path in self.staging.glob(f".{self.key}.*{files.TEMPORARY_SUFFIX}"):
+            InUseMark.remove_if_abandoned(path)
 
     def _read(self, path: Path) -> PartitionManifest | RecordDamagedError | None:
         try:
@@ -291,7 +293,7 @@ class PartitionFiles:
             if self._read(path) != manifest:
                 if path.exists():
                     self.move_aside(path, repairs)
-                files.write_replacing(path, manifest.to_bytes())
+                self._write_record(path, manifest.to_bytes())
                 repairs.append(
                     f"The record {path} was missing or damaged and was written anew from its copy."
                 )

@@ -26,12 +26,13 @@ from resources.publishing.errors import (
     RecordDamagedError,
     WrongPartitionError,
 )
-from resources.publishing.partition_files import SLOTS, PartitionFiles
+from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.record import PartitionManifest, PublishedRecord
 from resources.publishing.staged_file import InUseMark, StagedFile, read_back, write_rows
 from resources.publishing.verification import PUT_BACK, Finding, FindingKind, Verification, compare, judge
 from resources.storage import files
+from resources.storage.layout import VERSION_NUMBERS, AssetFolders
 
 
 @dataclass(frozen=True)
@@ -57,29 +58,29 @@ class Restoration:
 
 
 class PublishedPartitions:
-    """The published partitions under one directory, such as ``HOME/property_descriptions``.
+    """The published partitions of one asset.
 
     ``lock_seconds`` is how long to wait for another process that is publishing the same partition.
     """
 
-    def __init__(self, directory: Path, *, lock_seconds: float = 60.0) -> None:
-        self.directory = directory
+    def __init__(self, asset: AssetFolders, *, lock_seconds: float = 60.0) -> None:
+        self.asset = asset
         self._lock_seconds = lock_seconds
 
     def path(self, key: str) -> Path:
         """Where the partition's file is, or will be."""
-        return PartitionFiles(self.directory, key).published
+        return PartitionFiles(self.asset, key).published
 
     def keys(self) -> list[str]:
         """The keys of the parquet files that readers see now, recorded or not, sorted."""
-        return sorted(path.stem for path in self.directory.glob("*.parquet"))
+        return self.asset.published_keys()
 
     def record(self, key: str) -> PublishedRecord | None:
         """What is published, from the partition's record; None where nothing is. Writes nothing.
 
         Raises RecordDamagedError where the record and its copy are both unreadable: that is not 'nothing'.
         """
-        return PartitionFiles(self.directory, key).peek()
+        return PartitionFiles(self.asset, key).peek()
 
     def stage(
         self,
@@ -97,11 +98,11 @@ class PublishedPartitions:
         refused by ``publish``. ``metadata`` (JSON values) goes into the record. Raises DurableWriteError,
         WrongSchemaError, PartitionBusyError; nothing is left behind then.
         """
-        partition = PartitionFiles(self.directory, key)
+        partition = PartitionFiles(self.asset, key)
         remembered = json.loads(json.dumps(dict(metadata or {})))
         with partition.locked(self._lock_seconds):
             manifest, repairs = partition.settle()
-            sink = files.TemporaryFile(partition.published)
+            sink = files.TemporaryFile(partition.published, partition.staging)
             mark = InUseMark(sink.path)
         try:
             rows = write_rows(sink, batches, schema)
@@ -114,7 +115,7 @@ class PublishedPartitions:
         return StagedFile(
             key=key,
             path=sink.path,
-            directory=self.directory,
+            asset=self.asset,
             rows=rows,
             bytes=sink.size,
             sha256=sha256,
@@ -136,13 +137,13 @@ class PublishedPartitions:
         PublishedByAnotherError, WrongPartitionError, RecordDamagedError, PartitionBusyError or OSError;
         before the last step on disk the old file stays, after it the new one, never a part of either.
         """
-        if staged.directory != self.directory:
+        if staged.asset != self.asset:
             raise WrongPartitionError(
-                f"partition {staged.key} was staged in {staged.directory} and cannot be published in "
-                f"{self.directory}"
+                f"partition {staged.key} was staged for {staged.asset.published} and cannot be published in "
+                f"{self.asset.published}"
             )
         staged.refuse_unfit()
-        partition = PartitionFiles(self.directory, staged.key)
+        partition = PartitionFiles(self.asset, staged.key)
         with partition.locked(self._lock_seconds):
             manifest, repairs = partition.settle()
             notes = [*staged.notes, *repairs]
@@ -184,7 +185,7 @@ class PublishedPartitions:
 
         A publication that was interrupted is finished or taken back first. Never raises for what is on disk.
         """
-        partition = PartitionFiles(self.directory, key)
+        partition = PartitionFiles(self.asset, key)
         repairs: list[str] = []
         try:
             if partition.record_path.parent.is_dir():
@@ -207,13 +208,13 @@ class PublishedPartitions:
         What was damaged goes to ``.quarantine``. Raises CannotRestoreError where neither is whole,
         NotPublishedError, RecordDamagedError.
         """
-        partition = PartitionFiles(self.directory, key)
+        partition = PartitionFiles(self.asset, key)
         with partition.locked(self._lock_seconds):
             manifest, notes = partition.settle()
             record = manifest.published
             if record is None:
                 raise NotPublishedError(
-                    f"partition {key} has no record in {self.directory}: nothing to restore"
+                    f"partition {key} has no record in {self.asset.published}: nothing to restore"
                 )
             file_whole = partition.holds(partition.published, record)
             copy_whole = partition.holds(partition.slot(0), record)
@@ -236,11 +237,11 @@ class PublishedPartitions:
 
         Only size and row count are compared here; page checksums are verified as rows are read.
         """
-        partition = PartitionFiles(self.directory, key)
+        partition = PartitionFiles(self.asset, key)
         record = partition.peek()
         if record is None:
             raise NotPublishedError(
-                f"partition {key} is not published in {self.directory}. Materialize it first."
+                f"partition {key} is not published in {self.asset.published}. Materialize it first."
             )
         damage = judge(partition.published, record, deep=False)
         if damage:
@@ -252,10 +253,10 @@ class PublishedPartitions:
 
         For a person who accepts that its record is lost. Returns what was moved where, in sentences.
         """
-        partition = PartitionFiles(self.directory, key)
+        partition = PartitionFiles(self.asset, key)
         notes: list[str] = []
         with partition.locked(self._lock_seconds):
-            for path in (partition.published, *map(partition.slot, SLOTS), *partition.record_paths):
+            for path in (partition.published, *map(partition.slot, VERSION_NUMBERS), *partition.record_paths):
                 if path.exists():
                     partition.move_aside(path, notes)
         return tuple(notes)

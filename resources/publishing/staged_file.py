@@ -24,6 +24,7 @@ from resources.journal.key_sets import key_set_digest
 from resources.publishing.errors import DigestMismatchError, WrongIdSetError, WrongSchemaError
 from resources.publishing.partition_rows import BATCH_ROWS, ID_COLUMN, PartitionRows
 from resources.storage import files
+from resources.storage.layout import AssetFolders
 
 _SHOWN = 5
 
@@ -62,7 +63,7 @@ class IdSet:
 
 @dataclass
 class StagedFile:
-    """A complete parquet file under a temporary name beside the published one, verified by reading it back.
+    """A complete parquet file under a temporary name in the staging folder, verified by reading it back.
 
     It lives until it is published or discarded; what a killed process leaves behind is removed by the next
     stage of the same partition. ``sequence`` is that of the version it would replace (0: none).
@@ -71,7 +72,7 @@ class StagedFile:
 
     key: str
     path: Path
-    directory: Path
+    asset: AssetFolders
     rows: int
     bytes: int
     sha256: str
@@ -93,8 +94,9 @@ class StagedFile:
         if not self.ids.fits:
             raise WrongIdSetError(
                 f"partition {self.key} is not published, because its ids are not the expected ones: "
-                f"{self.ids.sentence()}. The published file in {self.directory} stays as it was. Materialize "
-                "the partition again; if it repeats, compare the catalogue's slice with the journal."
+                f"{self.ids.sentence()}. {self.asset.partition(self.key).published} stays as it was. "
+                "Materialize the partition again; if it repeats, compare the catalogue's slice with the "
+                "journal."
             )
         try:
             found = files.sha256_of(self.path)

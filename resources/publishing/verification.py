@@ -88,7 +88,7 @@ def compare(
             )
             findings.append(Finding(FindingKind.FOREIGN_FILE, sentence))
         else:
-            sentence = f"Partition {partition.key} is not published in {partition.directory}."
+            sentence = f"Partition {partition.key} is not published in {partition.published.parent}."
             findings.append(Finding(FindingKind.NOT_PUBLISHED, sentence))
     else:
         judged = judge(partition.published, record, deep=deep)

@@ -19,7 +19,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from resources.state.sqlite_file import DatabaseDamagedError, check_pages, check_seals, prepare
-from resources.storage.files import make_directory, publish_replacing, set_aside, sha256_of, temporary_beside
+from resources.storage.files import make_directory, publish_replacing, set_aside, sha256_of, temporary_name
 
 KEPT = 2
 
@@ -85,7 +85,7 @@ class Copies:
         """
         make_directory(self.directory)
         self._remove_old_leftovers()
-        temporary = temporary_beside(self.directory / "state.db")
+        temporary = temporary_name(self.directory / "state.db")
         try:
             with closing(sqlite3.connect(temporary, isolation_level=None)) as copied:
                 prepare(copied)

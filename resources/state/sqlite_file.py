@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from resources.storage.files import make_directory, publish_replacing, set_aside, temporary_beside
+from resources.storage.files import make_directory, publish_replacing, set_aside, temporary_name
 from resources.storage.lock_files import LockFile
 
 T = TypeVar("T")
@@ -157,7 +157,7 @@ class SqliteFile:
         make_directory(self.path.parent)
         for left in self.path.parent.glob(f".{self.path.name}.*"):
             left.unlink(missing_ok=True)
-        temporary = temporary_beside(self.path)
+        temporary = temporary_name(self.path)
         try:
             if start is not None:
                 temporary.write_bytes(start)

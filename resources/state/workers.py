@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from resources.devices.lease_records import process_start
-from resources.storage.files import make_directory, temporary_beside
+from resources.storage.files import make_directory, temporary_name
 from resources.storage.lock_files import LockFile, is_held
 
 _ABOUT = (
@@ -310,7 +310,7 @@ def _unreadable(path: Path, name: str) -> Worker:
 
 def _replace(path: Path, content: object) -> None:
     """Atomic, and not durable: after a power cut its process is dead, which is all that it could say."""
-    temporary = temporary_beside(path)
+    temporary = temporary_name(path)
     try:
         temporary.write_text(json.dumps(content, indent=2))
         temporary.replace(path)
@@ -320,7 +320,7 @@ def _replace(path: Path, content: object) -> None:
 
 
 def _locked_file(path: Path) -> LockFile:
-    temporary = temporary_beside(path)
+    temporary = temporary_name(path)
     file = LockFile(temporary)
     try:
         file.take()

@@ -58,19 +58,20 @@ def make_directory(directory: Path) -> None:
             raise
 
 
-def temporary_beside(path: Path) -> Path:
-    """A new unique name in the same directory, so that the rename that follows cannot cross devices."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}")
+def temporary_name(path: Path, staging: Path | None = None) -> Path:
+    """A new unique name for what will be ``path``: in ``staging``, or else in the folder of ``path``."""
+    name = f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}"
+    return (staging or path.parent) / name
 
 
-def write_temporary(path: Path, data: bytes) -> Path:
-    """Write ``data`` beside ``path`` under a temporary name, fsync it, and read it back.
+def write_temporary(path: Path, data: bytes, staging: Path | None = None) -> Path:
+    """Write ``data`` under a temporary name in ``staging`` or beside ``path``, fsync it, and read it back.
 
     Raises DurableWriteError, with the temporary file removed, where any step fails. The descriptor is
     never used again after a failed fsync: the kernel may have dropped the pages, and a second fsync
     would falsely succeed.
     """
-    temporary = temporary_beside(path)
+    temporary = temporary_name(path, staging)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -90,16 +91,16 @@ def write_temporary(path: Path, data: bytes) -> Path:
 
 
 class TemporaryFile:
-    """A file of any size on its way: written in pieces under a temporary name beside ``path``.
+    """A file of any size that will be ``path``: written in pieces under a temporary name in ``staging``.
 
     A binary sink (``write``, ``tell``, ``flush``, ``closed``) that pyarrow's writers take. ``seal`` makes
     it durable and reads it back; only then may it be given its final name with ``publish_new`` or
     ``publish_replacing``. Every failure is a DurableWriteError, after which the only way on is ``discard``.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, staging: Path | None = None) -> None:
         self.target = path
-        self.path = temporary_beside(path)
+        self.path = temporary_name(path, staging)
         self.size = 0
         self._digest = hashlib.sha256()
         try:
@@ -167,13 +168,13 @@ class TemporaryFile:
         )
 
 
-def copy_temporary(source: Path, path: Path) -> tuple[Path, str]:
-    """Copy a file, byte for byte, to a temporary name beside ``path``, durable and read back.
+def copy_temporary(source: Path, path: Path, staging: Path | None = None) -> tuple[Path, str]:
+    """Copy a file, byte for byte, to a temporary name in ``staging`` or beside ``path``, and read it back.
 
     A hard link would be no second copy: damage in place reaches both names. Returns the temporary name
     and the SHA-256 of the copy. Raises DurableWriteError, with the temporary file removed.
     """
-    copy = TemporaryFile(path)
+    copy = TemporaryFile(path, staging)
     try:
         with source.open("rb") as stream:
             while chunk := stream.read(_CHUNK):
@@ -223,9 +224,14 @@ def publish_new(temporary: Path, path: Path) -> None:
 
 
 def publish_replacing(temporary: Path, path: Path) -> None:
-    """Give a temporary file its final name in place of what stands there; then fsync the directory."""
+    """Give a temporary file its final name in place of what stands there; then fsync both directories.
+
+    The final name is made durable first: a power cut between the two leaves a second name, never none.
+    """
     temporary.replace(path)
     sync_directory(path.parent)
+    if temporary.parent != path.parent:
+        sync_directory(temporary.parent)
 
 
 def write_new(path: Path, data: bytes) -> str:
@@ -239,9 +245,9 @@ def write_new(path: Path, data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def write_replacing(path: Path, data: bytes) -> str:
+def write_replacing(path: Path, data: bytes, staging: Path | None = None) -> str:
     """Write a file in place of what stands there, durably and in one step. Returns its SHA-256."""
-    temporary = write_temporary(path, data)
+    temporary = write_temporary(path, data, staging)
     try:
         publish_replacing(temporary, path)
     except OSError:

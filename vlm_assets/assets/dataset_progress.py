@@ -146,12 +146,12 @@ def _what_moved(settings: Settings) -> str:
     Empty where nothing was ever started.
     """
     state = settings.state_directory
-    if not (state / "workers").is_dir() and not settings.descriptions_directory.is_dir():
+    if not (state / "workers").is_dir() and not settings.descriptions.published.is_dir():
         return ""
     watched = [catalog_path(settings.home), state / "workers", state / "devices_left_out.json"]
     watched += [state / "attempts" / "attempts.json", state / "cancels" / "cancels.json"]
-    for directory in (settings.descriptions_directory, settings.embeddings_directory):
-        watched += [directory, directory / ".manifest", directory / ".journal"]
+    for asset in (settings.descriptions, settings.embeddings):
+        watched += [asset.published, asset.versions, asset.journals]
     seen = "".join(f"{path.name} {_changed_at(path)}\n" for path in watched)
     return hashlib.sha256(seen.encode()).hexdigest()[:16]
 

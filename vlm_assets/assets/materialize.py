@@ -136,7 +136,7 @@ def _materialize(
     if options.recompute and (options.retry_failed or options.retry_transient):
         note_needs_person(context)
         raise ConflictingOptionsError("recompute computes every row again, failed ones too: set only one.")
-    published = PublishedPartitions(partition.directory)
+    published = PublishedPartitions(partition.paths.asset)
     record = published.record(partition.key)
     generation = generation_of(partition, options, record, root_run_of(context))
     if record is not None and _is_current(record, partition, generation, options):
@@ -255,7 +255,7 @@ def _is_refused_beside(record: PublishedRecord, partition: Partition) -> bool:
     standing, _ = partition.row_retries.read_or_set_aside()
     if standing is None or standing.fingerprint != record.fingerprint:
         return False
-    journals = (partition.journal_directory(one) for one in (standing.generation, standing.source) if one)
+    journals = (partition.paths.journal(one) for one in (standing.generation, standing.source) if one)
     return standing.generation != record.metadata.get("generation") and any(one.is_dir() for one in journals)
 
 
@@ -309,8 +309,8 @@ def _damage(published: PublishedPartitions, key: str) -> str:
 def _finish_retirement(record: PublishedRecord, partition: Partition, steps: Steps) -> None:
     """Retire the journal of a published file where a crash came between publication and retirement."""
     generation = str(record.metadata["generation"])
-    directory = partition.journal_directory(generation)
-    if not directory.is_dir() or clear_retired(directory, partition.high_water_mark(generation)):
+    directory = partition.paths.journal(generation)
+    if not directory.is_dir() or clear_retired(directory, partition.paths.high_water_mark(generation)):
         return
     # Not the file's schema: parquet gives the elements of a list another name, and that is other work.
     with partition.open_journal(generation, steps.schema()) as journal:

@@ -15,9 +15,9 @@ from pathlib import Path
 from resources.publishing.errors import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
+from resources.storage.layout import AssetFolders
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.expected_cost import committed_rows
-from vlm_assets.settings import Settings
 
 
 class State(StrEnum):
@@ -69,44 +69,41 @@ class PartitionState:
 
 
 def partition_states(
-    settings: Settings, directory: Path, ranges: Collection[PropertyRange], running: Collection[str]
+    asset: AssetFolders, ranges: Collection[PropertyRange], running: Collection[str]
 ) -> list[PartitionState]:
-    """The state of each range of the asset whose folder is ``directory``. Changes nothing.
+    """The state of each range of an asset. Changes nothing.
 
     running: keys that a living process works on.
     """
-    published = PublishedPartitions(directory)
+    published = PublishedPartitions(asset)
     # Two looks at folders instead of several at files for each of ten thousand partitions.
-    work = _names(directory / ".journal")
-    marked = _names(settings.state_directory / "high_water_marks" / directory.name)
-    return [
-        _state(settings, published, one, one.key in running, one.key in work, one.key in marked)
-        for one in ranges
-    ]
+    work = frozenset(asset.journal_keys())
+    marked = frozenset(asset.marked_keys())
+    return [_state(published, one, one.key in running, one.key in work, one.key in marked) for one in ranges]
 
 
 def _state(
-    settings: Settings,
     published: PublishedPartitions,
     wanted: PropertyRange,
     runs: bool,
     has_work: bool,
     is_marked: bool,
 ) -> PartitionState:
-    asset, key, expected = published.directory.name, wanted.key, len(wanted)
+    asset, key, expected = published.asset.name, wanted.key, len(wanted)
+    paths = published.asset.partition(key)
     record, damaged = None, False
     try:
         record = published.record(key)
     except RecordDamagedError:
         damaged = True
     # A published partition keeps its marks for ever; without a journal none of them speaks of work.
-    committed = committed_rows(settings, asset, key) if is_marked and (has_work or record is None) else 0
+    committed = committed_rows(paths) if is_marked and (has_work or record is None) else 0
     if runs:
         return PartitionState(asset, key, State.RUNNING, committed, expected, record)
     if damaged:
         return PartitionState(asset, key, State.DAMAGED, 0, expected)
     if record is not None:
-        whole = _size(published.directory / f"{key}.parquet") == record.bytes
+        whole = _size(paths.published) == record.bytes
         return PartitionState(
             asset, key, State.DONE if whole else State.DAMAGED, record.rows, expected, record
         )
@@ -121,7 +118,3 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def _names(folder: Path) -> frozenset[str]:
-    return frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()

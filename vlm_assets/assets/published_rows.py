@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resources.publishing.record import PublishedRecord
+from resources.storage.layout import AssetFolders
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class PublishedRowsNote:
 
 
 def read_published_rows(
-    directory: Path, records: Iterable[PublishedRecord], known: Mapping[str, PublishedRows]
+    asset: AssetFolders, records: Iterable[PublishedRecord], known: Mapping[str, PublishedRows]
 ) -> dict[str, PublishedRows]:
     """The rows of each published partition of descriptions, by key. A file that does not read is left out.
 
@@ -94,7 +95,7 @@ def read_published_rows(
         for key, record in wanted.items()
         if key in known and known[key].sha256 == record.sha256
     }
-    unread = {directory / f"{key}.parquet": record for key, record in wanted.items() if key not in found}
+    unread = {asset.partition(key).published: record for key, record in wanted.items() if key not in found}
     for path, rows in _read(unread).items():
         found[path.stem] = rows
     return found

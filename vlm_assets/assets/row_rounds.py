@@ -50,7 +50,9 @@ def generation_of(
         # Back to settings whose output was published once and replaced since, or an old run with an option
         # is re-executed: that generation is closed, so this is another one, named by what it replaces so
         # that a crash resumes it.
-        mark = read_mark(partition.high_water_mark(generation), key=partition.key, generation=generation).mark
+        mark = read_mark(
+            partition.paths.high_water_mark(generation), key=partition.key, generation=generation
+        ).mark
         if mark is not None and mark.retired:
             return f"{generation}{_AFTER}{record.sequence}"
     return generation
@@ -77,7 +79,7 @@ def round_of(
         context.log.warning(damage)
     if standing is None or standing.fingerprint != fingerprint.digest:
         return first
-    journals = (partition.journal_directory(one) for one in (standing.generation, standing.source) if one)
+    journals = (partition.paths.journal(one) for one in (standing.generation, standing.source) if one)
     if not any(journal.is_dir() for journal in journals):
         return first
     refusal = standing.refusal
@@ -129,9 +131,9 @@ def keep_ok_rows(
     Interrupted, it is simply done again: only rows that are missing are taken.
     """
     kept = 0
-    donors = partition.directory / ".journal" / partition.key
+    donors = partition.paths.journals
     for donor in sorted(donors.glob(f"{partition.fingerprint.digest}*")):
-        if donor.name != generation and not clear_retired(donor, partition.high_water_mark(donor.name)):
+        if donor.name != generation and not clear_retired(donor, partition.paths.high_water_mark(donor.name)):
             with partition.open_journal(donor.name, schema) as finished:
                 kept += _submit_ok_rows(journal, finished.read_ordered())
     if record is not None and record.fingerprint == partition.fingerprint.digest:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from resources.engine.protocol import EngineError
@@ -17,6 +16,7 @@ from resources.publishing.errors import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from resources.publishing.verification import FindingKind, judge
+from resources.storage.layout import AssetFolders
 from sensors.row_count_drift import SOUND, STALE, Verdict
 from vlm_assets.assets import descriptions, embeddings
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, digest_of
@@ -85,10 +85,9 @@ class DriftLooks:
     """The looks at one asset's partitions."""
 
     settings: Settings
-    asset: str
-    directory: Path
+    asset: AssetFolders
     meaning: Meaning
-    made_from: Path | None = None
+    made_from: AssetFolders | None = None
     _opened: dict[tuple[int, int], Catalog] = field(default_factory=dict)
 
     def expectation(self) -> str:
@@ -98,8 +97,7 @@ class DriftLooks:
 
     def look(self, key: str) -> Verdict | None:
         """The verdict, every byte of the published file read; None while a publication is under way."""
-        marks = self.settings.state_directory / "high_water_marks" / self.asset / key
-        looked = look_at(self.asset, self.directory, key, marks=marks, deep=False)
+        looked = look_at(self.asset.partition(key), deep=False)
         problems = {problem.kind: problem for problem in looked.problems}
         if Kind.PENDING in problems:
             return None
@@ -116,7 +114,7 @@ class DriftLooks:
     def look_again(self, key: str) -> Verdict | None:
         """The verdict where the file is known to be what its record says."""
         try:
-            return self._compare(key, PublishedPartitions(self.directory).record(key))
+            return self._compare(key, PublishedPartitions(self.asset).record(key))
         except RecordDamagedError:
             return None
 
@@ -172,20 +170,19 @@ def description_looks(settings: Settings) -> DriftLooks:
     """The looks at the descriptions."""
     model = build_vision_language_model(settings)
     meaning = Meaning(lambda: descriptions.meaning_parts(settings, model))
-    return DriftLooks(settings, descriptions.ASSET, settings.descriptions_directory, meaning)
+    return DriftLooks(settings, settings.descriptions, meaning)
 
 
 def embedding_looks(settings: Settings) -> DriftLooks:
     """The looks at the embeddings, which follow from the descriptions published now."""
     model = build_text_embedding_model(settings)
     meaning = Meaning(lambda: embeddings.meaning_parts(model))
-    made_from = settings.descriptions_directory
-    return DriftLooks(settings, embeddings.ASSET, settings.embeddings_directory, meaning, made_from)
+    return DriftLooks(settings, settings.embeddings, meaning, made_from=settings.descriptions)
 
 
-def _record(directory: Path, key: str) -> PublishedRecord | None:
+def _record(asset: AssetFolders, key: str) -> PublishedRecord | None:
     try:
-        return PublishedPartitions(directory).record(key)
+        return PublishedPartitions(asset).record(key)
     except RecordDamagedError:
         return None
 

@@ -20,7 +20,6 @@ from sensors.reconciliation import PublishedAsset, build_reconciliation_sensor
 from sensors.row_count_drift import DriftWatched, DriftWatcher, build_row_count_drift_sensor
 from sensors.worker_health import HealthWatcher, build_worker_health_sensor
 from sensors.worker_judgement import WorkerLimits
-from vlm_assets.assets import descriptions, embeddings
 from vlm_assets.automation.drift_looks import description_looks, embedding_looks
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.dagster_server.home import POOL
@@ -38,8 +37,8 @@ def published_assets(settings: Settings, ranges: Sequence[PropertyRange]) -> lis
     """The assets that are published as files, with their partitions."""
     keys = tuple(one.key for one in ranges)
     return [
-        PublishedAsset(descriptions.ASSET, settings.descriptions_directory, keys),
-        PublishedAsset(embeddings.ASSET, settings.embeddings_directory, keys),
+        PublishedAsset(settings.descriptions, keys),
+        PublishedAsset(settings.embeddings, keys),
     ]
 
 
@@ -99,8 +98,7 @@ def build_drift_watcher(
     """The watcher of all published files of a home."""
     watched = [
         DriftWatched(
-            name=asset.name,
-            directory=asset.directory,
+            asset=asset.folders,
             keys=asset.keys,
             look=looks.look,
             look_again=looks.look_again,

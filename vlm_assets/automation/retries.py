@@ -5,10 +5,8 @@ What lives here: the answers, from what is on disk. What does not: what is done 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -16,6 +14,7 @@ import dagster as dg
 from resources.devices.errors import DeviceError
 from resources.devices.resource import GpuResource
 from resources.engine.protocol import ModelLoadError
+from resources.journal.high_water_mark import read_marks
 from resources.publishing.errors import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
 from resources.state.workers import Workers
@@ -27,7 +26,6 @@ from vlm_assets.assets import descriptions, embeddings
 from vlm_assets.assets.descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.operate.audit.files import read_marks
 from vlm_assets.operate.expected_cost import heaviest_first
 from vlm_assets.resource_settings import build_gpu, build_text_embedding_model, build_vision_language_model
 from vlm_assets.settings import Settings
@@ -96,32 +94,28 @@ class _Files:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._directories = {
-            descriptions.ASSET: settings.descriptions_directory,
-            embeddings.ASSET: settings.embeddings_directory,
-        }
 
     def interrupted(self, asset: str) -> list[str]:
         """Partitions with a journal and without a published file."""
-        directory = self._directories[asset]
-        return [key for key in _names(directory / ".journal") if not (directory / f"{key}.parquet").exists()]
+        folders = self._settings.layout.asset(asset)
+        return [key for key in folders.journal_keys() if not folders.partition(key).published.exists()]
 
     def missing(self, asset: str, published: Collection[str]) -> list[str]:
         """Those of the published partitions whose file is not there."""
         if not published:
             return []
-        there = frozenset(_names(self._directories[asset]))
-        return [key for key in published if f"{key}.parquet" not in there]
+        there = frozenset(self._settings.layout.asset(asset).published_keys())
+        return [key for key in published if key not in there]
 
     def rows(self, key: str) -> int:
         """Rows ever committed for a partition, over all assets and generations: it grows with every one."""
-        marks = self._settings.state_directory / "high_water_marks"
-        return sum(mark.rows for asset in ASSETS for mark in read_marks(marks / asset / key, key))
+        partitions = [self._settings.layout.asset(asset).partition(key) for asset in ASSETS]
+        return sum(mark.rows for one in partitions for mark in read_marks(one.high_water_marks, key))
 
     def is_stale(self, asset: str, key: str) -> bool:
         """Whether what is published was made under other settings, or that cannot be said."""
         try:
-            record = PublishedPartitions(self._directories[asset]).record(key)
+            record = PublishedPartitions(self._settings.layout.asset(asset)).record(key)
         except RecordDamagedError:
             return False
         if record is None:
@@ -140,14 +134,6 @@ class _Files:
         # Other descriptions are no other settings: their embeddings follow them.
         model = build_text_embedding_model(self._settings)
         return parts.get("embedding_model") != model.exact_revision()
-
-
-def _names(directory: Path) -> list[str]:
-    try:
-        with os.scandir(directory) as entries:
-            return [entry.name for entry in entries]
-    except FileNotFoundError:
-        return []
 
 
 def _kept(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from resources.journal.errors import JournalLossError
+from resources.journal.high_water_mark import read_marks
 from resources.publishing.errors import NotPublishedError
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
@@ -22,7 +23,6 @@ from vlm_assets.assets.embeddings import EmbeddingWork
 from vlm_assets.assets.partition import Partition
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.operate.audit.files import read_marks
 from vlm_assets.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.settings import Settings
 
@@ -49,7 +49,7 @@ def find_losses(settings: Settings, catalog: Catalog, key: str) -> list[Loss]:
     """
     losses = []
     for partition, schema in _partitions(settings, catalog, PropertyRange.from_key(key)):
-        for generation in _generations(partition, PublishedPartitions(partition.directory).record(key)):
+        for generation in _generations(partition, PublishedPartitions(partition.paths.asset).record(key)):
             try:
                 partition.open_journal(generation, schema).close()
             except JournalLossError as error:
@@ -76,7 +76,7 @@ def _partitions(
         described.rows_schema(),
     )
     try:
-        rows = PublishedPartitions(settings.descriptions_directory).read(wanted.key)
+        rows = PublishedPartitions(settings.descriptions).read(wanted.key)
     except NotPublishedError:
         return
     embedded = EmbeddingWork.of(catalog, wanted, rows, build_text_embedding_model(settings))
@@ -89,9 +89,8 @@ def _partitions(
 def _generations(partition: Partition, record: PublishedRecord | None) -> Iterator[str]:
     """Generations of these settings that a start could open, from what is on disk."""
     digest = partition.fingerprint.digest
-    folder = partition.high_water_mark(digest).parent
-    marks = {mark.generation: mark for mark in read_marks(folder, partition.key)}
-    journals = partition.journal_directory(digest).parent
+    marks = {mark.generation: mark for mark in read_marks(partition.paths.high_water_marks, partition.key)}
+    journals = partition.paths.journals
     for generation in sorted({*marks, *(path.name for path in journals.glob("*") if path.is_dir())}):
         mark = marks.get(generation)
         # What was published and closed is never opened again while something is published.

@@ -19,12 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from resources.journal.high_water_mark import read_marks
 from resources.publishing.errors import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
+from resources.storage.layout import PartitionPaths
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogUnreadableError
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.operate.audit.files import read_marks
 from vlm_assets.settings import Settings
 
 _ABOUT = "May be deleted: the images of each range of the catalogue, which are counted anew then."
@@ -58,7 +59,7 @@ class ExpectedCost:
         KeyError for a range that the catalogue does not have.
         """
         whole = self.whole[key]
-        committed = committed_rows(self.settings, self.settings.descriptions_directory.name, key)
+        committed = committed_rows(self.settings.descriptions.partition(key))
         if committed:
             return round(whole * (1.0 - committed / len(PropertyRange.from_key(key))))
         return 0 if _is_published(self.settings, key) else whole
@@ -98,15 +99,15 @@ def heaviest_first(settings: Settings) -> Callable[[Collection[str]], list[str]]
     return order
 
 
-def committed_rows(settings: Settings, asset: str, key: str) -> int:
+def committed_rows(partition: PartitionPaths) -> int:
     """Rows of unfinished work on a partition that are safe on disk, as its high-water marks say."""
-    marks = settings.state_directory / "high_water_marks" / asset / key
-    return max((mark.rows for mark in read_marks(marks, key) if not mark.retired), default=0)
+    marks = read_marks(partition.high_water_marks, partition.key)
+    return max((mark.rows for mark in marks if not mark.retired), default=0)
 
 
 def _is_published(settings: Settings, key: str) -> bool:
     try:
-        return PublishedPartitions(settings.descriptions_directory).record(key) is not None
+        return PublishedPartitions(settings.descriptions).record(key) is not None
     except RecordDamagedError:
         return False
 

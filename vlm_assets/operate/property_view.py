@@ -35,7 +35,7 @@ def view_property(settings: Settings, catalog: Catalog, property_id: str) -> Ite
         )
     yield f"{property_id}: ordinal {known.ordinal}, partition {known.range.key}"
     yield from _images(catalog, known)
-    descriptions = PublishedPartitions(settings.descriptions_directory)
+    descriptions = PublishedPartitions(settings.descriptions)
     try:
         table = descriptions.read(known.range.key).to_table()
     except NotPublishedError as error:
@@ -45,7 +45,7 @@ def view_property(settings: Settings, catalog: Catalog, property_id: str) -> Ite
         for row in rows:
             yield from _row(row)
         yield f"Lies in {descriptions.path(known.range.key)}"
-    yield from _unpublished(settings.descriptions_directory / ".journal" / known.range.key, property_id)
+    yield from _unpublished(settings.descriptions.partition(known.range.key).journals, property_id)
 
 
 def _unpublished(journals: Path, property_id: str) -> Iterator[str]:

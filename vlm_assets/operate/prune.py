@@ -7,6 +7,7 @@ that are both whole to the byte, read again right before. What does not: damage 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -18,11 +19,11 @@ from resources.journal.high_water_mark import read_mark
 from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.record import PartitionManifest, PublishedRecord
 from resources.storage import files
+from resources.storage.layout import AssetFolders
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.audit.files import read_record
 from vlm_assets.settings import Settings
 
-_OWNED = re.compile(r"\.?([0-9]{9}-[0-9]{9})\.")
 _AFTER = re.compile(r".*-after-([0-9]+)")
 
 EARLIER_SLOTS = (1, 2)
@@ -67,13 +68,13 @@ def plan_prune(settings: Settings, catalog: Catalog) -> PrunePlan:
     """Find what may go; changes nothing. Reads every byte of the partitions that have something to go."""
     plan = PrunePlan()
     keys = [one.key for one in catalog.ranges]
-    for directory in (settings.descriptions_directory, settings.embeddings_directory):
+    for asset in (settings.descriptions, settings.embeddings):
         verdicts: dict[str, str | None] = {}
-        for one in _candidates(settings, directory, keys):
+        for one in _candidates(asset, keys):
             reasons = []
             for key in one.needs:
                 if key not in verdicts:
-                    verdicts[key] = _not_whole(PartitionFiles(directory, key))
+                    verdicts[key] = _not_whole(PartitionFiles(asset, key))
                 reason = verdicts[key]
                 if reason is not None:
                     reasons.append(reason)
@@ -84,10 +85,13 @@ def plan_prune(settings: Settings, catalog: Catalog) -> PrunePlan:
     return plan
 
 
-def _candidates(settings: Settings, directory: Path, keys: list[str]) -> Iterator[Removal]:
-    asset = directory.name
+def _candidates(asset: AssetFolders, keys: list[str]) -> Iterator[Removal]:
+    temporary = defaultdict(list)
+    for path in sorted(asset.staging.glob(f".*{files.TEMPORARY_SUFFIX}")):
+        temporary[path.name.split(".")[1]].append(path)
     for key in keys:
-        partition = PartitionFiles(directory, key)
+        paths = asset.partition(key)
+        partition = PartitionFiles(asset, key)
         manifest = read_record(partition).manifest
         record = manifest.published if manifest else None
         for number in EARLIER_SLOTS:
@@ -97,25 +101,25 @@ def _candidates(settings: Settings, directory: Path, keys: list[str]) -> Iterato
                 why = (
                     f"version {known[0].sequence} of {key}" if known else f"no version of {key} that is known"
                 )
-                yield Removal(asset, What.EARLIER_VERSION, path, _size(path), why, (key,))
+                yield Removal(asset.name, What.EARLIER_VERSION, path, _size(path), why, (key,))
         if record is not None:
-            for journal in sorted((directory / ".journal" / key).glob("*")):
-                if journal.is_dir() and is_superseded(journal, record, _mark(settings, asset, key, journal)):
+            for journal in sorted(paths.journals.glob("*")):
+                mark = paths.high_water_mark(journal.name)
+                if journal.is_dir() and is_superseded(journal, record, mark):
                     why = (
                         f"{key} was published after it, as version {record.sequence} of generation"
                         f" {record.metadata.get('generation')}"
                     )
-                    yield Removal(asset, What.JOURNAL, journal, _size(journal), why, (key,))
-        for folder in (directory, directory / ".backup", directory / ".manifest"):
-            for path in sorted(folder.glob(f".{key}.*{files.TEMPORARY_SUFFIX}")):
-                why = f"left by a process that was killed at {key}, unless one is at it now"
-                yield Removal(asset, What.TEMPORARY, path, _size(path), why, (key,))
-    for path in sorted((directory / ".quarantine").glob("*")):
+                    yield Removal(asset.name, What.JOURNAL, journal, _size(journal), why, (key,))
+        for path in temporary[key]:
+            why = f"left by a process that was killed at {key}, unless one is at it now"
+            yield Removal(asset.name, What.TEMPORARY, path, _size(path), why, (key,))
+    for path in sorted(asset.quarantine.rglob("*")):
         if path.is_file():
-            match = _OWNED.match(path.name)
-            owner = match[1] if match and match[1] in keys else None
+            owner = path.parent.name if path.parent.name in keys else None
             why = f"set aside from {owner}" if owner else "set aside; all partitions are whole"
-            yield Removal(asset, What.QUARANTINED, path, _size(path), why, (owner,) if owner else tuple(keys))
+            needs = (owner,) if owner else tuple(keys)
+            yield Removal(asset.name, What.QUARANTINED, path, _size(path), why, needs)
 
 
 def is_superseded(journal: Path, record: PublishedRecord, high_water_mark: Path) -> bool:
@@ -148,11 +152,11 @@ def remove(settings: Settings, removals: list[Removal]) -> Iterator[str]:
     """
     whole: dict[tuple[str, str], bool] = {}
     for one in removals:
-        directory = settings.home / one.asset
+        asset = settings.layout.asset(one.asset)
         if one.what is What.QUARANTINED:
             for key in one.needs:
                 if (one.asset, key) not in whole:
-                    whole[one.asset, key] = _not_whole(PartitionFiles(directory, key)) is None
+                    whole[one.asset, key] = _not_whole(PartitionFiles(asset, key)) is None
             if all(whole[one.asset, key] for key in one.needs):
                 one.path.unlink(missing_ok=True)
                 yield f"Removed {one.path}."
@@ -162,13 +166,11 @@ def remove(settings: Settings, removals: list[Removal]) -> Iterator[str]:
     for one in removals:
         if one.what is not What.QUARANTINED:
             by_partition.setdefault((one.asset, one.needs[0]), []).append(one)
-    for (asset, key), some in by_partition.items():
-        yield from _remove_of_partition(settings, PartitionFiles(settings.home / asset, key), some)
+    for (name, key), some in by_partition.items():
+        yield from _remove_of_partition(PartitionFiles(settings.layout.asset(name), key), some)
 
 
-def _remove_of_partition(
-    settings: Settings, partition: PartitionFiles, removals: list[Removal]
-) -> Iterator[str]:
+def _remove_of_partition(partition: PartitionFiles, removals: list[Removal]) -> Iterator[str]:
     with partition.locked(LOCK_SECONDS):
         # This also removes what killed processes left, and finishes an interrupted publication.
         manifest, notes = partition.settle()
@@ -187,7 +189,7 @@ def _remove_of_partition(
         if versions:
             files.sync_directory(versions[0].parent)
         for one in removals:
-            mark = _mark(settings, one.asset, partition.key, one.path)
+            mark = partition.paths.high_water_mark(one.path.name)
             if one.what is What.JOURNAL and is_superseded(one.path, record, mark):
                 gone = discard(one.path, key=partition.key, generation=one.path.name, high_water_mark=mark)
                 yield f"Removed {one.path}." if gone else f"Kept {one.path}: no manifest in it reads."
@@ -198,8 +200,8 @@ def _remove_of_partition(
 def _forget_earlier(partition: PartitionFiles, manifest: PartitionManifest) -> None:
     """Take the earlier versions out of the record before they go: it never names what is not there."""
     settled = replace(manifest, previous=()).to_bytes()
-    files.write_replacing(partition.record_copy, settled)
-    files.write_replacing(partition.record_path, settled)
+    files.write_replacing(partition.record_copy, settled, partition.staging)
+    files.write_replacing(partition.record_path, settled, partition.staging)
 
 
 def _not_whole(partition: PartitionFiles, record: PublishedRecord | None = None) -> str | None:
@@ -215,10 +217,6 @@ def _not_whole(partition: PartitionFiles, record: PublishedRecord | None = None)
         if not partition.holds(path, record):
             return f"{path} is not what was published: `vlm-assets repair` first."
     return None
-
-
-def _mark(settings: Settings, asset: str, key: str, journal: Path) -> Path:
-    return settings.state_directory / "high_water_marks" / asset / key / f"{journal.name}.json"
 
 
 def _size(path: Path) -> int:

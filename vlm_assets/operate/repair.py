@@ -7,18 +7,18 @@ asking Dagster to compute (``recomputation.py``), journals whose rows are lost (
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from resources.journal.high_water_mark import read_marks
 from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from resources.storage import files
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.operate.audit.audit import Audit, State
-from vlm_assets.operate.audit.files import read_marks
 from vlm_assets.operate.audit.findings import Kind, Problem
 from vlm_assets.settings import Settings
 
@@ -70,10 +70,6 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
     failed: properties that ended as failed are tried again too.
     """
     descriptions, embeddings = found.assets
-    folders = {
-        descriptions: settings.descriptions_directory,
-        embeddings: settings.embeddings_directory,
-    }
     by_partition: dict[tuple[str, str], list[Problem]] = defaultdict(list)
     repairs: list[Repair] = []
     for problem in found.problems:
@@ -84,9 +80,8 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
             way = Way.SET_ASIDE if path.is_file() else Way.BY_HAND
             repairs.append(Repair(problem.asset, None, way, (problem.sentence,), path))
     for (asset, key), problems in by_partition.items():
-        marks = settings.state_directory / "high_water_marks" / asset / key
-        repairs += _of_partition(PartitionFiles(folders[asset], key), asset, marks, problems)
-    repairs = _without_consequences(repairs, folders, descriptions, embeddings)
+        repairs += _of_partition(PartitionFiles(settings.layout.asset(asset), key), asset, problems)
+    repairs = _without_consequences(repairs, settings, descriptions, embeddings)
     repairs += _refused(settings, found)
     if failed:
         taken = {one.key for one in repairs if one.asset == descriptions and one.way in COMPUTING}
@@ -98,16 +93,14 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
     return sorted(repairs, key=lambda one: (one.way in COMPUTING, one.asset, one.key or ""))
 
 
-def _of_partition(
-    files_: PartitionFiles, asset: str, marks: Path, problems: Sequence[Problem]
-) -> Iterator[Repair]:
+def _of_partition(files_: PartitionFiles, asset: str, problems: Sequence[Problem]) -> Iterator[Repair]:
     kinds = {one.kind for one in problems}
     why = tuple(one.sentence for one in problems if not one.kind.is_warning or one.kind is Kind.PENDING)
     if Kind.RECORD in kinds:
         yield Repair(asset, files_.key, Way.COMPUTE, why, forgets=True)
     elif kinds & {Kind.VANISHED, Kind.UNRECORDED}:
         # A generation that was published once is closed: what is computed now is another one.
-        closed = any(mark.retired for mark in read_marks(marks, files_.key))
+        closed = any(mark.retired for mark in read_marks(files_.paths.high_water_marks, files_.key))
         yield Repair(asset, files_.key, Way.COMPUTE if closed else Way.RESUME, why)
     elif kinds & _OF_THE_FILES:
         record = files_.peek()
@@ -123,7 +116,7 @@ def _of_partition(
 
 
 def _without_consequences(
-    repairs: Sequence[Repair], folders: Mapping[str, Path], descriptions: str, embeddings: str
+    repairs: Sequence[Repair], settings: Settings, descriptions: str, embeddings: str
 ) -> list[Repair]:
     """Leave out sound embeddings that only look wrong beside descriptions that will be restored.
 
@@ -133,9 +126,9 @@ def _without_consequences(
     kept = []
     for one in repairs:
         if one.asset == embeddings and one.way is Way.COMPUTE and one.key and one.key in restored:
-            embedded = PartitionFiles(folders[embeddings], one.key)
+            embedded = PartitionFiles(settings.embeddings, one.key)
             record = embedded.peek()
-            described = PartitionFiles(folders[descriptions], one.key).peek()
+            described = PartitionFiles(settings.descriptions, one.key).peek()
             if _descends(record, described) and embedded.holds(embedded.published, record):
                 continue
         kept.append(one)
@@ -153,7 +146,7 @@ def _refused(settings: Settings, found: Audit) -> Iterator[Repair]:
     """Partitions whose rows are all committed, and which a check kept from being published."""
     descriptions, _ = found.assets
     for one in found.partitions:
-        marks = settings.state_directory / "high_water_marks" / one.asset / one.key
+        marks = settings.layout.asset(one.asset).partition(one.key).high_water_marks
         if one.state is State.INCOMPLETE and any(
             not mark.retired and mark.rows == one.counts.expected for mark in read_marks(marks, one.key)
         ):
@@ -170,12 +163,12 @@ def put_right(settings: Settings, repair: Repair) -> list[str]:
 
     Nothing is deleted: what is damaged or foreign goes into the quarantine. Raises PublishedError, OSError.
     """
-    directory = settings.home / repair.asset
+    asset = settings.layout.asset(repair.asset)
     if repair.way is Way.SET_ASIDE and repair.path is not None:
-        return [f"{repair.path} was moved to {files.set_aside(repair.path, directory / '.quarantine')}."]
+        return [f"{repair.path} was moved to {files.set_aside(repair.path, asset.quarantine)}."]
     if repair.key is None:
         return []
-    published = PublishedPartitions(directory)
+    published = PublishedPartitions(asset)
     if repair.forgets:
         return list(published.set_aside(repair.key))
     if repair.way is Way.RESTORE:

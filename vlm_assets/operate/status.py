@@ -21,6 +21,7 @@ from resources.devices.find import find_devices
 from resources.devices.left_out import LeftOutDevices
 from resources.state.pause import pause_of
 from resources.state.workers import Worker, Workers
+from resources.storage.layout import AssetFolders
 from sensors.done_again import DoneAgain
 from vlm_assets.assets.partition_states import PartitionState, State, partition_states
 from vlm_assets.assets.published_rows import PublishedRows, PublishedRowsNote, read_published_rows
@@ -149,8 +150,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     workers = [worker for worker in Workers(state_directory / "workers").living() if worker.partition]
     notes = RetryNotes(state_directory)
     described, embedded = (
-        _states(settings, directory, catalog, workers, notes)
-        for directory in (settings.descriptions_directory, settings.embeddings_directory)
+        _states(asset, catalog, workers, notes) for asset in (settings.descriptions, settings.embeddings)
     )
     published = _published(settings, described)
     paces = learned_paces(published.values())
@@ -171,7 +171,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
         home=str(settings.home),
         at=now,
         properties=catalog.rows,
-        assets=(settings.descriptions_directory.name, settings.embeddings_directory.name),
+        assets=(settings.descriptions.name, settings.embeddings.name),
         partitions=partitions,
         ok=sum(rows.ok for rows in published.values()),
         failed_by_kind=dict(kinds.most_common()),
@@ -190,12 +190,12 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
 
 
 def _states(
-    settings: Settings, directory: Path, catalog: Catalog, workers: Sequence[Worker], notes: RetryNotes
+    asset: AssetFolders, catalog: Catalog, workers: Sequence[Worker], notes: RetryNotes
 ) -> list[PartitionState]:
     """Of one asset, with what the retries know."""
-    running = {worker.partition for worker in workers if worker.asset == directory.name}
+    running = {worker.partition for worker in workers if worker.asset == asset.name}
     found = []
-    for one in partition_states(settings, directory, catalog.ranges, running):
+    for one in partition_states(asset, catalog.ranges, running):
         state, note = notes.of(one.asset, one.key, one.state)
         found.append(one if state is one.state and note is None else replace(one, state=state, note=note))
     return found
@@ -206,7 +206,7 @@ def _published(settings: Settings, states: Sequence[PartitionState]) -> dict[str
     records = [one.record for one in states if one.record is not None and one.state is not State.DAMAGED]
     note = PublishedRowsNote(settings.state_directory)
     known = note.read()
-    found = read_published_rows(settings.descriptions_directory, records, known)
+    found = read_published_rows(settings.descriptions, records, known)
     if found != known:
         with contextlib.suppress(OSError):  # Where nothing can be written, the next look takes longer.
             note.write(found)
@@ -215,7 +215,7 @@ def _published(settings: Settings, states: Sequence[PartitionState]) -> dict[str
 
 def _told_by(workers: Sequence[Worker], settings: Settings, cost: ExpectedCost) -> float | None:
     """Seconds an image of those that work now, before anything is published."""
-    name = settings.descriptions_directory.name
+    name = settings.descriptions.name
     paces = [
         worker.expected / (worker.rate * cost.whole[worker.partition])
         for worker in workers
@@ -231,9 +231,7 @@ def _with_cost(
     cost: ExpectedCost,
     seconds_per_image: float | None,
 ) -> list[PartitionStatus]:
-    at_work = {
-        worker.partition: worker for worker in workers if worker.asset == settings.descriptions_directory.name
-    }
+    at_work = {worker.partition: worker for worker in workers if worker.asset == settings.descriptions.name}
     left = {one.key: _images_left(one, at_work.get(one.key), cost) for one in states}
     waiting = [one.key for one in states if one.state in WAITING]
     order = sorted(waiting, key=lambda key: (-left[key], -cost.whole[key], key))

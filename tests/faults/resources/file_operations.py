@@ -165,7 +165,7 @@ class LossyDisk:
         elif operation.name == "link":
             self._rename({paths[1]: self.names[paths[0]]})
         elif operation.name == "replace":
-            self._rename({paths[0]: None, paths[1]: self.names[paths[0]]})
+            self._rename({paths[1]: self.names[paths[0]]}, {paths[0]: None})
         elif operation.name == "unlink":
             self._rename({paths[0]: None})
         elif operation.name == "mkdir":
@@ -188,9 +188,17 @@ class LossyDisk:
             if (target / name).parent.is_dir():
                 (target / name).write_bytes(content)
 
-    def _rename(self, change: dict[str, int | None]) -> None:
-        self._change(self.names, change)
-        self.waiting.setdefault(str(Path(next(iter(change))).parent), []).append(change)
+    def _rename(self, *changes: dict[str, int | None]) -> None:
+        """Change names. A rename within one folder is one step; between two, each may be lost alone."""
+        parents = [str(Path(next(iter(change))).parent) for change in changes]
+        if len(set(parents)) == 1:
+            changes, parents = (
+                ({name: inode for change in changes for name, inode in change.items()},),
+                parents[:1],
+            )
+        for change, parent in zip(changes, parents, strict=True):
+            self._change(self.names, change)
+            self.waiting.setdefault(parent, []).append(change)
 
     @staticmethod
     def _change(names: dict[str, int], change: dict[str, int | None]) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from resources.journal.journal import Journal
 from resources.publishing.published import PublishedPartitions
 from resources.state.workers import Phase, Workers
+from resources.storage.layout import Home
 
 SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64()), ("value", pa.int64())])
 IDS = [f"p{number:02d}" for number in range(40)]
@@ -58,7 +59,7 @@ def main(home: Path, die_after: int) -> None:
             beat.beat(computed=journal.committed_rows - restored, committed=journal.committed_rows)
             if die_after and journal.committed_rows >= die_after:
                 os.kill(os.getpid(), signal.SIGKILL)
-        published = PublishedPartitions(home / "a")
+        published = PublishedPartitions(Home(home).asset("a"))
         staged = published.stage(
             KEY, journal.read_ordered(), SCHEMA, expected_ids=IDS, fingerprint="f", metadata={}
         )

@@ -16,6 +16,7 @@ import pyarrow as pa
 from file_operations import FileOperations, Operation
 
 from resources.publishing.published import PublishedPartitions
+from resources.storage.layout import Home
 
 SCHEMA = pa.schema([("property_id", pa.string()), ("text", pa.string())])
 
@@ -37,7 +38,7 @@ def dying_at(number: int) -> object:
 
 
 def publish(folder: Path, key: str, text: str) -> None:
-    partitions = PublishedPartitions(folder)
+    partitions = PublishedPartitions(Home(folder).asset("a"))
     if text == "--verify":
         partitions.verify(key)
         return

@@ -14,6 +14,7 @@ import pytest
 
 from resources.publishing.published import PublishedPartitions
 from resources.state.workers import Workers
+from resources.storage.layout import Home
 from sensors.worker_judgement import WorkerLimits, stuck_workers
 
 SCRIPT = Path(__file__).with_name("jumping_clock.py")
@@ -57,7 +58,7 @@ def test_rows_and_versions_are_in_order_whatever_the_clock_says(live, tmp_path):
     assert (restored, has_rate) == ("28", "True")
     assert int(years) >= 2, "the clock did jump"
     assert float(longest) < 60, "a learned time is not made of jumps"
-    published = PublishedPartitions(tmp_path / "home" / "a")
+    published = PublishedPartitions(Home(tmp_path / "home").asset("a"))
     assert published.verify("k", deep=True).ok
     assert pq.read_table(published.path("k"))["value"].to_pylist() == list(range(ROWS))
     assert published.record("k").published_at < "2010", "it was published by a clock that was wrong"

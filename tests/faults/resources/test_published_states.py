@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 
 from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.published import PublishedPartitions
+from resources.storage.layout import Home
 
 KEY = "000-001"
 SCHEMA = pa.schema([("property_id", pa.string()), ("text", pa.string())])
@@ -43,8 +44,8 @@ class PublishedStates(RuleBasedStateMachine):
         super().__init__()
         place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(dir=place))
-        self.partitions = PublishedPartitions(self.folder, lock_seconds=0)
-        self.files = PartitionFiles(self.folder, KEY)
+        self.partitions = PublishedPartitions(Home(self.folder).asset("a"), lock_seconds=0)
+        self.files = PartitionFiles(Home(self.folder).asset("a"), KEY)
         self.versions: list[str] = []
         self.damaged = False
 
@@ -135,7 +136,7 @@ class PublishedStates(RuleBasedStateMachine):
             assert self.text_at(self.files.published) == next(iter(self.versions), None)
             backups = [self.text_at(self.files.slot(number)) for number in (0, 1, 2)]
             assert [one for one in backups if one] == self.versions
-        assert {path.name for path in self.folder.glob("*.parquet")} <= {f"{KEY}.parquet"}
+        assert {path.name for path in self.folder.glob("a/*")} <= {f"{KEY}.parquet"}
 
 
 def test_any_sequence(file_operations: ModuleType) -> None:

@@ -16,6 +16,7 @@ import pytest
 from resources.journal.high_water_mark import read_mark
 from resources.journal.journal import Journal
 from resources.publishing.published import PublishedPartitions
+from resources.storage.layout import Home, PartitionPaths
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.audit.audit import audit
@@ -46,7 +47,7 @@ def base(memory_path: Path) -> Path:
     listing.write_text("".join(json.dumps({"property_id": i, "images": [f"{i}.jpg"]}) + "\n" for i in IDS))
     home = memory_path / "base"
     ingest(listing, home, range_size=2)
-    published = PublishedPartitions(home / ASSET)
+    published = PublishedPartitions(Home(home).asset(ASSET))
     for fingerprint in ("one", "two", "three"):
         rows = pa.table([IDS, [0, 1], ["ok", "ok"], [fingerprint] * 2], schema=SCHEMA)
         staged = published.stage(KEY, rows.to_batches(), SCHEMA, expected_ids=IDS, fingerprint=fingerprint)
@@ -54,20 +55,24 @@ def base(memory_path: Path) -> Path:
     return home
 
 
+def paths_of(home: Path) -> PartitionPaths:
+    return Home(home).asset(ASSET).partition(KEY)
+
+
 def mark_of(home: Path) -> Path:
-    return home / ".state" / "high_water_marks" / ASSET / KEY / "old.json"
+    return paths_of(home).high_water_mark("old")
 
 
 def open_journal(home: Path) -> Journal:
     return Journal.open(
-        home / ASSET / ".journal" / KEY / "old",
+        paths_of(home).journal("old"),
         key=KEY,
         generation="old",
         fingerprints={},
         schema=SCHEMA,
         expected_ids=IDS,
         high_water_mark=mark_of(home),
-        quarantine=home / ASSET / ".quarantine",
+        quarantine=paths_of(home).quarantine,
     )
 
 
@@ -98,10 +103,10 @@ def test_prune_killed_at_every_operation(base: Path) -> None:
     """Published file and second copy stay whole, no journal is half believed, and going on ends it."""
     with open_journal(base) as journal:
         journal.submit(pa.table([["a"], [0], ["ok"], ["zero"]], schema=SCHEMA))
-    for path in (base / ASSET / ".journal" / KEY).rglob("*"):
+    for path in paths_of(base).journals.rglob("*"):
         os.utime(path, (LONG_AGO, LONG_AGO))
-    aside = base / ASSET / ".quarantine" / f"{KEY}.parquet.abc"
-    aside.parent.mkdir()
+    aside = paths_of(base).quarantine / f"{KEY}.parquet.abc"
+    aside.parent.mkdir(parents=True)
     aside.write_bytes(b"damaged")
     for home in killed_at_each("prune", base):
         settings, catalog = load_settings(home=home), Catalog.open(home)
@@ -117,8 +122,8 @@ def test_prune_killed_at_every_operation(base: Path) -> None:
             # Settling an interrupted change of the record keeps its older copy aside, which goes next.
             list(remove(settings, plan_prune(settings, catalog).removals))
         assert plan_prune(settings, catalog).removals == []
-        assert not (home / ASSET / ".journal" / KEY / "old").exists()
-        assert not list((home / ASSET / ".quarantine").iterdir())
+        assert not paths_of(home).journal("old").exists()
+        assert not list(paths_of(home).quarantine.iterdir())
         assert read_mark(mark_of(home), key=KEY, generation="old").mark.retired
         found = audit(settings, catalog, deep=True)
         assert found.ok and not found.warnings, found.problems
@@ -137,6 +142,7 @@ def test_repair_killed_at_every_operation(base: Path) -> None:
         for repair in plan_repairs(settings, audit(settings, catalog, deep=True)):
             put_right(settings, repair)
         assert (home / ASSET / f"{KEY}.parquet").read_bytes() == sound
-        kept = {path.read_bytes() for path in (home / ASSET / ".quarantine").iterdir()}
+        aside = Home(home).asset(ASSET).quarantine.rglob("*")
+        kept = {path.read_bytes() for path in aside if path.is_file()}
         assert kept == {sound[:-30], b"mine"}
         assert audit(settings, catalog, deep=True).ok

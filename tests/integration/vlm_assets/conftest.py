@@ -7,6 +7,7 @@ import dagster as dg
 import pytest
 
 from examples.rendered_properties import write_example
+from resources.storage.layout import PartitionPaths
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.definitions import build_defs
 from vlm_assets.settings import Settings, load_settings
@@ -77,8 +78,12 @@ class Desk:
         return Desk(self.settings.model_copy(update=settings), self.instance)
 
     @property
+    def paths(self) -> PartitionPaths:
+        return self.settings.descriptions.partition(KEY)
+
+    @property
     def file(self) -> Path:
-        return self.settings.descriptions_directory / f"{KEY}.parquet"
+        return self.paths.published
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def test_a_repair_is_launched_in_the_running_dagster(materialized, monkeypatch):
     monkeypatch.setenv("VLM_ASSETS_HOME", str(home))
     monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
     desk.file.unlink()
-    (desk.file.parent / ".backup" / f"{KEY}.0.parquet").unlink()
+    desk.paths.version(0).unlink()
     with dagster_server(home, dagster_home, port=free_port(3700)) as server:
         server.start_pages()
         done = CliRunner().invoke(app, ["repair", "--yes"])

@@ -68,9 +68,7 @@ def test_a_quarantined_file_is_named_in_it(desk):
     """What did not verify is said with its new place and the reason, where a person looks first."""
     lost = LostAfterOneBatch(model=desk.settings.model)
     desk.materialize(vision_language_model=lost)
-    (newest, *_) = sorted(
-        (desk.settings.descriptions_directory / ".journal" / KEY).glob("*/manifest-*"), reverse=True
-    )
+    (newest, *_) = sorted(desk.paths.journals.glob("*/manifest-*"), reverse=True)
     newest.write_bytes(b"cut")
     assert desk.materialize().success
     _, said = what_was_restored(desk, "property_descriptions")[-1]

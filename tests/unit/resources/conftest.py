@@ -13,10 +13,11 @@ from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.published import Publication, PublishedPartitions
 from resources.publishing.staged_file import StagedFile
 from resources.storage import files
+from resources.storage.layout import Home
 
 
 class VersionedPartitions(PublishedPartitions):
-    """Partitions of one directory, of which ``KEY`` is published in versions named by a letter."""
+    """Partitions of one asset, of which ``KEY`` is published in versions named by a letter."""
 
     KEY = "000000000-000000009"
     IDS = tuple(f"p {i}/ü" for i in range(10))
@@ -44,7 +45,7 @@ class VersionedPartitions(PublishedPartitions):
     @property
     def files(self) -> PartitionFiles:
         """The files of the partition."""
-        return PartitionFiles(self.directory, self.KEY)
+        return PartitionFiles(self.asset, self.KEY)
 
     @staticmethod
     def text_of(path: Path) -> str:
@@ -56,15 +57,24 @@ class VersionedPartitions(PublishedPartitions):
         paths = [self.files.slot(number) for number in (0, 1, 2)]
         return [self.text_of(path) if path.exists() else None for path in paths]
 
+    @property
+    def home(self) -> Path:
+        """The home directory."""
+        return self.asset.home.root
+
     def leftovers(self) -> list[Path]:
         """Temporary files."""
-        return [path for path in self.directory.rglob("*.tmp") if path.is_file()]
+        return [path for path in self.home.rglob("*.tmp") if path.is_file()]
+
+    def quarantined(self) -> list[bytes]:
+        """The contents of the files that were set aside."""
+        return [path.read_bytes() for path in sorted(self.files.quarantine.glob("*"))]
 
 
 @pytest.fixture
 def partitions(tmp_path: Path) -> VersionedPartitions:
     """Nothing published yet."""
-    return VersionedPartitions(tmp_path / "property_descriptions", lock_seconds=0.2)
+    return VersionedPartitions(Home(tmp_path / "home").asset("property_descriptions"), lock_seconds=0.2)
 
 
 @pytest.fixture

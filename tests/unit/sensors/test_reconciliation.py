@@ -18,6 +18,7 @@ from dagster._core.events import EngineEventData
 from resources.processes import ProcessIdentity
 from resources.publishing.published import PublishedPartitions
 from resources.state.workers import Workers
+from resources.storage.layout import Home
 from sensors.dagster_runs import free_slots_of_ended, process_of
 from sensors.reconciliation import PublishedAsset, end_dead_runs, report_published
 
@@ -195,10 +196,10 @@ def test_pool_slots_of_ended_runs_are_freed(sqlite):
     assert free_slots_of_ended(instance) == []
 
 
-def published(folder, key):
+def published(asset, key):
     ids = [f"{key}-{n}" for n in range(3)]
     table = pa.table({"property_id": ids, "ordinal": range(3)})
-    partitions = PublishedPartitions(folder)
+    partitions = PublishedPartitions(asset)
     staged = partitions.stage(
         key, table.to_batches(), table.schema, expected_ids=ids, fingerprint="f", metadata={}
     )
@@ -211,11 +212,11 @@ def known(instance):
 
 def test_a_lost_database_is_told_what_is_on_disk(instance, workers, tmp_path, processes):
     """Fault 20: published partitions are reported once, with their rows; one that is worked on is not."""
-    folder = tmp_path / "a"
+    folders = Home(tmp_path).asset("a")
     for key in ("k0", "k1", "k"):
-        published(folder, key)
+        published(folders, key)
     holder(workers, "r", processes)
-    asset = PublishedAsset("a", folder, ("k0", "k1", "k", "k9"))
+    asset = PublishedAsset(folders, ("k0", "k1", "k", "k9"))
     assert report_published(instance, [asset], workers) == [("a", "k0"), ("a", "k1")]
     assert known(instance) == {"k0", "k1"}
     (record, *_) = instance.fetch_materializations(dg.AssetKey("a"), limit=1).records
@@ -229,11 +230,11 @@ def test_a_lost_database_is_told_what_is_on_disk(instance, workers, tmp_path, pr
 
 def test_ten_thousand_lost_partitions_are_told_in_several_ticks(instance, workers, tmp_path):
     """A tick has a minute: what does not fit is told by the next ones."""
-    folder = tmp_path / "a"
+    folders = Home(tmp_path).asset("a")
     keys = tuple(f"k{n}" for n in range(4))
     for key in keys:
-        published(folder, key)
-    asset = PublishedAsset("a", folder, keys)
+        published(folders, key)
+    asset = PublishedAsset(folders, keys)
     times = iter([0.0, 1.0, 2.0, 30.0])
     assert len(report_published(instance, [asset], workers, clock=lambda: next(times))) == 2
     assert len(report_published(instance, [asset], workers)) == 2
@@ -241,4 +242,5 @@ def test_ten_thousand_lost_partitions_are_told_in_several_ticks(instance, worker
 
 def test_nothing_published_is_nothing_to_tell(instance, workers, tmp_path):
     """A home without output, and one whose folder is not there."""
-    assert report_published(instance, [PublishedAsset("a", tmp_path / "none", ("k",))], workers) == []
+    asset = PublishedAsset(Home(tmp_path / "none").asset("a"), ("k",))
+    assert report_published(instance, [asset], workers) == []

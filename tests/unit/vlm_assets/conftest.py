@@ -57,11 +57,11 @@ class Dataset:
 
     @property
     def descriptions(self) -> PublishedPartitions:
-        return PublishedPartitions(self.settings.descriptions_directory, lock_seconds=0)
+        return PublishedPartitions(self.settings.descriptions, lock_seconds=0)
 
     @property
     def embeddings(self) -> PublishedPartitions:
-        return PublishedPartitions(self.settings.embeddings_directory, lock_seconds=0)
+        return PublishedPartitions(self.settings.embeddings, lock_seconds=0)
 
     def rows(self, key: str) -> Rows:
         """The rows of a range as they should be."""
@@ -118,7 +118,7 @@ class Dataset:
 
     def copy_of(self, key: str, number: int = 0) -> Path:
         """A backup of a range's descriptions."""
-        return self.settings.descriptions_directory / ".backup" / f"{key}.{number}.parquet"
+        return self.settings.descriptions.partition(key).version(number)
 
 
 def publish(

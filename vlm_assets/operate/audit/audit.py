@@ -118,14 +118,11 @@ class Audit:
 
 def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
     """Audit a home, changing nothing; ``deep`` reads every byte of files and copies. Raises CatalogError."""
-    folders = settings.descriptions_directory, settings.embeddings_directory
-    descriptions, embeddings = (folder.name for folder in folders)
-    marks = settings.state_directory / "high_water_marks"
+    assets = settings.descriptions, settings.embeddings
+    descriptions, embeddings = (asset.name for asset in assets)
     keys = frozenset(one.key for one in catalog.ranges)
     looked = [
-        look_at(folder.name, folder, wanted.key, marks=marks / folder.name / wanted.key, deep=deep)
-        for folder in folders
-        for wanted in catalog.ranges
+        look_at(asset.partition(wanted.key), deep=deep) for asset in assets for wanted in catalog.ranges
     ]
     counted = count_rows(catalog, looked, descriptions=descriptions, embeddings=embeddings, deep=deep)
     records = {(one.asset, one.key): one.record for one in looked}
@@ -139,9 +136,9 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
                 found += _descent_problems(one, one.record, records[descriptions, one.key])
         problems += found
         partitions.append(_partition(one, wanted, found, counted))
-    for folder in folders:
-        problems += foreign_files(folder.name, folder, keys)
-        problems += _settings_differ(folder.name, looked)
+    for asset in assets:
+        problems += foreign_files(asset, keys)
+        problems += _settings_differ(asset.name, looked)
     return Audit(str(settings.home), deep, (descriptions, embeddings), tuple(partitions), tuple(problems))
 
 

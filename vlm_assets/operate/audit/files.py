@@ -11,22 +11,19 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from resources.journal.errors import JournalMismatchError
-from resources.journal.high_water_mark import HighWaterMark, read_mark
+from resources.journal.high_water_mark import read_marks
 from resources.publishing.errors import RecordDamagedError
-from resources.publishing.partition_files import SLOTS, PartitionFiles
+from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.record import PartitionManifest, PublishedRecord
 from resources.publishing.verification import FindingKind, judge
 from resources.storage.files import TEMPORARY_SUFFIX
+from resources.storage.layout import VERSION_NUMBERS, AssetFolders, PartitionPaths
 from vlm_assets.operate.audit.findings import Kind, Problem
 
 _LOOKS = 3
 """A publication moves files while we look: findings count only if the record stood still meanwhile."""
 
 _COUNTABLE = frozenset({FindingKind.DIGEST_DIFFERS, FindingKind.ROWS_DIFFER})
-
-_QUARANTINE = ".quarantine"
-_FOLDERS = frozenset({".manifest", ".backup", ".journal", _QUARANTINE})
 
 
 @dataclass(frozen=True)
@@ -79,23 +76,20 @@ def read_record(partition: PartitionFiles) -> RecordReading:
     return RecordReading(manifest, tuple(content), tuple(damaged), unsettled)
 
 
-def look_at(asset: str, directory: Path, key: str, *, marks: Path, deep: bool) -> LookedAt:
-    """Compare the files of one partition with its record. ``deep`` reads every byte.
-
-    marks: the folder of the partition's high-water marks, which remember what was published once.
-    """
-    partition = PartitionFiles(directory, key)
+def look_at(paths: PartitionPaths, *, deep: bool) -> LookedAt:
+    """Compare the files of one partition with its record. ``deep`` reads every byte."""
+    partition = PartitionFiles(paths.asset, paths.key)
     for _ in range(_LOOKS):
         reading = read_record(partition)
-        looked = _compare(asset, partition, reading, marks, deep=deep)
+        looked = _compare(partition, reading, deep=deep)
         if not looked.problems or read_record(partition).content == reading.content:
             break
     return looked
 
 
-def _compare(
-    asset: str, partition: PartitionFiles, reading: RecordReading, marks: Path, *, deep: bool
-) -> LookedAt:
+def _compare(partition: PartitionFiles, reading: RecordReading, *, deep: bool) -> LookedAt:
+    asset = partition.paths.asset.name
+
     def problem(kind: Kind, sentence: str) -> Problem:
         return Problem(kind, asset, partition.key, sentence, str(partition.published))
 
@@ -112,7 +106,8 @@ def _compare(
             sentence = f"{partition.published} has no record: it was not published here."
             return looked(None, problem(Kind.UNRECORDED, sentence), countable=True)
     if manifest is None or (manifest.published is None and manifest.pending is None):
-        vanished = next((one.rows for one in read_marks(marks, partition.key) if one.retired), None)
+        marks = read_marks(partition.paths.high_water_marks, partition.key)
+        vanished = next((one.rows for one in marks if one.retired), None)
         if vanished is None:
             return looked(None)
         sentence = (
@@ -135,7 +130,7 @@ def _compare(
     if judged:
         problems.append(problem(Kind.FILE, judged[1]))
     if not manifest.pending:
-        for number, version in zip(SLOTS, (record, *manifest.previous), strict=False):
+        for number, version in zip(VERSION_NUMBERS, (record, *manifest.previous), strict=False):
             backup = judge(partition.slot(number), version, deep=deep)
             if backup:
                 kind = Kind.EARLIER_VERSION if number else Kind.SECOND_COPY
@@ -145,51 +140,33 @@ def _compare(
     return looked(record, *problems, countable=judged is None or judged[0] in _COUNTABLE)
 
 
-def read_marks(folder: Path, key: str) -> list[HighWaterMark]:
-    """The high-water marks of all generations of a partition; ``folder`` holds nothing else."""
-    marks = []
-    for generation in sorted({path.name.partition(".json")[0] for path in folder.glob("*.json*")}):
-        try:
-            mark = read_mark(folder / f"{generation}.json", key=key, generation=generation).mark
-        except JournalMismatchError:
-            continue
-        if mark is not None:
-            marks.append(mark)
-    return marks
-
-
-def foreign_files(asset: str, directory: Path, keys: Collection[str]) -> Iterator[Problem]:
+def foreign_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Problem]:
     """What lies in an asset's folders and belongs to no partition of the catalogue."""
     known = keys if isinstance(keys, (set, frozenset)) else frozenset(keys)
-    if not directory.is_dir():
-        return
-    for path in sorted(directory.iterdir()):
-        if path.name in _FOLDERS or _is_temporary(path.name, known):
-            continue
-        if path.suffix == ".parquet":
-            if path.stem not in known:
-                sentence = (
-                    f"{path} is no partition of the catalogue, but whoever reads {directory}/*.parquet"
-                    " reads it too."
-                )
-                yield Problem(Kind.FOREIGN_FILE, asset, None, sentence, str(path))
-        else:
-            yield _unknown(asset, path)
+    for path in _entries(asset.published):
+        if path.suffix != ".parquet":
+            yield _unknown(asset.name, path)
+        elif path.stem not in known:
+            sentence = (
+                f"{path} is no partition of the catalogue, but whoever reads {asset.published}/*.parquet"
+                " reads it too."
+            )
+            yield Problem(Kind.FOREIGN_FILE, asset.name, None, sentence, str(path))
     for folder, pattern in (
-        (".manifest", r"(?P<key>.+)\.json|\.(?P<locked>.+)\.lock"),
-        (".backup", r"(?P<key>.+)\.json|(?P<backup>.+)\.[012]\.parquet"),
-        (".journal", r"(?P<key>.+)"),
+        (asset.versions, r"(?P<key>[^.]+)(\.copy)?\.json|(?P<version_of>[^.]+)\.[012]\.parquet"),
+        (asset.staging, rf"\.(?P<key>[^.]+)\..*{re.escape(TEMPORARY_SUFFIX)}"),
+        (asset.journals, r"(?P<key>.+)"),
     ):
-        for path in sorted((directory / folder).glob("*")):
+        for path in _entries(folder):
             match = re.fullmatch(pattern, path.name)
-            owner = next(filter(None, match.groups()), None) if match else None
-            if owner not in known and not _is_temporary(path.name, known):
-                yield _unknown(asset, path)
+            owners = match.groupdict() if match else {}
+            if not known.intersection(filter(None, owners.values())):
+                yield _unknown(asset.name, path)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _unknown(asset: str, path: Path) -> Problem:
     return Problem(Kind.UNKNOWN_FILE, asset, None, f"{path} belongs to no partition.", str(path))
-
-
-def _is_temporary(name: str, known: Collection[str]) -> bool:
-    return name.endswith(TEMPORARY_SUFFIX) and name.lstrip(".").partition(".")[0] in known

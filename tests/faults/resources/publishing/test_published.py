@@ -22,20 +22,30 @@ from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.verification import FindingKind
 from resources.storage.files import DurableWriteError
+from resources.storage.layout import Home
 
+ASSET = "a"
 KEY = "000000000-000000001"
 SCHEMA = pa.schema([("property_id", pa.string()), ("text", pa.string())])
 IDS = ["x", "y"]
 
 
-def publish(directory: Path, text: str) -> None:
-    partitions = PublishedPartitions(directory, lock_seconds=0)
+def published(home: Path) -> PublishedPartitions:
+    return PublishedPartitions(Home(home).asset(ASSET), lock_seconds=0)
+
+
+def files_of(home: Path) -> PartitionFiles:
+    return PartitionFiles(Home(home).asset(ASSET), KEY)
+
+
+def publish(home: Path, text: str) -> None:
+    partitions = published(home)
     batch = pa.record_batch([IDS, [text, text]], schema=SCHEMA)
     partitions.publish(partitions.stage(KEY, [batch], SCHEMA, expected_ids=IDS, fingerprint=text))
 
 
 def restore(directory: Path) -> None:
-    PublishedPartitions(directory, lock_seconds=0).restore(KEY)
+    published(directory).restore(KEY)
 
 
 def text_of(path: Path) -> str | None:
@@ -47,7 +57,7 @@ def text_of(path: Path) -> str | None:
 
 def state(directory: Path) -> str:
     """The texts of the published file and of the backups, oldest last: ``cc b a`` written ``ccba``."""
-    partition = PartitionFiles(directory, KEY)
+    partition = files_of(directory)
     paths = [partition.published, *map(partition.slot, (0, 1, 2))]
     return "".join(text_of(path) or "-" for path in paths)
 
@@ -64,16 +74,16 @@ def base(request: pytest.FixtureRequest, memory_path: Path) -> Path:
 
 def expected(base: Path) -> tuple[str, str]:
     """The state before and after."""
-    return ("ccba", "ddcb") if (base / f"{KEY}.parquet").exists() else ("----", "dd--")
+    return ("ccba", "ddcb") if files_of(base).published.exists() else ("----", "dd--")
 
 
 def assert_recovers(directory: Path, base: Path, *, go_on: bool = True) -> str:
     """Readers see the whole old or new file, verifying settles everything, and the next publication works."""
     old, new = expected(base)
-    partitions = PublishedPartitions(directory, lock_seconds=0)
+    partitions = published(directory)
     seen = text_of(partitions.path(KEY))
     assert (seen or "-") in (old[0], new[0])
-    assert [path.name for path in directory.glob("*.parquet")] == ([f"{KEY}.parquet"] if seen else [])
+    assert [path.name for path in directory.glob(f"{ASSET}/*")] == ([f"{KEY}.parquet"] if seen else [])
     record = partitions.record(KEY)
     assert (record.fingerprint if record else None) == seen
     found = partitions.verify(KEY)
@@ -84,7 +94,7 @@ def assert_recovers(directory: Path, base: Path, *, go_on: bool = True) -> str:
         assert [one.kind for one in found.findings] == [FindingKind.NOT_PUBLISHED]
     assert settled == (new if seen == "d" else old)
     assert partitions.verify(KEY).repairs == ()
-    assert not list(directory.glob(".quarantine/*"))
+    assert not list(files_of(directory).quarantine.glob("*"))
     if go_on:
         publish(directory, "e")
         assert state(directory) == "ee" + settled[1:3]
@@ -194,8 +204,8 @@ def test_power_cut_after_recovery(memory_path: Path, file_operations: ModuleType
             publish(root, "d")
         operations.before = lambda operation, operations: None
         # Outside: what a process made durable before it had to wait for the lock does not count.
-        with PartitionFiles(root, KEY).locked(0), operations.watched():
-            _, repairs = PartitionFiles(root, KEY).settle()
+        with files_of(root).locked(0), operations.watched():
+            _, repairs = files_of(root).settle()
         assert all("interrupted" in one for one in repairs)
         settled = state(root)
         disk = file_operations.LossyDisk.holding(base)
@@ -217,20 +227,21 @@ def test_order_of_operations(base: Path, file_operations: ModuleType) -> None:
     log = operations_of(file_operations, base, lambda: publish(base, "d"))
     names = {
         f"{KEY}.parquet": "file",
-        f".backup/{KEY}.0.parquet": "slot0",
-        f".backup/{KEY}.1.parquet": "slot1",
-        f".backup/{KEY}.2.parquet": "slot2",
-        f".backup/{KEY}.json": "copy of the record",
-        f".manifest/{KEY}.json": "record",
-        ".": "directory",
+        f"{KEY}.0.parquet": "slot0",
+        f"{KEY}.1.parquet": "slot1",
+        f"{KEY}.2.parquet": "slot2",
+        f"{KEY}.copy.json": "copy of the record",
+        f"{KEY}.json": "record",
+        f".versions/{ASSET}": "versions",
+        f".staging/{ASSET}": "staging",
     }
 
     def named(path: str) -> str:
+        whole = Path(path)
         if path.endswith(".tmp"):
-            whole = Path(path)
-            final = str(whole.parent / whole.name[1:].rsplit(".", 2)[0])
-            return f"new {names[final]}"
-        return names.get(path, path)
+            assert whole.parent == Path(f".staging/{ASSET}")
+            return f"new {names[whole.name[1:].rsplit('.', 2)[0]]}"
+        return names.get(path) or names.get(whole.name, path)
 
     steps: list[str] = []
     for operation in log:
@@ -239,7 +250,10 @@ def test_order_of_operations(base: Path, file_operations: ModuleType) -> None:
             steps.append(step)
 
     def durable(name: str, folder: str) -> list[str]:
-        return [f"write new {name}", f"fsync new {name}", *put(f"new {name}", name, folder)]
+        return [f"write new {name}", f"fsync new {name}", *move(f"new {name}", name, folder)]
+
+    def move(source: str, target: str, folder: str) -> list[str]:
+        return [*put(source, target, folder), "fsync_directory staging"]
 
     def put(source: str, target: str, folder: str) -> list[str]:
         return [f"replace {source} {target}", f"fsync_directory {folder}"]
@@ -248,17 +262,17 @@ def test_order_of_operations(base: Path, file_operations: ModuleType) -> None:
     assert steps[start:] == [
         "write new file",
         "fsync new file",
-        "fsync_directory directory",
+        *(f"fsync_directory {name}" for name in (".", ".versions", ".staging", ".state/publication_locks")),
         "write new slot0",
         "fsync new slot0",
-        *durable("record", ".manifest"),
-        *durable("copy of the record", ".backup"),
-        *put("new file", "file", "directory"),
-        *([] if first else put("slot1", "slot2", ".backup")),
-        *([] if first else put("slot0", "slot1", ".backup")),
-        *put("new slot0", "slot0", ".backup"),
-        *durable("copy of the record", ".backup"),
-        *durable("record", ".manifest"),
+        *durable("record", "versions"),
+        *durable("copy of the record", "versions"),
+        *move("new file", "file", ASSET),
+        *([] if first else put("slot1", "slot2", "versions")),
+        *([] if first else put("slot0", "slot1", "versions")),
+        *move("new slot0", "slot0", "versions"),
+        *durable("copy of the record", "versions"),
+        *durable("record", "versions"),
     ]
 
 
@@ -294,7 +308,7 @@ def test_short_writes_lose_nothing(base: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data)[:7]))
     publish(base, "d")
     assert state(base) == new
-    assert PublishedPartitions(base).verify(KEY).ok
+    assert published(base).verify(KEY).ok
 
 
 def test_bytes_changed_before_the_read_back(base: Path, file_operations: ModuleType) -> None:
@@ -324,8 +338,8 @@ def test_every_flipped_bit_is_found(memory_path: Path) -> None:
     """A flipped bit anywhere in the published file or its backups, footers included, is found."""
     for text in "abc":
         publish(memory_path, text)
-    partitions = PublishedPartitions(memory_path)
-    partition = PartitionFiles(memory_path, KEY)
+    partitions = published(memory_path)
+    partition = files_of(memory_path)
     chance = random.Random(3)
     for path, kind in (
         (partition.published, {"digest_differs", "unreadable", "rows_differ"}),
@@ -347,9 +361,9 @@ def test_every_damaged_record_is_found(memory_path: Path) -> None:
     """A flipped bit, a cut or added bytes in the record: its copy brings it back, or the loss is named."""
     for text in "ab":
         publish(memory_path, text)
-    partitions = PublishedPartitions(memory_path)
+    partitions = published(memory_path)
     record = partitions.record(KEY)
-    path, copy = PartitionFiles(memory_path, KEY).record_paths
+    path, copy = files_of(memory_path).record_paths
     whole = path.read_bytes()
     assert copy.read_bytes() == whole
     chance = random.Random(5)
@@ -389,7 +403,7 @@ def test_killed_and_then_damaged(memory_path: Path, file_operations: ModuleType,
     folders = copies(base, count - start + 1)
     assert set(run_killed(folders, "d", start=start)) == {"killed"}
     for folder in folders:
-        partition = PartitionFiles(folder, KEY)
+        partition = files_of(folder)
         path = {
             "published": partition.published,
             "slot0": partition.slot(0),
@@ -401,7 +415,7 @@ def test_killed_and_then_damaged(memory_path: Path, file_operations: ModuleType,
             data = bytearray(path.read_bytes())
             data[len(data) // 2] ^= 1
             path.write_bytes(data)
-        partitions = PublishedPartitions(folder)
+        partitions = published(folder)
         partitions.verify(KEY)
         partitions.restore(KEY)
         assert text_of(partition.published) in ("c", "d")
@@ -420,7 +434,7 @@ def test_power_cut_keeps_what_was_damaged(
     base = memory_path / "base"
     base.mkdir()
     publish(base, "c")
-    partition = PartitionFiles(base, KEY)
+    partition = files_of(base)
     path = {"published": partition.published, "slot0": partition.slot(0)}[bad]
     damaged = bytearray(path.read_bytes())
     damaged[40] ^= 1
@@ -439,4 +453,4 @@ def test_power_cut_keeps_what_was_damaged(
             assert bytes(damaged) in kept
         if operation:
             disk.apply(operation)
-    assert list(root.glob(".quarantine/*"))
+    assert list(files_of(root).quarantine.glob("*"))

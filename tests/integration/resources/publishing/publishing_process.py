@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from resources.publishing.published import PublishedPartitions
+from resources.storage.layout import Home
 
 SCHEMA = pa.schema([("property_id", pa.string()), ("raw_text", pa.binary())])
 ROWS_A_BATCH = 500
@@ -26,7 +27,7 @@ def batches(rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def main(folder: Path, rows: int) -> None:
-    partitions = PublishedPartitions(folder)
+    partitions = PublishedPartitions(Home(folder).asset("a"))
     expected = {f"{number:06d}" for number in range(rows)}
     start = time.monotonic()
     staged = partitions.stage("000-001", batches(rows), SCHEMA, expected_ids=expected, fingerprint="f")

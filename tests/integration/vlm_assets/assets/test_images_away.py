@@ -75,6 +75,6 @@ def test_a_disk_that_goes_away_in_the_middle_costs_no_property(desk, disk, monke
     done = small.materialize(key=key)
     assert done.success, done.failure
     assert done.published[0].metadata["restored rows"].value == committed
-    rows = pq.read_table(desk.settings.descriptions_directory / f"{key}.parquet").to_pylist()
+    rows = pq.read_table(desk.settings.descriptions.partition(key).published).to_pylist()
     assert [row["error_kind"] for row in rows if row["error_kind"] == "missing"] == []
     assert len({row["property_id"] for row in rows}) == PROPERTIES

@@ -35,11 +35,12 @@ def rows(path):
     return [{name: value for name, value in row.items() if name not in VOLATILE} for row in table.to_pylist()]
 
 
-def stamps(directory):
-    """Every file below a directory with its size and time of change."""
+def stamps(asset):
+    """Every file of an asset, published or kept beside it, with its size and time of change."""
     return {
         path: (path.stat().st_size, path.stat().st_mtime_ns)
-        for path in directory.rglob("*")
+        for folder in (asset.published, asset.versions)
+        for path in folder.rglob("*")
         if path.is_file() and path.suffix in (".parquet", ".json")
     }
 
@@ -69,7 +70,7 @@ def test_embeddings_follow_the_descriptions_row_for_row(desk):
     """A vector for each ok description, null for each failed one, in the same order."""
     done = desk.materialize("property_descriptions", "property_embeddings")
     assert done.success, done.failure
-    embedded = rows(desk.settings.embeddings_directory / f"{KEY}.parquet")
+    embedded = rows(desk.settings.embeddings.partition(KEY).published)
     for description, embedding in zip(rows(desk.file), embedded, strict=True):
         assert embedding["property_id"] == description["property_id"]
         assert (embedding["embedding"] is None) == (description["status"] == "failed")
@@ -78,10 +79,10 @@ def test_embeddings_follow_the_descriptions_row_for_row(desk):
 def test_a_complete_partition_is_verified_and_nothing_changes(desk, no_device):
     """Pressing Materialize on finished work costs no device and touches no file."""
     assert desk.materialize().success
-    before = stamps(desk.settings.descriptions_directory)
+    before = stamps(desk.settings.descriptions)
     again = desk.materialize(gpu=no_device)
     assert again.success, again.failure
-    assert stamps(desk.settings.descriptions_directory) == before
+    assert stamps(desk.settings.descriptions) == before
     (event,) = again.published
     assert "No device was needed" in event.metadata["verified"].value
     assert event.metadata["changed"].value is False
@@ -102,12 +103,13 @@ def test_a_death_between_publication_and_retirement_is_finished_without_a_device
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "retire", die)
         assert not desk.materialize(asset).success
-    folder = desk.settings.home / asset
-    assert PublishedPartitions(folder).verify(KEY, deep=True).ok
-    assert list(folder.glob(f".journal/{KEY}/*/segment-*"))
+    folders = desk.settings.layout.asset(asset)
+    journals = folders.partition(KEY).journals
+    assert PublishedPartitions(folders).verify(KEY, deep=True).ok
+    assert list(journals.glob("*/segment-*"))
     again = desk.materialize(asset, gpu=no_device)
     assert again.success, again.failure
-    assert not list(folder.glob(f".journal/{KEY}/*"))
+    assert not list(journals.iterdir())
 
 
 def test_a_damaged_file_is_put_back_without_a_device(desk, no_device):
@@ -118,14 +120,14 @@ def test_a_damaged_file_is_put_back_without_a_device(desk, no_device):
     again = desk.materialize(gpu=no_device)
     assert again.success, again.failure
     assert desk.file.read_bytes() == sound
-    assert [path.read_bytes() for path in (desk.file.parent / ".quarantine").iterdir()] == [sound[:-200]]
+    assert [path.read_bytes() for path in desk.paths.quarantine.iterdir()] == [sound[:-200]]
 
 
 def test_both_copies_lost_stops_with_the_way_out(desk, no_device):
     """What cannot be put back is never silently computed again: the message names the option that does."""
     assert desk.materialize().success
     desk.file.unlink()
-    (desk.file.parent / ".backup" / f"{KEY}.0.parquet").unlink()
+    desk.paths.version(0).unlink()
     again = desk.materialize(gpu=no_device)
     assert not again.success
     assert "recompute: true" in again.failure
@@ -172,12 +174,12 @@ def test_a_refused_recomputation_leaves_the_old_file(desk, images_taken_away):
     """A worse result never replaces a published one."""
     images_taken_away.put_back()
     assert desk.materialize().success
-    before = stamps(desk.settings.descriptions_directory)
+    before = stamps(desk.settings.descriptions)
     images_taken_away.take()
     refused = desk.materialize(config={"recompute": True})
     assert not refused.success
     assert "stays in place" in refused.failure
-    assert before.items() <= stamps(desk.settings.descriptions_directory).items()
+    assert before.items() <= stamps(desk.settings.descriptions).items()
 
 
 def test_retry_failed_describes_only_what_had_failed(desk, images_taken_away):
@@ -198,15 +200,15 @@ def test_retry_failed_describes_only_what_had_failed(desk, images_taken_away):
 def test_recompute_is_done_once_however_often_its_run_is_retried(desk, no_device):
     """A run retry of a finished recomputation verifies it; a new request computes again."""
     assert desk.materialize().success
-    first = PublishedPartitions(desk.file.parent).record(KEY)
+    first = PublishedPartitions(desk.settings.descriptions).record(KEY)
     done = desk.materialize(config={"recompute": True})
     assert done.success, done.failure
-    second = PublishedPartitions(desk.file.parent).record(KEY)
+    second = PublishedPartitions(desk.settings.descriptions).record(KEY)
     assert second.sequence == first.sequence + 1
     root = {"dagster/root_run_id": done.result.run_id}
     retried = desk.materialize(config={"recompute": True}, tags=root, gpu=no_device)
     assert retried.success, retried.failure
-    assert PublishedPartitions(desk.file.parent).record(KEY) == second
+    assert PublishedPartitions(desk.settings.descriptions).record(KEY) == second
     assert "launch it anew" in retried.published[0].metadata["verified"].value
 
 
@@ -217,11 +219,11 @@ def test_a_recomputation_of_days_ago_is_re_executed_after_another_one(desk, no_d
     assert desk.materialize(config={"recompute": True}).success
     again = desk.materialize(config={"recompute": True}, tags=root)
     assert again.success, again.failure
-    record = PublishedPartitions(desk.file.parent).record(KEY)
+    record = PublishedPartitions(desk.settings.descriptions).record(KEY)
     assert record.sequence == 3
     retried = desk.materialize(config={"recompute": True}, tags=root, gpu=no_device)
     assert retried.success, retried.failure
-    assert PublishedPartitions(desk.file.parent).record(KEY) == record
+    assert PublishedPartitions(desk.settings.descriptions).record(KEY) == record
 
 
 def test_other_settings_are_another_generation_and_the_old_one_is_kept(desk):
@@ -233,12 +235,11 @@ def test_other_settings_are_another_generation_and_the_old_one_is_kept(desk):
     assert done.success, done.failure
     assert len({row["fingerprint"] for row in rows(desk.file)}) == 1
     assert desk.file.read_bytes() != old
-    assert (desk.file.parent / ".backup" / f"{KEY}.1.parquet").read_bytes() == old
+    assert desk.paths.version(1).read_bytes() == old
     back = desk.materialize()
     assert back.success, back.failure
     assert (
-        pq.read_table(desk.file)["fingerprint"][0]
-        == pq.read_table(desk.file.parent / ".backup" / f"{KEY}.2.parquet")["fingerprint"][0]
+        pq.read_table(desk.file)["fingerprint"][0] == pq.read_table(desk.paths.version(2))["fingerprint"][0]
     )
 
 

@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 from typer.testing import CliRunner
 
+from resources.storage.layout import Home
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_schedule import BUTTON, SCHEDULE
 from vlm_assets.catalog.catalog import Catalog
@@ -62,7 +63,7 @@ class Running:
 
     def spoil(self, key: str) -> Path:
         """A file where the partition's journal belongs: its materialization fails. Gives the file."""
-        place = self.home / DESCRIPTIONS / ".journal" / key
+        place = Home(self.home).asset(DESCRIPTIONS).partition(key).journals
         place.parent.mkdir(parents=True, exist_ok=True)
         place.touch()
         return place

@@ -54,19 +54,19 @@ def test_a_materialized_dataset_is_sound(desk):
     assert found.total("property_embeddings").rows == 8
 
 
-@pytest.mark.parametrize("loss", ["both copies", "both records", "the whole folder"])
+@pytest.mark.parametrize("loss", ["both copies", "both records", "both folders"])
 def test_what_no_copy_holds_is_computed_again(desk, loss):
     """After a repair nothing is wrong any more, embeddings of the new descriptions included."""
     assert desk.materialize(*BOTH).success
-    folder = desk.file.parent
     if loss == "both copies":
         desk.file.unlink()
-        (folder / ".backup" / f"{KEY}.0.parquet").write_bytes(b"")
+        desk.paths.version(0).write_bytes(b"")
     elif loss == "both records":
-        for hidden in (".manifest", ".backup"):
-            (folder / hidden / f"{KEY}.json").write_bytes(b"?")
+        desk.paths.record.write_bytes(b"?")
+        desk.paths.record_copy.write_bytes(b"?")
     else:
-        shutil.rmtree(folder)
+        shutil.rmtree(desk.settings.descriptions.published)
+        shutil.rmtree(desk.settings.descriptions.versions)
     assert not look(desk).ok
     assert repair(desk)
     found = look(desk)
@@ -98,10 +98,10 @@ def test_failed_properties_are_tried_again_and_ok_rows_kept(desk, image_taken_aw
     """--failed computes the failed rows only: what was ok is the same row as before."""
     assert desk.materialize(*BOTH).success
     image_taken_away()
-    before = PublishedPartitions(desk.file.parent).read(KEY).to_table().to_pylist()
+    before = PublishedPartitions(desk.settings.descriptions).read(KEY).to_table().to_pylist()
     assert before[0]["status"] == "failed"
     assert len(repair(desk, failed=True)) == 1
-    after = PublishedPartitions(desk.file.parent).read(KEY).to_table().to_pylist()
+    after = PublishedPartitions(desk.settings.descriptions).read(KEY).to_table().to_pylist()
     assert after[0]["status"] == "ok"
     kept = [row["property_id"] for row in before if row["status"] == "ok"]
     assert [row for row in after if row["property_id"] in kept] == [
@@ -136,7 +136,7 @@ def test_an_interrupted_partition_has_nothing_to_accept(interrupted):
 @pytest.mark.parametrize("gone", ["segments", "the journal"])
 def test_a_loss_stops_every_start_until_a_person_accepts_it(interrupted, gone):
     """The message's command finds exactly the loss of the stopped start, and after it the start goes on."""
-    (journal,) = (interrupted.file.parent / ".journal" / KEY).iterdir()
+    (journal,) = interrupted.paths.journals.iterdir()
     for path in journal.glob("segment-*" if gone == "segments" else "*"):
         path.unlink()
     stopped = interrupted.materialize()

@@ -14,6 +14,7 @@ from resources.publishing.parquet_io import AlreadyPublished, ParquetIOManager
 from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.staged_file import StagedFile
+from resources.storage.layout import Home
 
 RANGES = dg.StaticPartitionsDefinition(["000-001", "002-003"])
 SCHEMA = pa.schema([("property_id", pa.string()), ("text", pa.string())])
@@ -22,7 +23,7 @@ IDS = ["x", "y"]
 
 def stage(home: Path, key: str, text: str = "a", expected: list[str] = IDS) -> StagedFile:
     batch = pa.record_batch([IDS, [text, text]], schema=SCHEMA)
-    partitions = PublishedPartitions(home / "property_descriptions")
+    partitions = PublishedPartitions(Home(home).asset("property_descriptions"))
     return partitions.stage(key, [batch], SCHEMA, expected_ids=expected, fingerprint=text)
 
 
@@ -50,7 +51,7 @@ def metadata_of(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
 def test_staged_file_is_published_with_metadata(tmp_path: Path) -> None:
     """The partition's page shows where the file is, its rows, bytes, digest and version."""
     result = materialize(tmp_path, describing(lambda key: stage(tmp_path, key)))
-    partitions = PublishedPartitions(tmp_path / "property_descriptions")
+    partitions = PublishedPartitions(Home(tmp_path).asset("property_descriptions"))
     record = partitions.record("000-001")
     assert record is not None
     assert metadata_of(result) == {
@@ -67,14 +68,14 @@ def test_staged_file_is_published_with_metadata(tmp_path: Path) -> None:
 def test_already_published_changes_nothing(tmp_path: Path) -> None:
     """A complete, unchanged partition is materialized again without touching its files."""
     materialize(tmp_path, describing(lambda key: stage(tmp_path, key)))
-    partitions = PublishedPartitions(tmp_path / "property_descriptions")
+    partitions = PublishedPartitions(Home(tmp_path).asset("property_descriptions"))
     record = partitions.record("000-001")
     assert record is not None
-    before = {path: path.stat().st_mtime_ns for path in partitions.directory.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in partitions.asset.home.root.rglob("*")}
     result = materialize(tmp_path, describing(lambda key: AlreadyPublished(record)))
     assert metadata_of(result)["changed"] is False
     assert metadata_of(result)["dagster/partition_row_count"] == 2
-    assert {path: path.stat().st_mtime_ns for path in partitions.directory.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in partitions.asset.home.root.rglob("*")} == before
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,9 @@ def test_already_published_changes_nothing(tmp_path: Path) -> None:
         (lambda home, key: pa.table({"property_id": IDS}), WrongPartitionError),
         (
             lambda home, key: AlreadyPublished(
-                PublishedPartitions(home / "property_descriptions").publish(stage(home, "002-003")).record
+                PublishedPartitions(Home(home).asset("property_descriptions"))
+                .publish(stage(home, "002-003"))
+                .record
             ),
             WrongPartitionError,
         ),
@@ -102,7 +105,7 @@ def test_refusal_fails_the_partition_and_keeps_the_old_file(
     assert result.asset_materializations_for_node("property_descriptions") == []
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert error.__name__ in str(failure.step_failure_data.error)
-    partitions = PublishedPartitions(tmp_path / "property_descriptions")
+    partitions = PublishedPartitions(Home(tmp_path).asset("property_descriptions"))
     assert partitions.read("000-001").to_table(["text"]).column(0).to_pylist() == ["a", "a"]
     assert partitions.verify("000-001").ok
 

@@ -25,6 +25,7 @@ from resources.publishing.errors import (
 )
 from resources.publishing.published import PublishedPartitions
 from resources.storage.files import DurableWriteError
+from resources.storage.layout import Home
 
 KEY = "000000000-000000009"
 IDS = [f"p {i}/ü" for i in range(10)]
@@ -33,9 +34,9 @@ IDS = [f"p {i}/ü" for i in range(10)]
 def test_staged_file_is_not_a_parquet_name_until_published(partitions: Any) -> None:
     """No reader's ``*.parquet`` finds a file that is not published."""
     staged = partitions.stage_text("a")
-    assert staged.path.parent == partitions.directory
+    assert staged.path.parent == partitions.asset.staging
     assert staged.path.name.startswith(".") and staged.path.suffix == ".tmp"
-    assert list(partitions.directory.rglob("*.parquet")) == []
+    assert list(partitions.home.rglob("*.parquet")) == []
     assert partitions.keys() == []
     partitions.publish(staged)
     assert partitions.keys() == [KEY]
@@ -69,9 +70,7 @@ def test_identical_file_rotates_nothing(partitions: Any) -> None:
     """A materialization that changes nothing changes nothing on disk, whatever the batches' sizes."""
     partitions.publish_text("a")
     partitions.publish_text("b")
-    before = {
-        path: path.stat().st_mtime_ns for path in partitions.directory.rglob("*") if "lock" not in path.name
-    }
+    before = {path: path.stat().st_mtime_ns for path in partitions.home.rglob("*") if "lock" not in path.name}
     batches = [partitions.rows(IDS, "b").slice(0, 3), partitions.rows(IDS, "b").slice(3)]
     staged = partitions.stage(KEY, batches, partitions.SCHEMA, expected_ids=IDS, fingerprint="fb")
     publication = partitions.publish(staged)
@@ -149,10 +148,13 @@ def test_one_publisher_at_a_time(partitions: Any) -> None:
             "-c",
             "import sys, pathlib\n"
             "from resources.publishing.partition_files import PartitionFiles\n"
-            "with PartitionFiles(pathlib.Path(sys.argv[1]), sys.argv[2]).locked(0):\n"
+            "from resources.storage.layout import Home\n"
+            "asset = Home(pathlib.Path(sys.argv[1])).asset(sys.argv[2])\n"
+            "with PartitionFiles(asset, sys.argv[3]).locked(0):\n"
             "    print('held', flush=True)\n"
             "    sys.stdin.read()\n",
-            str(partitions.directory),
+            str(partitions.home),
+            partitions.asset.name,
             KEY,
         ],
         stdin=subprocess.PIPE,
@@ -238,13 +240,13 @@ def test_lazy_reading_by_column(partitions: Any) -> None:
     assert handle.record == partitions.record(KEY)
     assert handle.ids() == IDS
     assert handle.dataset().count_rows() == 10
-    counted = duckdb.sql(f"select count(*) from '{partitions.directory}/*.parquet'").fetchall()
+    counted = duckdb.sql(f"select count(*) from '{partitions.asset.published}/*.parquet'").fetchall()
     assert counted == [(10,)]
 
 
-def test_another_directory_is_refused(partitions: Any, tmp_path: Path) -> None:
+def test_another_asset_is_refused(partitions: Any, tmp_path: Path) -> None:
     """A file staged for one asset is not published as another's."""
-    other = PublishedPartitions(tmp_path / "property_embeddings")
+    other = PublishedPartitions(Home(tmp_path).asset("property_embeddings"))
     with pytest.raises(WrongPartitionError):
         other.publish(partitions.stage_text("a"))
 

@@ -16,7 +16,6 @@ from resources.publishing.errors import (
     PublishedFileDamagedError,
     RecordDamagedError,
 )
-from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.verification import FindingKind
 from resources.storage import files
 
@@ -89,9 +88,9 @@ def test_damage_is_found_and_restored(
     assert restoration.changed and "restored from" in restoration.notes[-1]
     assert partitions.path(KEY).read_bytes() == whole
     assert partitions.verify(KEY).ok
-    kept = [path.read_bytes() for path in partitions.directory.glob(".quarantine/*")]
+    kept = partitions.quarantined()
     assert kept == ([] if damaged is None else [damaged])
-    assert not list(partitions.directory.glob(".quarantine/*.parquet"))
+    assert not list(partitions.files.quarantine.glob("*.parquet"))
     assert not partitions.restore(KEY).changed
 
 
@@ -114,10 +113,10 @@ def test_restore_says_when_nothing_is_whole(partitions: Any) -> None:
     partitions.publish_text("b")
     flip(partitions.path(KEY))
     flip(partitions.files.slot(0))
-    before = sorted(partitions.directory.rglob("*"))
+    before = sorted(partitions.home.rglob("*"))
     with pytest.raises(CannotRestoreError, match=r"1\.parquet .version 1, 10 rows"):
         partitions.restore(KEY)
-    assert sorted(partitions.directory.rglob("*")) == before
+    assert sorted(partitions.home.rglob("*")) == before
     with pytest.raises(NotPublishedError):
         partitions.restore("other")
 
@@ -130,7 +129,7 @@ def test_publishing_over_damage_keeps_what_it_finds(partitions: Any) -> None:
     flip(partitions.files.slot(1))
     publication = partitions.publish_text("d")
     assert partitions.slots() == ["d", "c", "a"]
-    assert len(list(partitions.directory.glob(".quarantine/*"))) == 2
+    assert len(partitions.quarantined()) == 2
     assert len(publication.notes) == 2
     assert partitions.verify(KEY).ok
 
@@ -165,7 +164,7 @@ def test_foreign_file_is_found_and_kept(partitions: Any) -> None:
     assert [one.kind for one in partitions.verify(KEY).findings] == [FindingKind.FOREIGN_FILE]
     assert partitions.record(KEY) is None
     partitions.publish_text("a")
-    assert [one.read_bytes() for one in partitions.directory.glob(".quarantine/*")] == [foreign]
+    assert partitions.quarantined() == [foreign]
     assert partitions.verify(KEY).ok
 
 
@@ -173,7 +172,7 @@ def test_verifying_nothing_creates_nothing(partitions: Any) -> None:
     """A look at what was never published leaves no directory behind."""
     found = partitions.verify(KEY)
     assert [one.kind for one in found.findings] == [FindingKind.NOT_PUBLISHED]
-    assert not partitions.directory.exists()
+    assert not partitions.home.exists()
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, flip])
@@ -204,7 +203,7 @@ def test_both_records_damaged_is_not_nothing(partitions: Any) -> None:
     moved = partitions.set_aside(KEY)
     assert len(moved) == 4
     assert partitions.publish_text("b").record.sequence == 1
-    assert len(list(partitions.directory.glob(".quarantine/*"))) == 4
+    assert len(partitions.quarantined()) == 4
 
 
 def test_a_copy_of_what_changed_meanwhile_replaces_nothing(
@@ -215,9 +214,9 @@ def test_a_copy_of_what_changed_meanwhile_replaces_nothing(
     partitions.path(KEY).unlink()
     copy = files.copy_temporary
 
-    def changed(source: Path, path: Path) -> tuple[Path, str]:
+    def changed(source: Path, path: Path, staging: Path | None = None) -> tuple[Path, str]:
         flip(source)
-        return copy(source, path)
+        return copy(source, path, staging)
 
     monkeypatch.setattr(files, "copy_temporary", changed)
     with pytest.raises(DigestMismatchError, match="changed while it was copied"):
@@ -245,7 +244,7 @@ def test_finishing_a_publication_keeps_a_file_damaged_meanwhile(
     damaged = partitions.path(KEY).read_bytes()
     assert partitions.verify(KEY).ok
     assert partitions.text_of(partitions.path(KEY)) == "b"
-    assert damaged in [path.read_bytes() for path in partitions.directory.glob(".quarantine/*")]
+    assert damaged in partitions.quarantined()
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -256,7 +255,7 @@ def test_a_damaged_record_is_kept_aside(partitions: Any, which: int) -> None:
     flip(path)
     damaged = path.read_bytes()
     assert partitions.verify(KEY).ok
-    assert [one.read_bytes() for one in partitions.directory.glob(".quarantine/*")] == [damaged]
+    assert partitions.quarantined() == [damaged]
 
 
 def test_a_shallow_look_notices_another_file_with_as_many_rows(partitions: Any) -> None:
@@ -273,6 +272,6 @@ def test_another_partitions_record_is_not_taken_for_this_ones(partitions: Any) -
     """A record copied under another key is damage there: nothing is said to be published by it."""
     partitions.publish_text("a")
     whole = partitions.files.record_path.read_bytes()
-    PartitionFiles(partitions.directory, "other").record_path.write_bytes(whole)
+    partitions.asset.partition("other").record.write_bytes(whole)
     with pytest.raises(RecordDamagedError, match="for partition"):
         partitions.record("other")

@@ -19,7 +19,7 @@ from vlm_assets.operate.throughput import MOST_BARS, throughput
 
 def read(dataset, known=None) -> dict[str, PublishedRows]:
     records = [dataset.descriptions.record(key) for key in dataset.keys]
-    return read_published_rows(dataset.settings.descriptions_directory, records, known or {})
+    return read_published_rows(dataset.settings.descriptions, records, known or {})
 
 
 def test_rows_are_told_by_outcome_device_and_time(dataset) -> None:
@@ -35,7 +35,7 @@ def test_rows_are_told_by_outcome_device_and_time(dataset) -> None:
 
 def test_files_with_another_description_are_read_together(dataset) -> None:
     """A column that one schema has and another has not, or has otherwise, is no reason to lose a file."""
-    path = dataset.settings.descriptions_directory / f"{dataset.keys[2]}.parquet"
+    path = dataset.settings.descriptions.partition(dataset.keys[2]).published
     table = pq.read_table(path)
     pq.write_table(table.append_column("extra", pa.array([1] * table.num_rows)).drop(["raw_text"]), path)
     assert [rows.ok for rows in read(dataset).values()] == [3, 2, 3]
@@ -43,7 +43,7 @@ def test_files_with_another_description_are_read_together(dataset) -> None:
 
 def test_a_file_that_does_not_read_leaves_the_others(dataset) -> None:
     """One damaged file never breaks the triage."""
-    path = dataset.settings.descriptions_directory / f"{dataset.keys[0]}.parquet"
+    path = dataset.settings.descriptions.partition(dataset.keys[0]).published
     path.write_bytes(b"not parquet")
     assert list(read(dataset)) == dataset.keys[1:]
 
@@ -56,7 +56,7 @@ def test_unchanged_files_are_not_read_again(dataset, tmp_path: Path) -> None:
     note.write(first)
     assert note.read() == first
     for key in dataset.keys:
-        (dataset.settings.descriptions_directory / f"{key}.parquet").unlink()
+        dataset.settings.descriptions.partition(key).published.unlink()
     assert read(dataset, note.read()) == first
     changed = dataset.describe(dataset.keys[0], text="another house")
     again = read(dataset, note.read())

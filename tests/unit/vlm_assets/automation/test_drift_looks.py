@@ -117,7 +117,7 @@ def test_a_file_that_was_not_published_here_is_foreign(desk, key):
 
 def test_a_file_among_the_partitions_that_is_none_is_an_alert_that_recovers(desk):
     """Whoever reads *.parquet reads it too; there is no partition to fail, so it goes to a person."""
-    stray = desk.settings.descriptions_directory / "copy of 1.parquet"
+    stray = desk.settings.descriptions.published / "copy of 1.parquet"
     stray.write_bytes(b"x")
     assert desk.tick() == desk.tick() == []
     (alert,) = desk.outbox.open_subjects().values()
@@ -156,7 +156,7 @@ def test_a_publication_under_way_is_no_drift(desk, key):
     published = desk.dataset.descriptions
     record = published.record(key)
     pending = PendingPublication(dataclasses.replace(record, sequence=2, sha256="0" * 64), (record,))
-    manifest = published.directory / ".manifest" / f"{key}.json"
+    manifest = published.asset.partition(key).record
     settled = manifest.read_bytes()
     write_replacing(manifest, PartitionManifest(key, record, (), pending).to_bytes())
     assert desk.tick() == []
@@ -182,7 +182,8 @@ def test_a_lost_snapshot_forgets_no_failure(desk, key):
 
 def test_a_lost_snapshot_does_not_forget_what_a_run_was_at_work_on(desk, key):
     """A partition that stood failed, of which nothing is left, is looked at when its run has ended."""
-    for path in desk.settings.descriptions_directory.rglob(f"{key}*"):
+    asset = desk.settings.descriptions
+    for path in (*asset.published.glob(f"{key}*"), *asset.versions.glob(f"{key}*")):
         path.unlink()
     for path in (desk.settings.state_directory / "drift").iterdir():
         path.write_bytes(b"{")

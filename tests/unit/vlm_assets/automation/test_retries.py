@@ -19,7 +19,7 @@ def test_a_missing_file_is_seen_and_only_where_one_should_be(dataset, files):
     """One look at the folder, whatever the number of partitions."""
     first, second, third = dataset.keys
     assert files.missing(DESCRIPTIONS, dataset.keys) == []
-    (dataset.settings.descriptions_directory / f"{second}.parquet").unlink()
+    dataset.settings.descriptions.partition(second).published.unlink()
     assert files.missing(DESCRIPTIONS, dataset.keys) == [second]
     assert files.missing(DESCRIPTIONS, [first, third]) == []
 
@@ -28,8 +28,8 @@ def test_work_without_a_published_file_is_interrupted(dataset, files):
     """A journal beside a published file is a leftover, which prune removes; without one it is work."""
     first, second, _ = dataset.keys
     for key in (first, second):
-        (dataset.settings.descriptions_directory / ".journal" / key).mkdir(parents=True)
-    (dataset.settings.descriptions_directory / f"{second}.parquet").unlink()
+        dataset.settings.descriptions.partition(key).journals.mkdir(parents=True)
+    dataset.settings.descriptions.partition(second).published.unlink()
     assert files.interrupted(DESCRIPTIONS) == [second]
     assert files.interrupted(EMBEDDINGS) == []
 
@@ -56,8 +56,9 @@ def test_what_was_made_under_other_settings_is_stale(dataset, files):
     key = dataset.keys[0]
     assert files.is_stale(DESCRIPTIONS, key), "made rows have no fingerprint of these settings"
     assert files.is_stale(EMBEDDINGS, key)
-    (dataset.settings.descriptions_directory / ".manifest" / f"{key}.json").unlink()
-    (dataset.settings.descriptions_directory / ".backup" / f"{key}.json").unlink()
+    paths = dataset.settings.descriptions.partition(key)
+    paths.record.unlink()
+    paths.record_copy.unlink()
     assert not files.is_stale(DESCRIPTIONS, key), "nothing is recorded as published"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from resources.journal.high_water_mark import read_mark
 from resources.journal.journal import Journal
-from resources.publishing.partition_files import PartitionFiles
 from vlm_assets.operate.audit.audit import audit
 from vlm_assets.operate.prune import What, plan_prune, remove
 
@@ -36,8 +34,8 @@ def prune(dataset) -> list[str]:
 
 def journal(dataset, key: str, generation: str, *, rows: int = 2, old: bool = True) -> tuple[Path, Path]:
     """A journal with a few committed rows; old: from before everything was published."""
-    directory = dataset.settings.descriptions_directory / ".journal" / key / generation
-    mark = dataset.settings.state_directory / "high_water_marks" / DESCRIBED / key / f"{generation}.json"
+    paths = dataset.settings.descriptions.partition(key)
+    directory, mark = paths.journal(generation), paths.high_water_mark(generation)
     ids = [row["property_id"] for row in dataset.rows(key)]
     with open_journal(dataset, directory, mark, ids) as one:
         one.submit(pa.table([ids[:rows], range(rows)], schema=ROWS))
@@ -57,7 +55,7 @@ def open_journal(dataset, directory: Path, mark: Path, ids: list[str]) -> Journa
         schema=ROWS,
         expected_ids=ids,
         high_water_mark=mark,
-        quarantine=dataset.settings.descriptions_directory / ".quarantine",
+        quarantine=dataset.settings.descriptions.partition(directory.parent.name).quarantine,
     )
 
 
@@ -177,13 +175,13 @@ def test_quarantine_goes_where_its_partition_is_whole(dataset):
     assert what is What.QUARANTINED and name.startswith(FIRST)
     prune(dataset)
     assert path.read_bytes() == sound
-    assert list((dataset.settings.descriptions_directory / ".quarantine").iterdir()) == []
+    assert list(dataset.settings.descriptions.partition(FIRST).quarantine.iterdir()) == []
 
 
 def test_quarantine_of_nobody_needs_every_partition_whole(dataset):
-    """A quarantined file whose partition its name does not say may belong to any of them."""
-    aside = dataset.settings.descriptions_directory / ".quarantine" / "segment-1.parquet.abc"
-    aside.parent.mkdir()
+    """A quarantined file that lies in no partition's folder may belong to any of them."""
+    aside = dataset.settings.descriptions.quarantine / "mine.parquet.abc"
+    aside.parent.mkdir(parents=True)
     aside.write_bytes(b"rows")
     flip(dataset.copy_of(THIRD))
     found = plan(dataset)
@@ -195,7 +193,7 @@ def test_quarantine_of_nobody_needs_every_partition_whole(dataset):
 
 def test_abandoned_temporaries_go_and_used_ones_stay(dataset):
     """What a killed process left goes; a file that a living process is writing stays."""
-    folder = dataset.settings.descriptions_directory
+    folder = dataset.settings.descriptions.staging
     (folder / f".{FIRST}.parquet.1-abc.tmp").write_bytes(b"half")
     batch = pa.RecordBatch.from_pylist([{"property_id": "p0", "ordinal": 0}], schema=ROWS)
     with dataset.descriptions.stage(FIRST, [batch], ROWS, expected_ids=["p0"], fingerprint="x") as staged:
@@ -212,10 +210,10 @@ def test_an_interrupted_publication_keeps_everything(replaced):
 
     from resources.publishing.record import PartitionManifest, PendingPublication
 
-    files = PartitionFiles(replaced.settings.descriptions_directory, FIRST)
-    manifest = PartitionManifest.from_bytes(files.record_path.read_bytes(), key=FIRST)
+    files = replaced.settings.descriptions.partition(FIRST)
+    manifest = PartitionManifest.from_bytes(files.record.read_bytes(), key=FIRST)
     pending = PendingPublication(replace(manifest.published, sequence=9, sha256="0" * 64), manifest.previous)
-    files.record_path.write_bytes(replace(manifest, pending=pending).to_bytes())
+    files.record.write_bytes(replace(manifest, pending=pending).to_bytes())
     found = plan(replaced)
     assert all(one.asset != DESCRIBED for one in found.removals)
     assert "under way or was interrupted" in found.kept[0]
@@ -224,8 +222,9 @@ def test_an_interrupted_publication_keeps_everything(replaced):
 def test_a_dataset_on_its_way_keeps_what_it_needs(replaced):
     """With one partition of the two gone, only the whole one is pruned."""
     replaced.describe(SECOND, text="a villa")
-    shutil.rmtree(replaced.settings.descriptions_directory / ".manifest")
-    (replaced.settings.descriptions_directory / ".backup" / f"{SECOND}.json").unlink()
+    paths = replaced.settings.descriptions.partition(SECOND)
+    paths.record.unlink()
+    paths.record_copy.unlink()
     found = plan(replaced)
     assert {one.needs for one in found.removals if one.asset == DESCRIBED} == {(FIRST,)}
     assert any(SECOND in sentence for sentence in found.kept)

@@ -47,12 +47,12 @@ def test_a_sound_dataset_needs_nothing(dataset):
 @pytest.mark.parametrize("lost", ["published", "copy", "record", "copy of the record"])
 def test_one_of_two_copies_lost_is_restored_in_place(dataset, lost):
     """Any one file of a partition comes back from the other one, byte for byte, and without a device."""
-    folder = dataset.settings.descriptions_directory
+    paths = dataset.settings.descriptions.partition(FIRST)
     path = {
-        "published": folder / f"{FIRST}.parquet",
-        "copy": dataset.copy_of(FIRST),
-        "record": folder / ".manifest" / f"{FIRST}.json",
-        "copy of the record": folder / ".backup" / f"{FIRST}.json",
+        "published": paths.published,
+        "copy": paths.version(0),
+        "record": paths.record,
+        "copy of the record": paths.record_copy,
     }[lost]
     sound = path.read_bytes()
     path.unlink()
@@ -71,7 +71,7 @@ def test_a_damaged_page_is_restored_even_where_sizes_fit(dataset):
     assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE}
     put_right(dataset.settings, repairs[0])
     assert dataset.descriptions.path(FIRST).read_bytes() == sound
-    assert len(list((dataset.settings.descriptions_directory / ".quarantine").iterdir())) == 1
+    assert len(list(dataset.settings.descriptions.partition(FIRST).quarantine.iterdir())) == 1
 
 
 def test_both_copies_lost_are_computed_again(dataset):
@@ -101,15 +101,15 @@ def test_embeddings_of_other_descriptions_are_computed_alone(dataset):
 
 def test_a_record_lost_twice_is_set_aside_and_computed(dataset):
     """Without a record nobody knows what the file must be: it is kept aside, never trusted, never deleted."""
-    folder = dataset.settings.descriptions_directory
-    (folder / ".manifest" / f"{FIRST}.json").write_bytes(b"?")
-    (folder / ".backup" / f"{FIRST}.json").write_bytes(b"?")
+    paths = dataset.settings.descriptions.partition(FIRST)
+    paths.record.write_bytes(b"?")
+    paths.record_copy.write_bytes(b"?")
     sound = dataset.descriptions.path(FIRST).read_bytes()
     (one,) = (one for one in plan(dataset) if one.asset == DESCRIBED)
     assert (one.way, one.forgets) == (Way.COMPUTE, True)
     put_right(dataset.settings, one)
     assert not dataset.descriptions.path(FIRST).exists()
-    assert sound in [path.read_bytes() for path in (folder / ".quarantine").iterdir()]
+    assert sound in [path.read_bytes() for path in paths.quarantine.iterdir()]
 
 
 def test_what_vanished_is_computed_as_a_new_generation(dataset):
@@ -121,12 +121,13 @@ def test_what_vanished_is_computed_as_a_new_generation(dataset):
 
 def test_foreign_files_are_moved_out_of_the_readers_way(dataset):
     """A foreign parquet file is kept in the quarantine, and the audit is sound again."""
-    folder = dataset.settings.descriptions_directory
+    asset = dataset.settings.descriptions
+    folder = asset.published
     shutil.copy(folder / f"{FIRST}.parquet", folder / "mine.parquet")
     (one,) = plan(dataset)
     put_right(dataset.settings, one)
     assert not (folder / "mine.parquet").exists()
-    assert len(list((folder / ".quarantine").iterdir())) == 1
+    assert [path.name.split(".")[0] for path in asset.quarantine.iterdir()] == ["mine"]
     assert audit(dataset.settings, dataset.catalog).ok
 
 

@@ -21,11 +21,11 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.devices.left_out import LeftOutDevices
 from resources.journal.high_water_mark import HighWaterMark, write_mark
-from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.record import PartitionManifest
 from resources.state.pause import pause
 from resources.state.workers import Phase, Workers
 from resources.storage.files import make_directory, sha256_of
+from resources.storage.layout import Home
 from resources.storage.sealed_json import seal
 from sensors.attempts import Attempts, Entry
 from sensors.done_again import DoneAgain, DoneAgainMemory
@@ -82,9 +82,10 @@ def test_after_a_reboot_everything_waits_heaviest_first(uneven: Settings) -> Non
 def test_cost_in_time_is_learned_from_what_is_published(dataset) -> None:
     """Published rows say what an image takes; what is left is that much on the devices that are used."""
     key = dataset.keys[2]
-    for directory in (dataset.settings.descriptions_directory, dataset.settings.embeddings_directory):
-        for folder, ending in (("", ".parquet"), (".manifest", ".json"), (".backup", ".json")):
-            (directory / folder / f"{key}{ending}").unlink()
+    for asset in (dataset.settings.descriptions, dataset.settings.embeddings):
+        paths = asset.partition(key)
+        for path in (paths.published, paths.record, paths.record_copy):
+            path.unlink()
     found = status_of(dataset.settings)
     assert states(found)[key] is State.NOT_STARTED
     # Two images a property in two seconds were published; the three that are left have one image each.
@@ -243,15 +244,15 @@ def test_1350_partitions_take_two_seconds(dataset, tmp_path: Path) -> None:
         record = published.record(source)
         data = published.path(source).read_bytes()
         assert sha256_of(published.path(source)) == record.sha256
-        directory = home / published.directory.name
-        for folder in ("", ".manifest", ".backup"):
-            make_directory(directory / folder)
+        asset = Home(home).asset(published.asset.name)
+        for folder in (asset.published, asset.versions):
+            make_directory(folder)
         for one in Catalog.open(home).ranges[:1300]:
-            files = PartitionFiles(directory, one.key)
+            paths = asset.partition(one.key)
             manifest = PartitionManifest(one.key, replace(record, key=one.key)).to_bytes()
-            files.published.write_bytes(data)
-            files.record_path.write_bytes(manifest)
-            files.record_copy.write_bytes(manifest)
+            paths.published.write_bytes(data)
+            paths.record.write_bytes(manifest)
+            paths.record_copy.write_bytes(manifest)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [Path(sys.executable).with_name("vlm-assets"), "status", "--home", home],

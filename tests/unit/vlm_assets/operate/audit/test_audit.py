@@ -216,10 +216,8 @@ def test_an_earlier_version_that_is_gone_is_a_warning(dataset):
 
 def test_records_that_are_damaged(dataset):
     """One damaged copy of a record is said; both damaged is never taken for 'not published'."""
-    record, copy = (
-        dataset.settings.descriptions_directory / folder / f"{FIRST}.json"
-        for folder in (".manifest", ".backup")
-    )
+    paths = dataset.settings.descriptions.partition(FIRST)
+    record, copy = paths.record, paths.record_copy
     flip(record, 20)
     assert wrong(look(dataset)) == {(Kind.RECORD_COPY, DESCRIBED, FIRST)}
     copy.unlink()
@@ -230,8 +228,9 @@ def test_records_that_are_damaged(dataset):
 
 def test_a_folder_that_vanished_is_not_a_fresh_start(dataset):
     """What was published once and is gone without a trace is wrong: the high-water mark remembers."""
-    shutil.rmtree(dataset.settings.descriptions_directory)
-    shutil.rmtree(dataset.settings.embeddings_directory)
+    for asset in (dataset.settings.descriptions, dataset.settings.embeddings):
+        shutil.rmtree(asset.published)
+        shutil.rmtree(asset.versions)
     mark = dataset.settings.state_directory / "high_water_marks" / DESCRIBED / FIRST / "g.json"
     mark.parent.mkdir(parents=True)
     write_mark(mark, HighWaterMark(FIRST, "g", 3, 9, 1, None, retired=True))
@@ -242,15 +241,17 @@ def test_a_folder_that_vanished_is_not_a_fresh_start(dataset):
 
 def test_foreign_files(dataset):
     """A parquet file that readers would read too is wrong; any other stranger is a warning."""
-    folder = dataset.settings.descriptions_directory
+    asset = dataset.settings.descriptions
+    folder = asset.published
     shutil.copy(folder / f"{FIRST}.parquet", folder / "000000009-000000011.parquet")
     shutil.copy(folder / f"{FIRST}.parquet", folder / "copy of mine.parquet")
     (folder / "notes.txt").write_text("mine")
-    (folder / ".backup" / "old.parquet").write_text("mine")
-    (folder / f".{FIRST}.parquet.1-abc.tmp").write_text("under way")
+    (asset.versions / "old.parquet").write_text("mine")
+    (asset.staging / f".{FIRST}.parquet.1-abc.tmp").write_text("under way")
+    (asset.staging / "draft.tmp").write_text("mine")
     found = look(dataset)
     assert [one.kind for one in found.wrong] == [Kind.FOREIGN_FILE] * 2
-    assert {Path(one.path).name for one in found.warnings} == {"notes.txt", "old.parquet"}
+    assert {Path(one.path).name for one in found.warnings} == {"notes.txt", "old.parquet", "draft.tmp"}
     assert {one.kind for one in found.warnings} == {Kind.UNKNOWN_FILE}
 
 
@@ -327,7 +328,7 @@ def test_a_range_whose_images_were_updated_is_a_warning(dataset, tmp_path):
 def test_it_changes_nothing(dataset):
     """An audit reads: no file, no lock, no repair, whatever it finds."""
     dataset.descriptions.path(FIRST).write_bytes(b"")
-    (dataset.settings.descriptions_directory / ".manifest" / f"{SECOND}.json").unlink()
+    dataset.settings.descriptions.partition(SECOND).record.unlink()
 
     def stamps() -> dict[Path, tuple[int, int]]:
         return {p: (p.stat().st_size, p.stat().st_mtime_ns) for p in dataset.settings.home.rglob("*")}

@@ -1,0 +1,66 @@
+"""A reader that is pointed at a whole asset folder, at any moment of a life and after any kill."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import duckdb
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+
+from faults import partition_life
+from faults.lives import live_to_the_end, live_until_operation, random_end
+
+OPERATIONS = 900
+KILLS = 40
+
+
+def read(folder: Path) -> set[str]:
+    """Every entry of the folder as parquet, by three readers: the texts found, after comparing them."""
+    if not folder.is_dir() or not list(folder.iterdir()):
+        return set()
+    each = [pq.ParquetFile(path).read().column("text").to_pylist() for path in folder.iterdir()]
+    whole = pads.dataset(folder, format="parquet", exclude_invalid_files=False).to_table(columns=["text"])
+    texts = whole.column("text").to_pylist()
+    assert sorted(texts) == sorted(text for one in each for text in one)
+    with duckdb.connect() as connection:
+        found = connection.execute("select text from read_parquet(?)", [f"{folder}/*"]).fetchall()
+    assert sorted(text for (text,) in found) == sorted(texts)
+    assert len(texts) == partition_life.TOTAL
+    return {text.partition(" of ")[0] for text in texts}
+
+
+def test_the_folder_reads_before_every_file_operation(memory_path: Path, file_operations: ModuleType) -> None:
+    """Commits, staging, publishing twice and retiring never show a reader anything but one whole version."""
+    folder = partition_life.asset(memory_path).published
+    operations = file_operations.FileOperations(memory_path)
+    seen: list[set[str]] = []
+
+    def before(operation: Any, operations: Any) -> None:
+        if not seen or operation.name in ("replace", "link", "unlink", "create"):
+            seen.append(read(folder))
+
+    operations.before = before
+    with operations.watched():
+        partition_life.live(memory_path, lambda **said: None)
+    seen.append(read(folder))
+    changes = [one for one, before in zip(seen, [None, *seen], strict=False) if one != before]
+    assert changes == [set(), {"version 1"}, {"version 2"}]
+    assert len(seen) > 100
+
+
+def test_the_folder_reads_after_kills(memory_path: Path, seed: int) -> None:
+    """Whatever a killed process leaves lies beside the folder, not in it."""
+    chance = random.Random(seed)
+    killed = 0
+    for number in range(KILLS):
+        home = memory_path / f"home-{number}"
+        for _ in range(2):
+            killed += live_until_operation(home, **random_end(chance, OPERATIONS)).killed
+            assert len(read(partition_life.asset(home).published)) <= 1, f"seed {seed}, home {number}"
+    assert killed > KILLS
+    assert live_to_the_end(home).finished
+    assert read(partition_life.asset(home).published) == {"version 2"}
