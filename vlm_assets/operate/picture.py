@@ -1,7 +1,6 @@
-"""The picture of a dataset's progress: every partition as a cell, described properties over time, devices.
+"""The progress picture: every partition as a cell, properties described over time, devices side by side.
 
-What lives here: drawing, with Pillow, on a card of its own that reads on a light page and on a dark one. The
-colours are Okabe and Ito's, which colour-blind people tell apart. What does not: what is drawn.
+This module only draws. ``assets/dataset_progress.py`` collects what is drawn.
 """
 
 from __future__ import annotations
@@ -12,40 +11,53 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from vlm_assets.operate.throughput import Throughput
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 WIDTH = 920
-_MARGIN = 24
+"""Pixels. The UI shows the picture in a dialog of about this width."""
+
+_DPI = 100
+_MARGIN = 26
 _INSIDE = WIDTH - 2 * _MARGIN
 _GRID_HEIGHT = 190
-_CHART_HEIGHT = 110
+_CHART_HEIGHT = 120
+_BAR_HEIGHT = 26
+_LEGEND_WIDTH = 110
+_NAME_WIDTH = 170
+_MOST_BAR_WIDTH = 36
 _LARGEST_CELL = 26
 _MARKED_CELL = 12
-"""Smaller cells show neither how far they are nor a mark."""
+"""Pixels of the smallest cell that shows its share and a mark."""
 
-_BANNER_LETTERS, _BANNER_LINES, _BANNER_PITCH = 95, 4, 20
+_BANNER_LETTERS, _BANNER_LINES, _BANNER_PITCH = 105, 4, 18
 
-_CARD = (252, 251, 248)
-_INK = (38, 42, 48)
-_FAINT = (116, 120, 126)
-_LINE = (222, 220, 214)
+_CARD = "#fcfbf8"
+"""The picture brings its own background, so that it reads on a light page and on a dark one."""
+_INK = "#262a30"
+_FAINT = "#74787e"
+_LINE = "#dedcd6"
 
 
 class Look(Enum):
-    """How a partition looks: name and colour in the legend, in its order."""
+    """How a partition looks: its name in the legend and its colour. Colour-blind people tell them apart."""
 
-    DONE = ("done", (0, 158, 115))
-    RUNNING = ("running", (86, 180, 233))
-    INTERRUPTED = ("interrupted", (240, 200, 66))
-    FAILED = ("failed", (213, 94, 0))
-    NOT_STARTED = ("not started", (219, 217, 211))
+    DONE = ("done", "#009e73")
+    RUNNING = ("running", "#56b4e9")
+    INTERRUPTED = ("interrupted", "#f0c842")
+    FAILED = ("failed", "#d55e00")
+    NOT_STARTED = ("not started", "#dbd9d3")
 
     @property
-    def colour(self) -> tuple[int, int, int]:
-        """Red, green, blue."""
+    def colour(self) -> str:
+        """As ``#rrggbb``."""
         return self.value[1]
 
 
@@ -59,7 +71,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class DeviceBar:
-    """One device: its properties a second so far and now, None where not known. note: instead of now."""
+    """One device: properties per second so far and now, None if unknown. note: shown in place of now."""
 
     name: str
     so_far: float | None
@@ -67,16 +79,7 @@ class DeviceBar:
     note: str | None = None
 
 
-_DEVICE_COLOURS = (
-    (0, 114, 178),
-    (230, 159, 0),
-    (204, 121, 167),
-    (92, 84, 76),
-    (86, 180, 233),
-    (0, 158, 115),
-    (148, 148, 148),
-    (213, 94, 0),
-)
+_DEVICE_COLOURS = ("#0072b2", "#e69f00", "#cc79a7", "#5c544c", "#56b4e9", "#009e73", "#949494", "#d55e00")
 
 
 def progress_picture(
@@ -86,27 +89,27 @@ def progress_picture(
     *,
     paused: str | None = None,
 ) -> bytes:
-    """A PNG of a few kilobytes. grids: by title, partitions in the order of the catalogue.
+    """Draw a PNG of a few kilobytes: Dagster's event log keeps every picture.
 
-    paused: the sentence that says since when and why everything stands still.
+    grids: partitions in the order of the catalogue, by title. paused: the sentence that says since when and
+    why nothing runs.
     """
     banner = wrap(paused, _BANNER_LETTERS, max_lines=_BANNER_LINES) if paused else []
-    canvas = _Canvas(_height(grids, devices) + _banner_height(banner))
-    canvas.banner(banner)
-    canvas.legend()
+    page = _Page(_height(grids, devices, banner))
+    if banner:
+        _draw_banner(page, banner)
+    _draw_legend(page)
     for title, cells in grids.items():
-        canvas.grid(title, cells)
-    colours = {
-        name: _DEVICE_COLOURS[number % len(_DEVICE_COLOURS)]
-        for number, name in enumerate(dict.fromkeys((*(one.name for one in devices), *done.devices)))
-    }
-    canvas.chart(done, colours)
-    canvas.devices(devices, colours)
-    return canvas.png()
+        _draw_grid(page, title, cells)
+    names = dict.fromkeys((*(one.name for one in devices), *done.devices))
+    colours = {name: _DEVICE_COLOURS[n % len(_DEVICE_COLOURS)] for n, name in enumerate(names)}
+    _draw_throughput(page, done, colours)
+    _draw_devices(page, devices, colours)
+    return page.png()
 
 
 def _cell_size(count: int) -> tuple[int, int]:
-    """Pixels from one cell to the next, and cells a line, so that all of them fit."""
+    """The distance from one cell to the next in pixels, and cells a line, so that all cells fit."""
     for pitch in range(_LARGEST_CELL, 1, -1):
         columns = _INSIDE // pitch
         if -(-count // columns) * pitch <= _GRID_HEIGHT:
@@ -114,180 +117,199 @@ def _cell_size(count: int) -> tuple[int, int]:
     return 2, _INSIDE // 2
 
 
-def _banner_height(lines: Sequence[str]) -> int:
-    return len(lines) * _BANNER_PITCH + 28 if lines else 0
+def _grid_height(count: int) -> int:
+    pitch, columns = _cell_size(count)
+    return -(-count // columns) * pitch
 
 
-def _height(grids: Mapping[str, Sequence[Cell]], devices: Sequence[DeviceBar]) -> int:
-    height = 2 * _MARGIN + 24
-    for cells in grids.values():
-        pitch, columns = _cell_size(len(cells))
-        height += 40 + -(-len(cells) // columns) * pitch
-    return height + _CHART_HEIGHT + 66 + 22 * max(1, len(devices)) + 22
+def _height(grids: Mapping[str, Sequence[Cell]], devices: Sequence[DeviceBar], banner: Sequence[str]) -> int:
+    height = 2 * _MARGIN + 34 + sum(44 + _grid_height(len(cells)) for cells in grids.values())
+    height += 30 + _CHART_HEIGHT + 40 + 30 + _BAR_HEIGHT * max(1, len(devices))
+    return height + (len(banner) * _BANNER_PITCH + 34 if banner else 0)
 
 
-class _Canvas:
-    """What is drawn so far, and where the next part begins."""
+class _Page:
+    """A figure that is filled from top to bottom, in pixels."""
 
     def __init__(self, height: int) -> None:
-        self._image = Image.new("RGB", (WIDTH, height), _CARD)
-        self._draw = ImageDraw.Draw(self._image)
-        self._text = ImageFont.load_default(13)
-        self._title = ImageFont.load_default(15)
-        self._y = _MARGIN
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        self.figure: Figure = Figure(figsize=(WIDTH / _DPI, height / _DPI), dpi=_DPI, facecolor=_CARD)
+        self._canvas = FigureCanvasAgg(self.figure)
+        self._height = height
+        self.y = _MARGIN
+
+    def panel(self, height: int, *, left: int = _MARGIN, width: int = _INSIDE) -> Axes:
+        """Axes over the next ``height`` pixels, without ticks or frame, in pixels from the top left."""
+        box = (left / WIDTH, 1 - (self.y + height) / self._height, width / WIDTH, height / self._height)
+        axes = self.figure.add_axes(box)
+        axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[], facecolor="none")
+        axes.spines[:].set_visible(False)
+        self.y += height
+        return axes
+
+    def heading(self, title: str, note: str) -> None:
+        """A title, and beside it what is worth saying in figures."""
+        axes = self.panel(30)
+        said = axes.text(0, 12, title, size=10.5, weight="bold", color=_INK, va="center")
+        axes.annotate(
+            note, (1, 0.5), xycoords=said, xytext=(10, 0), textcoords="offset points", va="center",
+            size=9, color=_FAINT,
+        )  # fmt: skip
 
     def png(self) -> bytes:
+        """The finished picture, in a palette of its most frequent colours: a third of the bytes."""
+        import numpy as np
+
+        self._canvas.draw()
+        pixels = np.asarray(self._canvas.buffer_rgba())[:, :, :3]
+        codes = pixels.astype(np.uint32) @ np.array([65536, 256, 1], np.uint32)
+        _, first, where, counts = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
+        found = pixels.reshape(-1, 3)[first]
+        exact = np.array([_rgb(colour) for colour in (*(look.colour for look in Look), *_DEVICE_COLOURS)])
+        palette = np.concatenate([exact, found[np.argsort(-counts)[:64]]])
+        distances = np.abs(found[:, None].astype(int) - palette[None]).sum(axis=2)
+        nearest = distances.argmin(axis=1).astype(np.uint8)
+        image = Image.fromarray(nearest[where].reshape(codes.shape), "P")
+        image.putpalette(palette.astype(np.uint8).tobytes())
         stream = io.BytesIO()
-        # A palette: the same to the eye, in a third of the bytes that the event log keeps for ever.
-        reduced = self._image.quantize(palette=_palette(), dither=Image.Dither.NONE)
-        reduced.save(stream, "PNG", optimize=True)
+        image.save(stream, "PNG", optimize=True)
         return stream.getvalue()
 
-    def banner(self, lines: Sequence[str]) -> None:
-        """What a person must read first; nothing where there are no lines."""
-        if not lines:
-            return
-        tall = _banner_height(lines)
-        box = (_MARGIN, self._y, WIDTH - _MARGIN, self._y + tall - 14)
-        self._draw.rectangle(box, fill=Look.INTERRUPTED.colour)
-        for number, line in enumerate(lines):
-            self._say(_MARGIN + 10, self._y + 8 + number * _BANNER_PITCH, line, self._title)
-        self._y += tall
 
-    def legend(self) -> None:
-        x = float(_MARGIN)
-        for look in Look:
-            self._draw.rectangle((x, self._y + 2, x + 12, self._y + 14), fill=look.colour)
-            self._mark(look, x, self._y + 2, 13)
-            x = self._say(x + 18, self._y, look.value[0]) + 22
-        self._y += 24
+def _rgb(colour: str) -> list[int]:
+    return list(bytes.fromhex(colour.removeprefix("#")))
 
-    def grid(self, title: str, cells: Sequence[Cell]) -> None:
-        done = sum(1 for cell in cells if cell.look is Look.DONE)
-        share = sum(cell.share for cell in cells) / len(cells) if cells else 0.0
-        self._y += 8
-        end = self._say(_MARGIN, self._y, title, self._title)
-        self._say(end + 10, self._y + 2, f"{done} of {len(cells)} partitions, {share:.1%}", colour=_FAINT)
-        self._y += 24
-        pitch, columns = _cell_size(len(cells))
-        size = pitch - (2 if pitch >= _MARKED_CELL else 1 if pitch > 3 else 0)
-        for number, cell in enumerate(cells):
-            line, column = divmod(number, columns)
-            self._cell(cell, _MARGIN + column * pitch, self._y + line * pitch, size)
-        self._y += -(-len(cells) // columns) * pitch + 8
 
-    def _cell(self, cell: Cell, x: int, y: int, size: int) -> None:
-        box = (x, y, x + size - 1, y + size - 1)
-        under_way = cell.look in (Look.RUNNING, Look.INTERRUPTED)
-        if under_way and size >= _MARKED_CELL - 2:
-            # Filled from the bottom, as far as it is done; the frame says what it is at 0%.
-            self._draw.rectangle(box, fill=Look.NOT_STARTED.colour)
-            top = y + size - max(1, round(size * cell.share))
-            self._draw.rectangle((x, top, x + size - 1, y + size - 1), fill=cell.look.colour)
-            self._draw.rectangle(box, outline=cell.look.colour, width=2)
+def _draw_banner(page: _Page, lines: Sequence[str]) -> None:
+    axes = page.panel(len(lines) * _BANNER_PITCH + 20)
+    axes.set_facecolor(Look.INTERRUPTED.colour)
+    for number, line in enumerate(lines):
+        axes.text(14, 10 + (number + 0.5) * _BANNER_PITCH, line, size=10, color=_INK, va="center")
+    page.y += 14
+
+
+def _draw_legend(page: _Page) -> None:
+    axes = page.panel(20)
+    for number, look in enumerate(Look):
+        x = number * _LEGEND_WIDTH
+        _fill(axes, [(x, 4, 12, 12)], look.colour)
+        if look is Look.FAILED:
+            _cross(axes, x, 4, 12)
+        axes.text(x + 18, 10, look.value[0], size=9, color=_INK, va="center")
+    page.y += 14
+
+
+def _draw_grid(page: _Page, title: str, cells: Sequence[Cell]) -> None:
+    done = sum(1 for cell in cells if cell.look is Look.DONE)
+    share = sum(cell.share for cell in cells) / len(cells) if cells else 0.0
+    page.heading(title, f"{done:,} of {len(cells):,} partitions done  ·  {share:.1%} of the properties")
+    pitch, columns = _cell_size(len(cells))
+    size = pitch - (3 if pitch >= _MARKED_CELL else 1 if pitch > 3 else 0)
+    axes = page.panel(max(1, _grid_height(len(cells))))
+    boxes: dict[str, list[tuple[float, float, float, float]]] = {look.colour: [] for look in Look}
+    for number, cell in enumerate(cells):
+        line, column = divmod(number, columns)
+        x, y = column * pitch, line * pitch
+        if cell.look in (Look.RUNNING, Look.INTERRUPTED) and size >= _MARKED_CELL - 3:
+            # A frame in the cell's colour, filled from the bottom as far as the partition is done.
+            filled = round((size - 4) * min(1.0, cell.share))
+            boxes[cell.look.colour] += [(x, y, size, 2), (x, y, 2, size), (x + size - 2, y, 2, size)]
+            boxes[cell.look.colour] += [(x, y + size - 2 - filled, size, filled + 2)]
+            boxes[Look.NOT_STARTED.colour] += [(x + 2, y + 2, size - 4, size - 4 - filled)]
         else:
-            self._draw.rectangle(box, fill=cell.look.colour)
-        self._mark(cell.look, x, y, size)
-
-    def _mark(self, look: Look, x: float, y: float, size: int) -> None:
-        if look is Look.FAILED and size >= _MARKED_CELL - 2:
-            inset = max(2, size // 4)
-            left, top, right, bottom = x + inset, y + inset, x + size - 1 - inset, y + size - 1 - inset
-            self._draw.line((left, top, right, bottom), fill="white", width=2)
-            self._draw.line((left, bottom, right, top), fill="white", width=2)
-
-    def chart(self, done: Throughput, colours: Mapping[str, tuple[int, int, int]]) -> None:
-        self._y += 8
-        end = self._say(_MARGIN, self._y, "properties described over time", self._title)
-        if not done.bars:
-            self._say(end + 10, self._y + 2, "nothing is published yet", colour=_FAINT)
-        else:
-            rate = f"highest bar: {done.highest / done.width:.3g} a second"
-            self._say(end + 10, self._y + 2, rate, colour=_FAINT)
-        self._y += 26
-        bottom = self._y + _CHART_HEIGHT
-        pitch = min(40.0, _INSIDE / max(1, len(done.bars)))
-        for number, bar in enumerate(done.bars):
-            level = float(bottom)
-            left = _MARGIN + number * pitch
-            for device in done.devices:
-                tall = _CHART_HEIGHT * bar.get(device, 0.0) / done.highest
-                if tall >= 0.5:
-                    right = left + max(1.0, pitch - 2)
-                    self._draw.rectangle((left, level - tall, right, level - 1), fill=colours[device])
-                level -= tall
-        self._draw.line((_MARGIN, bottom, WIDTH - _MARGIN, bottom), fill=_LINE)
-        if done.bars:
-            last = _MARGIN + len(done.bars) * pitch
-            self._say(_MARGIN, bottom + 4, _moment(done.start), colour=_FAINT)
-            until = _moment(done.start + len(done.bars) * done.width)
-            width = self._draw.textlength(until, self._text)
-            if last - width > _MARGIN + 180:
-                self._say(last - width, bottom + 4, until, colour=_FAINT)
-        self._y = bottom + 24
-
-    def devices(self, devices: Sequence[DeviceBar], colours: Mapping[str, tuple[int, int, int]]) -> None:
-        self._y += 8
-        self._say(_MARGIN, self._y, "devices side by side, properties a second", self._title)
-        self._y += 26
-        highest = max((max(one.so_far or 0.0, one.now or 0.0) for one in devices), default=0.0) or 1.0
-        name_width, room = 230, _INSIDE - 230 - 200
-        for one in devices:
-            self._say(_MARGIN, self._y, _shortened(one.name))
-            left = _MARGIN + name_width
-            long = room * (one.so_far or 0.0) / highest
-            if long:
-                self._draw.rectangle((left, self._y + 2, left + long, self._y + 13), fill=colours[one.name])
-            if one.now:
-                at = left + room * one.now / highest
-                self._draw.line((at, self._y - 1, at, self._y + 16), fill=_INK, width=2)
-            self._say(left + room + 12, self._y, _figures(one), colour=_FAINT)
-            self._y += 22
-        if not devices:
-            self._say(_MARGIN, self._y, "none is known", colour=_FAINT)
-
-    def _say(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        font: ImageFont.ImageFont | ImageFont.FreeTypeFont | None = None,
-        *,
-        colour: tuple[int, int, int] = _INK,
-    ) -> float:
-        """Write; gives where the text ends."""
-        self._draw.text((x, y), text, fill=colour, font=font or self._text)
-        return x + self._draw.textlength(text, font or self._text)
+            boxes[cell.look.colour].append((x, y, size, size))
+        if cell.look is Look.FAILED and size >= _MARKED_CELL - 3:
+            _cross(axes, x, y, size)
+    for colour, filled_boxes in boxes.items():
+        _fill(axes, filled_boxes, colour)
+    page.y += 14
 
 
-def _palette() -> Image.Image:
-    """The colours that are drawn with, and those between the texts' and the card's, for smooth letters."""
-    colours: list[tuple[int, ...]] = [
-        _CARD,
-        _LINE,
-        (255, 255, 255),
-        *(look.colour for look in Look),
-        *_DEVICE_COLOURS,
+def _fill(axes: Axes, boxes: Sequence[tuple[float, float, float, float]], colour: str) -> None:
+    """Fill boxes (left, top, width, height in pixels), with sharp edges."""
+    from matplotlib.collections import PolyCollection
+
+    corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in boxes]
+    axes.add_collection(PolyCollection(corners, facecolors=colour, edgecolors="none", antialiaseds=False))
+
+
+def _cross(axes: Axes, x: float, y: float, size: float) -> None:
+    near, far = size * 0.28, size * 0.72
+    for ends in ((near, far), (far, near)):
+        axes.plot((x + near, x + far), (y + ends[0], y + ends[1]), color="white", linewidth=1.3, zorder=3)
+
+
+def _draw_throughput(page: _Page, done: Throughput, colours: Mapping[str, str]) -> None:
+    highest = done.highest / done.width
+    page.heading(
+        "Properties described over time",
+        f"up to {highest:.3g} a second, in steps of {_span(done.width)}" if done.bars else "none yet",
+    )
+    axes = page.panel(_CHART_HEIGHT, left=_MARGIN + 40, width=_INSIDE - 40)
+    axes.spines["bottom"].set(visible=True, color=_LINE)
+    page.y += 40
+    if not done.bars:
+        return
+    from matplotlib import dates
+    from matplotlib.ticker import MaxNLocator
+
+    zone = datetime.fromtimestamp(done.start).astimezone().tzinfo
+    at = [
+        dates.date2num(datetime.fromtimestamp(done.start + done.width * number, zone))
+        for number in range(len(done.bars))
     ]
-    for text in (_INK, _FAINT):
-        for step in range(16):
-            colours.append(
-                tuple(round(ink + (card - ink) * step / 15) for ink, card in zip(text, _CARD, strict=True))
-            )
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([channel for colour in colours for channel in colour])
-    return palette
+    one = done.width / 86_400
+    level = [0.0] * len(done.bars)
+    for device in done.devices:
+        tall = [bar.get(device, 0.0) / done.width for bar in done.bars]
+        axes.bar(
+            at, tall, width=one * 0.86, bottom=level, align="edge", color=colours[device], antialiased=False
+        )
+        level = [low + more for low, more in zip(level, tall, strict=True)]
+    least_bars = (_INSIDE - 40) // _MOST_BAR_WIDTH
+    axes.set(xlim=(at[0], at[0] + one * max(len(at), least_bars)), ylim=(0, highest * 1.08 or 1.0))
+    places = dates.AutoDateLocator(tz=zone, minticks=3, maxticks=8)
+    axes.xaxis.set_major_locator(places)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(places, tz=zone))
+    axes.xaxis.get_offset_text().set(size=8, color=_FAINT)
+    axes.yaxis.set_major_locator(MaxNLocator(3))
+    axes.tick_params(labelsize=8, labelcolor=_FAINT, color=_LINE, length=3)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", color=_LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
 
 
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at).astimezone().strftime("%d %b %Y %H:%M")
+def _span(seconds: int) -> str:
+    for unit, length in (("week", 604_800), ("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        if seconds >= length:
+            count = seconds // length
+            return f"{count} {unit}{'s' if count > 1 else ''}"
+    return f"{seconds} s"
+
+
+def _draw_devices(page: _Page, devices: Sequence[DeviceBar], colours: Mapping[str, str]) -> None:
+    page.heading("Devices, properties a second", "bar: so far, line: now" if devices else "none is known yet")
+    axes = page.panel(_BAR_HEIGHT * max(1, len(devices)))
+    highest = max((max(one.so_far or 0.0, one.now or 0.0) for one in devices), default=0.0) or 1.0
+    room = _INSIDE - _NAME_WIDTH - 190
+    for number, one in enumerate(devices):
+        middle = (number + 0.5) * _BAR_HEIGHT
+        axes.text(0, middle, _shortened(one.name), size=9, color=_INK, va="center")
+        _fill(axes, [(_NAME_WIDTH, middle - 7, room, 14)], "#f1efea")
+        _fill(axes, [(_NAME_WIDTH, middle - 7, room * (one.so_far or 0.0) / highest, 14)], colours[one.name])
+        if one.now:
+            x = _NAME_WIDTH + room * one.now / highest
+            axes.plot((x, x), (middle - 10, middle + 10), color=_INK, linewidth=2)
+        axes.text(_NAME_WIDTH + room + 14, middle, _figures(one), size=9, color=_FAINT, va="center")
 
 
 def _shortened(name: str) -> str:
-    return name if len(name) <= 30 else f"{name[:18]}...{name[-9:]}"
+    return name if len(name) <= 20 else f"{name[:10]}…{name[-8:]}"
 
 
 def _figures(one: DeviceBar) -> str:
     so_far = "no figure yet" if one.so_far is None else f"{one.so_far:.2f} so far"
     now = one.note if one.now is None else f"{one.now:.2f} now"
-    return f"{so_far}, {now}" if now else so_far
+    return f"{so_far},  {now}" if now else so_far

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 
 import pytest
 from PIL import Image
@@ -19,10 +20,12 @@ DEVICES = [
 ]
 
 
-def colours_of(png: bytes) -> dict[tuple[int, ...], int]:
+def colours_of(png: bytes) -> Counter[str]:
+    """Pixels of each colour."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
     assert image.width == WIDTH
-    return {colour: count for count, colour in image.getcolors(image.width * image.height)}
+    counted = image.getcolors(image.width * image.height)
+    return Counter({f"#{bytes(colour).hex()}": count for count, colour in counted})
 
 
 @pytest.mark.parametrize("count", [1, 12, 1350, 10_000])
