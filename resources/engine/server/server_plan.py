@@ -16,7 +16,7 @@ from resources.engine.protocol import ModelLoadError
 
 HOST = "127.0.0.1"
 VLLM_COMMAND = (
-    "vllm serve {model} --revision {revision} --host {host} --port {port}"
+    "vllm serve {model} --revision {revision} --host {host} --port {port} --load-format safetensors"
     " --gpu-memory-utilization 0.85 --disable-uvicorn-access-log"
     """ --structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": true}'"""
 )

@@ -7,6 +7,7 @@ of loading as sentences. What does not: generating (transformers_engine.py), emb
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +18,9 @@ from typing import Any
 
 from resources.engine.file_digests import file_digest
 from resources.engine.hub_pins import pinned_commit
+from resources.engine.model_files import deciding_files, refuse_other_files
 from resources.engine.protocol import ModelLoadError
 from resources.engine.transformers.attention import avoid_attention_with_plans
-
-_DECIDING_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt", ".py"})
-"""Endings of the files of a model folder that decide what it answers: weights, settings, tokenizer, code."""
 
 _INSTALL_TORCHVISION = ".venv/bin/pip install -c constraints.txt -e '.[torchvision]'"
 
@@ -78,9 +77,8 @@ def exact_revision(source: ModelSource) -> str:
 
 def _folder_digest(folder: Path, records: Path | None) -> str:
     digest = hashlib.sha256()
-    files = sorted(path for path in folder.iterdir() if path.suffix in _DECIDING_SUFFIXES and path.is_file())
-    for path in files:
-        digest.update(f"{path.name}\0{file_digest(path, records)}\n".encode())
+    for path in deciding_files(folder):
+        digest.update(f"{path.relative_to(folder)}\0{file_digest(path, records)}\n".encode())
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -158,15 +156,17 @@ def load_config(source: ModelSource) -> Any:
 def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
     """The weights, in evaluation mode on ``device``: float32 on a CPU, bfloat16 on a GPU.
 
-    Only safetensors. Raises ModelLoadError, also where the files lack weights that the architecture has:
-    transformers would fill them with noise.
+    Only safetensors files of the model's own folder or repository (see ``model_files``). Raises
+    ModelLoadError, also where the files lack weights that the architecture has: transformers would fill them
+    with noise.
     """
     import torch
 
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     if device != "cpu":
         avoid_attention_with_plans()
-    with _loading(source, "weights") as arguments:
+    with _loading(source, "weights") as arguments, _nothing_unpickled():
+        refuse_other_files(source.name, lambda name: _json_file(source, name, arguments))
         model, report = auto_class.from_pretrained(
             source.location, use_safetensors=True, dtype=dtype, output_loading_info=True, **arguments
         )
@@ -177,6 +177,31 @@ def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
                 f"{type(model).__name__}, first {', '.join(lacking[:3])}; they are incomplete or another's"
             )
         return model.eval().to(device)
+
+
+def _json_file(source: ModelSource, name: str, arguments: dict[str, Any]) -> Any:
+    """The content of a model's JSON file, from its folder or from the hub; None where it has none."""
+    from transformers.utils import cached_file
+
+    where = {key: value for key, value in arguments.items() if key != "trust_remote_code"}
+    found = cached_file(source.location, name, _raise_exceptions_for_missing_entries=False, **where)
+    return None if found is None else json.loads(Path(found).read_bytes())
+
+
+@contextmanager
+def _nothing_unpickled() -> Iterator[None]:
+    """Refuse ``torch.load`` meanwhile, whichever part of transformers comes to it: a pickle can run code."""
+    import torch
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ModelLoadError("weights that are not in the safetensors format are not loaded")
+
+    allowed = torch.load
+    torch.load = refuse
+    try:
+        yield
+    finally:
+        torch.load = allowed
 
 
 @contextmanager

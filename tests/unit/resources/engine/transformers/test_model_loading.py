@@ -9,6 +9,7 @@ import sys
 import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 
+from resources.engine.model_files import INDEX, deciding_files
 from resources.engine.protocol import ModelLoadError
 from resources.engine.transformers import model_loading
 from resources.engine.transformers.model_loading import (
@@ -239,3 +240,124 @@ def test_unknown_model(hub):
     hub(RepositoryNotFoundError("404", response=httpx2.Response(404, request=request)))
     with pytest.raises(ModelLoadError, match="neither a folder here nor a model on the hub"):
         exact_revision(ModelSource("owner/mistyped"))
+
+
+@pytest.fixture
+def sharded(torch, copied):
+    """A copy whose weights lie in two files, named by an index."""
+    import safetensors.torch
+
+    weights = list(weights_in(copied).items())
+    weight_map = {}
+    for number, part in enumerate((weights[::2], weights[1::2])):
+        name = f"model-0000{number + 1}-of-00002.safetensors"
+        safetensors.torch.save_file(dict(part), copied / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(dict(part), name)
+    (copied / "model.safetensors").unlink()
+    (copied / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return copied
+
+
+def point_to(folder, name):
+    """Let the index name this file for all that lay in the first shard."""
+    index = json.loads((folder / INDEX).read_text())
+    first = "model-00001-of-00002.safetensors"
+    index["weight_map"] = {key: name if at == first else at for key, at in index["weight_map"].items()}
+    (folder / INDEX).write_text(json.dumps(index))
+    return folder / first
+
+
+def test_shards_are_loaded_and_each_is_in_the_revision(torch, sharded, model_folder):
+    """A sharded model is the same model, and another weight in any shard another revision."""
+    assert torch.equal(load(sharded).lm_head.weight, load(model_folder).lm_head.weight)
+    revisions = {exact_revision(ModelSource(str(sharded)))}
+    for shard in sorted(sharded.glob("*.safetensors")):
+        damaged = bytearray(shard.read_bytes())
+        damaged[-1] ^= 1
+        shard.write_bytes(damaged)
+        revisions.add(exact_revision(ModelSource(str(sharded))))
+    assert len(revisions) == 3
+
+
+@pytest.mark.parametrize("name", ["w.bin", "../elsewhere.safetensors", "sub/w.safetensors", "{absolute}", 7])
+def test_an_index_names_safetensors_of_the_folder_alone(torch, sharded, name):
+    """Neither a pickle, nor a file outside, nor one that is not in the revision."""
+    import safetensors.torch
+
+    outside = sharded.parent / "elsewhere.safetensors"
+    name = name.format(absolute=outside) if isinstance(name, str) else name
+    shard = point_to(sharded, name)
+    outside.write_bytes(shard.read_bytes())
+    (sharded / "sub").mkdir()
+    (sharded / "sub" / "w.safetensors").write_bytes(shard.read_bytes())
+    torch.save(safetensors.torch.load_file(shard), sharded / "w.bin")
+    for attempt in (lambda: exact_revision(ModelSource(str(sharded))), lambda: load(sharded)):
+        with pytest.raises(ModelLoadError, match="Only safetensors files that lie directly in"):
+            attempt()
+
+
+@pytest.mark.parametrize("chosen", ["adapter_model.bin", "../elsewhere.safetensors", "sub/w.safetensors"])
+def test_a_configuration_names_safetensors_of_the_folder_alone(copied, chosen):
+    """transformers takes the weights that a configuration names before all others."""
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"transformers_weights": chosen}))
+    for attempt in (lambda: exact_revision(ModelSource(str(copied))), lambda: load(copied)):
+        with pytest.raises(ModelLoadError, match=r"config\.json names the weights"):
+            attempt()
+
+
+def test_an_adapter_is_refused(copied):
+    """It would load the weights of a model that it names, from anywhere."""
+    (copied / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
+    for attempt in (lambda: exact_revision(ModelSource(str(copied))), lambda: load(copied)):
+        with pytest.raises(ModelLoadError, match="it is an adapter"):
+            attempt()
+
+
+def test_nothing_is_unpickled_by_a_door_that_nobody_thought_of(torch, copied, monkeypatch):
+    """A part of transformers that reads a pickle by itself is refused; torch.load works again afterwards."""
+    from transformers import AutoModelForImageTextToText
+
+    torch.save({}, copied / "w.bin")
+    whole, before = AutoModelForImageTextToText.from_pretrained, torch.load
+    monkeypatch.setattr(
+        AutoModelForImageTextToText,
+        "from_pretrained",
+        lambda *args, **options: (torch.load(copied / "w.bin"), whole(*args, **options)),
+    )
+    with pytest.raises(ModelLoadError, match="not in the safetensors format"):
+        load(copied)
+    assert torch.load is before
+
+
+def test_a_model_of_the_hub_is_held_to_the_same(sharded, monkeypatch):
+    """What is downloaded may name a pickle too."""
+    from transformers import AutoModelForImageTextToText, utils
+
+    point_to(sharded, "w.bin")
+    monkeypatch.setattr(model_loading, "exact_revision", lambda source: "0" * 40)
+    monkeypatch.setattr(
+        utils, "cached_file", lambda model, name, **_: sharded / name if (sharded / name).exists() else None
+    )
+    with pytest.raises(ModelLoadError, match="Only safetensors"):
+        load_model(ModelSource("owner/name"), AutoModelForImageTextToText, device="cpu")
+
+
+def test_every_file_that_is_opened_is_in_the_revision(model_folder, tmp_path):
+    """The loader reads no file of a model that could change without another revision."""
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    script = (
+        "import sys, json\n"
+        "opened = set()\n"
+        "sys.addaudithook(lambda event, args: opened.add(str(args[0])) if event == 'open' else None)\n"
+        "from transformers import AutoModelForImageTextToText\n"
+        "from resources.engine.transformers.model_loading import *\n"
+        "source = ModelSource(sys.argv[1])\n"
+        "load_processor(source), load_model(source, AutoModelForImageTextToText, device='cpu')\n"
+        "print(json.dumps(sorted(opened)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    opened = {path for path in json.loads(done.stdout.splitlines()[-1]) if path.startswith(str(tmp_path))}
+    assert len(opened) > 2
+    assert opened <= {str(path) for path in deciding_files(folder)}
