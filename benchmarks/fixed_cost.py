@@ -84,7 +84,7 @@ def _template(folder: Path) -> Path:
     from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 
     home = folder / "template"
-    ingest(write_example(folder, properties=1, seed=1), home)
+    ingest(write_example(folder, properties=1, seed=1), home, close=True)
     prepare_dagster_home(home / "dagster", catalog_id=Catalog.open(home).catalog_id, slots=1)
     return home
 

@@ -1,14 +1,13 @@
-"""Making and growing the catalogue: append-only, one ingest at a time, whole or not at all.
+"""Making and extending the catalogue: append-only, one ingest at a time, all of it or nothing.
 
-What lives here: comparing a listing with the catalogue, writing the next one, its backups and the lock. What
-does not: reading listings (`listing.py`), the file's format (`catalog.py`), durable writes
-(`resources.storage.files`). Look up: advisory lock (flock).
+``listing.py`` reads listings, ``catalog_file.py`` has the file's format, ``catalog_copies.py`` publishes it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,17 +20,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from resources.storage.files import make_directory, sha256_of, write_replacing
-from vlm_assets.catalog.catalog import (
+from resources.storage.files import make_directory
+from resources.storage.layout import Home
+from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
+from vlm_assets.catalog.catalog_copies import publish, renew_second_copy
+from vlm_assets.catalog.catalog_file import (
     SCHEMA,
-    Catalog,
     CatalogHeader,
-    CatalogMissingError,
-    backup_paths,
-    catalog_path,
-    rows_digest,
+    CatalogWriter,
+    inputs_digest,
+    with_inputs_digest,
 )
 from vlm_assets.catalog.image_root import ImageRoot
 from vlm_assets.catalog.listed_images import Codes, ListedImages, gather
@@ -47,9 +46,6 @@ from vlm_assets.catalog.report import IngestReport
 
 DEFAULT_RANGE_SIZE = 1000
 """Properties a range where nobody says otherwise: minutes to hours of work for most models."""
-
-ROW_GROUP_ROWS = 4096
-"""Rows of one row group at most: what is read at least for a range."""
 
 # Threads that wait for the disk; on a network file system they hide its latency.
 _THREADS = 16
@@ -71,13 +67,16 @@ def ingest(
     range_size: int | None = None,
     image_root: Path | None = None,
     update: bool = False,
+    close: bool = False,
 ) -> IngestReport:
     """Take the properties of a source into the catalogue of a home.
 
-    New properties get new ordinals in new ranges of ``range_size`` (default: the catalogue's own, at first
-    1,000); what is in the catalogue stays where it is. Properties whose images changed (another list, other
-    sizes) are taken only with ``update``. ``image_root`` is the folder that image paths are relative to and
-    may not leave; default: the source's folder. Nothing is written where nothing changed.
+    New properties get new ordinals after the known ones. Every ``range_size`` of them (default: the
+    catalogue's own, at first 1,000) become a new range; the rest waits in the tail until it is full, or
+    ``close`` makes a smaller range of it. What is in the catalogue stays where it is. Properties whose images
+    changed (another list, other sizes) are taken only with ``update``. ``image_root`` is the folder that
+    image paths are relative to and may not leave; default: the source's folder. Nothing is written where
+    nothing changed.
 
     Raises ListingError (a family: what is wrong with the source, by line), IngestBusyError,
     CatalogUnreadableError, and DurableWriteError where the disk refuses; the catalogue then is as it was.
@@ -88,33 +87,45 @@ def ingest(
     problems = Problems(source)
     with ThreadPoolExecutor(_THREADS) as pool:
         listing = open_listing(source, image_root=Path(root.path), pool=pool, problems=problems)
-        make_directory(catalog_path(home).parent)
-        with _only_ingest(home, source):
-            for left in catalog_path(home).parent.glob(".catalog.parquet*.tmp"):
-                left.unlink()
-            try:
-                known = Catalog.open(home)
-            except CatalogMissingError:
-                known = None
+        with _only_ingest(home, f"source {source}"):
+            known = _known(home)
             _check_root(known, root, update)
             listed = gather(listing, root, pool=pool, problems=problems)
             problems.refuse()
             _check_not_empty(listed, source)
 
-            merge = _Merge(listed, update)
+            merge = _Merge(listed, update, close)
             header = _header(known, home, root, range_size)
             moved = known is not None and header.image_root != known.header.image_root
             data = merge.next_catalog(known, header)
             _check_images_there(merge, root)
-            written = bool(merge.new_ranges or merge.stale or moved)
+            written = bool(merge.new or merge.new_ranges or merge.stale or merge.changed_in_tail or moved)
             if written:
-                _publish(home, data)
+                publish(home, data)
             else:
-                _keep_second_copy(home)
+                renew_second_copy(home)
             report = _report(Catalog.open(home), merge, written=written, moved=moved, notes=listing.notes)
             if known is None or range_size in (None, known.header.range_size):
                 return report
             return replace(report, range_size_before=known.header.range_size, range_size_asked=range_size)
+
+
+def close_tail(home: Path) -> PropertyRange | None:
+    """Make a range of the catalogue's unfilled tail; gives it, or None if there is no tail.
+
+    Raises CatalogError, IngestBusyError, DurableWriteError.
+    """
+    if Catalog.open(home).tail is None:
+        return None
+    with _only_ingest(home, "closing the tail"):
+        known = Catalog.open(home)
+        if known.tail is None:
+            return None
+        writer = CatalogWriter()
+        for one, table in known.slices(with_tail=True):
+            writer.add(one, table)
+        publish(home, writer.finish(replace(known.header, sequence=known.header.sequence + 1)))
+        return known.tail
 
 
 @dataclass
@@ -123,8 +134,11 @@ class _Merge:
 
     listed: ListedImages
     update: bool
+    close: bool
     unchanged: int = 0
+    new: int = 0
     readable_before: bool = False
+    changed_in_tail: bool = False
     changed: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     stale: list[PropertyRange] = field(default_factory=list)
@@ -132,32 +146,52 @@ class _Merge:
 
     def next_catalog(self, known: Catalog | None, header: CatalogHeader) -> bytes:
         """The bytes of the catalogue that follows, as parquet; equal in rows where nothing changed."""
-        writer = _CatalogWriter()
-        new = np.ones(len(self.listed.codes), dtype=bool)
-        rows = 0
-        for one, table in known.slices() if known is not None else ():
+        writer = CatalogWriter()
+        is_new = np.ones(len(self.listed.codes), dtype=bool)
+        rows = closed = 0
+        before_tail = SCHEMA.empty_table()
+        for one, table in known.slices(with_tail=True) if known is not None else ():
             codes = np.array(
                 [self.listed.codes.get(name, -1) for name in table["property_id"].to_pylist()], dtype=np.int64
             )
-            new[codes[codes >= 0]] = False
-            writer.add(one, self._with_changes(one, table, codes))
+            is_new[codes[codes >= 0]] = False
+            in_tail = known is not None and one == known.tail
+            table = self._with_changes(one, table, codes, in_tail=in_tail)
             rows = one.stop
-        codes = np.flatnonzero(new)
+            if in_tail:
+                before_tail = table
+            else:
+                writer.add(one, table)
+                closed = one.stop
+        codes = np.flatnonzero(is_new)
+        self.new = len(codes)
         stop = rows + len(codes)
         if stop > ORDINAL_LIMIT:
             raise ListingError(f"a catalogue holds {ORDINAL_LIMIT} properties at most; this makes {stop}")
         ids = list(self.listed.codes)
-        self.new_ranges = cut_ranges(rows, stop, header.range_size)
-        for one in self.new_ranges:
-            some = codes[one.start - rows : one.stop - rows]
-            uris, sizes = self.listed.images_of(some)
-            ordinals = pa.array(np.arange(one.start, one.stop))
+
+        def rows_of(one: PropertyRange) -> Any:
+            known_rows = before_tail.slice(one.start - closed, max(0, min(one.stop, rows) - one.start))
+            some = codes[max(0, one.start - rows) : max(0, one.stop - rows)]
+            ordinals = pa.array(np.arange(one.stop - len(some), one.stop))
             names = pa.array([ids[code] for code in some], pa.string())
-            writer.add(one, pa.table([ordinals, names, uris, sizes], schema=SCHEMA))
+            columns = [ordinals, names, *self.listed.images_of(some)]
+            return pa.concat_tables([known_rows, _rows(columns)])
+
+        cut = cut_ranges(closed, stop, header.range_size)
+        unfilled = bool(cut) and len(cut[-1]) < header.range_size and not self.close
+        self.new_ranges = cut[:-1] if unfilled else cut
+        for one in self.new_ranges:
+            writer.add(one, rows_of(one))
+        if unfilled:
+            tail = cut[-1]
+            known_tail = known.header.tail if known is not None else None
+            since = known_tail.since if known_tail is not None and tail.start < rows else time.time()
+            writer.add_tail(tail, rows_of(tail), since=since)
         return writer.finish(header)
 
-    def _with_changes(self, one: PropertyRange, table: Any, codes: Codes) -> Any:
-        """A known range's rows as they are to be from now on; what is new about them is noted."""
+    def _with_changes(self, one: PropertyRange, table: Any, codes: Codes, *, in_tail: bool) -> Any:
+        """The rows of a known range, or of the tail, in the next catalogue; notes what changed in them."""
         here = np.flatnonzero(codes >= 0)
         self.readable_before |= bool(pc.any(pc.is_valid(pc.list_flatten(table["image_bytes"]))).as_py())
         names = table["property_id"].to_pylist()
@@ -175,53 +209,35 @@ class _Merge:
         self.changed += [names[row] for row, _ in changed]
         if not (self.update and changed):
             return table
-        self.stale.append(one)
+        self.changed_in_tail |= in_tail
+        if not in_tail:
+            self.stale.append(one)
+        digests = table["inputs_digest"].to_pylist()
         for row, now in changed:
             images[row] = now
-        columns = [table["ordinal"], table["property_id"], *map(list, zip(*images, strict=True))]
-        return pa.table(columns, schema=SCHEMA)
+            digests[row] = inputs_digest(*now)
+        uris, sizes = map(list, zip(*images, strict=True))
+        return pa.table([table["ordinal"], table["property_id"], uris, sizes, digests], schema=SCHEMA)
 
 
-class _CatalogWriter:
-    """Ranges in, the bytes of a catalogue out: row groups of whole ranges where these are small enough."""
+def _rows(columns: list[Any]) -> Any:
+    """Rows of the catalogue from ordinals, ids, URIs and sizes."""
+    return with_inputs_digest(pa.table(columns, schema=pa.schema([SCHEMA.field(at) for at in range(4)])))
 
-    def __init__(self) -> None:
-        self._sink = pa.BufferOutputStream()
-        self._writer = pq.ParquetWriter(
-            self._sink, SCHEMA, compression="zstd", use_dictionary=False, write_page_checksum=True
-        )
-        self._pending: list[Any] = []
-        self._pending_rows = 0
-        self._ranges: list[PropertyRange] = []
-        self._digests: list[str] = []
 
-    def add(self, one: PropertyRange, table: Any) -> None:
-        self._ranges.append(one)
-        self._digests.append(rows_digest(table))
-        if self._pending_rows + len(one) > ROW_GROUP_ROWS:
-            self._write()
-        self._pending.append(table)
-        self._pending_rows += len(one)
-
-    def finish(self, header: CatalogHeader) -> bytes:
-        self._write()
-        header = replace(header, ranges=tuple(self._ranges), digests=tuple(self._digests))
-        self._writer.add_key_value_metadata(header.metadata())
-        self._writer.close()
-        data: bytes = self._sink.getvalue().to_pybytes()
-        return data
-
-    def _write(self) -> None:
-        if self._pending:
-            table = pa.concat_tables(self._pending).combine_chunks()
-            self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-        self._pending, self._pending_rows = [], 0
+def _known(home: Path) -> Catalog | None:
+    try:
+        return Catalog.open(home)
+    except CatalogMissingError:
+        return None
 
 
 @contextmanager
-def _only_ingest(home: Path, source: Path) -> Iterator[None]:
+def _only_ingest(home: Path, doing: str) -> Iterator[None]:
     """Hold the home's ingest lock, which the kernel frees however this process ends."""
-    path = catalog_path(home).parent / ".ingest.lock"
+    state = Home(home).state
+    make_directory(state)
+    path = state / "ingest.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
@@ -235,36 +251,12 @@ def _only_ingest(home: Path, source: Path) -> Iterator[None]:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         os.pwrite(
             descriptor,
-            f"process {os.getpid()}, source {source}, since {started}\n".encode("utf-8", "replace"),
+            f"process {os.getpid()}, {doing}, since {started}\n".encode("utf-8", "replace"),
             0,
         )
         yield
     finally:
         os.close(descriptor)
-
-
-def _publish(home: Path, data: bytes) -> None:
-    """Put a new catalogue in place. At every moment the one that it replaces has an intact second copy."""
-    path = catalog_path(home)
-    second_copy, previous = backup_paths(home)
-    if not path.exists():
-        # The copy comes last here: a copy without a catalogue means one that was lost, and stops everything.
-        write_replacing(path, data)
-        Catalog.open(home).verify()
-        write_replacing(second_copy, data)
-        return
-    write_replacing(previous, path.read_bytes())
-    Catalog.open_backup(home, previous).verify()
-    write_replacing(second_copy, data)
-    Catalog.open_backup(home, second_copy).verify()
-    write_replacing(path, data)
-
-
-def _keep_second_copy(home: Path) -> None:
-    """Renew a second copy that is lost, damaged or of another ingest (one that was killed at the end)."""
-    path, second_copy = catalog_path(home), backup_paths(home)[0]
-    if not second_copy.exists() or sha256_of(second_copy) != sha256_of(path):
-        write_replacing(second_copy, path.read_bytes())
 
 
 def _image_root(source: Path, image_root: Path | None) -> ImageRoot:
@@ -325,6 +317,7 @@ def _report(
     listed = merge.listed
     missing = listed.missing()
     return IngestReport(
+        home=catalog.home,
         catalog=catalog.path,
         catalog_id=catalog.catalog_id,
         written=written,
@@ -333,7 +326,8 @@ def _report(
         range_size=catalog.header.range_size,
         image_root=catalog.image_root,
         listed=len(listed.codes),
-        new=sum(map(len, merge.new_ranges)),
+        new=merge.new,
+        waiting=catalog.waiting,
         unchanged=merge.unchanged,
         changed_taken=len(merge.changed) if merge.update else 0,
         changed_not_taken=0 if merge.update else len(merge.changed),

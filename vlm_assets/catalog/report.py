@@ -1,7 +1,4 @@
-"""What an ingest did, as numbers and as sentences for the person who ran it.
-
-What lives here: the report. What does not: the ingest (`ingest.py`).
-"""
+"""What an ingest did, as numbers and as sentences for the person who ran it."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlm_assets.catalog.catalog_copies import backup_paths
 from vlm_assets.catalog.ranges import PropertyRange
 
 _NAMED = 10
@@ -16,14 +14,15 @@ _NAMED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class IngestReport:
-    """Counts are of properties unless they say otherwise. Ids are named up to ten, the counts are whole.
+    """Counts are of properties unless they say otherwise. Up to ten ids are named; the counts are complete.
 
-    ``written``: whether the catalogue changed; ``moved``: whether its image root did. ``new_ranges``:
-    partitions that did not exist before; ``stale_ranges``: known ones of which images were replaced.
-    ``notes``: what the source holds besides. ``range_size_asked``, where it is not the one of the ranges that
-    were there, ``range_size_before``.
+    ``written``: whether the catalogue changed; ``moved``: whether its image root did. ``waiting``: properties
+    in the unfilled tail, which is no partition yet. ``new_ranges``: partitions that did not exist before;
+    ``stale_ranges``: known ones of which images were replaced. ``notes``: what else the source holds.
+    ``range_size_asked`` is set if it differs from ``range_size_before``, the size of the ranges before.
     """
 
+    home: Path
     catalog: Path
     catalog_id: str
     written: bool
@@ -33,6 +32,7 @@ class IngestReport:
     image_root: str
     listed: int
     new: int
+    waiting: int
     unchanged: int
     changed_taken: int
     changed_not_taken: int
@@ -58,13 +58,18 @@ class IngestReport:
             f"{self.rows} properties."
         ]
         if self.new_ranges:
-            said.append(f"{len(self.new_ranges)} new ranges: {_named(_keys(self.new_ranges))}.")
+            said.append(f"{len(self.new_ranges)} new partitions: {_named(_keys(self.new_ranges))}.")
+        if self.waiting:
+            said.append(
+                f"{self.waiting} properties are too few for a partition of {self.range_size}. They wait for"
+                " more. `vlm-assets ingest SOURCE --close` makes a smaller partition of them."
+            )
         if self.range_size_asked is not None:
             said.append(
                 f"The ranges that were there keep their size of {self.range_size_before} properties, for what"
                 f" is catalogued never moves; {self.range_size_asked} a range is the size of new properties'"
                 " ranges alone. For another size of all, before their first run: remove"
-                f" {self.catalog.parent} and ingest again."
+                f" {self.catalog.parent} and {backup_paths(self.home)[0].parent}, and ingest again."
             )
         if self.changed_not_taken:
             said.append(

@@ -68,6 +68,7 @@ def demo(
     With VLM_ASSETS_SOURCE set, new properties of that source are taken in first. Without it, the command goes
     on with the home's catalogue; a home without a catalogue gets the example.
     """
+    from vlm_assets.catalog.ingest import close_tail
     from vlm_assets.catalog.ingest import ingest as take_in
     from vlm_assets.operate.run import run_backfill
     from vlm_assets.resource_settings import build_gpu
@@ -86,9 +87,12 @@ def demo(
             current.home,
             range_size=range_size or current.range_size,
             image_root=current.image_root,
+            close=True,
         )
         for sentence in report.sentences():
             typer.echo(sentence)
+    else:
+        close_tail(current.home)
     code = run_backfill(
         home=current.home,
         dagster_home=current.dagster_home,
@@ -113,7 +117,8 @@ def _take_in_example(settings: Settings, properties: int, range_size: int | None
 
     typer.echo(f"Example: {properties} properties with seed {seed} in {settings.home / EXAMPLE} ...")
     listing = write_example(settings.home, properties=properties, seed=seed)
-    for sentence in take_in(listing, settings.home, range_size=range_size or RANGE_SIZE).sentences():
+    report = take_in(listing, settings.home, range_size=range_size or RANGE_SIZE, close=True)
+    for sentence in report.sentences():
         typer.echo(sentence)
 
 

@@ -79,6 +79,9 @@ def ingest(
         Path | None, typer.Option(help="Folder that image paths are relative to and may not leave.")
     ] = None,
     update: Annotated[bool, typer.Option(help="Take changed images of known properties too.")] = False,
+    close: Annotated[
+        bool, typer.Option("--close", help="Make a partition of the last properties, however few.")
+    ] = False,
 ) -> None:
     """Take properties into the catalogue. What is in it already never moves."""
     from vlm_assets.catalog.ingest import ingest as take_in
@@ -90,6 +93,7 @@ def ingest(
         range_size=range_size or current.range_size,
         image_root=image_root or current.image_root,
         update=update,
+        close=close,
     )
     _say(report)
     if report.new_ranges:

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from resources.journal.high_water_mark import read_marks
 from resources.publishing.errors import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
 from resources.storage.layout import PartitionPaths
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
-from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogUnreadableError
+from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.settings import Settings
 
@@ -123,7 +120,7 @@ def _whole(settings: Settings, catalog: Catalog) -> Mapping[str, int]:
         note = settings.state_directory / "expected_cost.json"
         known = _noted(note, asked)
         if known is None:
-            known = _images_of_ranges(catalog.path, catalog.ranges, settings.max_images)
+            known = _images_of_ranges(catalog, settings.max_images)
             with contextlib.suppress(OSError):  # Where nothing can be written, it is counted every time.
                 write_sealed(note, {"about": _ABOUT, "of": asked, "images": known})
         _counted.clear()
@@ -140,21 +137,9 @@ def _noted(note: Path, asked: str) -> Mapping[str, int] | None:
     return images
 
 
-def _images_of_ranges(path: Path, ranges: Sequence[PropertyRange], max_images: int) -> dict[str, int]:
-    if not ranges:
+def _images_of_ranges(catalog: Catalog, max_images: int) -> dict[str, int]:
+    if not catalog.ranges:
         return {}
-    try:
-        # The sizes say how many images there are as well as the names do, in a fraction of the bytes.
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            lengths = [
-                pc.list_value_length(batch.column(0)).to_numpy()
-                for batch in file.iter_batches(columns=["image_bytes"], batch_size=_ROWS_TOGETHER)
-            ]
-    except (OSError, pa.ArrowException) as error:
-        raise CatalogUnreadableError(f"{path} cannot be read: its images do not read: {error}") from error
-    shown = np.minimum(np.concatenate(lengths), max_images)
-    if len(shown) < ranges[-1].stop:
-        # Grown between opening and reading shows as more rows; fewer is no catalogue of these ranges.
-        raise CatalogUnreadableError(f"{path} has {len(shown)} rows, its ranges cover {ranges[-1].stop}")
-    sums = np.add.reduceat(shown[: ranges[-1].stop], [one.start for one in ranges])
-    return {one.key: int(images) for one, images in zip(ranges, sums, strict=True)}
+    shown = np.minimum(catalog.image_counts(), max_images)[: catalog.ranges[-1].stop]
+    sums = np.add.reduceat(shown, [one.start for one in catalog.ranges])
+    return {one.key: int(images) for one, images in zip(catalog.ranges, sums, strict=True)}

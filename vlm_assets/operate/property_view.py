@@ -33,6 +33,13 @@ def view_property(settings: Settings, catalog: Catalog, property_id: str) -> Ite
         raise UnknownPropertyError(
             f"{catalog.path} has no property {property_id!r}. Ids are compared exactly, blanks and case too."
         )
+    if known.range == catalog.tail:
+        yield (
+            f"{property_id}: ordinal {known.ordinal}, in no partition yet. {catalog.waiting} properties wait"
+            " until they fill one; `vlm-assets ingest SOURCE --close` does not wait."
+        )
+        yield from _images(catalog, known)
+        return
     yield f"{property_id}: ordinal {known.ordinal}, partition {known.range.key}"
     yield from _images(catalog, known)
     descriptions = PublishedPartitions(settings.descriptions)

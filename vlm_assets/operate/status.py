@@ -91,6 +91,7 @@ class DeviceStatus:
 class Status:
     """The whole dataset at one moment (``at``, unix seconds).
 
+    waiting_in_tail: properties that are in no partition yet, for they are too few to fill one.
     assets: in the order in which they are made. failed_by_kind: published rows of properties that could not
     be described. seconds_per_image: of one device. seconds_left: of all descriptions, on all devices that are
     not left out. done_again: what was tried again by itself and came right since ``done_again_since`` (unix
@@ -102,6 +103,7 @@ class Status:
     home: str
     at: float
     properties: int
+    waiting_in_tail: int
     assets: tuple[str, ...]
     partitions: tuple[PartitionStatus, ...]
     ok: int
@@ -171,6 +173,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
         home=str(settings.home),
         at=now,
         properties=catalog.rows,
+        waiting_in_tail=catalog.waiting,
         assets=(settings.descriptions.name, settings.embeddings.name),
         partitions=partitions,
         ok=sum(rows.ok for rows in published.values()),
@@ -184,7 +187,9 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
         paused=pause.sentence() if pause else None,
         dagster=dagster,
         warnings=(*unread, *untold, *notes.warnings),
-        next_steps=_next_steps(partitions, open_alerts, pause.sentence() if pause else None, dagster),
+        next_steps=_next_steps(
+            partitions, catalog.waiting, open_alerts, pause.sentence() if pause else None, dagster
+        ),
         published=published,
     )
 
@@ -325,6 +330,7 @@ def _seconds_left(descriptions: Sequence[PartitionStatus], devices: int) -> floa
 
 def _next_steps(
     partitions: Sequence[PartitionStatus],
+    waiting_in_tail: int,
     open_alerts: Sequence[str],
     paused: str | None,
     dagster: str | None,
@@ -332,6 +338,11 @@ def _next_steps(
     """What happens by itself, and what a person has to do."""
     of_state = Counter(one.state for one in partitions)
     steps = [f"{of_state[state]} {step}" for state, step in _STEPS.items() if of_state[state]]
+    if waiting_in_tail:
+        steps.append(
+            f"{waiting_in_tail} properties wait until they fill a partition;"
+            " `vlm-assets ingest SOURCE --close` does not wait."
+        )
     if open_alerts:
         said = f"Open alerts: {len(open_alerts)}, the latest: {open_alerts[-1]}. `vlm-assets alerts`."
         steps.insert(0, said)
@@ -351,7 +362,7 @@ def _next_steps(
         steps.append(
             f"{len(to_embed)} described and not embedded yet: little work, whenever they are launched."
         )
-    if all(one.state is State.DONE for one in partitions):
+    if partitions and not waiting_in_tail and all(one.state is State.DONE for one in partitions):
         steps.append("Everything is published; `vlm-assets audit` proves it.")
     elif dagster is None:
         steps.append("No Dagster of `vlm-assets` runs on this home: `vlm-assets demo` goes on with it.")

@@ -21,6 +21,7 @@ from resources.engine.resource import VisionLanguageModel
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from vlm_assets.assets.descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.settings import Settings
 
 COPIES = 2
@@ -88,20 +89,18 @@ def sample(catalog: Catalog, limit: int) -> pa.Table:
 
 
 def _rows(catalog: Catalog, ordinals: Sequence[int]) -> Iterator[pa.Table]:
-    by_range: dict[object, list[int]] = {}
+    by_range: dict[PropertyRange, list[int]] = {}
     for ordinal in ordinals:
         by_range.setdefault(catalog.range_of(ordinal), []).append(ordinal)
-    for wanted in catalog.ranges:
-        if wanted in by_range:
-            rows = pa.array([ordinal - wanted.start for ordinal in by_range[wanted]])
-            yield catalog.slice(wanted).take(rows)
+    for wanted, some in by_range.items():
+        yield catalog.slice(wanted).take(pa.array([ordinal - wanted.start for ordinal in some]))
 
 
 def run_trial(
     settings: Settings, catalog: Catalog, gpu: GpuResource, model: VisionLanguageModel, *, limit: int
 ) -> Trial:
     """Describe a sample on a leased device. Raises CatalogError, DeviceError, ModelLoadError, SchemaError."""
-    work = DescriptionWork.of(settings, catalog, catalog.ranges[0], model)
+    work = DescriptionWork.of(settings, catalog, catalog.range_of(0), model)
     work = replace(work, properties=sample(catalog, limit))
     batches = work.plan(frozenset())
     devices = len(gpu.find())  # Before the lease: pinning hides the others from this process.

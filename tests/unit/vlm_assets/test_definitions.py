@@ -32,7 +32,7 @@ def home(tmp_path):
     listing.write_text(
         "".join(json.dumps({"property_id": f"p{n}", "images": [f"{n}.jpg"]}) + "\n" for n in range(5))
     )
-    ingest(listing, tmp_path / "home", range_size=2)
+    ingest(listing, tmp_path / "home", range_size=2, close=True)
     return tmp_path / "home"
 
 

@@ -33,7 +33,7 @@ def disk(desk, listing, tmp_path):
     lines = [{"property_id": f"d{n}", "images": [f"disk/{n}/a.png"]} for n in range(PROPERTIES)]
     (source / "listing.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     shutil.rmtree(desk.settings.home)
-    (wanted,) = ingest(source / "listing.jsonl", desk.settings.home).new_ranges
+    (wanted,) = ingest(source / "listing.jsonl", desk.settings.home, close=True).new_ranges
     return source / "disk", wanted.key
 
 

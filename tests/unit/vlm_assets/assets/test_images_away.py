@@ -32,7 +32,7 @@ class Shelf:
             first += size
             listing = self.folder / "listing.jsonl"
             listing.write_text("".join(json.dumps(line) + "\n" for line in lines))
-            ingest(listing, self.folder / "home", range_size=1000)
+            ingest(listing, self.folder / "home", range_size=1000, close=True)
 
     def image(self, number: int) -> Path:
         return self.folder / "images" / str(number) / "a.jpg"

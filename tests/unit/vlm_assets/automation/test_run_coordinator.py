@@ -14,6 +14,7 @@ from dagster._core.remote_origin import (
 
 from vlm_assets.automation.run_coordinator import HeaviestFirstRunCoordinator
 from vlm_assets.catalog.catalog import Catalog, catalog_path
+from vlm_assets.catalog.catalog_copies import backup_paths
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 from vlm_assets.settings import Settings
 
@@ -93,7 +94,8 @@ def test_a_run_is_queued_whatever_cannot_be_read(
     """Without a partition, of an unknown one, or with the catalogue damaged: queued, in plain order."""
     assert queue.submit().status is dg.DagsterRunStatus.QUEUED
     assert queue.submit(dagster__partition="unknown").status is dg.DagsterRunStatus.QUEUED
-    catalog_path(uneven.home).write_bytes(b"not parquet")
+    for path in (catalog_path(uneven.home), backup_paths(uneven.home)[0]):
+        path.write_bytes(b"not parquet")
     damaged = queue.submit(dagster__partition=HEAVY)
     assert damaged.status is dg.DagsterRunStatus.QUEUED
     assert "dagster/priority" not in damaged.tags

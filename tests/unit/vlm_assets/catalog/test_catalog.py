@@ -16,9 +16,9 @@ from vlm_assets.catalog.catalog import (
     CatalogMissingError,
     CatalogUnreadableError,
     UnknownRangeError,
-    backup_paths,
-    rows_digest,
 )
+from vlm_assets.catalog.catalog_copies import backup_paths, last_put_back
+from vlm_assets.catalog.catalog_file import rows_digest
 from vlm_assets.catalog.image_root import ImageOutsideRootError
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import PropertyRange
@@ -72,10 +72,14 @@ def test_ranges_come_from_the_footer_alone(home: Path) -> None:
     assert damaged.ranges == intact.ranges
     assert damaged.rows == 10_000
     assert damaged.slice_digest(damaged.ranges[7]) == intact.slice_digest(intact.ranges[7])
-    with pytest.raises(CatalogUnreadableError, match=r"catalog\.parquet\.copy"):
+    assert last_put_back(home) is None
+    damage_rows(backup_paths(home)[0])
+    with pytest.raises(CatalogUnreadableError, match=r"catalog\.0\.parquet"):
         damaged.slice(damaged.ranges[7])
     with pytest.raises(CatalogUnreadableError):
         damaged.find("id 1")
+    with pytest.raises(CatalogUnreadableError):
+        damaged.image_counts()
     with pytest.raises(CatalogUnreadableError):
         damaged.verify()
 
@@ -101,13 +105,14 @@ def test_a_slice_reads_the_row_groups_of_its_range_only(home: Path) -> None:
     data[at : at + first_column.total_compressed_size] = bytes(first_column.total_compressed_size)
     catalog.path.write_bytes(bytes(data))
     assert catalog.slice(catalog.ranges[-1]).num_rows == 5
-    with pytest.raises(CatalogUnreadableError):
-        catalog.slice(catalog.ranges[0])
+    assert last_put_back(home) is None
+    assert catalog.slice(catalog.ranges[0]).num_rows == 5
+    assert last_put_back(home) is not None
 
 
 def test_ranges_larger_than_a_row_group_are_read_whole(tmp_path: Path) -> None:
     """The range size may exceed the size of a row group."""
-    ingest(list_properties(tmp_path, 10_000), tmp_path / "home", range_size=9_000)
+    ingest(list_properties(tmp_path, 10_000), tmp_path / "home", range_size=9_000, close=True)
     catalog = Catalog.open(tmp_path / "home")
     assert [len(one) for one in catalog.ranges] == [9_000, 1_000]
     assert [table.num_rows for _, table in catalog.slices()] == [9_000, 1_000]
@@ -141,14 +146,15 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     """Whatever byte is damaged, either all rows are right or reading stops: never wrong rows."""
     ingest(list_properties(tmp_path, 12), tmp_path / "home", range_size=5)
     catalog = Catalog.open(tmp_path / "home")
-    rows = [table for _, table in catalog.slices()]
+    rows = [table for _, table in catalog.slices(with_tail=True)]
     data = catalog.path.read_bytes()
+    backup_paths(tmp_path / "home")[0].write_bytes(b"lost")
     noticed = 0
     for at in range(0, len(data), 7):
         catalog.path.write_bytes(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :])
         try:
             read = Catalog.open(tmp_path / "home")
-            tables = [table for _, table in read.slices()]
+            tables = [table for _, table in read.slices(with_tail=True)]
         except CatalogUnreadableError:
             noticed += 1
         else:
@@ -159,8 +165,9 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
 
 def test_sound_parquet_with_other_rows_is_noticed(tmp_path: Path) -> None:
     """Rows that someone rewrote under the same header are not taken for what was ingested."""
-    ingest(list_properties(tmp_path, 3), tmp_path / "home")
+    ingest(list_properties(tmp_path, 3), tmp_path / "home", range_size=3)
     catalog = Catalog.open(tmp_path / "home")
+    backup_paths(tmp_path / "home")[0].write_bytes(b"lost")
     table = pq.read_table(catalog.path)
     ids = table["property_id"].to_pylist()
     swapped = table.set_column(1, table.schema.field(1), pa.array([ids[1], ids[0], ids[2]]))
@@ -184,6 +191,8 @@ def test_an_unreadable_catalogue_names_its_backups(tmp_path: Path, damage: str) 
     ingest(list_properties(tmp_path, 3), home, range_size=2)
     ingest(list_properties(tmp_path, 5), home)
     path = Catalog.open(home).path
+    second_copy, previous = backup_paths(home)
+    damage_rows(second_copy)
     match damage:
         case "gone":
             path.unlink()
@@ -196,18 +205,18 @@ def test_an_unreadable_catalogue_names_its_backups(tmp_path: Path, damage: str) 
     with pytest.raises(CatalogUnreadableError) as raised:
         Catalog.open(home)
     message = str(raised.value)
-    assert f"{backup_paths(home)[0]} (ingest 2, 5 properties)" in message
-    assert f"{backup_paths(home)[1]} (ingest 1, 3 properties)" in message
+    assert f"{second_copy} (ingest 2, 5 properties)" in message
+    assert f"{previous} (ingest 1, 3 properties)" in message
     with pytest.raises(CatalogUnreadableError):
         ingest(list_properties(tmp_path, 5), home)
 
 
 def test_readers_of_parquet_find_the_catalogue_alone(tmp_path: Path) -> None:
-    """A reader's *.parquet matches neither backups nor temporary names."""
+    """The folder holds the catalogue and nothing else: any reader may be pointed at it."""
     home = tmp_path / "home"
     ingest(list_properties(tmp_path, 3), home)
     ingest(list_properties(tmp_path, 5), home)
-    assert [path.name for path in (home / "property_catalog").glob("*.parquet")] == ["catalog.parquet"]
+    assert [path.name for path in (home / "property_catalog").iterdir()] == ["catalog.parquet"]
 
 
 def test_rows_updated_underneath_are_not_mixed(tmp_path: Path) -> None:

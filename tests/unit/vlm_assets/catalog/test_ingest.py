@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from vlm_assets.catalog.catalog import Catalog, CatalogHeader, CatalogUnreadableError, backup_paths
-from vlm_assets.catalog.ingest import ImageRootChangedError, IngestBusyError, _CatalogWriter, ingest
+from vlm_assets.catalog.catalog import Catalog, CatalogUnreadableError
+from vlm_assets.catalog.catalog_copies import backup_paths
+from vlm_assets.catalog.catalog_file import CatalogHeader, CatalogWriter, verify_file
+from vlm_assets.catalog.ingest import ImageRootChangedError, IngestBusyError, close_tail, ingest
 from vlm_assets.catalog.listing import (
     EmptyListingError,
     ListingError,
@@ -42,7 +44,7 @@ def catalogued(home: Path) -> dict[str, list[str]]:
     """All of a catalogue by id, in its order, every row verified."""
     return {
         row["property_id"]: row["image_uris"]
-        for _, table in Catalog.open(home).slices()
+        for _, table in Catalog.open(home).slices(with_tail=True)
         for row in table.to_pylist()
     }
 
@@ -59,7 +61,7 @@ def tree(tmp_path: Path) -> Path:
 
 def test_a_folder_tree_becomes_a_catalogue(tree: Path, tmp_path: Path) -> None:
     """Every property once, with its images' sizes, in ranges of the size asked for."""
-    report = ingest(tree, tmp_path / "home", range_size=2)
+    report = ingest(tree, tmp_path / "home", range_size=2, close=True)
     catalog = Catalog.open(tmp_path / "home")
     assert [one.key for one in report.new_ranges] == [
         "000000000-000000001",
@@ -101,13 +103,14 @@ def test_every_id_survives_every_format(tmp_path: Path, ids: list[str], size: in
 def test_another_range_size_says_that_what_is_catalogued_keeps_its_own(tree: Path, tmp_path: Path) -> None:
     """Asked for and not done is said, and stops no scripted ingest; new properties do get that size."""
     home = tmp_path / "home"
-    ingest(tree, home, range_size=2)
+    ingest(tree, home, range_size=2, close=True)
     for same in (None, 2):
         assert not any("keep their size" in said for said in ingest(tree, home, range_size=same).sentences())
     (said,) = [one for one in ingest(tree, home, range_size=3).sentences() if "keep their size" in one]
     assert "keep their size of 2 properties" in said
     assert "3 a range is the size of new" in said
-    assert f"remove {home / 'property_catalog'} and ingest again" in said
+    folders = f"{home / 'property_catalog'} and {home / '.versions' / 'property_catalog'}"
+    assert f"remove {folders}, and ingest again" in said
     assert [len(one) for one in Catalog.open(home).ranges] == [2, 2, 1]
     some = next(one for one in tree.iterdir() if one.is_dir())
     for name in ("new-1", "new-2", "new-3"):
@@ -133,11 +136,11 @@ def test_ingesting_the_same_again_changes_nothing(tree: Path, tmp_path: Path) ->
 def test_growth_opens_new_ranges_and_touches_no_old_one(tree: Path, tmp_path: Path) -> None:
     """New properties go behind the known ones, in ranges of their own, also where their ids sort before."""
     home = tmp_path / "home"
-    ingest(tree, home, range_size=2)
+    ingest(tree, home, range_size=2, close=True)
     before = Catalog.open(home)
     (tree / "0").mkdir()
     (tree / "0" / "1.jpg").write_bytes(b"1")
-    report = ingest(tree, home)
+    report = ingest(tree, home, close=True)
     after = Catalog.open(home)
     assert report.new_ranges == (PropertyRange(5, 6),)
     assert report.stale_ranges == ()
@@ -146,7 +149,7 @@ def test_growth_opens_new_ranges_and_touches_no_old_one(tree: Path, tmp_path: Pa
     assert [after.slice_digest(one) for one in before.ranges] == [
         before.slice_digest(one) for one in before.ranges
     ]
-    assert Catalog.open_backup(home, backup_paths(home)[1]).header == before.header
+    assert verify_file(backup_paths(home)[1]) == before.header
 
 
 def test_properties_that_disappear_stay(tree: Path, tmp_path: Path) -> None:
@@ -218,7 +221,7 @@ def test_missing_images_cost_themselves_only(tmp_path: Path) -> None:
     """A listed image that is not there has null bytes and is counted; the property is catalogued."""
     (tmp_path / "there.jpg").write_bytes(b"123")
     source = write_jsonl(tmp_path / "list.jsonl", {"1": ["there.jpg", "gone.jpg"], "2": []})
-    report = ingest(source, tmp_path / "home")
+    report = ingest(source, tmp_path / "home", close=True)
     catalog = Catalog.open(tmp_path / "home")
     assert catalog.slice(catalog.ranges[0])["image_bytes"].to_pylist() == [[3, None], []]
     assert (report.images_missing, report.missing_uris, report.without_images) == (1, ("gone.jpg",), 1)
@@ -336,7 +339,7 @@ def test_one_ingest_at_a_time(tree: Path, tmp_path: Path) -> None:
     """A second ingest is refused, naming the one at work, and goes through once that has ended."""
     home = tmp_path / "home"
     ingest(tree, home)
-    with (home / "property_catalog" / ".ingest.lock").open("r+") as lock:
+    with (home / ".state" / "ingest.lock").open("r+") as lock:
         # Shared, which only an exclusive lock does not go along with.
         fcntl.flock(lock, fcntl.LOCK_SH)
         with pytest.raises(IngestBusyError, match=r"process \d+, source .*tree"):
@@ -361,14 +364,14 @@ def test_a_catalogue_that_does_not_read_back_is_not_published(
     home = tmp_path / "home"
     ingest(tree, home)
     before = Catalog.open(home).path.read_bytes()
-    finish = _CatalogWriter.finish
+    finish = CatalogWriter.finish
 
-    def finish_damaged(writer: _CatalogWriter, header: CatalogHeader) -> bytes:
+    def finish_damaged(writer: CatalogWriter, header: CatalogHeader) -> bytes:
         data = bytearray(finish(writer, header))
         data[4:200] = bytes(196)
         return bytes(data)
 
-    monkeypatch.setattr(_CatalogWriter, "finish", finish_damaged)
+    monkeypatch.setattr(CatalogWriter, "finish", finish_damaged)
     (tree / "x" / "1.jpg").write_bytes(b"other")
     with pytest.raises(CatalogUnreadableError):
         ingest(tree, home, update=True)
@@ -399,11 +402,30 @@ class GrowingCatalogue(RuleBasedStateMachine):
         min_size=1,
     )
 
-    @rule(listing=listings, update=st.booleans(), size=st.none() | st.integers(1, 3))
-    def ingest(self, listing: dict[str, list[str]], update: bool, size: int | None) -> None:
+    @rule()
+    def close_the_tail(self) -> None:
+        """What waits becomes a range, and nothing else changes."""
+        if not self.ordinals:
+            return
+        tail = Catalog.open(self.home).tail
+        assert close_tail(self.home) == tail
+        assert Catalog.open(self.home).tail is None
+        self.ranges = (*self.ranges, *([tail] if tail is not None else []))
+
+    @rule(
+        listing=listings,
+        update=st.booleans(),
+        size=st.none() | st.integers(1, 3),
+        close=st.booleans(),
+    )
+    def ingest(self, listing: dict[str, list[str]], update: bool, size: int | None, close: bool) -> None:
         """Take a listing, and do to the model what the promise says."""
         report = ingest(
-            write_jsonl(self.folder / "list.jsonl", listing), self.home, range_size=size, update=update
+            write_jsonl(self.folder / "list.jsonl", listing),
+            self.home,
+            range_size=size,
+            update=update,
+            close=close,
         )
         new = [name for name in listing if name not in self.ordinals]
         changed = [name for name in listing if name in self.images and self.images[name] != listing[name]]
@@ -415,8 +437,10 @@ class GrowingCatalogue(RuleBasedStateMachine):
         assert report.new == len(new)
         assert report.changed_taken == (len(changed) if update else 0)
         assert report.changed_not_taken == (0 if update else len(changed))
-        assert report.written == bool(new or (update and changed))
+        assert report.written == bool(new or (update and changed) or report.new_ranges)
         catalog = Catalog.open(self.home)
+        assert catalog.waiting < (size or catalog.header.range_size)
+        assert not (close and catalog.tail)
         assert catalog.ranges == (*self.ranges, *report.new_ranges)
         self.ranges = catalog.ranges
 
@@ -424,6 +448,9 @@ class GrowingCatalogue(RuleBasedStateMachine):
     def every_ordinal_is_as_first_given(self) -> None:
         """The catalogue is the model, row for row."""
         if self.ordinals:
+            catalog = Catalog.open(self.home)
+            catalog.verify()
+            assert catalog.ranges == self.ranges
             assert catalogued(self.home) == self.images
             assert list(catalogued(self.home)) == sorted(self.ordinals, key=self.ordinals.__getitem__)
 

@@ -9,6 +9,7 @@ import pytest
 from resources.journal.high_water_mark import HighWaterMark, write_mark
 from resources.storage.files import make_directory
 from vlm_assets.catalog.catalog import Catalog, catalog_path
+from vlm_assets.catalog.catalog_copies import backup_paths
 from vlm_assets.operate import expected_cost
 from vlm_assets.operate.expected_cost import ExpectedCost, heaviest_first
 from vlm_assets.settings import Settings
@@ -77,7 +78,8 @@ def test_an_unreadable_catalogue_gives_plain_order_and_says_so(
     """Ordering never stops a retry: without a catalogue the keys come in plain order, and that is logged."""
     order = heaviest_first(uneven)
     assert order([LIGHT, HEAVY, "unknown"]) == [HEAVY, LIGHT, "unknown"]
-    catalog_path(uneven.home).write_bytes(b"not parquet")
+    for path in (catalog_path(uneven.home), backup_paths(uneven.home)[0]):
+        path.write_bytes(b"not parquet")
     with caplog.at_level(logging.WARNING):
         assert order([MIDDLE, LIGHT]) == [LIGHT, MIDDLE]
     assert "plain order" in caplog.text

@@ -1,0 +1,132 @@
+"""The catalogue's copies: damage is put back by whoever meets it; another format is no damage."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.unit.vlm_assets.catalog.test_catalog import damage_rows, list_properties
+from vlm_assets.catalog.catalog import Catalog, CatalogUnreadableError
+from vlm_assets.catalog.catalog_copies import (
+    backup_paths,
+    catalog_path,
+    check_copies,
+    last_put_back,
+    put_back,
+    quarantine,
+)
+from vlm_assets.catalog.catalog_file import CatalogFormatError
+from vlm_assets.catalog.ingest import close_tail, ingest
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten ranges of five properties and a tail of two, catalogued in two steps."""
+    folder = tmp_path_factory.mktemp("template")
+    ingest(list_properties(folder, 30), folder / "home", range_size=5)
+    ingest(list_properties(folder, 52), folder / "home")
+    return folder / "home"
+
+
+@pytest.fixture
+def home(template: Path, tmp_path: Path) -> Path:
+    """A copy of the template that a test may damage."""
+    shutil.copytree(template, tmp_path / "home")
+    return tmp_path / "home"
+
+
+READERS = {
+    "open": lambda catalog: Catalog.open(catalog.home).header,
+    "slice": lambda catalog: catalog.slice(catalog.ranges[7]),
+    "slices": lambda catalog: [table for _, table in catalog.slices()],
+    "tail": lambda catalog: catalog.slice(catalog.tail),
+    "find": lambda catalog: catalog.find("id 41"),
+    "image_counts": lambda catalog: catalog.image_counts().tolist(),
+    "verify": lambda catalog: catalog.verify(),
+    "close_tail": lambda catalog: close_tail(catalog.home),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("damage", ["rows", "footer", "gone"])
+def test_a_damaged_catalogue_is_put_back_by_whoever_reads_it(home: Path, damage: str, reader: str) -> None:
+    """With an intact second copy no reader sees the damage, the damaged file is kept, and it is told once."""
+    path = catalog_path(home)
+    whole = path.read_bytes()
+    expected = READERS[reader](Catalog.open(home))
+    shutil.copyfile(backup_paths(home)[0], path)
+    backup_paths(home)[0].write_bytes(whole)
+    path.write_bytes(whole)
+    catalog = Catalog.open(home)
+    match damage:
+        case "rows":
+            damage_rows(path)
+        case "footer":
+            path.write_bytes(whole[:-40])
+        case _:
+            path.unlink()
+    damaged = path.read_bytes() if path.exists() else None
+    assert READERS[reader](catalog) == expected
+    if (damage, reader) == ("rows", "open"):
+        assert last_put_back(home) is None, "the footer is whole, and nothing else was read"
+        check_copies(home)
+    told = last_put_back(home)
+    assert told is not None
+    if damaged is not None:
+        (kept,) = quarantine(home).glob("catalog.parquet.*")
+        assert kept.read_bytes() == damaged
+        assert str(kept) in told[1]
+    if reader != "close_tail":
+        assert path.read_bytes() == whole
+    put_back(home, "again")
+    assert last_put_back(home) == told, "a whole catalogue is left alone"
+
+
+def test_bit_rot_is_found_before_anybody_reads_it(home: Path) -> None:
+    """The regular look compares both copies, and puts the damaged one right, whichever it is."""
+    whole = catalog_path(home).read_bytes()
+    for rotten in (catalog_path(home), backup_paths(home)[0]):
+        damage_rows(rotten)
+        check_copies(home)
+        assert catalog_path(home).read_bytes() == backup_paths(home)[0].read_bytes() == whole
+    backup_paths(home)[0].unlink()
+    check_copies(home)
+    assert backup_paths(home)[0].read_bytes() == whole
+    damage_rows(catalog_path(home))
+    backup_paths(home)[0].write_bytes(whole[:-1])
+    with pytest.raises(CatalogUnreadableError):
+        check_copies(home)
+
+
+def test_a_catalogue_is_never_put_back_from_the_one_before(home: Path) -> None:
+    """The version before has fewer properties: taking it by itself would give their ordinals away anew."""
+    for path in (catalog_path(home), backup_paths(home)[0]):
+        damage_rows(path)
+    damaged = catalog_path(home).read_bytes()
+    with pytest.raises(CatalogUnreadableError, match=r"catalog\.1\.parquet \(ingest 1, 30 properties\)"):
+        Catalog.open(home).verify()
+    assert catalog_path(home).read_bytes() == damaged
+
+
+def test_a_catalogue_of_a_newer_version_is_refused_and_left_alone(home: Path, tmp_path: Path) -> None:
+    """Another format is no damage: it is named with both versions, and no copy replaces it."""
+    path = catalog_path(home)
+    table = pq.read_table(path)
+    body = Catalog.open(home).header.metadata()[b"vlm_assets.catalog"]
+    body = body.replace(b'"format":2', b'"format":3')
+    digest = hashlib.sha256(body).hexdigest().encode()
+    with pq.ParquetWriter(path, table.schema.remove_metadata()) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({b"vlm_assets.catalog": body, b"vlm_assets.catalog.sha256": digest})
+    newer = path.read_bytes()
+    with pytest.raises(CatalogFormatError, match="format 3; this version of vlm-assets reads format 2"):
+        Catalog.open(home)
+    with pytest.raises(CatalogFormatError):
+        ingest(list_properties(tmp_path, 5), home)
+    with pytest.raises(CatalogFormatError):
+        check_copies(home)
+    assert path.read_bytes() == newer
