@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm_assets.cli.options import AsJson, Home, chosen_settings
+from vlm_assets.operate.terminal import say
 
 if TYPE_CHECKING:
     from resources.alerts.alert import Alert
@@ -45,16 +46,16 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
     recent = delivery.outbox.recent(limit)
     if as_json:
         found = {"open": [alert.as_json() | {"id": alert.id} for alert in standing], "recent": recent}
-        typer.echo(json.dumps(found, indent=2))
+        say(json.dumps(found, indent=2))
         return
-    typer.secho(f"{len(standing)} open", bold=True)
+    say(f"{len(standing)} open", bold=True)
     for alert in standing[-limit:]:
-        typer.echo(_line(alert))
+        say(_line(alert))
     if len(standing) > limit:
-        typer.echo(f"... and {len(standing) - limit} older ones; --limit shows more")
-    typer.secho("\nLately", bold=True)
+        say(f"... and {len(standing) - limit} older ones; --limit shows more")
+    say("\nLately", bold=True)
     for entry in recent:
-        typer.echo(_told(entry))
+        say(_told(entry))
     _say_how_delivery_stands(delivery.backlog(), delivery.outbox.damaged_lines())
 
 
@@ -67,7 +68,7 @@ def test(home: Home = None) -> None:
     current = chosen_settings(home)
     delivery = build_delivery(current)
     if not delivery.targets:
-        typer.echo(
+        say(
             "No targets are set: alerts only stand in alerts.jsonl and here. Set VLM_ASSETS_ALERT_TARGETS,"
             " e.g. mailto://USER:PASSWORD@HOST, slack://TOKENS or json://HOST/PATH;"
             " https://appriseit.com/services/ lists them."
@@ -77,7 +78,7 @@ def test(home: Home = None) -> None:
     refused = False
     for target, said in delivery.send_at_once(message, seconds=_SECONDS):
         refused |= said is not None
-        typer.echo(f"{target.name}: {'took it' if said is None else said}")
+        say(f"{target.name}: {'took it' if said is None else said}")
     raise typer.Exit(1 if refused else 0)
 
 
@@ -96,7 +97,7 @@ def close(
     sentence = f"A person closed it: {reason}" if reason else "A person closed it."
     outbox = build_outbox(chosen_settings(home))
     alert = outbox.close(name, sentence=sentence, at=time.time())
-    typer.echo(f"Closed: {alert.title} ({len(outbox.open_subjects())} open)")
+    say(f"Closed: {alert.title} ({len(outbox.open_subjects())} open)")
 
 
 @app.command()
@@ -117,13 +118,13 @@ def deliver(home: Home = None) -> None:
         delivery.outbox.post(silent)
     done = delivery.deliver(now=now, seconds=_SECONDS, address=pages_address(current))
     if done is None:
-        typer.echo("Another process is delivering.")
+        say("Another process is delivering.")
         return
     if silent is not None:
-        typer.echo(f"{silent.title}: {silent.found}.")
-    typer.echo(f"{done.told} messages delivered, {done.waiting} alerts waiting.")
+        say(f"{silent.title}: {silent.found}.")
+    say(f"{done.told} messages delivered, {done.waiting} alerts waiting.")
     for trouble in done.troubles:
-        typer.echo(trouble)
+        say(trouble)
     raise typer.Exit(1 if done.troubles else 0)
 
 
@@ -141,14 +142,14 @@ def _told(entry: dict[str, object]) -> str:
 
 
 def _say_how_delivery_stands(backlog: dict[str, tuple[int, int]], damaged: int) -> None:
-    typer.echo("")
+    say("")
     for name, (untold, tries) in backlog.items():
         down = f", down at the last {tries} tries" if tries else ""
-        typer.echo(f"{name}: {untold} to tell{down}")
+        say(f"{name}: {untold} to tell{down}")
     if not backlog:
-        typer.echo("No targets are set (VLM_ASSETS_ALERT_TARGETS): nobody is told but who looks here.")
+        say("No targets are set (VLM_ASSETS_ALERT_TARGETS): nobody is told but who looks here.")
     if damaged:
-        typer.secho(f"{damaged} lines of alerts.jsonl are damaged and cannot be read.", fg="red")
+        say(f"{damaged} lines of alerts.jsonl are damaged and cannot be read.", fg="red")
 
 
 def _clock(at: object) -> str:

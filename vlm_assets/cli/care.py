@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm_assets.cli.options import AsJson, Home, chosen_settings
+from vlm_assets.operate.terminal import say
 
 if TYPE_CHECKING:
     from vlm_assets.operate.audit.audit import Audit
@@ -46,17 +47,17 @@ def audit(home: Home = None, deep: Deep = False, as_json: AsJson = False) -> Non
     current = chosen_settings(home)
     found = look(current, Catalog.open(current.home), deep=deep)
     if as_json:
-        typer.echo(found.to_json())
+        say(found.to_json())
     else:
         _show_audit(found)
     raise typer.Exit(0 if found.ok else 1)
 
 
 def _show_audit(found: Audit) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from vlm_assets.operate.audit.audit import State
+    from vlm_assets.operate.terminal_console import TerminalConsole
 
     table = Table("Properties", *found.assets)
     totals = [found.total(asset) for asset in found.assets]
@@ -67,10 +68,10 @@ def _show_audit(found: Audit) -> None:
     for state in State:
         count = (f"{found.partitions_in(asset, state):,}" for asset in found.assets)
         table.add_row(f"partitions {state.value}", *count)
-    Console().print(table)
+    TerminalConsole().print(table)
     _list([f"{one.asset} {one.key or ''}: {one.sentence}" for one in found.wrong], "red")
     _list([f"{one.asset} {one.key or ''}: {one.sentence}" for one in found.warnings], "yellow")
-    typer.secho(found.verdict(), fg="green" if found.ok else "red", bold=True)
+    say(found.verdict(), fg="green" if found.ok else "red", bold=True)
 
 
 def repair(
@@ -101,16 +102,16 @@ def repair(
     found = look(current, Catalog.open(current.home), deep=deep)
     repairs = plan_repairs(current, found, failed=failed)
     if not repairs:
-        typer.echo(found.verdict() if found.ok else "Nothing here can be put right by itself.")
+        say(found.verdict() if found.ok else "Nothing here can be put right by itself.")
         if found.ok:
-            typer.echo("Nothing to repair.")
+            say("Nothing to repair.")
         raise typer.Exit(0 if found.ok else 1)
     _list([one.sentence() for one in repairs], "yellow")
     if not _agreed(f"Do this ({len(repairs)} repairs)?", yes):
         raise typer.Exit(1)
     running = _running(current)
     for key in sorted({one.key for one in repairs if one.key in running}):
-        typer.echo(f"{key} is left to the run that works on it now; look again when it has ended.")
+        say(f"{key} is left to the run that works on it now; look again when it has ended.")
     left = [one for one in repairs if one.key not in running]
     done = _put_right(current, [one for one in left if one.way not in COMPUTING or one.forgets])
     computed = _compute(current, found, [one for one in left if one.way in COMPUTING])
@@ -134,10 +135,10 @@ def _put_right(current: Settings, repairs: Sequence[Repair]) -> bool:
     for one in repairs:
         try:
             for sentence in put_right(current, one):
-                typer.echo(sentence)
+                say(sentence)
         except (PublishedError, OSError) as error:
             done = False
-            typer.secho(f"{one.asset} {one.key or one.path}: {error}", fg="red", err=True)
+            say(f"{one.asset} {one.key or one.path}: {error}", fg="red", err=True)
         done = done and one.way is not Way.BY_HAND
     return done
 
@@ -153,13 +154,11 @@ def _compute(current: Settings, found: Audit, repairs: Sequence[Repair]) -> bool
     address = running_address(current.dagster_home)
     if address is not None:
         for sentence in launch(DagsterApi(address), wanted):
-            typer.echo(sentence)
+            say(sentence)
         return True
-    typer.echo(
-        "No Dagster runs on this home. Start it (`make run`, or `vlm-assets demo`) and repair again, or run:"
-    )
+    say("No Dagster runs on this home. Start it (`make run`, or `vlm-assets demo`) and repair again, or run:")
     for line in commands(current, wanted):
-        typer.echo(f"  {line}")
+        say(f"  {line}")
     return False
 
 
@@ -169,24 +168,22 @@ def _accept_loss(current: Settings, key: str, yes: bool) -> int:
 
     losses = find_losses(current, Catalog.open(current.home), key)
     if not losses:
-        typer.echo(
-            f"Nothing of {key} is lost under these settings: a start goes on with all that is committed."
-        )
+        say(f"Nothing of {key} is lost under these settings: a start goes on with all that is committed.")
         return 0
     for loss in losses:
         error = loss.error
-        typer.secho(
+        say(
             f"{loss.partition.asset} {key} (generation {loss.generation}): {loss.lost_rows} of"
             f" {error.promised_rows} committed rows cannot be restored; {error.restorable_rows} can.",
             bold=True,
         )
         _list([f"missing: {reason}" for reason in error.reasons], "yellow")
         copies = ", ".join(map(str, error.copies)) or "none that the journal knows of"
-        typer.echo(f"Copies to look at first: {copies}")
+        say(f"Copies to look at first: {copies}")
     if not _agreed("Give these rows up? They are computed again at the next start.", yes):
         return 1
     for loss in losses:
-        typer.echo(accept(loss))
+        say(accept(loss))
     return 0
 
 
@@ -203,16 +200,16 @@ def prune(home: Home = None, yes: Yes = False) -> None:
     plan = plan_prune(current, Catalog.open(current.home))
     _list(plan.kept, "yellow")
     if not plan.removals:
-        typer.echo("Nothing to prune.")
+        say("Nothing to prune.")
         return
     _list([f"{one.what.value}: {one.path} ({one.bytes:,} bytes; {one.why})" for one in plan.removals], None)
     for what, (count, size) in by_kind(plan.removals).items():
         if count:
-            typer.echo(f"{count} x {what.value}: {size / 1e6:,.1f} MB")
+            say(f"{count} x {what.value}: {size / 1e6:,.1f} MB")
     if not _agreed(f"Remove these for good ({plan.bytes / 1e6:,.1f} MB)?", yes):
         raise typer.Exit(1)
     for sentence in remove(current, plan.removals):
-        typer.echo(sentence)
+        say(sentence)
 
 
 def _agreed(question: str, yes: bool) -> bool:
@@ -220,13 +217,13 @@ def _agreed(question: str, yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        typer.echo("Nothing was changed. With --yes it is done.")
+        say("Nothing was changed. With --yes it is done.")
         return False
     return typer.confirm(question)
 
 
 def _list(sentences: Sequence[str], color: str | None) -> None:
     for sentence in sentences[:SHOWN]:
-        typer.secho(sentence, fg=color)
+        say(sentence, fg=color)
     if len(sentences) > SHOWN:
-        typer.secho(f"... and {len(sentences) - SHOWN} more", fg=color)
+        say(f"... and {len(sentences) - SHOWN} more", fg=color)

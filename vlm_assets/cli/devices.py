@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from vlm_assets.cli.options import AsJson, Home, chosen_settings
+from vlm_assets.operate.terminal import say
 
 TakeBack = Annotated[
     str | None, typer.Option("--take-back", metavar="ID", help="Use a device again that was left out.")
@@ -29,7 +30,7 @@ def devices(home: Home = None, take_back: TakeBack = None, as_json: AsJson = Fal
     gpu = build_gpu(chosen_settings(home))
     if take_back is not None:
         forgotten = len(gpu.left_out().take_back(take_back).failures)
-        typer.echo(f"{take_back} is used again; {forgotten} failures are forgotten.")
+        say(f"{take_back} is used again; {forgotten} failures are forgotten.")
         return
     records = gpu.left_out().records()
     held = {one.device.id: one for one in gpu.leases().holders()}
@@ -47,7 +48,7 @@ def devices(home: Home = None, take_back: TakeBack = None, as_json: AsJson = Fal
         said += [residents[device.id].sentence()] if device.id in residents else []
         shown.append({"id": device.id, "name": device.name, "state": state, "said": " ".join(said)})
     if as_json:
-        typer.echo(json.dumps(shown, indent=2))
+        say(json.dumps(shown, indent=2))
         return
     for one in shown:
-        typer.echo(f"{one['id']}  {one['name']}: {one['state']}. {one['said']}".rstrip())
+        say(f"{one['id']}  {one['name']}: {one['state']}. {one['said']}".rstrip())

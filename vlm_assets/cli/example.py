@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm_assets.cli.options import Home, chosen_settings
+from vlm_assets.operate.terminal import say
 from vlm_assets.settings import CHECKOUT, EXAMPLE, PREFIX, require_models
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def demo(
         _take_in_example(current, properties, range_size, seed)
         current = chosen_settings(home)
     elif current.source is None:
-        typer.echo(f"{PREFIX}SOURCE is not set: nothing new is taken in. Going on with {current.home}.")
+        say(f"{PREFIX}SOURCE is not set: nothing new is taken in. Going on with {current.home}.")
     require_models(current)
     if current.source is not None:
         report = take_in(
@@ -90,7 +91,7 @@ def demo(
             close=True,
         )
         for sentence in report.sentences():
-            typer.echo(sentence)
+            say(sentence)
     else:
         close_tail(current.home)
     code = run_backfill(
@@ -115,11 +116,11 @@ def _take_in_example(settings: Settings, properties: int, range_size: int | None
     from examples.rendered_properties import write_example
     from vlm_assets.catalog.ingest import ingest as take_in
 
-    typer.echo(f"Example: {properties} properties with seed {seed} in {settings.home / EXAMPLE} ...")
+    say(f"Example: {properties} properties with seed {seed} in {settings.home / EXAMPLE} ...")
     listing = write_example(settings.home, properties=properties, seed=seed)
     report = take_in(listing, settings.home, range_size=range_size or RANGE_SIZE, close=True)
     for sentence in report.sentences():
-        typer.echo(sentence)
+        say(sentence)
 
 
 def _accuracy(settings: Settings) -> str:

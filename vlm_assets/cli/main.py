@@ -7,7 +7,9 @@ stay inside the commands, so that ``--help`` answers at once.
 from __future__ import annotations
 
 import io
+import logging
 import sys
+import traceback
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +18,7 @@ import typer
 
 from vlm_assets.cli import alerts, care, devices, example, pause, trial
 from vlm_assets.cli.options import AsJson, Home, chosen_settings
+from vlm_assets.operate.terminal import VisibleFormatter, say, visible_line
 from vlm_assets.settings import PREFIX, require_models
 
 if TYPE_CHECKING:
@@ -40,11 +43,14 @@ _OURS = frozenset({"vlm_assets", "resources", "sensors", "examples"})
 def main() -> None:
     """Run a command. Our own errors are sentences that say what to do: no traceback, exit code 2.
 
-    So are those of a file that cannot be read or written. What a terminal cannot show is shown escaped.
+    So are those of a file that cannot be read or written. What a terminal cannot show, or would obey, is
+    shown escaped, in tracebacks and log records too.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(VisibleFormatter())
     try:
         app()
     except Exception as error:
@@ -53,8 +59,9 @@ def main() -> None:
         elif isinstance(error, OSError) and error.filename is not None:
             said = f"{error.filename}: {error.strerror}. Put that right, and do it again."
         else:
-            raise
-        typer.secho(said, fg="red", err=True)
+            say(traceback.format_exc(), err=True)
+            sys.exit(1)
+        say(said, fg="red", err=True)
         sys.exit(2)
 
 
@@ -66,8 +73,8 @@ def settings() -> None:
         value = getattr(current, name)
         # Whole names and values, however narrow the terminal: they are copied and searched for.
         said = f"{PREFIX}{name.upper()}={'' if value is None else value}"
-        typer.secho(said, bold=name in current.model_fields_set)
-        typer.echo(f"    {field.description}")
+        say(said, bold=name in current.model_fields_set)
+        say(f"    {field.description}")
 
 
 @app.command()
@@ -99,7 +106,7 @@ def ingest(
     if report.new_ranges:
         from vlm_assets.operate.dagster_server.reload import reload_running
 
-        typer.echo(reload_running(current.dagster_home))
+        say(reload_running(current.dagster_home))
 
 
 @app.command()
@@ -108,9 +115,8 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the pages, on loopback.")] = 3000,
 ) -> None:
     """Dagster UI, daemon, schedules and alerts of a home, until it is told to end; for a service manager."""
-    from rich.console import Console
-
     from vlm_assets.operate.dagster_server import serving
+    from vlm_assets.operate.terminal_console import TerminalConsole
     from vlm_assets.resource_settings import build_gpu
 
     current = chosen_settings(home)
@@ -121,13 +127,13 @@ def serve(
         slots=len(build_gpu(current).find()),
         port=port,
         grace_seconds=current.grace_seconds,
-        console=Console(soft_wrap=True),
+        console=TerminalConsole(soft_wrap=True),
     )
 
 
 def _say(report: IngestReport) -> None:
     for sentence in report.sentences():
-        typer.echo(sentence)
+        say(sentence)
 
 
 @app.command()
@@ -141,11 +147,10 @@ def status(
     ] = None,
 ) -> None:
     """Say where every partition stands, what is left, in which order it runs, from what is on disk."""
-    from rich.console import Console
-
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.operate import status_view
     from vlm_assets.operate.status import read_status
+    from vlm_assets.operate.terminal_console import TerminalConsole
 
     current = chosen_settings(home)
 
@@ -154,11 +159,11 @@ def status(
         return read_status(current, catalog, since=since.timestamp() if since else None)
 
     if as_json:
-        typer.echo(read().to_json())
+        say(read().to_json())
     elif watch:
-        status_view.watch(read, Console())
+        status_view.watch(read, TerminalConsole())
     else:
-        status_view.show(Console(), read())
+        status_view.show(TerminalConsole(), read())
 
 
 @app.command()
@@ -172,7 +177,7 @@ def show(
 
     current = chosen_settings(home)
     for line in view_property(current, Catalog.open(current.home), property_id):
-        typer.echo(line)
+        say(visible_line(line))
 
 
 for commands in (alerts, care, devices, example, pause, trial):

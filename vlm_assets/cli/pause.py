@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm_assets.cli.options import Home, chosen_settings
+from vlm_assets.operate.terminal import say
 from vlm_assets.settings import PREFIX
 
 if TYPE_CHECKING:
@@ -51,15 +52,15 @@ def pause(
 
     current = _of_a_home(chosen_settings(home))
     standing = stand_still(current.state_directory, reason, now=time.time())
-    typer.echo(f"Everything is {standing.sentence()}.")
+    say(f"Everything is {standing.sentence()}.")
     left = _drained(build_gpu(current))
     left += end_residents(current.state_directory, logging.getLogger(__name__))
     for sentence in left:
-        typer.secho(sentence, fg="yellow")
+        say(sentence, fg="yellow")
     if left:
-        typer.echo("Still paused. Wait for them, or terminate their runs in the UI: committed rows stay.")
+        say("Still paused. Wait for them, or terminate their runs in the UI: committed rows stay.")
         raise typer.Exit(1)
-    typer.echo("No device is held: the machine can be rebooted.")
+    say("No device is held: the machine can be rebooted.")
 
 
 def _of_a_home(settings: Settings) -> Settings:
@@ -88,4 +89,4 @@ def resume(home: Home = None) -> None:
     from resources.state.pause import resume as go_on
 
     stood = go_on(_of_a_home(chosen_settings(home)).state_directory)
-    typer.echo("Nothing was paused." if stood is None else "The pause is lifted: everything goes on.")
+    say("Nothing was paused." if stood is None else "The pause is lifted: everything goes on.")

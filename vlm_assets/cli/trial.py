@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm_assets.cli.options import Home, chosen_settings
+from vlm_assets.operate.terminal import say
 from vlm_assets.settings import PREFIX, require_models
 
 if TYPE_CHECKING:
@@ -48,27 +49,27 @@ def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None) -> 
         return
     tried = []
     for one in try_batches(current, catalog, gpu, model, sizes=batch_images):
-        typer.echo(_line(one))
+        say(_line(one))
         tried.append(one)
-    typer.echo(_advice(tried))
+    say(_advice(tried))
 
 
 def _show(trial: Trial) -> None:
     for one in trial.described:
-        typer.secho(one.property_id, bold=True)
+        say(one.property_id, bold=True)
         if one.description is None:
-            typer.echo(f"  failed ({one.error_kind}): {one.error}")
+            say(f"  failed ({one.error_kind}): {one.error}")
         else:
             for name, value in one.description.items():
-                typer.echo(f"  {name}: {value}")
+                say(f"  {name}: {value}")
         for failure in one.images_failed:
-            typer.echo(f"  image left out ({failure.kind}): {failure.error}")
-    typer.echo(
+            say(f"  image left out ({failure.kind}): {failure.error}")
+    say(
         f"\n{len(trial.described)} properties in {trial.seconds:.1f} s on {trial.device}:"
         f" {trial.properties_per_second:.2f} properties/s, {trial.images_per_second:.1f} images/s"
         f" (the model loaded in {trial.load_seconds:.1f} s)"
     )
-    typer.echo(
+    say(
         f"All {trial.catalogue_rows} would take {_duration(trial.days)} on {trial.devices}"
         f" device{'s' if trial.devices > 1 else ''} like it, and {trial.disk_bytes / 1e6:,.1f} MB of disk"
         " for the descriptions and their second copies."

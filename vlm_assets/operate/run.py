@@ -17,6 +17,7 @@ from vlm_assets.operate.backfill_view import BackfillSummary, ProgressLine, row_
 from vlm_assets.operate.dagster_server.process_group import interruptible
 from vlm_assets.operate.dagster_server.server import GRACE_SECONDS, DagsterServer, dagster_server
 from vlm_assets.operate.dagster_server.serving import farewell, prepare, start_pages
+from vlm_assets.operate.terminal_console import TerminalConsole
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM before all was done."""
@@ -42,7 +43,7 @@ def run_backfill(
     or None. Raises CatalogError, DagsterHomeError, NoFreePortError, ProcessEndedError and DagsterApiError,
     whose messages say what to do.
     """
-    console = console or Console(soft_wrap=True)
+    console = console or TerminalConsole(soft_wrap=True)
     found = prepare(home, dagster_home, slots=slots, port=port, console=console)
     keys = [one.key for one in Catalog.open(home).ranges]
     summary: BackfillSummary | None = None

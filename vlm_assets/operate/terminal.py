@@ -1,0 +1,43 @@
+"""Text for the terminal: what a file, an id or a model's answer says can never steer it.
+
+An id may hold ``ESC ]0;…``, which renames the window, or U+202E, which turns the rest of the line around. So
+every text is escaped before it is styled. Commands write with ``say`` (never ``typer.echo``) and with
+``TerminalConsole``.
+"""
+
+from __future__ import annotations
+
+import logging
+import unicodedata
+from typing import Any
+
+import typer
+
+_BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+_LINE_ENDS = "\u2028\u2029"
+_CONTROLS = (chr(code) for code in range(0xA0) if unicodedata.category(chr(code)) == "Cc")
+_ESCAPED = {ord(one): one.encode("unicode_escape").decode() for one in (*_CONTROLS, *_BIDI, *_LINE_ENDS)}
+_ESCAPED_IN_LINES = {code: shown for code, shown in _ESCAPED.items() if chr(code) not in "\n\t"}
+
+
+def visible(text: str) -> str:
+    """The text with control and bidirectional characters escaped (``\\x1b``); ends of lines and tabs stay."""
+    return text.translate(_ESCAPED_IN_LINES)
+
+
+def visible_line(text: str) -> str:
+    """The same in one line: an id with an end of line in it cannot pose as a line of ours."""
+    return text.translate(_ESCAPED)
+
+
+def say(text: object = "", *, err: bool = False, **style: Any) -> None:
+    """Write a text to the terminal, escaped. style: as for ``typer.secho`` (fg, bold)."""
+    typer.secho(visible(str(text)), err=err, **style)  # noqa: TID251 - here is where it is escaped
+
+
+class VisibleFormatter(logging.Formatter):
+    """Log records for the terminal, escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's text."""
+        return visible(super().format(record))
