@@ -7,9 +7,9 @@ asset (``assets.py``), the order of a materialization (``materialization.py``), 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,7 +19,6 @@ from typing import Any, Self
 
 import dagster as dg
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from resources.devices.find import Device
 from resources.engine.batch_plan import Batch, PlannedProperty, plan_batches, remaining
@@ -31,19 +30,19 @@ from resources.engine.protocol import Engine
 from resources.engine.resource import VisionLanguageModel
 from resources.engine.schema import DescriptionSchema, load_schema
 from resources.images.decode_workers import DecodeWorkers
-from resources.images.images import ImageFailure, LoadedProperty, PropertyJob
+from resources.images.images import ImageError, ImageFailure, LoadedProperty, PropertyJob, load_image
 from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
 from vlm_assets.assets.checks import CheckOutcome, FailedShareLimits, check_descriptions
-from vlm_assets.assets.contact_sheet import SheetRow, contact_sheet
+from vlm_assets.assets.contact_sheet import IMAGES_A_PROPERTY, THUMBNAIL_HEIGHT, SheetRow, contact_sheet
 from vlm_assets.assets.expected_model import refuse_another_model
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
 from vlm_assets.assets.garbage import AnswerGuard
 from vlm_assets.assets.images_away import ImagesWatch
 from vlm_assets.assets.materialize import (
-    OK,
     Metadata,
 )
+from vlm_assets.assets.quality import FAILED_SHOWN, read_quality
 from vlm_assets.assets.run_progress import Progress
 from vlm_assets.assets.time_spent import WorkTime
 from vlm_assets.catalog.catalog import Catalog
@@ -55,9 +54,6 @@ ASSET = "property_descriptions"
 
 BATCH_SECONDS = 20.0
 """A planned batch takes no longer, by estimate: it is lost by a kill, beside what waits for its commit."""
-
-SHEET_PROPERTIES = 4
-"""Described properties on a partition's contact sheet; a failed one is added where there is one."""
 
 _IMAGE_FAILURE = pa.struct([("uri", pa.string()), ("kind", pa.string()), ("error", pa.string())])
 
@@ -322,31 +318,33 @@ class DescriptionWork:
         return {TEXTS: texts_digest(PartitionRows(file))}
 
     def for_people(self, file: Path) -> Metadata:
-        """Counts and a contact sheet of a finished file."""
-        statuses: Counter[str] = Counter()
-        described: list[dict[str, Any]] = []
-        failed: list[dict[str, Any]] = []
-        columns = ["property_id", "ordinal", "status", "error", "description"]
-        for batch in PartitionRows(file).iter_batches(columns):
-            statuses.update(batch["status"].to_pylist())
-            ok = pc.equal(batch["status"], OK)
-            described += batch.filter(ok).slice(0, SHEET_PROPERTIES - len(described)).to_pylist()
-            failed += batch.filter(pc.invert(ok)).slice(0, 1 - len(failed)).to_pylist()
+        """What a person looks at in a finished file: a contact sheet, the quality, and the counts."""
+        quality = read_quality(PartitionRows(file))
+        looked_at = [*quality.sample, *quality.failed[:FAILED_SHOWN]]
         return {
+            "contact sheet": dg.MetadataValue.md(contact_sheet([self._sheet_row(row) for row in looked_at])),
+            "quality": dg.MetadataValue.md(quality.table()),
             "expected": dg.MetadataValue.int(len(self.ids)),
-            "ok": dg.MetadataValue.int(statuses[OK]),
-            "failed": dg.MetadataValue.int(statuses.total() - statuses[OK]),
-            "contact sheet": dg.MetadataValue.md(
-                contact_sheet([self._sheet_row(row) for row in described + failed])
-            ),
-            "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
+            "ok": dg.MetadataValue.int(quality.ok),
+            "failed": dg.MetadataValue.int(quality.rows - quality.ok),
         }
 
     def _sheet_row(self, row: Mapping[str, Any]) -> SheetRow:
         job = self._job(PlannedProperty(row["property_id"], row["ordinal"], 0), {})
-        return SheetRow(
-            row["property_id"], tuple(map(Path, job.image_paths)), row["description"], row["error"]
-        )
+        thumbnails = [_thumbnail(Path(path)) for path in job.image_paths[:IMAGES_A_PROPERTY]]
+        return SheetRow(row["property_id"], thumbnails, row.get("description"), row["error"])
+
+
+def _thumbnail(path: Path) -> bytes | None:
+    try:
+        image = load_image(path, max_pixels=512 * 512)
+    except ImageError:
+        return None
+    # A panorama must not push the others off the page.
+    width = min(2 * THUMBNAIL_HEIGHT, max(1, round(image.width * THUMBNAIL_HEIGHT / image.height)))
+    stream = io.BytesIO()
+    image.resize((width, THUMBNAIL_HEIGHT)).save(stream, "JPEG", quality=80)
+    return stream.getvalue()
 
 
 def long_batch(described: Sequence[Described], seconds: float) -> str | None:

@@ -159,5 +159,4 @@ class EmbeddingWork:
             "expected": dg.MetadataValue.int(len(self.ids)),
             "ok": dg.MetadataValue.int(statuses[OK]),
             "failed": dg.MetadataValue.int(statuses.total() - statuses[OK]),
-            "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
         }

@@ -200,7 +200,7 @@ def _materialize(
                 damage = _damage(published, partition.key) if record is not None else ""
                 yield published_file_result(partition.asset, record, damage=damage)
                 raise _refused(partition, outcomes, stays=record is not None)
-            yield dg.Output(staged, metadata=steps.describe(staged.path) | how)
+            yield dg.Output(staged, metadata=steps.describe(staged.path) | how | _internals(partition))
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
     partition.row_retries.clear()
@@ -295,9 +295,15 @@ def _verify(
         yield published_file_result(partition.asset, record)
         raise _refused(partition, outcomes, stays=True)
     metadata: Metadata = {"verified": dg.MetadataValue.text(f"{said} No device was needed.")}
-    yield dg.Output(AlreadyPublished(record), metadata=steps.describe(file) | metadata)
+    metadata = steps.describe(file) | metadata | _internals(partition)
+    yield dg.Output(AlreadyPublished(record), metadata=metadata)
     yield from results
     yield published_file_result(partition.asset, record)
+
+
+def _internals(partition: Partition) -> Metadata:
+    """What only a search for the cause of something needs: it comes last on the page."""
+    return {"fingerprint": dg.MetadataValue.text(partition.fingerprint.digest)}
 
 
 def _damage(published: PublishedPartitions, key: str) -> str:

@@ -8,8 +8,12 @@ inside. Term: run coordinator.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import dagster as dg
 
+DESCRIPTIONS = "property_descriptions"
 PARTITION_TAG = "dagster/partition"
 PRIORITY_TAG = "dagster/priority"
 EXPECTED_TAG = "vlm_assets/expected_images"
@@ -52,4 +56,13 @@ def expected_tags(run: dg.DagsterRun) -> dict[str, str]:
         return {}
     settings = load_settings()
     cost = ExpectedCost.of(settings, Catalog.open(settings.home))
-    return {PRIORITY_TAG: str(cost.priority(key)), EXPECTED_TAG: str(cost.left(key))}
+    anew = _recomputes(run)
+    return {PRIORITY_TAG: str(cost.priority(key, anew=anew)), EXPECTED_TAG: str(cost.left(key, anew=anew))}
+
+
+def _recomputes(run: dg.DagsterRun) -> bool:
+    """Whether the run computes its partition's descriptions again, published or not."""
+    found: Any = run.run_config
+    for name in ("ops", DESCRIPTIONS, "config", "recompute"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found is True

@@ -49,8 +49,10 @@ class ExpectedCost:
         longest = max(map(len, catalog.ranges), default=0)
         return cls(settings, _whole(settings, catalog), longest * settings.max_images)
 
-    def left(self, key: str) -> int:
+    def left(self, key: str, *, anew: bool = False) -> int:
         """Images of the properties of a range that are not committed: 0 where it is published.
+
+        anew: what is published is computed again, so it counts for nothing.
 
         What is committed is known by its number of rows, so their images are taken as average ones. Raises
         KeyError for a range that the catalogue does not have.
@@ -59,19 +61,19 @@ class ExpectedCost:
         committed = committed_rows(self.settings.descriptions.partition(key))
         if committed:
             return round(whole * (1.0 - committed / len(PropertyRange.from_key(key))))
-        return 0 if _is_published(self.settings, key) else whole
+        return 0 if not anew and _is_published(self.settings, key) else whole
 
     def heaviest_first(self, keys: Collection[str]) -> list[str]:
         """Known keys in the order in which they should run; where nothing is left, by the whole range."""
         known = sorted(key for key in keys if key in self.whole)
         return sorted(known, key=lambda key: (-self.left(key), -self.whole[key]))
 
-    def priority(self, key: str) -> int:
+    def priority(self, key: str, *, anew: bool = False) -> int:
         """The order as a whole number, never above 0: what a person ranks 1 or more goes before all of it.
 
-        Raises KeyError for a range that the catalogue does not have.
+        anew: see ``left``. Raises KeyError for a range that the catalogue does not have.
         """
-        left = self.left(key)
+        left = self.left(key, anew=anew)
         # Published ones come after all others: a backfill over stale ones still has the heaviest first.
         return left - self.limit if left else self.whole[key] - 2 * self.limit
 

@@ -190,3 +190,11 @@ def uneven(tmp_path: Path) -> Settings:
     listing.write_text("".join(json.dumps(line) + "\n" for line in lines))
     ingest(listing, tmp_path / "home", range_size=2)
     return load_settings(home=tmp_path / "home")
+
+
+@pytest.fixture
+def published(uneven: Settings) -> None:
+    """The four uneven ranges are described."""
+    described = Dataset(uneven)
+    for key in described.keys:
+        described.describe(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -21,9 +22,15 @@ from vlm_assets.settings import Settings
 LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
 
 
+@dg.op(config_schema={"recompute": dg.Field(bool, is_required=False)})
+def property_descriptions() -> None:
+    """Takes the run config of the asset."""
+
+
 @dg.job
 def nothing() -> None:
     """What is queued here is never started."""
+    property_descriptions()
 
 
 # What a queued run must name; asked only when it is started.
@@ -38,10 +45,11 @@ class Queue:
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
 
-    def submit(self, **tags: str) -> dg.DagsterRun:
-        """Submit a run as Dagster does, whatever it was launched by."""
+    def submit(self, config: dict[str, Any] | None = None, **tags: str) -> dg.DagsterRun:
+        """Submit a run as Dagster does, whatever it was launched by. config: of its descriptions."""
         run = self.instance.create_run_for_job(
             nothing,
+            run_config={"ops": {"property_descriptions": {"config": config}}} if config else {},
             tags={name.replace("__", "/"): value for name, value in tags.items()},
             remote_job_origin=ORIGIN,
             job_code_origin=dg.reconstructable(nothing).get_python_origin(),
@@ -74,6 +82,17 @@ def test_partitions_leave_the_queue_heaviest_first(queue: Queue) -> None:
     assert [run.status for run in runs] == [dg.DagsterRunStatus.QUEUED] * 4
     assert queue.order == [HEAVY, LAST, MIDDLE, LIGHT]
     assert [run.tags["vlm_assets/expected_images"] for run in runs] == ["2", "4", "5", "15"]
+
+
+@pytest.mark.usefixtures("published")
+def test_a_recomputation_is_ranked_by_what_it_computes(queue: Queue) -> None:
+    """What is published has nothing left, but for a run that describes all of it again."""
+    anew = {"recompute": True}
+    runs = [queue.submit(anew, dagster__partition=key) for key in (LIGHT, MIDDLE, HEAVY)]
+    assert [run.tags["vlm_assets/expected_images"] for run in runs] == ["2", "4", "15"]
+    verified = queue.submit({"recompute": False}, dagster__partition=LAST)
+    assert verified.tags["vlm_assets/expected_images"] == "0"
+    assert queue.order == [HEAVY, MIDDLE, LIGHT, LAST]
 
 
 def test_a_priority_that_a_person_gave_stays(queue: Queue) -> None:
