@@ -32,6 +32,7 @@ from vlm_assets.assets.descriptions import DescriptionWork
 from vlm_assets.assets.partition import Partition
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.control_state import control_state
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.settings import Settings, load_settings
 
@@ -84,6 +85,7 @@ class Bench:
             paths=settings.descriptions.partition(self._range.key),
             expected_ids=self._work.ids,
             fingerprint=self._work.fingerprint,
+            state=control_state(settings),
             commit_seconds=settings.commit_seconds,
             commit_rows=settings.commit_rows,
         )

@@ -1,29 +1,18 @@
-"""The ledger of what was tried again: attempts a partition, what was launched, what was given up.
+"""The ledger of the re-materialization: how often each partition was tried again, and what was launched.
 
-What lives here: the entries and their file ``.state/attempts/attempts.json``. What does not: what is decided
-from them (``retry_decision.py``). An entry is written before anything is launched, with the run key that the
-run will carry, so that a tick that was killed finds out whether its run came to be.
+What lives here: the table ``attempts`` as entries. What does not: what is decided from it
+(``retry_decision.py``).
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 
-from resources.storage.files import make_directory, set_aside
-from resources.storage.lock_files import locked
-from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+import sqlalchemy as sa
 
-_ABOUT = (
-    "Truth about how often partitions were tried again. Deleted, each has all its attempts once more; it"
-    " also says which launches are under way, so delete it only while Dagster is down."
-)
-
-
-class AttemptsUnreadableError(ValueError):
-    """The ledger does not verify. It was moved aside; the message says what follows."""
+from resources.state.database import ControlState
+from resources.state.tables import attempts as _table
 
 
 @dataclass(frozen=True)
@@ -41,9 +30,9 @@ class Entry:
 
     launches: of all time, so that a run key is never used twice. attempts: in a row without a new row
     committed. interruptions: runs in a row that were ended from outside, without a new row. rows: committed
-    when last reckoned. not_before: unix seconds. reckoned: the run whose end was last taken into account.
-    told: what a person was last told of it. alerted: whether anything was told that is to be called off.
-    why: it was last launched.
+    at the last look. not_before: unix seconds. reckoned: the run whose end was last taken into account.
+    told: what a person was last told of it. alerted: whether an alert of it is open. why: it was last
+    launched.
     """
 
     key: str
@@ -61,46 +50,59 @@ class Entry:
 
 
 class Attempts:
-    """The ledger of one home. Hold ``locked`` from reading to writing: schedule and button are two."""
+    """The ledger of one home."""
 
-    def __init__(self, state_directory: Path) -> None:
-        self.directory = state_directory / "attempts"
-        self.path = self.directory / "attempts.json"
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """One at a time, over processes and threads; any death frees it."""
-        make_directory(self.directory)
-        with locked(self.directory / "attempts.lock"):
-            yield
+    def __init__(self, state: ControlState) -> None:
+        self._state = state
 
     def read(self) -> dict[str, Entry]:
-        """Entries by partition key. Raises AttemptsUnreadableError, once: the file is then moved aside."""
-        try:
-            found = read_sealed(self.path)["entries"]
-            return {key: _entry(key, fields) for key, fields in found.items()}
-        except FileNotFoundError:
-            return {}
-        except (BrokenSealError, KeyError, TypeError, ValueError, AttributeError) as error:
-            aside = set_aside(self.path, self.directory / "set_aside")
-            raise AttemptsUnreadableError(
-                f"{self.path} does not read ({error}) and was moved to {aside}. Every partition has all its"
-                " attempts once more; launches that were under way are known from their runs alone."
-            ) from error
+        """Entries by partition key. Raises ControlStateError."""
+        return self._state.read(_entries)
 
-    def write(self, entries: Mapping[str, Entry]) -> None:
-        """Replace the ledger, durably when it returns. Raises OSError."""
-        content = {
-            "about": _ABOUT,
-            "entries": {
-                key: {name: value for name, value in asdict(entry).items() if name != "key" and value}
-                for key, entry in sorted(entries.items())
-            },
-        }
-        write_sealed(self.path, content)
+    def write(self, entries: Mapping[str, Entry], *, read: Mapping[str, Entry]) -> bool:
+        """Replace what was ``read`` by ``entries``, durably. Raises ControlStateError.
+
+        False, and nothing is changed, where another look has changed the ledger meanwhile: schedule and
+        button are two, and a partition that both launched would run twice.
+        """
+
+        def write(connection: sa.Connection) -> bool:
+            if _entries(connection) != read:
+                return False
+            for key in read.keys() | entries.keys():
+                before, now = read.get(key), entries.get(key)
+                if before == now:
+                    continue
+                connection.execute(_table.delete().where(_table.c.partition == key))
+                if now is not None:
+                    connection.execute(_table.insert().values(_row(now)))
+            return True
+
+        return self._state.write(write)
 
 
-def _entry(key: str, fields: Mapping[str, object]) -> Entry:
-    requested = fields.get("requested")
-    known = {**fields, "requested": Request(**requested) if isinstance(requested, dict) else None}
-    return Entry(key=key, **known)  # type: ignore[arg-type]  # sealed: what was written is what is read
+def _entries(connection: sa.Connection) -> dict[str, Entry]:
+    return {row["partition"]: _entry(dict(row)) for row in connection.execute(sa.select(_table)).mappings()}
+
+
+def _entry(row: dict[str, object]) -> Entry:
+    run_key, tick, at = row.pop("run_key"), row.pop("run_tick"), row.pop("run_requested_at")
+    row["key"] = row.pop("partition")
+    del row["seal"]
+    entry = Entry(**row)  # type: ignore[arg-type]  # the columns are its fields
+    if run_key is None:
+        return entry
+    return replace(entry, requested=Request(str(run_key), str(tick), float(str(at))))
+
+
+def _row(entry: Entry) -> dict[str, object]:
+    row = asdict(entry)
+    request = entry.requested
+    del row["requested"], row["key"]
+    return {
+        **row,
+        "partition": entry.key,
+        "run_key": request.run_key if request else None,
+        "run_tick": request.tick if request else None,
+        "run_requested_at": request.at if request else None,
+    }

@@ -1,26 +1,23 @@
-"""What a person cancelled: kept on disk until that partition is launched by hand again.
+"""What a person cancelled: kept until that partition is launched by hand again.
 
-What lives here: the file ``.state/cancels/cancels.json``, and what Dagster's runs add to it and take from it.
-What does not: which partitions would be tried again otherwise (``retry_decision.py``). A cancelled partition
-is no failed one: who restarts it does what a person has just stopped.
+What lives here: the table ``cancels``, and what Dagster's runs add to it and take from it. What does not:
+which partitions would be tried again otherwise (``retry_decision.py``). A cancelled partition is not a failed
+one: a retry would restart what a person has just stopped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import dagster as dg
+import sqlalchemy as sa
 
-from resources.storage.files import set_aside
-from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from resources.state.database import ControlState
+from resources.state.tables import CANCELS_LOOKED_UNTIL as LOOKED_UNTIL
+from resources.state.tables import cancels, meta
 from sensors.dagster_internals.runs import RunState, runs_created_since, runs_ended_since
 
-_ABOUT = (
-    "Truth about which partitions a person cancelled. Deleted, it is made anew from the runs that Dagster's"
-    " database still has."
-)
 _OVERLAP_SECONDS = 120.0
 _NOTE_SECONDS = 86_400.0
 
@@ -64,50 +61,50 @@ def after(known: Cancelled, ended: Iterable[RunState], created: Iterable[RunStat
 class Cancels:
     """The cancels of one home, brought up to date from Dagster at each look."""
 
-    def __init__(self, state_directory: Path) -> None:
-        self.directory = state_directory / "cancels"
-        self.path = self.directory / "cancels.json"
+    def __init__(self, state: ControlState) -> None:
+        self._state = state
         self._looked_until = 0.0
 
-    def look(self, instance: dg.DagsterInstance, now: float) -> tuple[dict[str, Cancel], str | None]:
-        """What stands cancelled now, written down before it is used; and what was wrong with the file."""
-        known, damage = self._read()
-        # What this process has looked at since the file was last written is looked at only once.
-        since = max(known.looked_until, self._looked_until) - _OVERLAP_SECONDS
+    def look(self, instance: dg.DagsterInstance, now: float) -> dict[str, Cancel]:
+        """What stands cancelled now, written down before it is used. Raises ControlStateError."""
+        known = self._state.read(_read)
+        # What this process has looked at since it was last written is looked at only once. After the
+        # database was restored, everything is looked at again.
+        since = max(known.looked_until, self._looked_until) if known.looked_until else 0.0
+        since -= _OVERLAP_SECONDS
         ended = runs_ended_since(instance, max(since, 0.0), [dg.DagsterRunStatus.CANCELED])
         oldest = min([since, *(run.ended_at or now for run in ended)])
         created = runs_created_since(instance, max(oldest, 0.0)) if known.partitions or ended else []
         found = after(known, ended, created, now)
-        if found.partitions != known.partitions or now - known.looked_until > _NOTE_SECONDS or damage:
-            self._write(found)
+        changed = found.partitions != known.partitions
+        if changed or now - known.looked_until > _NOTE_SECONDS:
+
+            def write(connection: sa.Connection) -> Cancelled:
+                # Another look may have written meanwhile.
+                latest = after(_read(connection), ended, created, now)
+                _write(connection, latest)
+                return latest
+
+            found = self._state.write(write, copy=changed)
         self._looked_until = now
-        return found.partitions, damage
+        return found.partitions
 
     def read(self) -> dict[str, Cancel]:
-        """What stands on disk. One that does not read is none here: ``look`` makes it anew."""
-        try:
-            return self._parsed().partitions
-        except (BrokenSealError, KeyError, TypeError, ValueError):
-            return {}
+        """What was written down at the last look. Raises ControlStateError."""
+        return self._state.read(_read).partitions
 
-    def _read(self) -> tuple[Cancelled, str | None]:
-        try:
-            return self._parsed(), None
-        except (BrokenSealError, KeyError, TypeError, ValueError) as error:
-            aside = set_aside(self.path, self.directory / "set_aside")
-            self._looked_until = 0.0
-            return Cancelled(), (
-                f"{self.path} does not read ({error}) and was moved to {aside}. It was made anew from the"
-                " cancelled runs that Dagster's database has; a cancel that is older may be forgotten."
-            )
 
-    def _parsed(self) -> Cancelled:
-        try:
-            found = read_sealed(self.path)
-        except FileNotFoundError:
-            return Cancelled()
-        partitions = {key: Cancel(**one) for key, one in found["partitions"].items()}
-        return Cancelled(partitions, float(found["looked_until"]))
+def _read(connection: sa.Connection) -> Cancelled:
+    rows = connection.execute(sa.select(cancels.c.partition, cancels.c.run_id, cancels.c.at))
+    partitions = {row.partition: Cancel(row.run_id, row.at) for row in rows}
+    looked = connection.execute(sa.select(meta.c.value).where(meta.c.name == LOOKED_UNTIL)).scalar()
+    return Cancelled(partitions, float(looked or 0.0))
 
-    def _write(self, cancelled: Cancelled) -> None:
-        write_sealed(self.path, {"about": _ABOUT, **asdict(cancelled)})
+
+def _write(connection: sa.Connection, found: Cancelled) -> None:
+    connection.execute(cancels.delete())
+    rows = [{"partition": key, "run_id": one.run_id, "at": one.at} for key, one in found.partitions.items()]
+    if rows:
+        connection.execute(cancels.insert(), rows)
+    connection.execute(meta.delete().where(meta.c.name == LOOKED_UNTIL))
+    connection.execute(meta.insert().values(name=LOOKED_UNTIL, value=repr(found.looked_until)))

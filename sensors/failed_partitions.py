@@ -12,15 +12,15 @@ from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
+from resources.state.database import ControlState
 from resources.state.pause import pause_of
 from resources.state.row_retries import Refusal, RowRetriesFile, RowRetriesUnreadableError
-from sensors.attempts import Attempts, AttemptsUnreadableError, Entry, Request
+from sensors.attempts import Attempts, Entry, Request
 from sensors.cancels import Cancels
 from sensors.dagster_internals.backfill_queue import awaited_partitions
 from sensors.dagster_internals.check_results import Evaluation
@@ -32,8 +32,7 @@ from sensors.dagster_internals.runs import (
     runs_with_key,
     unfinished_partitions,
 )
-from sensors.damaged_state import call_off, damaged
-from sensors.done_again import DoneAgain, DoneAgainMemory, DoneAgainUnreadableError
+from sensors.done_again import DoneAgain, note_done_again
 from sensors.retry_alerts import given_up, interrupted_again, left_to_person, subject
 from sensors.retry_candidates import Candidate, Watched, candidates
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Decision, Facts, Policy, decide
@@ -81,7 +80,7 @@ class FailedPartitions:
     def __init__(
         self,
         watched: Watched,
-        state_directory: Path,
+        state: ControlState,
         *,
         policy: Policy,
         cap: int,
@@ -89,16 +88,15 @@ class FailedPartitions:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.watched = watched
-        self.attempts = Attempts(state_directory)
-        self.done_again = DoneAgainMemory(state_directory)
-        self.cancels = Cancels(state_directory)
-        self.outbox = Outbox(state_directory / "alerts")
+        self.state = state
+        self.attempts = Attempts(state)
+        self.cancels = Cancels(state)
+        self.outbox = Outbox(state.directory / "alerts")
         self.history = PartitionHistory(watched.assets)
         self.policy = policy
         self.cap = cap
         self._no_device = no_device
         self._clock = clock
-        self._state_directory = state_directory
         self._settled: dict[str, RunState] = {}
         self.succeeded_until: float | None = None
         self._refusals: dict[tuple[str, str, str], Refusal | None] = {}
@@ -108,15 +106,14 @@ class FailedPartitions:
 
         at_once: a person asks: no back-off is waited for, and what was given up is tried again.
         """
-        pause = pause_of(self._state_directory)
+        pause = pause_of(self.state)
         if pause is not None:
             return Ticked((), f"Nothing is started: {pause.sentence()}.")
         no_device = self._no_device()
         if no_device is not None:
             # Each run would wait for a device, and end.
             return Ticked((), f"Nothing is started, because every device is left out. {no_device}")
-        with self.attempts.locked():
-            return _Tick(self, instance, tick, at_once, self._clock()).run()
+        return _Tick(self, instance, tick, at_once, self._clock()).run()
 
     def states(
         self, instance: dg.DagsterInstance, run_ids: Collection[str], *, now: float
@@ -139,7 +136,7 @@ class FailedPartitions:
         """The refusal that this failed check belongs to. Raises RowRetriesUnreadableError."""
         at = (evaluation.asset, key, evaluation.run_id)
         if at not in self._refusals:
-            standing = RowRetriesFile(self._state_directory, evaluation.asset, key).read()
+            standing = RowRetriesFile(self.state.directory, evaluation.asset, key).read()
             refusal = standing.refusal if standing else None
             belongs = refusal is not None and refusal.run_id == evaluation.run_id
             self._refusals[at] = refusal if belongs else None
@@ -147,7 +144,7 @@ class FailedPartitions:
 
 
 class _Tick:
-    """One tick, with the ledger's lock held."""
+    """One tick: what it read, and what it decides."""
 
     def __init__(
         self, owner: FailedPartitions, instance: dg.DagsterInstance, tick: str, at_once: bool, now: float
@@ -167,13 +164,8 @@ class _Tick:
     def run(self) -> Ticked:
         owner = self.owner
         owner.history.look(self.instance)
-        cancelled, damage = owner.cancels.look(self.instance, self.now)
-        if damage is not None:
-            self.alerts.append(damaged("cancels", damage, self.now))
-        before, unreadable = self._read()
-        remembered, forgotten = self._remembered()
-        read = {"cancels": damage, "attempts": unreadable, "done_again": forgotten}
-        call_off(owner.outbox, [what for what, why in read.items() if why is None], self.now)
+        cancelled = owner.cancels.look(self.instance, self.now)
+        before = owner.attempts.read()
         self.entries = dict(before)
         requested = {key: one.requested for key, one in before.items() if one.requested is not None}
         self.own = runs_with_key(self.instance, [one.run_key for one in requested.values()])
@@ -189,29 +181,14 @@ class _Tick:
         self.counts["cancelled by a person"] += len(self.watched.keys & cancelled.keys())
         launches = [*self.cut_short, *self._choose(launchable, looked.found, cancelled)]
         unwell = {*looked.found, *looked.busy, *cancelled, *self._opened()}
-        done = self._done_again(self._forget_what_is_well(unwell), unwell, remembered)
+        done = self._done_again(self._forget_what_is_well(unwell), unwell)
         # Told before it is written down that it was: told twice is told once, by its id.
         owner.outbox.post_all(self.alerts)
-        if done != remembered:
-            owner.done_again.write(done, now=self.now)
+        note_done_again(owner.state, done, now=self.now)
         owner.succeeded_until = self.now
-        if self.entries != before:
-            owner.attempts.write(self.entries)
+        if self.entries != before and not owner.attempts.write(self.entries, read=before):
+            return Ticked((), "Another look was under way at the same time: the next tick looks again.")
         return Ticked(tuple(launches), self._sentence(len(launches)))
-
-    def _read(self) -> tuple[dict[str, Entry], str | None]:
-        try:
-            return self.owner.attempts.read(), None
-        except AttemptsUnreadableError as error:
-            self.alerts.append(damaged("attempts", str(error), self.now))
-            return {}, str(error)
-
-    def _remembered(self) -> tuple[dict[str, DoneAgain], str | None]:
-        try:
-            return self.owner.done_again.read(), None
-        except DoneAgainUnreadableError as error:
-            self.alerts.append(damaged("done_again", str(error), self.now))
-            return {}, str(error)
 
     def _decide(self, key: str, candidate: Candidate) -> Decision | None:
         """Decide about one partition; a decision to launch is returned, every other is carried out."""
@@ -348,21 +325,18 @@ class _Tick:
                 )
         return well
 
-    def _done_again(
-        self, well: Sequence[Entry], unwell: Collection[str], remembered: Mapping[str, DoneAgain]
-    ) -> dict[str, DoneAgain]:
-        """What was remembered, and what came right since without a person."""
-        done = dict(remembered)
+    def _done_again(self, well: Sequence[Entry], unwell: Collection[str]) -> list[DoneAgain]:
+        """What was completed without a person since the last look."""
+        done = []
         for run in self.owner.came_right(self.instance, now=self.now):
             key, at = run.partition, run.ended_at or self.now
-            known = done.get(key) if key is not None else None
-            if key in self.watched.keys and key not in unwell and (known is None or known.at < at):
-                done[key] = DoneAgain(key, at, run.retry_number, "its run crashed: Dagster's run retries")
+            if key is not None and key in self.watched.keys and key not in unwell:
+                done.append(DoneAgain(key, at, run.retry_number, "its run crashed: Dagster's run retries"))
         materialized = self.owner.history.materialized.values()
         for entry in well:
             # Its runs may have been deleted instead.
             if entry.launches and all(entry.key in of_asset for of_asset in materialized):
-                done[entry.key] = DoneAgain(entry.key, self.now, entry.launches, entry.why)
+                done.append(DoneAgain(entry.key, self.now, entry.launches, entry.why))
         return done
 
     def _sentence(self, launches: int) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.devices.left_out import DeviceRecord, LeftOutDevices
-from sensors.damaged_state import STANDS_SECONDS, call_off, damaged
 from sensors.health_watch import Watch
 
 NONE_LEFT = "devices/none left"
@@ -34,7 +33,6 @@ def usable_devices(watch: Watch, left_out: Collection[str]) -> int:
 def tell_left_out(watch: Watch, left_out: LeftOutDevices, outbox: Outbox, now: float) -> list[str]:
     """Post what is new of the devices left out; changes ``watch``. Returns sentences. now: unix seconds."""
     records = left_out.left_out()
-    _tell_damaged(left_out, outbox, now)
     for device, record in records.items():
         if device not in watch.left_out:
             outbox.post(
@@ -92,16 +90,3 @@ def _tell_none_left(watch: Watch, records: Mapping[str, DeviceRecord], outbox: O
 
 def _whys(record: DeviceRecord) -> str:
     return " ".join(dict.fromkeys(failure.why for failure in record.failures))
-
-
-def _tell_damaged(left_out: LeftOutDevices, outbox: Outbox, now: float) -> None:
-    """Whoever looked first may have set the file aside: a run at its start, or this tick."""
-    what = "devices left out"
-    call_off(outbox, [what], now)
-    for aside in left_out.set_aside():
-        if now - aside.stat().st_ctime < STANDS_SECONDS:
-            sentence = (
-                f"It is kept as {aside}. It is not known any more which devices were left out, so all are"
-                " used until they fail again; `vlm-assets devices` shows them."
-            )
-            outbox.post(damaged(what, sentence, now, occurrence=aside.name))

@@ -31,6 +31,7 @@ from sensors.dagster_runs import end_cancelled, fit_pool, mark_interrupted, run_
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.left_out_alerts import tell_left_out, usable_devices
+from sensors.restored_state import tell_restorations
 from sensors.ticks import note_tick
 from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
 
@@ -69,6 +70,9 @@ class HealthWatcher:
         run that a person is cancelling, before its worker is killed.
         """
         living = [worker for worker in self.workers.living() if worker.pid]
+        state = self.left_out.state
+        state.copy_if_due()
+        tell_restorations(state, self.outbox, self.clock())
         return [
             *self._end_stuck(watch, living, interrupt, settle),
             *self._name_slow(watch, living),

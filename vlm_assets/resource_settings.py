@@ -14,6 +14,7 @@ from resources.devices.resource import GpuResource
 from resources.engine.resource import TextEmbeddingModel, VisionLanguageModel
 from resources.engine.server.choice import ServerChoice
 from resources.publishing.parquet_io import ParquetIOManager
+from vlm_assets.control_state import control_state
 from vlm_assets.settings import Settings
 
 IO_MANAGER = "io_manager"
@@ -28,6 +29,7 @@ def build_gpu(settings: Settings) -> GpuResource:
         devices=settings.devices,
         wait_seconds=settings.device_wait_seconds,
         min_free_memory_gib=settings.device_min_free_gib,
+        state=control_state(settings),
     )
 
 

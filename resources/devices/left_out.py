@@ -1,4 +1,4 @@
-"""Devices that failed twice and are left out until a person takes them back: one durable file for all runs.
+"""Devices that failed twice and are left out until a person takes them back, as the control state has them.
 
 What lives here: noting failures, leaving out, taking back. What does not: what counts as a device's failure
 (``device_failures.py``), whether a device is sound at the moment (``health.py``), and telling people.
@@ -6,32 +6,21 @@ What lives here: noting failures, leaving out, taking back. What does not: what 
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
 
 from resources.devices.errors import DeviceError
-from resources.storage.files import make_directory, set_aside
-from resources.storage.lock_files import locked
-from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from resources.state.database import ControlState
+from resources.state.tables import device_failures, devices_left_out
 
 FAILURES = 2
 """Failures of a device, each of another occurrence, after which it is left out."""
 
 WITHIN_SECONDS = 24 * 3600.0
 """Failures that are further apart are those of software or of chance."""
-
-_ABOUT = (
-    "The truth about which devices are left out. Deleting it takes all of them back, as `vlm-assets devices"
-    " --take-back ID` does with one."
-)
-
-_ASIDE = "damaged"
-
-_log = logging.getLogger(__name__)
 
 
 class UnknownDeviceError(DeviceError):
@@ -75,22 +64,14 @@ class DeviceRecord:
 
 @dataclass(frozen=True)
 class LeftOutDevices:
-    """The file, which any process may change at once."""
+    """The devices of one home. Every method raises ControlStateError (an OSError)."""
 
-    path: Path
+    state: ControlState
     clock: Callable[[], float] = field(default=time.time)
 
     def records(self) -> Mapping[str, DeviceRecord]:
-        """Every device that something is held against, by id. A file that does not verify is kept aside."""
-        try:
-            return self._read()
-        except BrokenSealError:
-            with self._locked():
-                return self._read_or_set_aside()
-
-    def set_aside(self) -> list[Path]:
-        """Files of this name that did not verify and are kept; what they said is not known any more."""
-        return sorted((self.path.parent / _ASIDE).glob(f"{self.path.name}.*"))
+        """Every device that something is held against, by id."""
+        return self.state.read(_records)
 
     def left_out(self) -> dict[str, DeviceRecord]:
         """The devices that are left out, by id."""
@@ -100,13 +81,13 @@ class LeftOutDevices:
         """Note, durably, that a device failed; the same occurrence counts once within a day.
 
         on_one_device: nor where it is held against another device, for then it goes with the work. Returns
-        whether this is what leaves the device out. Raises OSError.
+        whether this is what leaves the device out.
         """
         now = self.clock()
-        with self._locked():
-            records = self._read_or_set_aside()
+
+        def note(connection: sa.Connection) -> bool:
+            records = _records(connection)
             before = records.get(device, DeviceRecord())
-            recent = [one for one in before.failures if abs(now - one.at) <= WITHIN_SECONDS]
             counted = records.values() if on_one_device else [before]
             if any(
                 one.occurrence == occurrence and abs(now - one.at) <= WITHIN_SECONDS
@@ -114,58 +95,43 @@ class LeftOutDevices:
                 for one in record.failures
             ):
                 return False
+            recent = [one for one in before.failures if abs(now - one.at) <= WITHIN_SECONDS]
             failures = (*recent, DeviceFailure(occurrence, why, now))
+            connection.execute(device_failures.delete().where(device_failures.c.device == device))
+            for one in failures:
+                row = {"device": device, "occurrence": one.occurrence, "at": one.at, "why": one.why}
+                connection.execute(device_failures.insert().values(row))
             leaves = before.left_out_at is None and len(failures) >= FAILURES
-            since = now if leaves else before.left_out_at
-            self._write({**records, device: DeviceRecord(failures, since)})
-        return leaves
+            if leaves:
+                connection.execute(devices_left_out.insert().values(device=device, since=now))
+            return leaves
+
+        return self.state.write(note, copy=True)
 
     def take_back(self, device: str) -> DeviceRecord:
         """Use a device again and forget its failures. Returns what was held against it.
 
-        Raises UnknownDeviceError, OSError.
+        Raises UnknownDeviceError.
         """
-        with self._locked():
-            records = self._read_or_set_aside()
+
+        def take(connection: sa.Connection) -> DeviceRecord:
+            records = _records(connection)
             if device not in records:
                 listed = ", ".join(sorted(records)) or "none"
                 raise UnknownDeviceError(
                     f"Nothing is held against a device {device!r}, so it cannot be taken back. Devices that"
                     f" something is held against: {listed}."
                 )
-            self._write({id_: one for id_, one in records.items() if id_ != device})
-        return records[device]
+            for table in (device_failures, devices_left_out):
+                connection.execute(table.delete().where(table.c.device == device))
+            return records[device]
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        make_directory(self.path.parent)
-        with locked(self.path.with_suffix(".lock")):
-            yield
+        return self.state.write(take, copy=True)
 
-    def _read(self) -> dict[str, DeviceRecord]:
-        try:
-            said = read_sealed(self.path)
-        except FileNotFoundError:
-            return {}
-        return {
-            id_: DeviceRecord(tuple(DeviceFailure(**one) for one in found["failures"]), found["left_out_at"])
-            for id_, found in said["devices"].items()
-        }
 
-    def _read_or_set_aside(self) -> dict[str, DeviceRecord]:
-        try:
-            return self._read()
-        except BrokenSealError as error:
-            aside = set_aside(self.path, self.path.parent / _ASIDE)
-            _log.error(
-                "%s does not verify (%s), so it is not known which devices were left out: all are used until"
-                " they fail again. It is kept as %s.",
-                self.path,
-                error,
-                aside,
-            )
-            return {}
-
-    def _write(self, records: Mapping[str, DeviceRecord]) -> None:
-        devices = {id_: asdict(one) for id_, one in records.items()}
-        write_sealed(self.path, {"about": _ABOUT, "devices": devices})
+def _records(connection: sa.Connection) -> dict[str, DeviceRecord]:
+    since = {row.device: row.since for row in connection.execute(sa.select(devices_left_out))}
+    failures: dict[str, list[DeviceFailure]] = {device: [] for device in since}
+    for row in connection.execute(sa.select(device_failures).order_by(device_failures.c.at)):
+        failures.setdefault(row.device, []).append(DeviceFailure(row.occurrence, row.why, row.at))
+    return {device: DeviceRecord(tuple(found), since.get(device)) for device, found in failures.items()}

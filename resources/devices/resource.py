@@ -23,6 +23,7 @@ from resources.devices.left_out import LeftOutDevices, at_work_on
 from resources.devices.nvml import DriverNvml
 from resources.devices.process_lease import lease_for_process
 from resources.devices.residents import ResidentError, Residents
+from resources.state.database import ControlState, open_state
 
 _log = logging.getLogger(__name__)
 
@@ -33,21 +34,23 @@ class GpuResource:
 
     leases_directory: folder of the locks, on a local disk, the same for all runs. devices: auto, given, cpu,
     cpu:N, or a list of numbers or UUIDs. wait_seconds: how long to wait for a free device.
-    min_free_memory_gib: refuse a GPU with less free memory.
+    min_free_memory_gib: refuse a GPU with less free memory. state: says which devices are left out; None: the
+    one beside the leases' folder.
     """
 
     leases_directory: str
     devices: str = "auto"
     wait_seconds: float = 600.0
     min_free_memory_gib: float = 0.0
+    state: ControlState | None = None
 
     def find(self) -> list[Device]:
         """The devices that the settings mean on this machine. Raises DeviceError."""
         return find_devices(self.devices, os.environ)
 
     def left_out(self) -> LeftOutDevices:
-        """The devices that failed twice, kept beside the leases' folder."""
-        return LeftOutDevices(Path(self.leases_directory).parent / "devices_left_out.json")
+        """The devices that failed twice."""
+        return LeftOutDevices(self.state or open_state(Path(self.leases_directory).parent))
 
     def residents(self) -> Residents:
         """What stays on the devices between their lessees, kept beside the leases' folder."""

@@ -240,7 +240,7 @@ class _SqliteStore:
             )
             connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'changes'")
             # Cancels are completed from Dagster's runs, as if none had been looked at.
-            connection.execute("DELETE FROM meta WHERE name = 'cancels_looked_until'")
+            connection.execute("DELETE FROM meta WHERE name = ?", (tables.CANCELS_LOOKED_UNTIL,))
             if doubtful:
                 # Unreadable is never empty: what a person stopped must not start by itself.
                 connection.execute(

@@ -1,22 +1,18 @@
-"""The pause: one file that makes every schedule, retry and materialization stand still until it is lifted.
+"""The pause: while it stands, no schedule, retry or materialization starts anything.
 
-What lives here: the file ``.state/pause.json`` and what it says. What does not: who looks at it and how each
-stands still (``vlm_assets/automation/pausing.py``, ``sensors/failed_partitions.py``).
+What lives here: setting, reading and lifting it. What does not: how each of them stands still
+(``vlm_assets/automation/pausing.py``, ``sensors/failed_partitions.py``).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
-from resources.storage.files import sync_directory
-from resources.storage.sealed_json import BrokenSealError, unseal, write_sealed
+import sqlalchemy as sa
 
-NAME = "pause.json"
-
-_ABOUT = "Truth: while this file stands nothing is started. `vlm-assets resume` removes it."
-_UNREADABLE = "{path} does not read, so everything stays paused; `vlm-assets resume` lifts it"
+from resources.state.database import ControlState
+from resources.state.tables import pause as _table
 
 
 @dataclass(frozen=True)
@@ -33,32 +29,35 @@ class Pause:
         return f"paused since {when}{because}; `vlm-assets resume` goes on"
 
 
-def pause_of(state_directory: Path) -> Pause | None:
-    """The pause that stands, or None. One that cannot be read is a pause too. Raises OSError."""
-    path = state_directory / NAME
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    try:
-        found = unseal(data)
-        return Pause(float(found["since"]), str(found["reason"]))
-    except (BrokenSealError, KeyError, TypeError, ValueError):
-        return Pause(path.stat().st_mtime, _UNREADABLE.format(path=path))
+def pause_of(state: ControlState) -> Pause | None:
+    """The pause that stands, or None. Raises ControlStateError."""
+    return state.read(_standing)
 
 
-def pause(state_directory: Path, reason: str, *, now: float) -> Pause:
-    """Pause, durably when it returns; a pause that stands keeps its beginning. Raises OSError."""
-    standing = pause_of(state_directory)
-    wanted = Pause(standing.since if standing else now, reason or (standing.reason if standing else ""))
-    write_sealed(state_directory / NAME, {"about": _ABOUT, **asdict(wanted)})
-    return wanted
+def pause(state: ControlState, reason: str, *, now: float) -> Pause:
+    """Pause, durably when it returns; a pause that stands keeps its beginning. Raises ControlStateError."""
+
+    def write(connection: sa.Connection) -> Pause:
+        standing = _standing(connection)
+        wanted = Pause(standing.since if standing else now, reason or (standing.reason if standing else ""))
+        connection.execute(_table.delete())
+        connection.execute(_table.insert().values(id=1, since=wanted.since, reason=wanted.reason))
+        return wanted
+
+    return state.write(write, copy=True)
 
 
-def resume(state_directory: Path) -> Pause | None:
-    """Lift the pause, durably; gives the one that stood. Raises OSError."""
-    standing = pause_of(state_directory)
-    if standing is not None:
-        (state_directory / NAME).unlink(missing_ok=True)
-        sync_directory(state_directory)
-    return standing
+def resume(state: ControlState) -> Pause | None:
+    """Lift the pause, durably; returns the one that stood. Raises ControlStateError."""
+
+    def write(connection: sa.Connection) -> Pause | None:
+        standing = _standing(connection)
+        connection.execute(_table.delete())
+        return standing
+
+    return state.write(write, copy=True)
+
+
+def _standing(connection: sa.Connection) -> Pause | None:
+    row = connection.execute(sa.select(_table.c.since, _table.c.reason)).first()
+    return None if row is None else Pause(row.since, row.reason)

@@ -19,6 +19,10 @@ liveness = sa.MetaData()
 """What is true only while processes run: written without fsync, made anew where it does not read."""
 
 
+CANCELS_LOOKED_UNTIL = "cancels_looked_until"
+"""Name in ``meta``: unix seconds; runs that a person ended before it are in ``cancels``."""
+
+
 def _seal() -> sa.Column[str]:
     return sa.Column("seal", sa.Text)
 

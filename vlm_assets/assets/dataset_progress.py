@@ -13,12 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import dagster as dg
+import sqlalchemy as sa
 
+from resources.state import tables
 from resources.state.pause import pause_of
 from resources.state.workers import Workers
 from sensors.progress_picture import build_progress_picture_sensor
 from vlm_assets.assets.partition_states import State
 from vlm_assets.catalog.catalog import Catalog, catalog_path
+from vlm_assets.control_state import control_state
 from vlm_assets.operate.picture import Cell, DeviceBar, Look, progress_picture
 from vlm_assets.operate.status import DeviceStatus, Status, read_status
 from vlm_assets.operate.throughput import throughput
@@ -124,7 +127,7 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
     state = settings.state_directory
 
     def paused() -> str | None:
-        pause = pause_of(state)
+        pause = pause_of(control_state(settings))
         return pause.sentence() if pause else None
 
     return build_progress_picture_sensor(
@@ -148,12 +151,18 @@ def _what_moved(settings: Settings) -> str:
     state = settings.state_directory
     if not (state / "workers").is_dir() and not settings.descriptions.published.is_dir():
         return ""
-    watched = [catalog_path(settings.home), state / "workers", state / "devices_left_out.json"]
-    watched += [state / "attempts" / "attempts.json", state / "cancels" / "cancels.json"]
+    watched = [catalog_path(settings.home), state / "workers"]
     for asset in (settings.descriptions, settings.embeddings):
         watched += [asset.published, asset.versions, asset.journals]
     seen = "".join(f"{path.name} {_changed_at(path)}\n" for path in watched)
+    seen += control_state(settings).read(_noted)
     return hashlib.sha256(seen.encode()).hexdigest()[:16]
+
+
+def _noted(connection: sa.Connection) -> str:
+    """What the picture shows of attempts, cancels and devices left out."""
+    shown = (tables.attempts, tables.cancels, tables.devices_left_out)
+    return repr([connection.execute(sa.select(table).order_by(*table.primary_key)).all() for table in shown])
 
 
 def _changed_at(path: Path) -> int | None:

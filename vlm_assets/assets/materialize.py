@@ -115,7 +115,7 @@ def materialize(
 
     Yields the Output and the check results in the order that Dagster's pages need.
     """
-    wait_while_paused(context, partition.state_directory)
+    wait_while_paused(context, partition.state)
     workers = Workers(partition.state_directory / "workers")
     with workers.begin(
         run_id=context.run.run_id,
@@ -165,7 +165,7 @@ def _materialize(
             restored=restored,
             journal=journal,
             beat=beat,
-            state_directory=partition.state_directory,
+            state=partition.state,
         )
         progress.report()
         if journal.missing_ids:

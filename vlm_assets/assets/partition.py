@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from resources.journal.journal import Journal
+from resources.state.database import ControlState
 from resources.state.row_retries import RowRetriesFile
+from vlm_assets.control_state import control_state
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +42,7 @@ class Partition:
     paths: PartitionPaths
     expected_ids: tuple[str, ...]
     fingerprint: Fingerprint
+    state: ControlState
     commit_seconds: float
     commit_rows: int
 
@@ -50,6 +53,7 @@ class Partition:
             paths=settings.layout.asset(asset).partition(key),
             expected_ids=work.ids,
             fingerprint=work.fingerprint,
+            state=control_state(settings),
             commit_seconds=settings.commit_seconds,
             commit_rows=settings.commit_rows,
         )

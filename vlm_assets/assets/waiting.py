@@ -15,6 +15,7 @@ import dagster as dg
 from resources.devices.leases import Clock
 from vlm_assets.assets.materialize import note_no_attempt
 from vlm_assets.automation.pausing import wait_while_paused
+from vlm_assets.control_state import control_state
 from vlm_assets.settings import Settings
 
 _FIRST_WAIT_SECONDS: Final = 0.5
@@ -37,7 +38,7 @@ def when_it_is_there(
     It is waited for as a device is, so that a backfill's queue does not run through. Raises ``lacking``, with
     ``title`` before its sentence, after ``device_wait_seconds``.
     """
-    wait_while_paused(context, settings.state_directory)
+    wait_while_paused(context, control_state(settings))
     deadline = clock.monotonic() + settings.device_wait_seconds
     wait = _FIRST_WAIT_SECONDS
     while True:
@@ -53,4 +54,4 @@ def when_it_is_there(
                 context.log.warning(f"Waiting, without a device, up to {left:.0f} s: {said}.")
         clock.sleep(min(wait, left))
         wait = min(wait * 2, _LONGEST_WAIT_SECONDS)
-        wait_while_paused(context, settings.state_directory)
+        wait_while_paused(context, control_state(settings))

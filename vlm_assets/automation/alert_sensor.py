@@ -14,6 +14,7 @@ from resources.state.workers import Workers
 from sensors.alerts import build_alerts_sensor
 from vlm_assets.assets import descriptions, embeddings
 from vlm_assets.automation.alert_settings import build_delivery, pages_address, ticks_directory
+from vlm_assets.control_state import control_state
 from vlm_assets.settings import Settings
 
 _USUAL_INTERVAL = 30.0
@@ -34,7 +35,7 @@ def build_alerts(
         assets=[descriptions.ASSET, embeddings.ASSET],
         watched={**intervals, **schedules},
         ticks=ticks_directory(settings),
-        paused=lambda: pause_of(settings.state_directory) is not None,
+        paused=lambda: pause_of(control_state(settings)) is not None,
         working=lambda: {worker.run_id for worker in Workers(settings.state_directory / "workers").living()},
         silence=settings.device_wait_seconds + _START_SECONDS,
         address=lambda: pages_address(settings),

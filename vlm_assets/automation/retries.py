@@ -26,6 +26,7 @@ from vlm_assets.assets import descriptions, embeddings
 from vlm_assets.assets.descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.control_state import control_state
 from vlm_assets.operate.expected_cost import heaviest_first
 from vlm_assets.resource_settings import build_gpu, build_text_embedding_model, build_vision_language_model
 from vlm_assets.settings import Settings
@@ -52,7 +53,11 @@ def build_failed_partitions(settings: Settings, keys: Collection[str]) -> Failed
     )
     policy = Policy(settings.retry_attempts, settings.retry_backoff_minutes * 60.0)
     return FailedPartitions(
-        watched, state, policy=policy, cap=settings.retry_runs, no_device=_no_device(build_gpu(settings))
+        watched,
+        control_state(settings),
+        policy=policy,
+        cap=settings.retry_runs,
+        no_device=_no_device(build_gpu(settings)),
     )
 
 

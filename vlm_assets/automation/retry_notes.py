@@ -1,81 +1,70 @@
-"""What the retries wrote of each partition: tried again, done since, given up, cancelled; for the triage.
+"""What the retries know of each partition, for ``status``: tried again, done since, given up, cancelled.
 
-What lives here: reading their files and saying them in a sentence. What does not: writing or mending them,
-which is the schedule's alone (``attempts.py``, ``done_again.py``, ``cancels.py`` of ``sensors``,
-``resources/state/row_retries.py``).
+What lives here: reading that and saying it. What does not: writing it, which is the schedule's alone
+(``attempts.py``, ``done_again.py``, ``cancels.py`` of ``sensors``, ``resources/state/row_retries.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from pathlib import Path
-from typing import Any
 
+from resources.state.database import ControlState
 from resources.state.row_retries import RowRetriesFile, RowRetriesUnreadableError
-from resources.storage.sealed_json import BrokenSealError, read_sealed
-from sensors.attempts import Attempts
-from sensors.done_again import DoneAgain, DoneAgainMemory
+from resources.state.sqlite_file import ControlStateError
+from sensors.attempts import Attempts, Entry
+from sensors.cancels import Cancel, Cancels
+from sensors.done_again import DoneAgain, done_again_since
 from vlm_assets.assets.partition_states import State
 
 _UNFINISHED = frozenset({State.INTERRUPTED, State.NOT_STARTED, State.REFUSED, State.DAMAGED})
 
 
 class RetryNotes:
-    """The files as they stand. ``warnings``: sentences about those that do not read; they are left alone."""
+    """What stands in the control state. ``warnings``: why it cannot be read now, where it cannot."""
 
-    def __init__(self, state_directory: Path) -> None:
-        self._state_directory = state_directory
+    def __init__(self, state: ControlState) -> None:
+        self._state = state
         self.warnings: list[str] = []
-        self._entries = self._read(Attempts(state_directory).path, "entries")
-        self._cancelled = self._read(state_directory / "cancels" / "cancels.json", "partitions")
+        self._entries: Mapping[str, Entry] = {}
+        self._cancelled: Mapping[str, Cancel] = {}
+        try:
+            self._entries = Attempts(state).read()
+            self._cancelled = Cancels(state).read()
+        except ControlStateError as error:
+            self.warnings.append(str(error))
 
     def of(self, asset: str, key: str, state: State) -> tuple[State, str | None]:
         """The state of an unfinished partition with what the retries know of it, and a sentence of that."""
         if state not in _UNFINISHED:
             return state, None
-        entry = self._entries.get(key, {})
+        entry = self._entries.get(key, Entry(key))
         if key in self._cancelled:
             return State.CANCELLED, "a person cancelled it: it is launched by hand only"
-        if entry.get("given_up"):
-            return State.GIVEN_UP, _given_up(entry.get("attempts", 0))
+        if entry.given_up:
+            return State.GIVEN_UP, _given_up(entry.attempts)
         if state is State.REFUSED:
             return state, self._refusal(asset, key)
-        if entry.get("attempts"):
-            return State.FAILED, _tried(entry["attempts"], entry.get("not_before", 0.0))
+        if entry.attempts:
+            return State.FAILED, _tried(entry.attempts, entry.not_before)
         return state, None
 
     def done_again(self, since: float) -> tuple[DoneAgain, ...]:
-        """What was tried again by itself and came right since (unix seconds), the oldest first."""
-        memory = DoneAgainMemory(self._state_directory)
+        """What was completed by a retry since (unix seconds), the oldest first."""
         try:
-            found = memory.look().values()
-        except (OSError, BrokenSealError, KeyError, TypeError, AttributeError) as error:
-            self.warnings.append(_unread(memory.path, error))
+            return tuple(done_again_since(self._state, since))
+        except ControlStateError as error:
+            if str(error) not in self.warnings:
+                self.warnings.append(str(error))
             return ()
-        return tuple(sorted((one for one in found if one.at >= since), key=lambda one: one.at))
 
     def _refusal(self, asset: str, key: str) -> str | None:
         try:
-            retries = RowRetriesFile(self._state_directory, asset, key).read()
+            retries = RowRetriesFile(self._state.directory, asset, key).read()
         except (RowRetriesUnreadableError, OSError) as error:
             self.warnings.append(str(error))
             return None
         return retries.refusal.sentence() if retries and retries.refusal else None
-
-    def _read(self, path: Path, name: str) -> Mapping[str, Any]:
-        try:
-            found = read_sealed(path)[name]
-        except FileNotFoundError:
-            return {}
-        except (OSError, BrokenSealError, KeyError) as error:
-            self.warnings.append(_unread(path, error))
-            return {}
-        return found if isinstance(found, dict) else {}
-
-
-def _unread(path: Path, error: Exception) -> str:
-    return f"{path} does not read ({error}); the next tick of the retries mends it."
 
 
 def _given_up(attempts: int) -> str:

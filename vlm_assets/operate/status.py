@@ -27,6 +27,7 @@ from vlm_assets.assets.partition_states import PartitionState, State, partition_
 from vlm_assets.assets.published_rows import PublishedRows, PublishedRowsNote, read_published_rows
 from vlm_assets.automation.retry_notes import RetryNotes
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.control_state import control_state
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.expected_cost import ExpectedCost
 from vlm_assets.operate.pace import Pace, learned_paces, time_left, together
@@ -150,7 +151,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     now = time.time()
     since = now - DAY_SECONDS if since is None else since
     workers = [worker for worker in Workers(state_directory / "workers").living() if worker.partition]
-    notes = RetryNotes(state_directory)
+    notes = RetryNotes(control_state(settings))
     described, embedded = (
         _states(asset, catalog, workers, notes) for asset in (settings.descriptions, settings.embeddings)
     )
@@ -163,7 +164,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     devices, unread = _devices(settings, workers, paces)
     done_again = notes.done_again(since)
     open_alerts, untold = _open_alerts(state_directory)
-    pause = pause_of(state_directory)
+    pause = pause_of(control_state(settings))
     dagster = running_address(settings.dagster_home)
     kinds: Counter[str] = Counter()
     for rows in published.values():
@@ -288,7 +289,7 @@ def _devices(
         here = [device.id for device in find_devices(settings.devices, os.environ)]
     except DeviceError as error:
         here, warnings = [], (f"The devices cannot be read: {error}",)
-    left_out = LeftOutDevices(settings.state_directory / "devices_left_out.json").left_out()
+    left_out = LeftOutDevices(control_state(settings)).left_out()
     at_work = {worker.device: worker for worker in workers if worker.device}
     found = []
     for id_ in dict.fromkeys((*here, *at_work, *left_out, *paces)):

@@ -23,6 +23,7 @@ from vlm_assets.assets.descriptions import ASSET
 from vlm_assets.automation.alert_settings import build_delivery
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.control_state import control_state
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 from vlm_assets.settings import CHECKOUT, load_settings
 
@@ -86,7 +87,7 @@ def test_kills_of_the_daemon_lose_no_alert_and_repeat_one_only_with_the_same_id(
     prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=1)
     settings = load_settings(home=home, devices="cpu:1", alert_targets=receiver.url())
     # Nothing is tried again: this is about who is told.
-    pause(settings.state_directory, "alerts alone", now=time.time())
+    pause(control_state(settings), "alerts alone", now=time.time())
     environment = {
         "VLM_ASSETS_HOME": str(home),
         "DAGSTER_HOME": str(dagster_home),

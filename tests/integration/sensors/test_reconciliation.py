@@ -17,6 +17,7 @@ import pytest
 from examples.rendered_properties import write_example
 from resources.alerts.outbox import Outbox
 from resources.devices.left_out import LeftOutDevices
+from resources.state.database import open_state
 from resources.state.workers import Workers
 from sensors.dagster_internals.partition_history import PartitionHistory
 from vlm_assets.catalog.catalog import Catalog
@@ -168,7 +169,7 @@ def test_a_device_that_hangs_twice_is_left_out_and_the_others_finish_everything(
     make_home(tmp_path, properties=8 * 16, range_size=16)
     keys = [one.key for one in Catalog.open(tmp_path).ranges]
     workers = Workers(tmp_path / ".state" / "workers")
-    left_out = LeftOutDevices(tmp_path / ".state" / "devices_left_out.json")
+    left_out = LeftOutDevices(open_state(tmp_path / ".state"))
     device = "cpu-0"
     stopped: list[str] = []
 

@@ -17,6 +17,7 @@ from resources.engine.server.running_server import RunningServer
 from resources.state.pause import pause, resume
 from resources.state.workers import Phase, Workers
 from sensors.dagster_internals.runs import NO_ATTEMPT
+from vlm_assets.control_state import control_state
 from vlm_assets.operate.expected_cost import committed_rows
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 
@@ -202,7 +203,7 @@ def test_a_server_that_goes_away_is_no_attempt(served_desk, model_server, monkey
 def test_nothing_asks_the_server_while_paused(shared_desk, model_server):
     """A pause comes first: somebody may have paused because of the server."""
     on = shared_desk.changed(engine="server", server_url=model_server.url)
-    state = on.settings.state_directory
+    state = control_state(on.settings)
     pause(state, "the server moves", now=time.time())
     model_server.well = False
     with ThreadPoolExecutor() as pool:

@@ -16,6 +16,7 @@ from dagster._core.events import (
 )
 
 from resources.alerts.outbox import Outbox
+from resources.state.database import open_state
 from sensors.dagster_internals.runs import LAUNCHED_BY, NO_ATTEMPT, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, Ticked
 from sensors.retry_candidates import Watched
@@ -87,7 +88,7 @@ class Orchestrator:
         policy = Policy(attempts=5, backoff_seconds=10 * MINUTE)
         self.failed_partitions = FailedPartitions(
             watched,
-            self.state,
+            open_state(self.state),
             policy=policy,
             cap=self.cap,
             no_device=lambda: told.no_device,

@@ -1,13 +1,17 @@
 """The scheduled re-materialization against a real Dagster instance, with the clock moved on by hand."""
 
+from dataclasses import replace
+
 import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
+from resources.state.database import open_state
 from resources.state.pause import pause, resume
 from resources.state.row_retries import RowRetries, RowRetriesFile
 from sensors.attempts import Attempts
 from sensors.dagster_internals.runs import LAUNCHED_BY, NO_ATTEMPT, RETRY
+from sensors.done_again import done_again_since
 from sensors.retry_schedule import request
 
 HOUR = 3600.0
@@ -33,7 +37,11 @@ def test_a_failed_partition_is_tried_again_after_the_back_off(orchestrator):
     orchestrator.launch(launch)
     orchestrator.ahead += HOUR
     assert orchestrator.tick() == []
-    assert Attempts(orchestrator.state).read() == {}
+    assert Attempts(open_state(orchestrator.state)).read() == {}
+
+
+def remembered(orchestrator):
+    return {one.key: one for one in done_again_since(open_state(orchestrator.state), 0.0)}
 
 
 def test_what_was_tried_again_and_is_done_is_remembered(orchestrator):
@@ -48,21 +56,21 @@ def test_what_was_tried_again_and_is_done_is_remembered(orchestrator):
     orchestrator.ahead += 10 * HOUR
     orchestrator.restart()
     orchestrator.tick()
-    seen = orchestrator.failed_partitions.done_again.read()
+    seen = remembered(orchestrator)
     assert list(seen) == ["a"], "b is not done, and c was put right by a person"
     assert seen["a"].runs == 1
     assert seen["a"].why.startswith("first: run ")
     orchestrator.behaviour.of_key.clear()
     orchestrator.materialize("b")
     orchestrator.tick()
-    assert sorted(orchestrator.failed_partitions.done_again.read()) == ["a", "b"]
+    assert sorted(remembered(orchestrator)) == ["a", "b"]
     orchestrator.behaviour.missing.add("a")
     assert orchestrator.tick() == ["a"]
-    assert orchestrator.failed_partitions.done_again.read()["a"] == seen["a"]
+    assert remembered(orchestrator)["a"] == seen["a"]
     orchestrator.ahead += 40 * 24 * HOUR
     orchestrator.behaviour.missing.clear()
     orchestrator.tick()
-    assert list(orchestrator.failed_partitions.done_again.read()) == ["a"], "b was a month ago"
+    assert list(remembered(orchestrator)) == ["a"], "b was a month ago"
 
 
 def test_what_dagster_started_again_after_a_crash_is_remembered(orchestrator):
@@ -70,25 +78,11 @@ def test_what_dagster_started_again_after_a_crash_is_remembered(orchestrator):
     orchestrator.materialize("a", tags={"dagster/retry_number": "2"})
     orchestrator.materialize("b")
     orchestrator.tick()
-    (done,) = orchestrator.failed_partitions.done_again.read().values()
+    (done,) = remembered(orchestrator).values()
     assert (done.key, done.runs, done.why) == ("a", 2, "its run crashed: Dagster's run retries")
     orchestrator.ahead += HOUR
     orchestrator.tick()
-    assert orchestrator.failed_partitions.done_again.read() == {"a": done}
-
-
-def test_a_damaged_memory_of_retries_is_told_and_stops_nothing(orchestrator):
-    """It is for people alone: kept aside, named, and everything is tried again as before."""
-    orchestrator.materialize("b", tags={"dagster/retry_number": "1"})
-    orchestrator.tick()
-    path = orchestrator.failed_partitions.done_again.path
-    path.write_bytes(path.read_bytes()[:-4])
-    orchestrator.behaviour.of_key["a"] = "fail"
-    orchestrator.materialize("a")
-    orchestrator.ahead += HOUR
-    assert orchestrator.tick() == ["a"]
-    assert [kind for kind, _ in orchestrator.told] == ["state_damaged"]
-    assert len(list((path.parent / "set_aside").iterdir())) == 1
+    assert remembered(orchestrator) == {"a": done}
 
 
 def test_a_poison_partition_gets_five_attempts_then_quiet(orchestrator):
@@ -138,7 +132,7 @@ def test_given_up_is_over_when_a_person_launches_it(orchestrator):
     orchestrator.materialize("a")
     assert orchestrator.tick() == []
     assert orchestrator.told == []
-    assert Attempts(orchestrator.state).read() == {}
+    assert Attempts(open_state(orchestrator.state)).read() == {}
 
 
 def test_the_button_waits_for_no_back_off_and_tries_what_was_given_up(orchestrator):
@@ -168,7 +162,7 @@ def test_interruptions_are_resumed_at_once_and_told_only_if_they_repeat(orchestr
         orchestrator.ahead += 12 * HOUR
         assert orchestrator.tick() == ["a"]
     assert orchestrator.told == [("interrupted_again", "a")]
-    assert Attempts(orchestrator.state).read()["a"].attempts == 0
+    assert Attempts(open_state(orchestrator.state)).read()["a"].attempts == 0
 
 
 def test_what_a_person_cancelled_stays_so_until_launched_by_hand(orchestrator):
@@ -459,12 +453,12 @@ def test_paused_nothing_starts_and_the_page_says_why(orchestrator):
     orchestrator.behaviour.of_key["a"] = "fail"
     orchestrator.materialize("a")
     orchestrator.ahead += HOUR
-    pause(orchestrator.state, "the machine is moved", now=1_800_000_000.0)
+    pause(open_state(orchestrator.state), "the machine is moved", now=1_800_000_000.0)
     ticked = orchestrator.look()
     assert not ticked.launches
     assert "paused since 2027-" in ticked.sentence
     assert "because the machine is moved" in ticked.sentence
-    resume(orchestrator.state)
+    resume(open_state(orchestrator.state))
     assert orchestrator.tick() == ["a"]
 
 
@@ -483,33 +477,50 @@ def test_with_every_device_left_out_nothing_starts_and_the_page_says_why(orchest
     assert orchestrator.tick() == ["a"]
 
 
-def test_a_damaged_ledger_is_kept_aside_and_told(orchestrator):
-    """Unreadable never counts as empty in silence; what is under way is still not launched twice."""
+def test_what_is_under_way_is_not_launched_twice_where_the_ledger_lost_it(orchestrator):
+    """A restored database may be an hour old: the runs that Dagster knows are believed."""
     orchestrator.behaviour.of_key.update(a="fail", b="fail")
     orchestrator.materialize("a")
     orchestrator.ahead += HOUR
     (launch,) = orchestrator.look().launches
     orchestrator.created("a", **{"dagster/run_key": launch.run_key})
-    ledger = orchestrator.failed_partitions.attempts.path
-    ledger.write_bytes(b"x" + ledger.read_bytes())
+    (orchestrator.state / "state.db").unlink()
     assert orchestrator.tick() == []
-    assert [kind for kind, _ in orchestrator.told] == ["state_damaged"]
-    assert len(list((ledger.parent / "set_aside").iterdir())) == 1
-    orchestrator.ahead += 24 * HOUR
-    orchestrator.tick()
-    assert "state/attempts" not in orchestrator.failed_partitions.outbox.open_subjects()
+    assert Attempts(open_state(orchestrator.state)).read() == {}
 
 
-def test_a_lost_list_of_cancels_is_made_anew(orchestrator):
+def test_lost_cancels_are_read_again_from_dagster(orchestrator):
     """Dagster's own runs still say what a person cancelled."""
     orchestrator.cancelled("a")
     orchestrator.behaviour.interrupted.add("a")
     orchestrator.tick()
-    path = orchestrator.failed_partitions.cancels.path
-    path.write_bytes(path.read_bytes()[:-4])
+    for path in [orchestrator.state / "state.db", *(orchestrator.state / "copies").iterdir()]:
+        path.unlink()
     orchestrator.restart()
+    resume(open_state(orchestrator.state))
     assert orchestrator.tick() == []
-    assert [kind for kind, _ in orchestrator.told] == ["state_damaged"]
+    assert list(orchestrator.failed_partitions.cancels.read()) == ["a"]
+
+
+def test_two_looks_at_once_launch_a_partition_once(orchestrator):
+    """The button is pressed while the schedule ticks: what one wrote down, the other does not launch."""
+    orchestrator.behaviour.of_key["a"] = "fail"
+    orchestrator.materialize("a")
+    orchestrator.ahead += HOUR
+    launched = []
+    orchestrator.failed_partitions.watched = replace(
+        orchestrator.failed_partitions.watched,
+        rows=lambda key: launched or launched.extend(another_look(orchestrator)) or 0,
+    )
+    assert orchestrator.look().launches == ()
+    assert [one.key for one in launched] == ["a"]
+
+
+def another_look(orchestrator):
+    other = type(orchestrator)(
+        orchestrator.instance, orchestrator.state, orchestrator.behaviour, orchestrator.ahead
+    )
+    return other.look(tick="the button").launches
 
 
 def test_a_new_database_is_read_from_its_start(orchestrator, another_instance):

@@ -9,6 +9,7 @@ import pytest
 from resources.engine.resource import VisionLanguageModel
 from resources.state.pause import pause, resume
 from sensors.dagster_internals.runs import run_states
+from vlm_assets.control_state import control_state
 from vlm_assets.operate.expected_cost import committed_rows
 from vlm_assets.resource_settings import build_vision_language_model
 
@@ -41,12 +42,12 @@ def model(desk):
 
 def test_a_working_materialization_commits_its_batch_and_ends_as_interrupted(desk, model):
     """The batch under way is committed, nothing is published, and Dagster calls it no failure of a step."""
-    state = desk.settings.state_directory
+    state = control_state(desk.settings)
     at_first_batch.append(lambda: pause(state, "the power is cut", now=time.time()))
     ended = desk.materialize(vision_language_model=model)
     assert not ended.success
     assert not ended.published
-    assert committed_rows(desk.settings, "property_descriptions", KEY) == 4
+    assert committed_rows(desk.settings.descriptions.partition(KEY)) == 4
     run = run_states(desk.instance, [ended.result.run_id])[ended.result.run_id]
     assert run.interrupted_by == "UNEXPECTED_TERMINATION"
     resume(state)
@@ -57,14 +58,14 @@ def test_a_working_materialization_commits_its_batch_and_ends_as_interrupted(des
 
 def test_a_start_waits_for_the_end_of_the_pause(shared_desk):
     """No queue of a backfill burns: a run waits without a device, and goes on when the pause is lifted."""
-    desk, state = shared_desk, shared_desk.settings.state_directory
+    desk, state = shared_desk, control_state(shared_desk.settings)
     pause(state, "", now=time.time())
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(desk.materialize)
         try:
             while not _says_that_it_waits(desk.instance):
                 assert not waiting.done(), waiting.result().failure
-            assert not list((state / "leases").glob("*.lock"))
+            assert not list((state.directory / "leases").glob("*.lock"))
         finally:
             resume(state)
         done = waiting.result(timeout=120)

@@ -1,6 +1,5 @@
 """Devices left out: two failures within a day, durable, until a person takes them back."""
 
-import json
 import logging
 
 import pytest
@@ -12,6 +11,7 @@ from resources.devices.lease_records import LeaseHolder
 from resources.devices.left_out import WITHIN_SECONDS, LeftOutDevices, UnknownDeviceError, at_work_on
 from resources.devices.resource import GpuResource
 from resources.engine.protocol import EngineLostError
+from resources.state.database import ControlState
 
 LOG = logging.getLogger("test")
 LOST = RuntimeError("CUDA error: unspecified launch failure")
@@ -33,7 +33,7 @@ def clock():
 
 @pytest.fixture
 def left_out(tmp_path, clock):
-    return LeftOutDevices(tmp_path / "devices_left_out.json", clock)
+    return LeftOutDevices(ControlState(tmp_path / ".state"), clock)
 
 
 def gpu(folder, devices="cpu:2", wait_seconds=0):
@@ -75,16 +75,6 @@ def test_a_person_takes_a_device_back(left_out):
     assert not left_out.records()
     with pytest.raises(UnknownDeviceError, match="GPU-2"):
         left_out.take_back("GPU-2")
-
-
-def test_a_damaged_file_is_kept_aside_and_named(left_out, tmp_path, caplog):
-    """Unreadable never means empty: it is named, and kept for a person to look at."""
-    left_out.note_failure("GPU-1", occurrence="r1", why="a")
-    left_out.path.write_bytes(left_out.path.read_bytes().replace(b"GPU-1", b"GPU-2"))
-    assert not left_out.records()
-    assert "does not verify" in caplog.text
-    (aside,) = (tmp_path / "damaged").iterdir()
-    assert "GPU-2" in json.loads(aside.read_bytes())["content"]["devices"]
 
 
 def test_the_others_take_over(tmp_path):

@@ -9,6 +9,7 @@ from resources.devices.errors import DriverUnavailableError
 from resources.devices.find import Device
 from resources.devices.health import Verdict
 from resources.devices.left_out import LeftOutDevices
+from resources.state.database import ControlState
 from resources.state.workers import Workers, boot_id
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
@@ -65,7 +66,7 @@ def watcher(tmp_path, clock, machine):
     return HealthWatcher(
         workers=Workers(tmp_path / "workers"),
         outbox=Outbox(tmp_path / "alerts"),
-        left_out=LeftOutDevices(tmp_path / "devices_left_out.json", clock),
+        left_out=LeftOutDevices(ControlState(tmp_path / "state", clock=clock), clock),
         find=machine.find,
         judge=machine.judge,
         clock=clock,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, replace
 
 import dagster as dg
@@ -153,16 +152,16 @@ def test_a_silence_of_the_driver_is_told_once_though_the_watch_is_lost(watcher, 
     assert len(watcher.outbox.recent(10)) == 1
 
 
-def test_a_damaged_file_of_devices_left_out_is_told_for_a_day(tick, watcher, clock):
-    """Devices that were left out are used again then: not in silence."""
-    clock.now = time.time()
+def test_a_restored_control_state_is_told_for_a_day(tick, watcher, clock):
+    """What was noted since the copy may be missing: not in silence, once, and no longer than a day."""
     for occurrence in "12":
         watcher.left_out.note_failure("GPU-1", occurrence=occurrence, why="It failed.")
-    path = watcher.left_out.path
-    path.write_bytes(path.read_bytes()[:-9])
-    assert tick() == tick() == [("state_damaged", "state/devices left out")]
-    assert tick(24 * 3600) == []
-    assert tick() == []
+    (watcher.left_out.state.directory / "state.db").unlink()
+    assert ("state_damaged", "state/database") in tick()
+    assert list(watcher.left_out.left_out()) == ["GPU-1"]
+    assert tick().count(("state_damaged", "state/database")) == 1
+    assert ("state_damaged", "state/database") not in tick(24 * 3600)
+    assert ("state_damaged", "state/database") not in tick()
 
 
 def test_with_every_device_left_out_the_queue_waits_and_goes_on_by_itself(

@@ -27,6 +27,7 @@ from vlm_assets.assets.dataset_progress import (
 )
 from vlm_assets.assets.partition_states import State
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.control_state import control_state
 from vlm_assets.operate.status import read_status
 from vlm_assets.settings import Settings, load_settings
 
@@ -122,13 +123,13 @@ def test_a_pause_is_drawn_once_when_all_is_at_rest_and_its_end_too(dataset) -> N
     with Workers(state / "workers").begin(
         run_id="r", asset="property_descriptions", partition=dataset.keys[0], expected=3
     ):
-        pause(state, "the night", now=time.time())
+        pause(control_state(dataset.settings), "the night", now=time.time())
         assert "the night" in ticks.tick(), "it still commits"
     at_rest = ticks.tick()
     assert at_rest not in (first, RESTS)
     assert "after" in at_rest, "drawn without waiting for ten minutes to pass"
     assert all("Nothing is started: paused since" in ticks.tick() for _ in range(3)), "drawn once"
-    resume(state)
+    resume(control_state(dataset.settings))
     assert "after" in ticks.tick(), "it does not say that it is paused for longer than it is"
     assert ticks.tick() == RESTS
 
@@ -147,7 +148,7 @@ def test_page_says_since_when_and_why_it_is_paused(uneven: Settings) -> None:
         assert "paused" not in metadata
         assert metadata["partitions running"].value == 1
     since = datetime(2026, 1, 1, 10, 0, tzinfo=UTC).timestamp()
-    pause(uneven.state_directory, "the night", now=since)
+    pause(control_state(uneven), "the night", now=since)
     status = read_status(uneven, catalog)
     metadata = progress_metadata(status)
     said = str(metadata["paused"].value)

@@ -1,5 +1,6 @@
 """What the triage says of partitions that the retries know."""
 
+from resources.state.database import ControlState
 from sensors.attempts import Attempts, Entry
 from vlm_assets.assets.partition_states import State
 from vlm_assets.automation.retry_notes import RetryNotes
@@ -11,8 +12,9 @@ def test_what_was_given_up_says_so_in_words(tmp_path):
         "a": Entry("a", attempts=5, given_up=True, told="interrupted"),
         "b": Entry("b", attempts=1, given_up=True, told="person: 1f2e3d"),
     }
-    Attempts(tmp_path).write(entries)
-    notes = RetryNotes(tmp_path)
+    state = ControlState(tmp_path)
+    assert Attempts(state).write(entries, read={})
+    notes = RetryNotes(state)
     assert notes.of("rows", "a", State.INTERRUPTED) == (
         State.GIVEN_UP,
         "failed 5 times in a row without progress: it is not tried again by itself",

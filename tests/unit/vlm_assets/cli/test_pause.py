@@ -3,6 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
+from resources.state.database import open_state
 from resources.state.pause import pause_of
 from vlm_assets.cli.main import app
 from vlm_assets.cli.pause import NoHomeError
@@ -26,6 +27,6 @@ def test_a_home_is_paused_and_resumed(tmp_path, monkeypatch):
     state.mkdir()
     paused = CliRunner().invoke(app, ["pause", "--home", str(tmp_path)])
     assert paused.exit_code == 0, paused.output
-    assert pause_of(state) is not None
+    assert pause_of(open_state(state)) is not None
     assert CliRunner().invoke(app, ["resume", "--home", str(tmp_path)]).exit_code == 0
-    assert pause_of(state) is None
+    assert pause_of(open_state(state)) is None
