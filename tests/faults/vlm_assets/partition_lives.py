@@ -25,9 +25,10 @@ from PIL import Image
 
 from faults.failpoints import Failpoint, die
 from resources.devices.find import Device
+from resources.engine.embedder import TextEmbedder
 from resources.engine.prompt import Prompt, build_prompt
 from resources.engine.protocol import Engine
-from resources.engine.resource import VisionLanguageModel
+from resources.engine.resource import TextEmbeddingModel, VisionLanguageModel
 from resources.engine.schema import DescriptionSchema, load_schema
 from resources.engine.transformers.model_loading import ModelSource
 from resources.engine.transformers.transformers_engine import TransformersEngine
@@ -37,6 +38,7 @@ from vlm_assets.settings import Settings, load_settings
 
 ASSET = "property_descriptions"
 _loaded: list[Engine] = []
+_embedders: list[TextEmbedder] = []
 _on_load: list[Callable[[], None]] = []
 
 
@@ -49,15 +51,25 @@ class LoadedModel(VisionLanguageModel):
         return _loaded[0]
 
 
-def live(order: dict[str, Any], say: Callable[..., Any]) -> None:
-    """One run of a partition, killed if so ordered.
+class LoadedEmbedder(TextEmbeddingModel):
+    """The same embedder, loaded before the fork and not after it."""
 
-    Before the ``operation``-th file operation (``torn``: half of a write let through), after the ``batch``-th
-    submitted batch, or ``seconds`` after its work began.
+    def load(self, device: Device) -> TextEmbedder:
+        """The embedder of this script's process."""
+        return _embedders[0]
+
+
+def live(order: dict[str, Any], say: Callable[..., Any]) -> None:
+    """One run of a partition's descriptions, or of the ``assets`` of the order, killed if so ordered.
+
+    It dies before the ``operation``-th file operation (``torn``: half of a write let through), after the
+    ``batch``-th submitted batch, or ``seconds`` after its work began.
     """
     settings = load_settings(home=order["home"], devices="cpu:1", **order["settings"])
     model = LoadedModel(model=settings.model)
-    defs = build_defs(settings, resource_overrides={"vision_language_model": model})
+    embedder = LoadedEmbedder(model=settings.model)
+    loaded = {"vision_language_model": model, "text_embedding_model": embedder}
+    defs = build_defs(settings, resource_overrides=loaded)
     submit, batches = Journal.submit, 0
 
     def submit_and_perhaps_die(journal: Journal, table: Any) -> None:
@@ -79,7 +91,7 @@ def live(order: dict[str, Any], say: Callable[..., Any]) -> None:
     failpoint = Failpoint(order.get("operation", 0), die, torn=order.get("torn", False))
     result = dg.materialize(
         defs.assets,
-        selection=[ASSET],
+        selection=order.get("assets", [ASSET]),
         partition_key=order["key"],
         resources=defs.resources,
         instance=instance,
@@ -134,6 +146,7 @@ def load_all(settings: Settings) -> None:
     _loaded.append(
         TransformersEngine(ModelSource(settings.model), schema=schema, prompt=prompt, device="cpu")
     )
+    _embedders.append(TextEmbedder(ModelSource(settings.model), device="cpu"))
 
 
 def main() -> None:
