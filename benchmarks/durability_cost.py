@@ -64,10 +64,9 @@ class Bench:
         model = build_vision_language_model(settings)
         (self._range,) = catalog.ranges
         self._work = DescriptionWork.of(settings, catalog, self._range, model)
-        with self._work.decode_workers() as workers:
-            self._batches: Sequence[Sequence[LoadedProperty]] = list(
-                self._work.load(workers, self._work.plan(frozenset()))
-            )
+        batches = self._work.plan(frozenset())
+        with self._work.workers(self._device, batches) as workers:
+            self._batches: Sequence[Sequence[LoadedProperty]] = list(self._work.load(workers, batches))
         self._engine: Engine = model.load(self._device, schema=self._work.schema, prompt=self._work.prompt)
 
     def without(self) -> Turn:

@@ -46,10 +46,9 @@ class Bench:
         model = build_vision_language_model(settings)
         (wanted,) = catalog.ranges
         self._work = DescriptionWork.of(settings, catalog, wanted, model)
-        with self._work.decode_workers() as workers:
-            self._batches: Sequence[Sequence[LoadedProperty]] = list(
-                self._work.load(workers, self._work.plan(frozenset()))
-            )
+        batches = self._work.plan(frozenset())
+        with self._work.workers(device, batches) as workers:
+            self._batches: Sequence[Sequence[LoadedProperty]] = list(self._work.load(workers, batches))
         self._engine: Any = model.load(device, schema=self._work.schema, prompt=self._work.prompt)
         self.spent: dict[str, float] = {}
         self._schema: Any = self._work.schema

@@ -31,18 +31,20 @@ from benchmarks.gpu_loops import (
     Case,
     Work,
     decode_rate,
-    decode_workers,
     describe_window,
     plain_window,
-    prepare_apart,
     render_jpegs,
+    workers_of,
 )
 from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceilings, profile_kernels
 from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_processor, vision_layers
 from benchmarks.gpu_report import print_case, print_table
 from resources.engine.protocol import Attempt
+from resources.engine.transformers.model_loading import ModelSource
+from resources.engine.transformers.tensor_output import Tensors
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.images.images import LoadedProperty
+from resources.images.outputs import Pixels
 
 IMAGES_OF_THE_RUN: Final = 12_800_000
 DEVICES_OF_THE_RUN: Final = 10
@@ -106,9 +108,9 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
 
         bench.free()
         engine = _engine(bench, processor, guided)
-        if bench.cuda:
-            prepare_apart(engine, processor, Path(folder), pinned=True)
-        result["engine"] = measured(describe_window(bench, case, engine, guided, restart))
+        processor.save_pretrained(folder)
+        output = Tensors(ModelSource(folder), PROMPT.text, str(bench.model.dtype).removeprefix("torch."))
+        result["engine"] = measured(describe_window(bench, case, engine, output, guided, restart))
         result["engine"]["largest_batch"] = engine.largest_batch
         result["nvml_problem"] = samples.problem
         fitted = engine.largest_batch or case.batch
@@ -138,7 +140,7 @@ def _fitting(bench: Bench, case: Case, engine: TransformersEngine) -> Case:
 
 
 def _batch(bench: Bench, case: Case) -> Sequence[LoadedProperty]:
-    with decode_workers(bench, case) as workers:
+    with workers_of(bench, case, Pixels()) as workers:
         return next(workers.feed(bench.batches(case)))
 
 
@@ -189,14 +191,13 @@ def _stages(work: Work, stages: Stages) -> dict[str, Any]:
     inside = stages.vision + stages.prefill + stages.decode
     seconds = {
         "wait_images": work.wait_images,
-        "wait_processor": work.wait_processor,
         "processor": work.processor,
         "upload_and_text": work.describe - work.processor - stages.generate,
         "vision": stages.vision,
         "prefill": stages.prefill,
         "decode": stages.decode,
         "generate_beside": stages.generate - inside,
-        "loop": work.seconds - work.wait_images - work.wait_processor - work.describe,
+        "loop": work.seconds - work.wait_images - work.describe,
     }
     steps = max(1, stages.steps)
     return {

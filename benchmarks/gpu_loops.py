@@ -24,13 +24,10 @@ from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_mo
 from resources.engine.feeding import Feeding
 from resources.engine.ladder import Described, LadderSettings
 from resources.engine.prompt import Prompt
-from resources.engine.transformers.model_inputs import InputPreparation
-from resources.engine.transformers.model_loading import ModelSource
-from resources.engine.transformers.preparation_process import PreparationProcess
 from resources.engine.transformers.transformers_engine import TransformersEngine
-from resources.images.decode_workers import DecodeWorkers
 from resources.images.images import PropertyJob
-from resources.images.nameless_memory import IS_THERE
+from resources.images.outputs import Output, Pixels
+from resources.images.worker_pool import WorkerPool
 
 Answers = AnswerLengths | AnswerScripts
 PREFETCH_BATCHES: Final = 2
@@ -162,8 +159,8 @@ def render_jpegs(folder: Path, count: int, size: tuple[int, int], threads: int) 
 
 
 def decode_rate(bench: Bench, case: Case) -> float:
-    """Images a second that the decode workers alone deliver."""
-    with decode_workers(bench, case) as workers:
+    """Images a second that workers read and decode, where they do nothing else."""
+    with workers_of(bench, case, Pixels()) as workers:
         feed = workers.feed(bench.batches(case))
         for _ in range(PREFETCH_BATCHES + 1):
             next(feed)
@@ -173,9 +170,10 @@ def decode_rate(bench: Bench, case: Case) -> float:
         return images / spent
 
 
-def decode_workers(bench: Bench, case: Case) -> DecodeWorkers:
-    """The decode workers as a run with this case's settings would have them."""
-    return DecodeWorkers(
+def workers_of(bench: Bench, case: Case, output: Output) -> WorkerPool:
+    """The workers as a run with this case's settings would have them."""
+    return WorkerPool(
+        output,
         workers=bench.workers,
         prefetch_batches=PREFETCH_BATCHES,
         max_pixels=case.side * case.side * 3 // 4,
@@ -183,30 +181,12 @@ def decode_workers(bench: Bench, case: Case) -> DecodeWorkers:
     )
 
 
-def prepare_apart(engine: TransformersEngine, processor: Any, folder: Path, *, pinned: bool) -> None:
-    """Have processes prepare for an engine, as for a long run's; in threads until they are ready.
-
-    folder: what they load the processor from, for as long as the engine is used.
-    """
-    processor.save_pretrained(folder)
-    count = engine.prepares_at_once if IS_THERE else 0
-    engine._inputs.close()
-    engine._inputs = InputPreparation(
-        processor,
-        PROMPT,
-        at_once=engine.prepares_at_once,
-        dtype=engine._model.dtype,
-        pinned=pinned,
-        processes=[PreparationProcess(ModelSource(str(folder)), PROMPT.text) for _ in range(count)],
-    )
-
-
 @dataclass
 class Work:
     """What a window of batches did.
 
-    tokens: of the prompts and of the answers of each property. wait_images, wait_processor: seconds without
-    a batch in the model. processor: seconds in its thread for what was not prepared ahead.
+    tokens: of the prompts and of the answers of each property. wait_images: seconds without a batch in the
+    model. processor: seconds in its thread for what was not prepared ahead.
     """
 
     seconds: float = 0.0
@@ -214,7 +194,6 @@ class Work:
     properties: int = 0
     images: int = 0
     wait_images: float = 0.0
-    wait_processor: float = 0.0
     processor: float = 0.0
     describe: float = 0.0
     tokens: list[tuple[int, int]] = field(default_factory=list)
@@ -229,7 +208,12 @@ class AnyText:
 
 
 def describe_window(
-    bench: Bench, case: Case, engine: TransformersEngine, lengths: Answers, restart: Callable[[], None]
+    bench: Bench,
+    case: Case,
+    engine: TransformersEngine,
+    output: Output,
+    lengths: Answers,
+    restart: Callable[[], None],
 ) -> Work:
     """What a run does, from decoding to the verdict, without the journal. Closes the engine.
 
@@ -237,7 +221,7 @@ def describe_window(
     """
     settings = LadderSettings(max_new_tokens=lengths.longest)
     with (
-        decode_workers(bench, case) as workers,
+        workers_of(bench, case, output) as workers,
         Feeding(engine, AnyText(), settings, end_batches=workers.close) as feeding,
     ):
         described = feeding.described(workers.feed(bench.batches(case)))
@@ -251,8 +235,7 @@ def describe_window(
         work.seconds = time.monotonic() - began
         work.processor = engine.seconds["processor"] - processor
         spent = feeding.spent
-        work.wait_images = spent.waiting_decode - before.waiting_decode
-        work.wait_processor = spent.waiting_preparation - before.waiting_preparation
+        work.wait_images = spent.waiting - before.waiting
         work.describe = spent.model - before.model
     return work
 

@@ -19,7 +19,6 @@ from dotenv import dotenv_values
 from pydantic import (
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -95,13 +94,13 @@ class Settings(BaseSettings):
         description="Images described together, at most; a property with more is a batch alone. A batch"
         " should take 20 s or less, for a kill loses it; a run warns where it takes longer.",
     )
-    decode_workers: NonNegativeInt = Field(
+    decode_workers: PositiveInt = Field(
         default_factory=lambda: max(1, min(8, (os.cpu_count() or 2) // 2)),
-        description="Processes that decode and resize images ahead of the model. 0: in the run's own.",
+        description="Processes that read and decode images and run the processor, ahead of the model.",
     )
-    prefetch_batches: PositiveInt = Field(2, description="Batches decoded ahead of the model, at most.")
+    prefetch_batches: PositiveInt = Field(2, description="Batches loaded ahead of the model, at most.")
     decode_seconds: PositiveFloat = Field(
-        120.0, description="Seconds for one property's images, after which its decoding is given up."
+        120.0, description="Seconds for one image, after which its worker is replaced; it has three tries."
     )
     engine: Literal["transformers", "server"] = Field(
         "transformers",

@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from resources.engine.protocol import Answer, Attempt, Engine, EngineLostError, RequestTooLargeError
+from resources.engine.protocol import (
+    Answer,
+    Attempt,
+    Engine,
+    EngineError,
+    EngineLostError,
+    RequestTooLargeError,
+)
 from resources.engine.verdict import InvalidDescription
 from resources.images.images import ImageFailure, LoadedProperty
 
@@ -85,7 +92,7 @@ def describe_batch(
     """One terminal result a property, in order. Raises EngineLostError, and nothing else for any content."""
     climbs = [_Climb(one, settings.first_attempt) for one in batch]
     for climb in climbs:
-        if not climb.loaded.images:
+        if not climb.loaded.seen:
             climb.result = _without_images(climb.loaded)
     while waiting := [climb for climb in climbs if climb.result is None]:
         attempt = waiting[0].attempt
@@ -124,7 +131,7 @@ class _Climb:
             self._end("ok", None, None, description, answer)
 
     def _climb_or_fail(self, kind: str, error: str, answer: Answer | None, settings: LadderSettings) -> None:
-        following = next_attempt(kind, self.attempt, len(self.loaded.images), settings)
+        following = next_attempt(kind, self.attempt, self.loaded.seen, settings)
         if following is None:
             self._end("failed", kind, error[:_ERROR_LIMIT], None, answer)
         else:
@@ -147,7 +154,7 @@ class _Climb:
             description=description,
             raw_text=answer.text[:RAW_TEXT_LIMIT] if answer is not None and status == "failed" else None,
             attempts=self.attempt.number,
-            images_seen=len(self.loaded.images[: self.attempt.images]),
+            images_seen=min(self.loaded.seen, self.attempt.images or self.loaded.seen),
             images_failed=self.loaded.failed,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
@@ -213,7 +220,9 @@ def _outcome(answer: Answer | Exception, seconds: float) -> _Outcome:
         return _Outcome(seconds, answer=answer)
     if isinstance(answer, RequestTooLargeError):
         return _Outcome(seconds, kind=answer.kind, error=str(answer))
-    return _Outcome(seconds, kind="engine_error", error=f"{type(answer).__name__}: {answer}")
+    # An engine's own words about one property need no class before them.
+    said = str(answer) if type(answer) is EngineError else f"{type(answer).__name__}: {answer}"
+    return _Outcome(seconds, kind="engine_error", error=said)
 
 
 def _kind_of(answer: Answer, verdict: InvalidDescription) -> tuple[str, str]:

@@ -86,10 +86,6 @@ class Engine(Protocol):
         """
 
     @property
-    def prepares_at_once(self) -> int:
-        """Calls of ``prepare``, each in a thread, at a time; 1 or more, and always the same."""
-
-    @property
     def seconds(self) -> Mapping[str, float]:
         """Seconds inside ``describe`` so far, by what it did, for people; empty where it does not know.
 

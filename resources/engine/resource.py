@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from resources.devices.find import Device
 from resources.engine.prompt import Prompt
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from resources.engine.embedder import TextEmbedder
     from resources.engine.protocol import Engine
     from resources.engine.server.choice import ServerChoice
+    from resources.images.outputs import Output
+
+_MANY_IMAGES: Final = 1000
+"""From here on workers run the processor: what they import for it takes 4 s of a core."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,21 @@ class VisionLanguageModel:
         server = self.server
         return device.id if server is None else server.device_name(device)
 
-    def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt, batches: int = 0) -> Engine:
-        """An engine on the leased device, for so many batches where that is known. Raises ModelLoadError."""
+    def output(self, device: Device, prompt: Prompt, *, images: int) -> Output:
+        """What workers are to make of each property's images; images: how many there are to load."""
+        server = self.server
+        if server is not None:
+            return server.output()
+        if images < _MANY_IMAGES:
+            from resources.images.outputs import Pixels
+
+            return Pixels()
+        from resources.engine.transformers.tensor_output import Tensors
+
+        return Tensors(self.source, prompt.text, "float32" if device.kind == "cpu" else "bfloat16")
+
+    def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt) -> Engine:
+        """An engine on the leased device. Raises ModelLoadError."""
         server = self.server
         if server is not None:
             return server.engine(self.source, device, schema=schema, prompt=prompt)
@@ -93,7 +110,6 @@ class VisionLanguageModel:
             prompt=prompt,
             device=device.kind,
             speculative_tokens=self.speculative_tokens,
-            batches=batches,
         )
 
 

@@ -13,15 +13,14 @@ import io
 import math
 import os
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from PIL import Image, UnidentifiedImageError
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 ImageErrorKind = Literal[
@@ -102,19 +101,28 @@ class ImageFailure:
 
 @dataclass
 class LoadedProperty:
-    """A property ready for the model."""
+    """A property ready for the model, as a worker made it (see ``outputs``)."""
 
     property_id: str
     ordinal: int
-    images: list[npt.NDArray[np.uint8]]
-    """RGB, each of shape (height, width, 3), in the order of the catalogue."""
+    images: Sequence[npt.NDArray[Any]]
+    """What was made of each readable image, in the order of the catalogue: RGB pixels [height, width, 3], or
+    the bytes of a file. Empty where the output is tensors."""
     seen: int
-    """``len(images)``, kept when the pixels are dropped."""
+    """Number of readable images, whatever was made of them."""
     failed: tuple[ImageFailure, ...]
     seconds: float
-    """Seconds of reading and decoding, summed over the images, wherever they ran."""
+    """Seconds of reading and decoding, summed over the images."""
     reading_seconds: float = 0.0
     """Those of them that went into reading files."""
+    processing_seconds: float = 0.0
+    """Seconds of making the output of the decoded images."""
+    tensors: Mapping[str, tuple[npt.NDArray[Any], str]] = field(default_factory=dict)
+    """What was made of all images together. See ``outputs.Made``."""
+    refusal: str | None = None
+    """Why no output can be made of these images, such as a processor's error."""
+    with_images: Callable[[int], LoadedProperty] | None = None
+    """Loads the property again with its first so many readable images."""
 
 
 def load_image(path: Path, *, max_pixels: int, when_read: Callable[[], None] = lambda: None) -> Image.Image:

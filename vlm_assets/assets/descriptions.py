@@ -29,8 +29,8 @@ from resources.engine.prompt import Prompt, build_prompt
 from resources.engine.protocol import Engine
 from resources.engine.resource import VisionLanguageModel
 from resources.engine.schema import DescriptionSchema, load_schema
-from resources.images.decode_workers import DecodeWorkers
 from resources.images.images import ImageError, ImageFailure, LoadedProperty, PropertyJob, load_image
+from resources.images.worker_pool import WorkerPool
 from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
 from vlm_assets.assets.checks import CheckOutcome, FailedShareLimits, check_descriptions
@@ -194,9 +194,9 @@ class DescriptionWork:
         warned = False
         guard = AnswerGuard(self.settings.invalid_share_stop)
         watch = self.images_watch()
-        with self.decode_workers() as workers:
+        with self.workers(device, batches) as workers:
             started = clock()
-            engine = self.model.load(device, schema=self.schema, prompt=self.prompt, batches=len(batches))
+            engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
             load_seconds = clock() - started
             with self.feeding(engine, workers) as feeding:
                 refuse_another_model(engine, self.fingerprint)
@@ -236,10 +236,12 @@ class DescriptionWork:
         may_be_gone = self.settings.failed_share_error >= 1.0
         return ImagesWatch(self.catalog, wanted, self.properties, may_be_gone)
 
-    def decode_workers(self) -> DecodeWorkers:
-        """The processes that read and decode images ahead of the model."""
+    def workers(self, device: Device, batches: Sequence[Batch]) -> WorkerPool:
+        """The processes that load the images of these batches ahead of the model."""
         settings = self.settings
-        return DecodeWorkers(
+        images = sum(planned.images for batch in batches for planned in batch)
+        return WorkerPool(
+            self.model.output(device, self.prompt, images=images),
             workers=settings.decode_workers,
             prefetch_batches=settings.prefetch_batches,
             max_pixels=settings.max_pixels,
@@ -247,7 +249,7 @@ class DescriptionWork:
             image_seconds=settings.decode_seconds,
         )
 
-    def load(self, workers: DecodeWorkers, batches: Sequence[Batch]) -> Iterator[list[LoadedProperty]]:
+    def load(self, workers: WorkerPool, batches: Sequence[Batch]) -> Iterator[list[LoadedProperty]]:
         """The batches with their images, in order. An image that leads out of the root is never opened."""
         refused: dict[str, list[ImageFailure]] = {}
         for loaded in workers.feed([self._job(planned, refused) for planned in batch] for batch in batches):
@@ -265,7 +267,7 @@ class DescriptionWork:
                 refused.setdefault(planned.property_id, []).append(failure)
         return PropertyJob(planned.property_id, planned.ordinal, tuple(paths), tuple(uris))
 
-    def feeding(self, engine: Engine, workers: DecodeWorkers) -> Feeding:
+    def feeding(self, engine: Engine, workers: WorkerPool) -> Feeding:
         """What has the engine describe what the workers load; leaving it closes the engine."""
         return Feeding(engine, self.schema, self.ladder, end_batches=workers.close)
 

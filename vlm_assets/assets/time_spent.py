@@ -35,8 +35,7 @@ class WorkTime:
             **{f"in {name}": self.phases[name] for name in ("prefill", "generation") if name in self.phases},
             "validating": spent.validating,
             "building rows": self.rows,
-            "waiting for decode": spent.waiting_decode,
-            "waiting for processor": spent.waiting_preparation,
+            "waiting for images": spent.waiting,
             "waiting for commit": self.commit,
             "reading images": spent.reading,
             "decoding images": spent.decoding,
@@ -61,8 +60,7 @@ class WorkTime:
         }
         parts["model, else" if self.phases else "model"] = max(0.0, spent.model - sum(parts.values()))
         parts |= {
-            "waiting for decode": spent.waiting_decode,
-            "waiting for processor": spent.waiting_preparation,
+            "waiting for images": spent.waiting,
             "rows": self.rows,
             "waiting for commit": self.commit,
         }

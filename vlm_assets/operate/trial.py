@@ -109,9 +109,9 @@ def run_trial(
     tables: list[pa.Table] = []
     tried: list[TriedBatch] = []
     in_process = settings.engine == "transformers"
-    with work.decode_workers() as workers:
+    with work.workers(lease.device, batches) as workers:
         started = time.monotonic()
-        engine = work.model.load(lease.device, schema=work.schema, prompt=work.prompt, batches=len(batches))
+        engine = work.model.load(lease.device, schema=work.schema, prompt=work.prompt)
         loaded = time.monotonic()
         with work.feeding(engine, workers) as feeding:
             for batch in feeding.described(work.load(workers, batches)):

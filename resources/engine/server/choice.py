@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from resources.devices.find import Device
 from resources.engine.protocol import ModelLoadError
 from resources.engine.server.answering import answering_arguments
-from resources.engine.server.image_transport import JPEG_QUALITY, DataUris, ImageFiles
+from resources.engine.server.image_transport import JPEG_QUALITY, DataUris, EncodedImages, ImageFiles
 from resources.engine.server.model_server import ModelServer, ServerAddress
 from resources.engine.server.served_model import served_model
 from resources.engine.server.server_plan import VLLM_COMMAND, ServerPlan
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from resources.engine.prompt import Prompt
     from resources.engine.schema import DescriptionSchema
     from resources.engine.server.server_engine import ServerEngine
+    from resources.images.outputs import Output
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +86,10 @@ class ServerChoice:
     def device_name(self, device: Device) -> str:
         """Where the model computes: the leased device, or the server's host and port."""
         return device.id if self.url is None else f"server {urlsplit(self.url).netloc.rpartition('@')[2]}"
+
+    def output(self) -> Output:
+        """What workers make of images: files, as the server is sent them."""
+        return EncodedImages()
 
     def engine(
         self, source: ModelSource, device: Device, *, schema: DescriptionSchema, prompt: Prompt

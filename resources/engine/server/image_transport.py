@@ -1,7 +1,7 @@
-"""How the pixels of a property reach a model server: inside the request, or as files that it may read.
+"""How the images of a property reach a model server: inside the request, or as files that it may read.
 
-What lives here: encoding, data URIs, and a folder of short-lived files. What does not: loading and the cap on
-pixels (``images.py``: the engine is handed pixels), and the request (``chat_request.py``).
+What lives here: encoding (which workers do), data URIs, and a folder of short-lived files. What does not:
+loading and the cap on pixels (``images.py``), and the request (``chat_request.py``).
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from PIL import Image
 
 from resources.engine.protocol import EngineLostError
+from resources.images.outputs import Made, Maker
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    Pixels = npt.NDArray[np.uint8]
+    EncodedImage = npt.NDArray[np.uint8]
+    """The bytes of a PNG or JPEG file."""
 
 JPEG_QUALITY: Final = 92
 """With colour at full resolution: the loss of a second compression is below what a model's resizing loses."""
@@ -47,8 +50,8 @@ class ImageFolderError(EngineLostError):
 class ImageTransport(Protocol):
     """Makes URLs of images that the server can open. Called from several threads."""
 
-    def urls(self, images: Sequence[Pixels]) -> list[str]:
-        """A URL an image, in order; each image RGB of shape (height, width, 3)."""
+    def urls(self, images: Sequence[EncodedImage]) -> list[str]:
+        """A URL an image, in order."""
 
     def forget(self, urls: Sequence[str]) -> None:
         """They are not needed any more."""
@@ -57,24 +60,38 @@ class ImageTransport(Protocol):
         """Leave nothing behind."""
 
 
-def encoded(image: Pixels) -> tuple[bytes, str]:
-    """An image as a file's bytes, and its media type."""
-    height, width = image.shape[:2]
+@dataclass(frozen=True)
+class EncodedImages:
+    """The images as files. See ``outputs.Output``."""
+
+    def load(self) -> Maker:
+        """See Output."""
+        import numpy as np
+
+        return lambda images: Made([np.frombuffer(encoded(image), np.uint8) for image in images])
+
+
+def encoded(image: Image.Image) -> bytes:
+    """An image as the bytes of a file: JPEG, or PNG where it is small or too long for JPEG."""
     stream = io.BytesIO()
-    if height * width < _SMALL_PIXELS or max(height, width) > _LONGEST_JPEG_SIDE:
-        Image.fromarray(image).save(stream, "PNG", compress_level=1)
-        return stream.getvalue(), "image/png"
-    Image.fromarray(image).save(stream, "JPEG", quality=JPEG_QUALITY, subsampling=0)
-    return stream.getvalue(), "image/jpeg"
+    if image.width * image.height < _SMALL_PIXELS or max(image.size) > _LONGEST_JPEG_SIDE:
+        image.save(stream, "PNG", compress_level=1)
+    else:
+        image.save(stream, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+    return stream.getvalue()
+
+
+def _media_type(data: bytes) -> str:
+    return "image/png" if data.startswith(b"\x89PNG") else "image/jpeg"
 
 
 class DataUris:
     """Images inside the request: works with every server, wherever it runs."""
 
-    def urls(self, images: Sequence[Pixels]) -> list[str]:
+    def urls(self, images: Sequence[EncodedImage]) -> list[str]:
         """A data URI an image."""
-        pairs = map(encoded, images)
-        return [f"data:{kind};base64,{base64.b64encode(data).decode()}" for data, kind in pairs]
+        files = [image.tobytes() for image in images]
+        return [f"data:{_media_type(file)};base64,{base64.b64encode(file).decode()}" for file in files]
 
     def forget(self, urls: Sequence[str]) -> None:
         """Nothing to forget."""
@@ -102,12 +119,12 @@ class ImageFiles:
         except OSError as error:
             raise _unwritable(folder, error) from error
 
-    def urls(self, images: Sequence[Pixels]) -> list[str]:
+    def urls(self, images: Sequence[EncodedImage]) -> list[str]:
         """A file URL an image. Raises ImageFolderError."""
         urls: list[str] = []
         for image in images:
-            data, kind = encoded(image)
-            path = self._folder / f"{next(self._numbers)}{_SUFFIXES[kind]}"
+            data = image.tobytes()
+            path = self._folder / f"{next(self._numbers)}{_SUFFIXES[_media_type(data)]}"
             urls.append(path.as_uri())
             try:
                 path.write_bytes(data)

@@ -56,8 +56,6 @@ class ServerEngine:
     model's at the server.
     """
 
-    prepares_at_once = 1
-
     def __init__(
         self,
         server: ModelServer,

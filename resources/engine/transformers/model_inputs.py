@@ -1,14 +1,14 @@
 """What a model is given for a batch: chat template, image processor and tokenizer, ahead of the model or not.
 
-What lives here: from loaded images to the processor's tensors, and keeping what was prepared ahead until it
-is asked for. What does not: when that happens (feeding.py), and the model (transformers_engine.py).
+What lives here: calling the processor, joining what workers made of each property, and keeping what was
+prepared ahead until it is asked for. What does not: when that happens (feeding.py), and the model
+(transformers_engine.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import operator
 import threading
 from collections import deque
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from PIL import Image
 
-from resources.engine.transformers.preparation_process import PreparationLostError
+from resources.engine.protocol import EngineError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,22 +28,24 @@ if TYPE_CHECKING:
 
     from resources.engine.prompt import Prompt
     from resources.engine.protocol import Attempt
-    from resources.engine.transformers.preparation_process import PreparationProcess
     from resources.images.images import LoadedProperty
 
 _PIXEL_MASK: Final = "pixel_attention_mask"
 """Marks of each pixel of each tile [properties, tiles, height, width] (Idefics, SmolVLM), of which processors
 make integers of 64 bits: more than the pixels themselves. Where none is given the models make booleans."""
 
-_log = logging.getLogger(__name__)
 
-
-def processed(processor: Any, prompt: str, images: Sequence[Sequence[npt.NDArray[np.uint8]]]) -> Any:
-    """A BatchFeature for the images [height, width, 3] of each property, prompts padded on the left."""
+def processed(
+    processor: Any, prompt: str, images: Sequence[Sequence[npt.NDArray[np.uint8] | Image.Image]]
+) -> Any:
+    """A BatchFeature for the images of each property, prompts padded on the left."""
     conversations = []
     for shown in images:
         # As PIL images they need no guessing of which axis holds the channels.
-        content: list[dict[str, Any]] = [{"type": "image", "image": Image.fromarray(one)} for one in shown]
+        content: list[dict[str, Any]] = [
+            {"type": "image", "image": one if isinstance(one, Image.Image) else Image.fromarray(one)}
+            for one in shown
+        ]
         content.append({"type": "text", "text": prompt})
         conversations.append([{"role": "user", "content": content}])
     tensors = processor.apply_chat_template(
@@ -72,61 +74,29 @@ class ModelInputs:
 
 
 class InputPreparation:
-    """Turns batches into tensors, ``at_once`` of them at a time, in any threads.
+    """Turns batches into tensors, in any thread.
 
-    Each thread has a copy of the processor: a tokenizer that two use at once refuses one of them. Most of its
-    work is resizing and arithmetic, for which Pillow and NumPy let go of the interpreter's lock; but a model
-    that is launched operation by operation loses the lock at each of them, and waits for it. So processes
-    prepare what is ahead, where there are any.
+    Workers have made the tensors of each property, and they are only joined; where workers handed over
+    pixels, the processor runs here, on the batch as a whole.
 
-    dtype: of floating-point tensors. pinned: in memory from which a GPU copies by itself. processes: what
-    prepares ahead, each from when it is ready until it is lost; ended by ``close``.
+    dtype: of floating-point tensors. pinned: in memory from which a GPU copies by itself.
     """
 
-    def __init__(
-        self,
-        processor: Any,
-        prompt: Prompt,
-        *,
-        at_once: int,
-        dtype: torch.dtype,
-        pinned: bool,
-        processes: Sequence[PreparationProcess] = (),
-    ) -> None:
-        self._living = list(processes)
-        self._idle = list(processes)
-        self._closed = False
+    def __init__(self, processor: Any, prompt: Prompt, *, dtype: torch.dtype, pinned: bool) -> None:
         self._prompt = prompt
         self._dtype = dtype
         self._pinned = pinned
+        # A copy for each thread: a tokenizer that two use at once refuses one of them.
         self._processors: SimpleQueue[Any] = SimpleQueue()
-        # One more: what is asked again does not wait for what is prepared ahead.
-        for _ in range(at_once + 1):
+        for _ in range(2):
             self._processors.put(copy.deepcopy(processor))
         self._guard = threading.Lock()
-        # Of the batch that is asked about, perhaps in parts, and of those ahead of it (see Feeding).
-        self._ahead: deque[list[_Prepared]] = deque(maxlen=2 + at_once)
+        # Of the batch that is asked about, perhaps in parts, of the next, and of the one being prepared.
+        self._ahead: deque[list[_Prepared]] = deque(maxlen=3)
 
     def prepare(self, chunks: Sequence[Sequence[LoadedProperty]], attempt: Attempt) -> None:
         """Prepare the parts of a batch; each is kept until it is taken, or newer batches have come."""
-        process = self._a_ready_process()
-        parts = []
-        try:
-            for chunk in chunks:
-                tensors = None
-                if process is not None:
-                    try:
-                        tensors = self._made_by(process, chunk, attempt)
-                    except PreparationLostError as error:
-                        self._give_up(process, error)
-                        process = None
-                        if self._closed:
-                            raise
-                parts.append(_Prepared(chunk, attempt, self._inputs(chunk, attempt, tensors)))
-        finally:
-            if process is not None:
-                with self._guard:
-                    self._idle.append(process)
+        parts = [_Prepared(chunk, attempt, self._inputs(chunk, attempt)) for chunk in chunks]
         with self._guard:
             self._ahead.append(parts)
 
@@ -142,53 +112,17 @@ class InputPreparation:
                         return part.inputs
         return self._inputs(chunk, attempt)
 
-    def close(self) -> None:
-        """End the processes, where there are any."""
-        with self._guard:
-            self._closed = True
-            living, self._living, self._idle = self._living, [], []
-        for process in living:
-            process.close()
+    def _inputs(self, chunk: Sequence[LoadedProperty], attempt: Attempt) -> ModelInputs:
+        from transformers import BatchFeature
 
-    def _a_ready_process(self) -> PreparationProcess | None:
-        """One that nobody else asks; the caller gives it back to the idle ones."""
-        with self._guard:
-            for process in list(self._idle):
-                try:
-                    if process.ready():
-                        self._idle.remove(process)
-                        return process
-                except PreparationLostError as error:
-                    lost = process, error
-                    self._idle.remove(process)
-                    break
-            else:
-                return None
-        self._give_up(*lost)
-        return self._a_ready_process()
+        from resources.engine.transformers.collation import collated
 
-    def _give_up(self, process: PreparationProcess, error: PreparationLostError) -> None:
-        """Do without it: what ends one process may end the next that is started."""
-        with self._guard:
-            closed = self._closed
-            if process in self._living:
-                self._living.remove(process)
-            left = len(self._living)
-        process.close()
-        if closed:
-            return
-        if left:
-            _log.warning("Inputs of the model are prepared by %d processes from now on: %s", left, error)
+        if all(one.tensors for one in chunk):
+            tensors = BatchFeature(collated([_shown(one, attempt).tensors for one in chunk]))
         else:
-            _log.warning("Inputs of the model are prepared in the run's own process from now on: %s", error)
-
-    def _inputs(
-        self, chunk: Sequence[LoadedProperty], attempt: Attempt, tensors: Any | None = None
-    ) -> ModelInputs:
-        """What the model is given, of tensors that were made elsewhere or are made here."""
-        if tensors is None:
             with self._a_processor() as processor:
-                tensors = processed(processor, self._prompt.text, _shown(chunk, attempt))
+                images = [one.images[: attempt.images] for one in chunk]
+                tensors = processed(processor, self._prompt.text, images)
         prompt_tokens = tensors["attention_mask"].sum(dim=1).tolist()
         tensors = tensors.to("cpu", self._dtype)
         if self._pinned:
@@ -196,11 +130,6 @@ class InputPreparation:
                 {name: one.pin_memory() for name, one in tensors.items() if hasattr(one, "pin_memory")}
             )
         return ModelInputs(tensors, prompt_tokens)
-
-    def _made_by(self, process: PreparationProcess, chunk: Sequence[LoadedProperty], attempt: Attempt) -> Any:
-        from transformers import BatchFeature
-
-        return BatchFeature(process.tensors(_shown(chunk, attempt), self._dtype))
 
     @contextlib.contextmanager
     def _a_processor(self) -> Iterator[Any]:
@@ -211,8 +140,14 @@ class InputPreparation:
             self._processors.put(processor)
 
 
-def _shown(chunk: Sequence[LoadedProperty], attempt: Attempt) -> Sequence[Sequence[npt.NDArray[np.uint8]]]:
-    return [one.images[: attempt.images] for one in chunk]
+def _shown(one: LoadedProperty, attempt: Attempt) -> LoadedProperty:
+    """The property with as many images as are shown in this attempt: loaded again where these are fewer."""
+    if attempt.images is None or one.seen <= attempt.images or one.with_images is None:
+        return one
+    fewer = one.with_images(attempt.images)
+    if not fewer.tensors:
+        raise EngineError(fewer.refusal or "its images can no longer be read")
+    return fewer
 
 
 @dataclass(eq=False)

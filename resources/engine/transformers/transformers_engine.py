@@ -7,10 +7,8 @@ tokens (greedy_decoding.py, guided.py), retries (ladder.py).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from resources.engine.protocol import (
     Answer,
     Attempt,
+    EngineError,
     EngineLostError,
     ModelLoadError,
     RequestTooLargeError,
@@ -36,9 +35,6 @@ from resources.engine.transformers.model_loading import (
     load_model,
     load_processor,
 )
-from resources.engine.transformers.preparation_process import PreparationProcess
-from resources.images.nameless_memory import IS_THERE
-from resources.machine_memory import memory_bytes
 
 if TYPE_CHECKING:
     from resources.engine.prompt import Prompt
@@ -51,17 +47,6 @@ _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllo
 
 _TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
 """Modules that complain when the interpreter ends (nanobind's)."""
-
-_LONG_RUN = 16
-"""Batches for which processes prepare: the start of one takes 4 s of a core."""
-
-_MOST_PREPARE = 8
-"""Batches that are prepared at once beside a GPU. 64 images of a megapixel are 5 to 16 s of a core, and a 2B
-model on a large GPU looks at them in 3."""
-
-_PREPARE_BYTES = 8 << 30
-"""Of the machine's memory, for each of these: a batch of 64 such images is up to 1 GiB of tensors, it is kept
-until the model has answered, and other runs may prepare as many."""
 
 
 class AnswerGrammar(Protocol):
@@ -79,8 +64,8 @@ class TransformersEngine:
 
     device: ``cpu`` or ``cuda`` (the first that is visible; the lease sees to it that it is the only one).
     speculative_tokens: how many tokens are guessed from earlier answers and checked in one step, at most.
-    Answers stay the same, apart from bfloat16's rounding. batches: how many batches will be described, where
-    that is known. Raises ModelLoadError, and SchemaError where the schema cannot guide decoding.
+    Answers stay the same, apart from bfloat16's rounding. Raises ModelLoadError, and SchemaError where the
+    schema cannot guide decoding.
     """
 
     batches_at_once = 1
@@ -93,33 +78,25 @@ class TransformersEngine:
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
         speculative_tokens: int = 0,
-        batches: int = 0,
     ) -> None:
-        with contextlib.ExitStack() as lost:
-            # First of all: it starts about as long as the model loads.
-            processes = []
-            for _ in range(_processes_beside(device, batches)):
-                processes.append(PreparationProcess(source, prompt.text))
-                lost.callback(processes[-1].close)
-            from transformers import AutoModelForImageTextToText
+        from transformers import AutoModelForImageTextToText
 
-            # What was imported by now stays to the end: a collection that looks at it, the process's last one
-            # above all, takes a second of a core. Not what follows: neither the model, whose memory is given
-            # back, nor what says on the screen what was not collected of it.
-            if not _TELL_WHAT_IS_LEFT & sys.modules.keys():
-                gc.freeze()
-            processor = load_processor(source)
-            model = load_model(source, AutoModelForImageTextToText, device=device)
-            grammar = Grammar(
-                schema.json_schema,
-                processor.tokenizer,
-                logits_width=model.get_output_embeddings().weight.shape[0],
-                stop_token_ids=_stop_token_ids(model, processor.tokenizer),
-            )
-            self.model = source.label
-            self.revision = exact_revision(source)
-            self._take(model, processor, grammar, prompt, device, speculative_tokens, processes)
-            lost.pop_all()
+        # What was imported by now stays to the end: a collection that looks at it, the process's last one
+        # above all, takes a second of a core. Not what follows: neither the model, whose memory is given
+        # back, nor what says on the screen what was not collected of it.
+        if not _TELL_WHAT_IS_LEFT & sys.modules.keys():
+            gc.freeze()
+        processor = load_processor(source)
+        model = load_model(source, AutoModelForImageTextToText, device=device)
+        grammar = Grammar(
+            schema.json_schema,
+            processor.tokenizer,
+            logits_width=model.get_output_embeddings().weight.shape[0],
+            stop_token_ids=_stop_token_ids(model, processor.tokenizer),
+        )
+        self.model = source.label
+        self.revision = exact_revision(source)
+        self._take(model, processor, grammar, prompt, device, speculative_tokens)
 
     @classmethod
     def around(
@@ -147,21 +124,12 @@ class TransformersEngine:
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
         speculative_tokens: int,
-        processes: Sequence[PreparationProcess] = (),
     ) -> None:
         from transformers import GenerationConfig
 
         self.largest_batch: int | None = None
         self._device = device
-        self.prepares_at_once = _prepare_at_once(device)
-        self._inputs = InputPreparation(
-            processor,
-            prompt,
-            at_once=self.prepares_at_once,
-            dtype=model.dtype,
-            pinned=device == "cuda",
-            processes=processes,
-        )
+        self._inputs = InputPreparation(processor, prompt, dtype=model.dtype, pinned=device == "cuda")
         self._tokenizer = processor.tokenizer
         self._model = model
         self._grammar = grammar
@@ -189,11 +157,17 @@ class TransformersEngine:
 
     def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
         """Run the processor ahead. See Engine."""
-        size = self.largest_batch or len(batch)
+        batch = [one for one in batch if one.refusal is None]
+        size = self.largest_batch or len(batch) or 1
         self._inputs.prepare([batch[at : at + size] for at in range(0, len(batch), size)], attempt)
 
-    def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer]:
+    def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer | EngineError]:
         """One answer a property, in order. See Engine; raises RequestTooLargeError for a single property."""
+        asked = self._described([one for one in batch if one.refusal is None], attempt)
+        answers = iter(asked)
+        return [next(answers) if one.refusal is None else EngineError(one.refusal) for one in batch]
+
+    def _described(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer]:
         answers: list[Answer] = []
         while len(answers) < len(batch):
             chunk = batch[len(answers) :][: self.largest_batch]
@@ -203,10 +177,10 @@ class TransformersEngine:
             elif len(chunk) > 1:
                 self.largest_batch = len(chunk) // 2
             else:
+                images = min(chunk[0].seen, attempt.images or chunk[0].seen)
                 raise RequestTooLargeError(
                     "out_of_memory",
-                    f"{len(chunk[0].images[: attempt.images])} images at once are more than the memory of "
-                    f"{self._device} holds beside the model",
+                    f"{images} images are more than the memory of {self._device} holds beside the model",
                 )
         return answers
 
@@ -214,7 +188,6 @@ class TransformersEngine:
         """Give the model's memory back."""
         import torch
 
-        self._inputs.close()
         del self._model, self._grammar
         gc.collect()
         if self._device == "cuda":
@@ -323,19 +296,6 @@ def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
             "add eos_token_id"
         )
     return tuple(dict.fromkeys(ids))
-
-
-def _prepare_at_once(device: Literal["cpu", "cuda"]) -> int:
-    """Batches that are prepared at once: one on a CPU, from which others would take what is the model's."""
-    if device == "cpu":
-        return 1
-    return max(1, min(_MOST_PREPARE, (os.cpu_count() or 1) // 2, memory_bytes() // _PREPARE_BYTES))
-
-
-def _processes_beside(device: Literal["cpu", "cuda"], batches: int) -> int:
-    """Processes that prepare in a long run, on other cores than the model's."""
-    worth_it = batches >= _LONG_RUN and IS_THERE and (os.cpu_count() or 1) >= 2
-    return _prepare_at_once(device) if worth_it else 0
 
 
 def _takes_a_decoding(model: Any) -> bool:

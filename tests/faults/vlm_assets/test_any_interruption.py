@@ -70,7 +70,7 @@ class Partition:
         }
 
 
-def how(workers: int = 0, prefetch: int = 1, batch_size: int = 2, commit_rows: int = 2) -> dict[str, int]:
+def how(workers: int = 1, prefetch: int = 1, batch_size: int = 2, commit_rows: int = 2) -> dict[str, int]:
     """Settings that may change between a kill and the next start."""
     return {
         "decode_workers": workers,
@@ -112,7 +112,7 @@ def test_the_uninterrupted_partition_has_rows_of_every_kind(partition: Partition
 
 settings_drawn = st.builds(
     how,
-    workers=st.integers(0, 3),
+    workers=st.integers(1, 3),
     prefetch=st.integers(1, 4),
     batch_size=st.integers(1, 4),
     commit_rows=st.integers(1, 5),

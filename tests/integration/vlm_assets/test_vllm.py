@@ -5,9 +5,9 @@ import shlex
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 from pydantic import BaseModel, Field
 
 from resources.devices.find import find_devices
@@ -15,6 +15,7 @@ from resources.devices.residents import Residents, end_residents
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import Attempt
 from resources.engine.schema import DescriptionSchema
+from resources.engine.server.image_transport import EncodedImages
 from resources.engine.server.server_plan import VLLM_COMMAND
 from resources.images.images import LoadedProperty
 from vlm_assets.resource_settings import build_vision_language_model
@@ -57,8 +58,8 @@ def test_vllm_describes_by_the_schema(desk, vllm_desk):
     assert vllm_desk.materialize(key="000000008-000000015").success
 
     model = build_vision_language_model(vllm_desk.settings)
-    pixels = np.zeros((64, 64, 3), np.uint8)
-    property_ = LoadedProperty("p", 0, [pixels, pixels], 2, (), 0.0)
+    black = Image.new("RGB", (64, 64))
+    property_ = LoadedProperty("p", 0, EncodedImages().load()([black, black]).images, 2, (), 0.0)
     schema = DescriptionSchema(Roof)
     engine = model.load(find_devices("cpu:1", {})[0], schema=schema, prompt=Prompt("Describe."))
     (answer,) = engine.describe([property_], attempt=Attempt(1, max_new_tokens=40))

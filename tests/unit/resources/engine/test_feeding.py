@@ -12,8 +12,9 @@ from resources.engine.feeding import Feeding
 from resources.engine.ladder import LadderSettings, describe_batch
 from resources.engine.protocol import Answer, EngineLostError
 from resources.engine.schema import DescriptionSchema
-from resources.images.decode_workers import DecodeWorkers, DecodeWorkersError
-from resources.images.images import PIXELS_AHEAD, PropertyJob
+from resources.images.images import PropertyJob
+from resources.images.outputs import Pixels
+from resources.images.worker_pool import WorkerPool, WorkerPoolError
 
 SETTINGS = LadderSettings(max_new_tokens=50)
 PATIENCE = 30.0
@@ -36,7 +37,6 @@ class Engine:
 
     def __init__(self, at_once):
         self.batches_at_once = at_once
-        self.prepares_at_once = 1
         self.before = lambda name: None
         self.asked = []
         self.prepared = {}
@@ -101,11 +101,10 @@ def timeless(described):
     return [vars(one) | {"seconds": None} for one in described]
 
 
-@pytest.mark.parametrize(("at_once", "prepares"), [(1, 1), (1, 3), (2, 1), (3, 2), (20, 9)])
-def test_rows_do_not_depend_on_the_batches_at_once(batches, at_once, prepares):
+@pytest.mark.parametrize("at_once", [1, 2, 3, 20])
+def test_rows_do_not_depend_on_the_batches_at_once(batches, at_once):
     """The rows are those of asking batch by batch, one at once in that order, and no more is under way."""
     engine = Engine(at_once)
-    engine.prepares_at_once = prepares
     expected = [timeless(describe_batch(Engine(1), SCHEMA, batch, SETTINGS)) for batch in batches]
     found = [timeless(batch) for batch in fed(engine, batches)]
     if at_once > 1:
@@ -172,31 +171,8 @@ def test_the_next_batch_is_prepared_beside_the_model(batches, at_once):
     assert len(fed(engine, batches)) == len(batches)
 
 
-@pytest.mark.parametrize("fit_anyway", [PIXELS_AHEAD, 1])
-def test_several_batches_are_prepared_at_once(batches, fit_anyway, monkeypatch):
-    """Where an engine prepares three batches at once, the third waits neither for the first nor for room."""
-    monkeypatch.setattr("resources.engine.feeding.PIXELS_AHEAD", fit_anyway)
-    engine = Engine(1)
-    engine.prepares_at_once = 3
-    third = threading.Event()
-
-    def prepare(batch, attempt):
-        if batch[0].property_id == "0a":
-            assert third.wait(PATIENCE)
-        if batch[0].property_id == "2a":
-            third.set()
-
-    engine.prepare = prepare
-    assert len(fed(engine, batches)) == len(batches)
-    assert third.is_set()
-
-
-def test_no_more_pixels_are_ahead_than_fit(batches, monkeypatch):
-    """Large batches are prepared one ahead, however many the engine would take."""
-    monkeypatch.setattr("resources.engine.feeding.PIXELS_AHEAD", 1)
-    monkeypatch.setattr("resources.engine.feeding._PIXELS_PREPARED", 0)
-    engine = Engine(1)
-    engine.prepares_at_once = 3
+def test_one_batch_is_ahead_and_no_more(batches):
+    """Memory is bounded: while a batch is with the engine, one more is drawn and prepared."""
     drawn = []
 
     def source():
@@ -204,9 +180,9 @@ def test_no_more_pixels_are_ahead_than_fit(batches, monkeypatch):
             drawn.append(number)
             yield batch
 
-    with Feeding(engine, SCHEMA, SETTINGS, end_batches=lambda: None) as feeding:
+    with Feeding(Engine(1), SCHEMA, SETTINGS, end_batches=lambda: None) as feeding:
         for number, _ in enumerate(feeding.described(source())):
-            assert drawn[-1] <= number + 2
+            assert drawn[-1] <= number + 1
     assert drawn == list(range(8))
 
 
@@ -267,11 +243,11 @@ def test_an_error_of_the_images_comes_after_what_was_before(batches, at_once):
 
     def broken():
         yield from batches[:3]
-        raise DecodeWorkersError("no more")
+        raise WorkerPoolError("no more")
 
     out = []
     with (
-        pytest.raises(DecodeWorkersError, match="no more"),
+        pytest.raises(WorkerPoolError, match="no more"),
         Feeding(Engine(at_once), SCHEMA, SETTINGS, end_batches=lambda: None) as feeding,
     ):
         for batch in feeding.described(broken()):
@@ -283,7 +259,7 @@ def test_leaving_does_not_wait_for_images(tmp_path):
     """A worker that hangs over an image holds up neither an interrupt nor the end."""
     (tmp_path / "a.jpg").write_bytes(b"never read")
     jobs = [[PropertyJob("a", 0, (str(tmp_path / "a.jpg"),))]]
-    with DecodeWorkers(workers=1, prefetch_batches=1, max_pixels=10, max_images=1) as workers:
+    with WorkerPool(Pixels(), workers=1, prefetch_batches=1, max_pixels=10, max_images=1) as workers:
         while not workers.pids:
             pass
         os.kill(workers.pids[0], signal.SIGSTOP)
@@ -314,33 +290,31 @@ def test_leaving_does_not_wait_for_a_processor(batches, monkeypatch):
 
 
 def test_where_the_time_went(batches):
-    """Waiting for images, waiting for their preparation, and the model's own time are told apart."""
+    """Waiting for images and the model's own time are told apart."""
     engine = Engine(1)
     now = 0.0
-    looks = 0
-    waits = threading.Event()
+    is_waited_for = threading.Event()
 
     def pass_time(seconds):
         nonlocal now
         now += seconds
 
     def clock():
-        nonlocal looks
-        looks += threading.current_thread() is threading.main_thread()
         at = now
-        if looks == 2:  # The first look is at the beginning, the second when the first batch is waited for.
-            waits.set()
+        if threading.current_thread() is threading.main_thread() and feeding_began:
+            is_waited_for.set()
         return at
 
     def slowly():
-        assert waits.wait(PATIENCE)
+        assert is_waited_for.wait(PATIENCE)
         pass_time(5.0)
         yield batches[0]
 
+    feeding_began = []
     engine.prepare = lambda batch, attempt: pass_time(2.0)
     engine.before = lambda name: pass_time(3.0)
     with Feeding(engine, SCHEMA, SETTINGS, end_batches=lambda: None, clock=clock) as feeding:
+        feeding_began.append(True)
         list(feeding.described(slowly()))
     spent = feeding.spent
-    assert (spent.waiting_decode, spent.waiting_preparation, spent.model) == (5.0, 2.0, 3.0)
-    assert spent.preparing == 2.0
+    assert (spent.waiting, spent.model, spent.preparing) == (7.0, 3.0, 2.0)

@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import numpy as np
 import pydantic
 import pytest
+from PIL import Image
 
 from resources.engine.prompt import Prompt
 from resources.engine.schema import DescriptionSchema
+from resources.engine.server.image_transport import EncodedImages
 from resources.engine.server.model_server import ServerAddress, ServerDownError
 from resources.engine.server.running_server import RunningServer
 from resources.engine.server.served_model import served_model
@@ -304,7 +305,8 @@ def load():
     """A property with so many small images."""
 
     def load(property_id="a", images=1):
-        pixels = [np.zeros((8, 8, 3), np.uint8) for _ in range(images)]
-        return LoadedProperty(property_id, 0, pixels, images, (), 0.0)
+        black = Image.new("RGB", (8, 8))
+        files = EncodedImages().load()([black] * images).images
+        return LoadedProperty(property_id, 0, files, images, (), 0.0)
 
     return load

@@ -15,6 +15,7 @@ from resources.engine.transformers import drafted_steps
 from resources.engine.transformers.attention import share_keys_in_steps
 from resources.engine.transformers.drafts import Drafts
 from resources.engine.transformers.guided import Grammar
+from resources.engine.transformers.model_inputs import processed
 from resources.engine.transformers.model_loading import ModelSource
 from resources.engine.transformers.transformers_engine import TransformersEngine
 
@@ -281,3 +282,40 @@ def test_language_layers_embed(tmp_path, tokenizer):
     """The language layers of another family embed a text."""
     save_gemma3(tmp_path, copy.deepcopy(tokenizer))
     assert TextEmbedder(ModelSource(str(tmp_path)), device="cpu").embed(["a house"]).shape == (1, 48)
+
+
+def test_properties_made_singly_join_to_the_processors_own_batch(engine, load_property):
+    """Guards: in each family, tensors of properties join to the processor's batch bit for bit."""
+    from resources.engine.transformers.collation import as_array, collated, learn_joins
+
+    processor = engine._inputs._processors.get()
+    joins = learn_joins(processor, PROMPT.text)
+    assert joins
+    images = [load_property(f"property {at}", number).images for at, number in enumerate((1, 4, 2, 3))]
+    whole = processed(processor, PROMPT.text, images)
+    singly = []
+    for shown in images:
+        tensors = processed(processor, PROMPT.text, [shown])
+        singly.append({name: (as_array(one), joins[name]) for name, one in tensors.items()})
+    batch = collated(singly)
+    assert batch.keys() == whole.keys()
+    for name, tensor in whole.items():
+        assert batch[name].dtype == tensor.dtype
+        assert batch[name].equal(tensor), name
+
+
+def test_a_processor_that_mixes_properties_is_found_out(engine):
+    """Guards: tensors are not joined where a property's depend on the others of its batch."""
+    from resources.engine.transformers.collation import learn_joins
+
+    processor = engine._inputs._processors.get()
+    make = type(processor).apply_chat_template
+
+    class Mixes(type(processor)):
+        def apply_chat_template(self, conversations, **arguments):
+            tensors = make(self, conversations, **arguments)
+            tensors["pixel_values"] = tensors["pixel_values"] - tensors["pixel_values"].mean()
+            return tensors
+
+    processor.__class__ = Mixes
+    assert learn_joins(processor, PROMPT.text) is None

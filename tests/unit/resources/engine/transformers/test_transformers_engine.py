@@ -2,17 +2,17 @@
 
 import itertools
 import threading
+from dataclasses import replace
 from typing import Literal
 
 import pydantic
 import pytest
 
 from resources.engine.prompt import Prompt
-from resources.engine.protocol import Attempt, EngineLostError, ModelLoadError, RequestTooLargeError
+from resources.engine.protocol import Attempt, EngineError, EngineLostError, RequestTooLargeError
 from resources.engine.schema import DescriptionSchema
-from resources.engine.transformers import model_inputs, transformers_engine
+from resources.engine.transformers import model_inputs
 from resources.engine.transformers.model_loading import ModelSource, exact_revision
-from resources.engine.transformers.preparation_process import PreparationProcess
 from resources.engine.transformers.transformers_engine import TransformersEngine
 
 GREEDY = Attempt(number=1, max_new_tokens=60)
@@ -137,7 +137,7 @@ def test_out_of_memory_halves_and_remembers(engine, batch, memory_for):
 def test_one_property_too_large(engine, batch, memory_for):
     """A single property that does not fit is an error of its own, which fewer images may cure."""
     memory_for(0)
-    with pytest.raises(RequestTooLargeError, match="4 images at once") as caught:
+    with pytest.raises(RequestTooLargeError, match="4 images are more") as caught:
         engine.describe(batch[3:4], attempt=GREEDY)
     assert caught.value.kind == "out_of_memory"
 
@@ -236,45 +236,10 @@ def test_provenance(engine, model_folder):
     assert engine.revision == exact_revision(ModelSource(str(model_folder)))
 
 
-@pytest.mark.parametrize("batches", [0, 15])
-def test_a_short_run_starts_no_process(batches, model_folder, monkeypatch):
-    """Guards: a partition of a few batches does not pay for a process that prepares the inputs of many."""
-    monkeypatch.setattr("resources.engine.transformers.transformers_engine.PreparationProcess", None)
-    engine = TransformersEngine(
-        ModelSource(str(model_folder)), schema=SCHEMA, prompt=Prompt("x"), device="cpu", batches=batches
-    )
-    engine.close()
-
-
-@pytest.mark.parametrize(
-    ("cores", "gibibytes", "at_once"),
-    [(2, 64, 1), (8, 64, 4), (16, 128, 8), (96, 720, 8), (16, 31, 3), (16, 4, 1)],
-)
-def test_beside_a_gpu_as_many_prepare_as_cores_and_memory_bear(cores, gibibytes, at_once, monkeypatch):
-    """What is prepared ahead of a fast device fills neither the machine's cores nor its memory."""
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
-    monkeypatch.setattr(transformers_engine, "memory_bytes", lambda: gibibytes << 30)
-    assert transformers_engine._prepare_at_once("cuda") == at_once
-    assert transformers_engine._prepare_at_once("cpu") == 1
-
-
-def test_the_process_of_a_long_run_ends_with_the_engine(model_folder, tmp_path, monkeypatch):
-    """Guards: nothing that was started for a model outlives it, nor a model that cannot be loaded."""
-    started = []
-
-    class Noted(PreparationProcess):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            started.append(self._process)
-
-    monkeypatch.setattr("resources.engine.transformers.transformers_engine.PreparationProcess", Noted)
-    with pytest.raises(ModelLoadError):
-        TransformersEngine(
-            ModelSource(str(tmp_path)), schema=SCHEMA, prompt=Prompt("x"), device="cpu", batches=99
-        )
-    engine = TransformersEngine(
-        ModelSource(str(model_folder)), schema=SCHEMA, prompt=Prompt("x"), device="cpu", batches=99
-    )
-    assert [one.poll() is None for one in started] == [False, True]
-    engine.close()
-    assert started[1].poll() is not None
+def test_a_property_that_the_processor_refuses_costs_itself_alone(engine, batch):
+    """What a worker was told by the processor is that property's error; the others are answered together."""
+    expected = engine.describe([batch[0], batch[2]], attempt=GREEDY)
+    refused = replace(batch[1], images=[], refusal="ValueError: too wide")
+    first, error, last = engine.describe([batch[0], refused, batch[2]], attempt=GREEDY)
+    assert [first, last] == expected
+    assert (type(error), str(error)) == (EngineError, "ValueError: too wide")

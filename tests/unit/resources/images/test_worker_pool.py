@@ -1,5 +1,6 @@
 """Batches of properties decoded ahead of the model, the same whatever the workers and the prefetch."""
 
+import io
 import os
 import subprocess
 import sys
@@ -11,9 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from resources.images.decode_workers import DecodeWorkers, DecodeWorkersError
-from resources.images.images import PIXELS_AHEAD, LoadedProperty, PropertyJob
-from resources.images.pixel_memory import SharedImage
+from resources.images.images import (
+    PIXELS_AHEAD,
+    ImageError,
+    ImageFailure,
+    LoadedProperty,
+    PropertyJob,
+    load_image,
+)
+from resources.images.outputs import Pixels, Thumbnails
+from resources.images.worker_pool import WorkerPool, WorkerPoolError
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +58,27 @@ def plain(loaded: list[LoadedProperty]) -> list[tuple]:
 
 
 def loaded(folder: Path, **options: int) -> list[list[tuple]]:
-    with DecodeWorkers(**{"max_pixels": 2000, "max_images": 3, "prefetch_batches": 2} | options) as workers:
+    with WorkerPool(
+        Pixels(), **{"max_pixels": 2000, "max_images": 3, "prefetch_batches": 2} | options
+    ) as workers:
         return [plain(batch) for batch in workers.feed(batches(folder))]
 
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    return loaded(folder, workers=0)
+    """What comes out, by the plain loop that the pool stands for."""
+    return [[in_a_loop(job, max_pixels=2000, max_images=3) for job in batch] for batch in batches(folder)]
+
+
+def in_a_loop(job: PropertyJob, *, max_pixels: int, max_images: int) -> tuple:
+    images, failed = [], []
+    for number, path in enumerate(job.image_paths):
+        if len(images) < max_images:
+            try:
+                images.append(load_image(Path(path), max_pixels=max_pixels).tobytes())
+            except ImageError as error:
+                failed.append(ImageFailure(job.uri(number), error.kind, str(error)))
+    return job.property_id, job.ordinal, images, len(images), tuple(failed)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -64,31 +86,6 @@ def expected(folder):
 def test_results_do_not_depend_on_workers_or_prefetch(workers, prefetch_batches, folder, expected):
     """Guards: a partition's content and order are the same on any machine: pixels, failures and all."""
     assert loaded(folder, workers=workers, prefetch_batches=prefetch_batches) == expected
-
-
-def test_results_do_not_depend_on_how_pixels_travel(folder, expected, monkeypatch):
-    """Guards: where memory is not shared, or too little of it for all that is held, pixels come by pipe."""
-    with monkeypatch.context() as patched:
-        patched.setattr("resources.images.decode_pool.IS_THERE", False)
-        assert loaded(folder, workers=1) == expected
-    monkeypatch.setattr("resources.images.pixel_memory._ROOM", 3 * 8192)
-    with DecodeWorkers(workers=2, prefetch_batches=2, max_pixels=2000, max_images=3) as workers:
-        held = list(workers.feed(batches(folder)))
-        images = [image for batch in held for one in batch for image in one.images]
-        assert sum(isinstance(image, SharedImage) for image in images) == 3
-        assert [plain(batch) for batch in held] == expected
-
-
-def test_memory_that_may_not_be_had_is_done_without():
-    """Guards: a limit on the addresses of a process, or on its files, ends no run."""
-    program = (
-        "import resource, sys; from resources.images.decode_pool import DecodePool\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        "pool = DecodePool(workers=1, max_pixels=1000, image_seconds=60)\n"
-        "print(pool._memory); pool.close()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "None\n"
 
 
 def test_a_worker_keeps_the_memory_that_it_needs_again(tmp_path):
@@ -100,7 +97,7 @@ def test_a_worker_keeps_the_memory_that_it_needs_again(tmp_path):
     def faults(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
 
-    with DecodeWorkers(workers=1, prefetch_batches=0, max_pixels=1 << 20, max_images=9) as workers:
+    with WorkerPool(Pixels(), workers=1, prefetch_batches=0, max_pixels=1 << 20, max_images=9) as workers:
         feed = workers.feed([PropertyJob("p", 0, (str(path),) * 9, ("photo.jpg",) * 9)] for _ in range(8))
         for _ in range(4):
             next(feed)
@@ -120,7 +117,7 @@ def test_batches_come_in_their_order(folder, expected):
 def test_images_are_rgb_within_the_pixel_limit(folder):
     """Guards: what the engine is handed: arrays of height x width x 3 bytes, bounded, in the right order."""
     job = PropertyJob("p", 7, tuple(str(folder / f"{n}.jpg") for n in (4, 9)))
-    with DecodeWorkers(workers=1, prefetch_batches=0, max_pixels=2000, max_images=5) as workers:
+    with WorkerPool(Pixels(), workers=1, prefetch_batches=0, max_pixels=2000, max_images=5) as workers:
         [[one]] = workers.feed([[job]])
     assert [image.dtype for image in one.images] == [np.uint8] * 2
     assert [image.shape for image in one.images] == [(38, 52, 3), (40, 49, 3)]
@@ -128,14 +125,19 @@ def test_images_are_rgb_within_the_pixel_limit(folder):
     assert 0 < one.reading_seconds < one.seconds
 
 
+@pytest.fixture(scope="module")
+def one_worker():
+    with WorkerPool(Pixels(), workers=1, prefetch_batches=0, max_pixels=1 << 20, max_images=9) as pool:
+        yield pool
+
+
 @given(sound=st.lists(st.booleans(), max_size=8), max_images=st.integers(1, 4))
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_property_shows_its_first_readable_images(sound, max_images, folder):
+def test_a_property_shows_its_first_readable_images(sound, max_images, folder, one_worker):
     """Guards: one readable image is enough, wherever it stands; each failure is named."""
     names = [f"{n}.jpg" if good else "broken.jpg" for n, good in enumerate(sound)]
     job = PropertyJob("p", 0, tuple(str(folder / name) for name in names), tuple(map(str, range(len(names)))))
-    with DecodeWorkers(workers=0, prefetch_batches=0, max_pixels=1 << 20, max_images=max_images) as workers:
-        [[one]] = workers.feed([[job]])
+    one = one_worker.load(job, max_images)
     good = [n for n, is_good in enumerate(sound) if is_good][:max_images]
     looked_at = good[-1] + 1 if len(good) == max_images else len(sound)
     assert [image.shape[0] for image in one.images] == [40 + n for n in good]
@@ -143,16 +145,14 @@ def test_a_property_shows_its_first_readable_images(sound, max_images, folder):
     assert {failure.kind for failure in one.failed} <= {"unreadable"}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_odd_names_reach_the_worker_unchanged(workers, tmp_path):
+def test_odd_names_reach_the_worker_unchanged(one_worker, tmp_path):
     """Guards: names with spaces, line breaks, unicode and raw bytes open; impossible names are failures."""
     names = ["a b.jpg", "line\nbreak.jpg", "Größe 家.jpg", os.fsdecode(b"raw\xff.jpg"), "x" * 240 + ".jpg"]
     for name in names:
         Image.new("RGB", (8, 8)).save(tmp_path / name, "JPEG")
     impossible = ("long/" * 2000, "lone \ud800", "nul\0")
     job = PropertyJob("p", 0, (*(str(tmp_path / name) for name in names), *impossible))
-    with DecodeWorkers(workers=workers, prefetch_batches=0, max_pixels=100, max_images=9) as running:
-        [[one]] = running.feed([[job]])
+    one = one_worker.load(job)
     assert one.seen == len(names)
     assert [(failure.uri, failure.kind) for failure in one.failed] == [
         (name, "missing") for name in impossible
@@ -172,8 +172,8 @@ def test_the_plan_is_drawn_from_no_further_than_the_prefetch(prefetch_batches, m
             drawn += 1
             yield batch
 
-    with DecodeWorkers(
-        workers=1, prefetch_batches=prefetch_batches, max_pixels=max_pixels, max_images=1
+    with WorkerPool(
+        Pixels(), workers=1, prefetch_batches=prefetch_batches, max_pixels=max_pixels, max_images=1
     ) as workers:
         for number, _ in enumerate(workers.feed(plan()), start=1):
             assert drawn == min(6, number + ahead)
@@ -181,7 +181,7 @@ def test_the_plan_is_drawn_from_no_further_than_the_prefetch(prefetch_batches, m
 
 def test_a_feed_left_early_leaves_nothing_for_the_next(folder, expected):
     """Guards: after an interrupted feed the same workers serve another one exactly."""
-    with DecodeWorkers(workers=2, prefetch_batches=3, max_pixels=2000, max_images=3) as workers:
+    with WorkerPool(Pixels(), workers=2, prefetch_batches=3, max_pixels=2000, max_images=3) as workers:
         first = workers.feed(batches(folder))
         assert plain(next(first)) == expected[0]
         first.close()
@@ -196,7 +196,7 @@ def test_an_error_in_the_plan_reaches_the_consumer(folder):
         raise LookupError("the catalogue is gone")
 
     with (
-        DecodeWorkers(workers=1, prefetch_batches=0, max_pixels=100, max_images=1) as workers,
+        WorkerPool(Pixels(), workers=1, prefetch_batches=0, max_pixels=100, max_images=1) as workers,
         pytest.raises(LookupError, match="the catalogue is gone"),
     ):
         list(workers.feed(plan()))
@@ -207,30 +207,66 @@ def test_workers_that_cannot_start_are_an_error_and_not_a_wait(tmp_path, monkeyp
     (tmp_path / "sitecustomize.py").write_text("import os; os.write(2, b'no Pillow today\\n'); os._exit(3)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with (
-        DecodeWorkers(workers=2, prefetch_batches=0, max_pixels=100, max_images=1) as workers,
-        pytest.raises(DecodeWorkersError, match="exit code 3: no Pillow today"),
+        WorkerPool(Pixels(), workers=2, prefetch_batches=0, max_pixels=100, max_images=1) as workers,
+        pytest.raises(WorkerPoolError, match="exit code 3: no Pillow today"),
     ):
         list(workers.feed(batches(folder)))
 
 
 def test_a_worker_starts_small():
-    """Guards: start-up in milliseconds and no second copy of a framework: not even NumPy is imported."""
-    program = (
-        "import resources.images.decode_worker, sys; print(*{name.split('.')[0] for name in sys.modules})"
-    )
+    """Guards: start-up in milliseconds where no processor is needed: no framework is imported."""
+    program = "import resources.images.worker, sys; print(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert {"torch", "transformers", "dagster", "numpy", "pyarrow"}.isdisjoint(done.stdout.split())
+    assert {"torch", "transformers", "dagster", "pyarrow"}.isdisjoint(done.stdout.split())
 
 
 def test_waiting_is_measured(folder):
-    """Guards: the seconds lost to decode that a person sees are those that the consumer waited."""
-    with DecodeWorkers(workers=0, prefetch_batches=0, max_pixels=2000, max_images=9) as workers:
-        seconds = sum(one.seconds for batch in workers.feed(batches(folder)) for one in batch)
-    assert workers.wait_seconds == pytest.approx(seconds, rel=0.5)
-    with DecodeWorkers(workers=1, prefetch_batches=9, max_pixels=2000, max_images=9) as ahead:
-        feed = ahead.feed(batches(folder))
-        next(feed)
-        assert ahead.wait_seconds > 0
+    """Guards: the seconds lost to images that a person sees are those that the consumer waited."""
+    with WorkerPool(Pixels(), workers=1, prefetch_batches=9, max_pixels=2000, max_images=9) as pool:
+        next(pool.feed(batches(folder)))
+        assert pool.wait_seconds > 0
+
+
+def test_a_property_can_be_loaded_again_with_fewer_images(folder, one_worker):
+    """Guards: a property whose images are too many for the model is shown with the first ones of them."""
+    job = PropertyJob("p", 0, tuple(str(folder / name) for name in ("0.jpg", "broken.jpg", "2.jpg", "3.jpg")))
+    [[one]] = one_worker.feed([[job]])
+    fewer = one.with_images(2)
+    assert (one.seen, fewer.seen) == (3, 2)
+    assert [image.tobytes() for image in fewer.images] == [image.tobytes() for image in one.images[:2]]
+    assert fewer.failed == one.failed
+
+
+def test_an_output_that_refuses_costs_its_property_alone(folder):
+    """Guards: what a processor raises is told with the property, and the others go on."""
+    jobs = [PropertyJob(f"p{n}", n, tuple(str(folder / f"{m}.jpg") for m in range(n))) for n in (1, 2, 3)]
+    with WorkerPool(RefusesTwo(), workers=1, prefetch_batches=0, max_pixels=100, max_images=9) as pool:
+        [loaded] = pool.feed([jobs])
+    assert [one.refusal for one in loaded] == [None, "ValueError: two are too many", None]
+    assert [len(one.images) for one in loaded] == [1, 0, 3]
+
+
+class RefusesTwo:
+    """Pixels of any number of images but two."""
+
+    def load(self):
+        def make(images):
+            if len(images) == 2:
+                raise ValueError("two are too many")
+            return Pixels().load()(images)
+
+        return make
+
+
+def test_thumbnails_are_small_files(folder):
+    """Guards: a page gets JPEG files of one height, no wider than twice that."""
+    job = PropertyJob("p", 0, (str(folder / "3.jpg"), str(folder / "broken.jpg")))
+    with WorkerPool(Thumbnails(16), workers=1, prefetch_batches=0, max_pixels=4000, max_images=9) as pool:
+        one = pool.load(job)
+    [thumbnail] = one.images
+    with Image.open(io.BytesIO(thumbnail.tobytes())) as image:
+        assert (image.format, image.size) == ("JPEG", (22, 16))
+    assert [failure.kind for failure in one.failed] == ["unreadable"]
 
 
 @pytest.mark.parametrize(
@@ -240,10 +276,10 @@ def test_impossible_settings_are_refused(wrong):
     """Guards: a wrong setting is refused at once, not by a run that never moves."""
     options = {"workers": 1, "prefetch_batches": 1, "max_pixels": 1, "max_images": 1} | {wrong: -1}
     with pytest.raises(ValueError, match=wrong):
-        DecodeWorkers(**options)
+        WorkerPool(Pixels(), **options)
 
 
 def test_a_feed_without_workers_running_is_refused():
     """Guards: a forgotten with statement is an error, not a wait."""
-    with pytest.raises(DecodeWorkersError, match="with statement"):
-        DecodeWorkers(workers=1, prefetch_batches=1, max_pixels=1, max_images=1).feed([])
+    with pytest.raises(WorkerPoolError, match="with statement"):
+        WorkerPool(Pixels(), workers=1, prefetch_batches=1, max_pixels=1, max_images=1).feed([])

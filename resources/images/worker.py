@@ -1,0 +1,251 @@
+"""The program of the workers: ``worker PARENT_PID SOCKET``.
+
+It is started by exec, imports and loads what the output needs, and then forks a worker whenever it is asked:
+imports are paid once, and no lock of the run's process is inherited. A worker reads, decodes and makes the
+output of one property after another. Both ends of every exchange stand in this module; who asks for what, and
+what happens after a death, stands in ``worker_pool``.
+
+Messages are a few bytes each, beside a descriptor of memory in which the content lies (``shared_arrays``). A
+worker's answers are JSON and arrays, never pickles: it decodes files that nobody trusts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import mmap
+import os
+import pickle
+import resource
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from PIL import Image
+
+from resources.images.images import ImageError, load_image
+from resources.images.outputs import Made, Maker
+from resources.images.shared_arrays import Parcel, pack, unpack
+
+FORK: Final = b"fork"
+"""To the template, with the descriptors of a worker's socket and progress: fork a worker. Answer: its pid."""
+
+READY: Final = b"ready"
+"""From the template: the output is loaded."""
+
+DECODE_BYTES: Final = 3 << 30
+"""Memory that the decoding of one image may take beyond what the worker has. The largest image that is
+decoded takes 2.1 GB where it is transparent."""
+
+_PR_SET_PDEATHSIG = 1
+_LONGEST_MESSAGE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Task:
+    """One property. given_up: numbers of images that are not opened. number: of the task, from 1."""
+
+    number: int
+    paths: tuple[str, ...]
+    max_pixels: int
+    max_images: int
+    given_up: tuple[int, ...] = ()
+
+
+class Progress:
+    """Eight bytes a value in memory that a worker shares with its parent: at which image it is, since when.
+
+    An image's number is its place among the property's paths; the number of paths stands for the output.
+    """
+
+    BYTES: Final = 24
+
+    def __init__(self, descriptor: int) -> None:
+        self._values = memoryview(mmap.mmap(descriptor, self.BYTES)).cast("Q")
+
+    def publish(self, task: int, image: int) -> None:
+        """Called by the worker before each image, and before the output."""
+        self._values[2] = time.monotonic_ns()
+        self._values[1] = image
+        self._values[0] = task
+
+    def read(self) -> tuple[int, int, float]:
+        """The task, the image, and when it was begun by the monotonic clock, which all processes share."""
+        task, image, begun = self._values
+        return task, image, begun / 1e9
+
+
+def send(connection: socket.socket, parcel: Parcel) -> None:
+    """Send a parcel in one message. Raises OSError."""
+    descriptor, address = pack(parcel)
+    try:
+        socket.send_fds(connection, [address], [descriptor])
+    finally:
+        os.close(descriptor)
+
+
+def receive(connection: socket.socket) -> Parcel | None:
+    """The next parcel; None where the other side has ended. Raises OSError, ValueError."""
+    address, descriptors, _, _ = socket.recv_fds(connection, _LONGEST_MESSAGE, 2)
+    try:
+        return unpack(descriptors[0], address) if descriptors else None
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def main() -> None:
+    """Fork workers until the parent ends."""
+    parent, descriptor = int(sys.argv[1]), int(sys.argv[2])
+    _die_with(parent)
+    # A Ctrl-C is for the parent, which commits what is finished and then ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("ignore")
+    control = socket.socket(fileno=descriptor)
+    told = receive(control)
+    if told is None:
+        return
+    make = pickle.loads(told.arrays["output"].data).load()  # noqa: S301  # from the run's own process
+    gc.collect()
+    gc.freeze()  # A collection in a worker would otherwise copy each page that it shares with the others.
+    control.send(READY)
+    ended: dict[int, int] = {}
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, _LONGEST_MESSAGE, 2)
+        _reap(ended)
+        if message == FORK:
+            template = os.getpid()
+            pid = os.fork()
+            if not pid:
+                control.close()
+                _become_worker(template, descriptors[0], descriptors[1], make)
+            for one in descriptors:
+                os.close(one)
+            control.send(str(pid).encode())
+        elif message:
+            pid = int(message)
+            if pid not in ended:
+                ended[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            control.send(str(ended.pop(pid)).encode())
+        else:
+            return
+
+
+def _reap(ended: dict[int, int]) -> None:
+    """Note the exit codes of workers that have ended, as Popen gives them: nobody may ever ask for one."""
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+
+
+def _become_worker(template: int, descriptor: int, progress: int, make: Maker) -> NoReturn:
+    """Answer until the parent closes the socket."""
+    code = 1
+    try:
+        _die_with(template)
+        shared = Progress(progress)
+        os.close(progress)
+        connection = socket.socket(fileno=descriptor)
+        while (parcel := receive(connection)) is not None:
+            send(connection, _answer(Task(**parcel.note), shared, make))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Not the interpreter's end: what the template imported is the template's to tidy up.
+        os._exit(code)
+
+
+def _answer(task: Task, progress: Progress, make: Maker) -> Parcel:
+    watch = _StopWatch()
+    images: list[Image.Image] = []
+    failed: list[tuple[int, str, str]] = []
+    for number, path in enumerate(task.paths):
+        if len(images) == task.max_images:
+            break
+        if number in task.given_up:
+            continue
+        progress.publish(task.number, number)
+        watch.begin("reading")
+        try:
+            with _memory_limit():
+                images.append(
+                    load_image(
+                        Path(path), max_pixels=task.max_pixels, when_read=lambda: watch.begin("decoding")
+                    )
+                )
+        except ImageError as error:
+            failed.append((number, error.kind, str(error)))
+    progress.publish(task.number, len(task.paths))
+    watch.begin("processing")
+    made, refusal = Made(), None
+    if images:
+        try:
+            made = make(images)
+        except Exception as error:  # whatever a processor raises is this property's own
+            refusal = f"{type(error).__name__}: {error}"
+    watch.begin("")
+    arrays = {f"image {at}": array for at, array in enumerate(made.images)}
+    arrays |= {name: array for name, (array, _) in made.tensors.items()}
+    return Parcel(
+        arrays,
+        {
+            "number": task.number,
+            "seen": len(images),
+            "failed": failed,
+            "refusal": refusal,
+            "images": len(made.images),
+            "tensors": {name: join for name, (_, join) in made.tensors.items()},
+            "seconds": watch.seconds,
+        },
+    )
+
+
+class _StopWatch:
+    """Seconds by what they went into."""
+
+    def __init__(self) -> None:
+        self.seconds = {"reading": 0.0, "decoding": 0.0, "processing": 0.0}
+        self._now, self._since = "", time.perf_counter()
+
+    def begin(self, what: str) -> None:
+        now = time.perf_counter()
+        if self._now:
+            self.seconds[self._now] += now - self._since
+        self._now, self._since = what, now
+
+
+@contextlib.contextmanager
+def _memory_limit() -> Iterator[None]:
+    """Have an image that wants too much memory fail by itself, before the machine runs out of it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limits = [
+        pages * mmap.PAGESIZE + DECODE_BYTES,
+        *(one for one in (soft, hard) if one != resource.RLIM_INFINITY),
+    ]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent dies, however it dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have died before we asked.
+    if os.getppid() != parent:
+        sys.exit("The process that started this worker is gone.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,570 @@
+"""The worker pool: properties in, what the engine asks for out, whatever happens to a worker.
+
+What lives here: batches loaded ahead in their order, workers replaced when they die or hang, and finding the
+image that does it. The workers' program is ``worker``. What comes out does not depend on the number of
+workers or on how far they are ahead.
+
+A thread of this process serves one worker: it sends the next properties, waits for answers, and decides what
+happens after a death. torch's DataLoader ends as a whole when a worker dies, and pebble's pool neither blames
+an image nor ends with a parent that is killed; both pass results through pickles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+
+from resources.images.images import (
+    PIXELS_AHEAD,
+    ImageErrorKind,
+    ImageFailure,
+    LoadedProperty,
+    PropertyJob,
+)
+from resources.images.outputs import Output
+from resources.images.shared_arrays import Parcel, create
+from resources.images.worker import FORK, READY, Progress, Task, receive, send
+from resources.processes import how_it_ended
+
+ATTEMPTS: Final = 3
+"""Workers that an image may take down before it is given up."""
+
+_AT_HAND: Final = 2
+"""Properties that a worker has: one under way, one to go on with at once."""
+
+_FAILED_STARTS: Final = 5
+_START_SECONDS: Final = 180.0
+"""To import and load what the output needs: seconds as a rule, minutes on a machine that swaps."""
+
+_ENDING_SECONDS: Final = 2.0
+_LAST_WORDS: Final = 2000
+_SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
+
+_ENVIRONMENT: Final = {
+    # glibc's malloc otherwise gives the pixels of each image back to the system and asks for others, each
+    # page of which is new: half of what a small image takes to decode.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+}
+_NO_THREADS: Final = {
+    # A process that forks must have no other threads, and the model's cores and GPU are not the workers'.
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerPoolError(RuntimeError):
+    """The workers cannot go on; the message says why and what to do."""
+
+
+class WorkerPool:
+    """Loads properties in worker processes, ahead of who consumes them.
+
+    A context manager; the workers start when it is entered (before the model loads is a good time) and end
+    with it. A worker that dies, or is at one image for longer than ``image_seconds``, is replaced, and its
+    property loaded again. An image that takes down three workers becomes a failure of kind ``kills_worker``
+    or ``timed_out``, and the property goes on without it.
+
+    Args:
+        output: what is made of each property's images.
+        workers: worker processes.
+        prefetch_batches: batches that are loaded, or being loaded, while the consumer holds one; fewer
+            where their images may have more than PIXELS_AHEAD pixels.
+        max_pixels: largest width times height of an image.
+        max_images: readable images taken of a property, in the order of the catalogue.
+        image_seconds: longest time for one image, its reading included.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        *,
+        workers: int,
+        prefetch_batches: int,
+        max_pixels: int,
+        max_images: int,
+        image_seconds: float = 120.0,
+    ) -> None:
+        if workers < 1 or prefetch_batches < 0 or max_pixels < 1 or max_images < 1 or image_seconds <= 0:
+            raise ValueError(
+                "A worker pool needs prefetch_batches of 0 or more, and workers, max_pixels, max_images and "
+                "image_seconds above 0."
+            )
+        self._output = output
+        self._prefetch_batches = prefetch_batches
+        self._max_pixels = max_pixels
+        self._max_images = max_images
+        self._image_seconds = image_seconds
+        guard = threading.Lock()  # of all that follows
+        self._is_wanted = threading.Condition(guard)
+        """Notified when properties are wanted, and at the end."""
+        self._is_loaded = threading.Condition(guard)
+        """Notified when a property is loaded, and at the end."""
+        self._wanted: deque[_Loading] = deque()
+        self._living: dict[int, _Worker] = {}
+        self._error: Exception | None = None
+        self._closed = True
+        self._numbers = 0
+        self._failed_starts = 0
+        self._starting = threading.Lock()
+        self._template: _Template | None = None
+        # Daemons: an interrupt that leaves close() early must not keep the process from ending. They end
+        # with the pool and not before, because Linux ends the template with the thread that started it.
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"image-worker-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        self.wait_seconds = 0.0
+        """Seconds that the consumer has waited so far."""
+
+    def __enter__(self) -> Self:
+        self._closed = False
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers, at work or not. Who waits for properties gets a WorkerPoolError."""
+        with self._is_loaded:
+            if self._closed:
+                return
+            self._closed = True
+            template = self._template
+        self._fail(WorkerPoolError("The workers that load images were ended."))
+        if template is not None:
+            template.end()
+        deadline = time.monotonic() + _ENDING_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if template is not None:
+            template.close()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers that live now."""
+        with self._is_loaded:
+            return tuple(self._living)
+
+    def feed(self, batches: Iterable[Sequence[PropertyJob]]) -> Iterator[list[LoadedProperty]]:
+        """Load batch after batch, each in the order in which it was given.
+
+        ``batches`` is drawn from only as far as the prefetch reaches. Leaving the iterator early drops what
+        was loaded ahead. Raises WorkerPoolError.
+        """
+        if self._closed:
+            raise WorkerPoolError("The workers are not running: use the pool in a with statement.")
+        return self._feed(iter(batches))
+
+    def load(self, job: PropertyJob, max_images: int | None = None) -> LoadedProperty:
+        """Load one property, before those that wait. Raises WorkerPoolError."""
+        loading = self._loading(job, max_images or self._max_images)
+        with self._is_wanted:
+            self._wanted.appendleft(loading)
+            self._is_wanted.notify()
+        self._wait_for([loading])
+        assert loading.loaded is not None
+        return loading.loaded
+
+    def _feed(self, source: Iterator[Sequence[PropertyJob]]) -> Iterator[list[LoadedProperty]]:
+        ahead: deque[list[_Loading]] = deque()
+        try:
+            while True:
+                while self._has_room(ahead) and (batch := next(source, None)) is not None:
+                    ahead.append([self._loading(job, self._max_images) for job in batch])
+                    with self._is_wanted:
+                        self._wanted.extend(ahead[-1])
+                        self._is_wanted.notify_all()
+                if not ahead:
+                    return
+                self._wait_for(ahead[0])
+                # Popped before it is handed over: the consumer alone decides how long the arrays stay.
+                yield [one.loaded for one in ahead.popleft() if one.loaded is not None]
+        finally:
+            with self._is_wanted:
+                for dropped in ahead:
+                    for loading in dropped:
+                        loading.abandoned = True
+
+    def _loading(self, job: PropertyJob, max_images: int) -> _Loading:
+        with self._is_wanted:
+            self._numbers += 1
+            return _Loading(job, Task(self._numbers, job.image_paths, self._max_pixels, max_images))
+
+    def _has_room(self, ahead: Sequence[Sequence[_Loading]]) -> bool:
+        # How large an image will be is not known before it is decoded: as large as it may be.
+        images = sum(min(self._max_images, len(one.task.paths)) for batch in ahead for one in batch)
+        fits = len(ahead) <= self._prefetch_batches and images * self._max_pixels < PIXELS_AHEAD
+        return not ahead or fits
+
+    def _wait_for(self, batch: Sequence[_Loading]) -> None:
+        started = time.monotonic()
+        with self._is_loaded:
+            self._is_loaded.wait_for(lambda: self._error or all(one.loaded is not None for one in batch))
+            self.wait_seconds += time.monotonic() - started
+            if self._error is not None:
+                raise WorkerPoolError(str(self._error)) from self._error
+
+    def _serve(self) -> None:
+        """Keep one worker alive and busy until the pool is closed."""
+        worker: _Worker | None = None
+        try:
+            while not self._closed:
+                worker = self._start_worker()
+                while (death := self._go_on(worker)) is not None:
+                    if death:
+                        self._bury(worker, death)
+                        worker = None
+                        break
+                else:
+                    return
+        except Exception as error:
+            self._fail(error)
+        finally:
+            if worker is not None:
+                self._forget(worker)
+
+    def _fail(self, error: Exception) -> None:
+        with self._is_loaded:
+            self._error = self._error or error
+            self._is_loaded.notify_all()
+            self._is_wanted.notify_all()
+
+    def _forget(self, worker: _Worker) -> None:
+        with self._is_loaded:
+            self._living.pop(worker.pid, None)
+        worker.close()
+
+    def _start_worker(self) -> _Worker:
+        with self._starting:
+            while True:
+                template = self._template or _Template(self._output)
+                with self._is_loaded:
+                    self._template = template
+                    if self._closed:
+                        break
+                try:
+                    worker = template.fork()
+                except OSError as error:
+                    story = template.story(error)
+                    template.end()
+                    self._template = None
+                    self._failed_starts += 1
+                    if not template.ready or self._failed_starts >= _FAILED_STARTS:
+                        raise _cannot_start(story, template) from error
+                else:
+                    with self._is_loaded:
+                        self._living[worker.pid] = worker
+                    return worker
+        template.end()
+        raise WorkerPoolError("The workers that load images were ended.")
+
+    def _go_on(self, worker: _Worker) -> Literal["", "kills_worker", "timed_out"] | None:
+        """Give a worker what it can take and wait for an answer; how it ended, or None at the pool's end."""
+        with self._is_wanted:
+            while not self._closed and len(worker.at_hand) < _AT_HAND:
+                if (loading := self._next()) is not None:
+                    worker.at_hand.append(loading)
+                elif worker.at_hand:
+                    break
+                else:
+                    self._is_wanted.wait()
+            if self._closed:
+                return None
+        try:
+            worker.send_new()
+            parcel = worker.answer(self._image_seconds)
+            if parcel is None:
+                return "kills_worker"
+            loaded = worker.at_hand[0].result(parcel, self.load)
+        except TimeoutError:
+            return "timed_out"
+        except Exception:  # Whatever a worker says that is no answer, it is not asked again.
+            return "kills_worker"
+        with self._is_loaded:
+            worker.at_hand.popleft().loaded = loaded
+            self._failed_starts = 0
+            self._is_loaded.notify_all()
+        return ""
+
+    def _next(self) -> _Loading | None:
+        while self._wanted:
+            loading = self._wanted.popleft()
+            if not loading.abandoned:
+                return loading
+        return None
+
+    def _bury(self, worker: _Worker, kind: Literal["kills_worker", "timed_out"]) -> None:
+        """Take out a worker that died or hangs, and decide about what it was doing."""
+        culprit, image = worker.culprit()
+        self._forget(worker)
+        if self._closed:
+            return
+        if kind == "timed_out":
+            story = f"gave no answer for {self._image_seconds:g} s"
+            worker.kill()  # And not waited for: blocked storage can hold off even a SIGKILL.
+        else:
+            story = worker.template.end_of(worker)
+        if culprit is None or worker.template.has_ended():
+            self._failed_starts += 1
+            _log.warning("Worker %d %s between two images; another takes its place.", worker.pid, story)
+            if self._failed_starts >= _FAILED_STARTS:
+                raise _cannot_start(story, worker.template)
+        else:
+            self._blame(culprit, image, kind, worker.pid, story)
+        with self._is_wanted:
+            self._wanted.extendleft(reversed(worker.at_hand))
+            self._is_wanted.notify_all()
+
+    def _blame(self, loading: _Loading, image: int, kind: ImageErrorKind, pid: int, story: str) -> None:
+        loading.deaths[image] += 1
+        attempts = loading.deaths[image]
+        place = "the processor" if image == len(loading.task.paths) else loading.task.paths[image]
+        _log.warning(
+            "Worker %d %s at %s of property %s (attempt %d of %d); another takes its place.",
+            pid,
+            story,
+            place,
+            loading.job.property_id,
+            attempts,
+            ATTEMPTS,
+        )
+        if attempts < ATTEMPTS:
+            return
+        sentence = f"{place} was given up after {ATTEMPTS} workers; the last one {story}."
+        given_up = range(len(loading.task.paths)) if image == len(loading.task.paths) else (image,)
+        for number in given_up:
+            loading.given_up.setdefault(number, (kind, sentence))
+        loading.task = replace(loading.task, given_up=tuple(loading.given_up))
+
+
+def _cannot_start(story: str, template: _Template) -> WorkerPoolError:
+    said = template.last_line()
+    return WorkerPoolError(
+        f"The workers that load images do not start: the last one {story}{f': {said}' if said else ''}. Try"
+        f" `{sys.executable} -c 'import resources.images.worker'`."
+    )
+
+
+@dataclass(eq=False)
+class _Loading:
+    """A property on its way through the workers."""
+
+    job: PropertyJob
+    task: Task
+    abandoned: bool = False
+    loaded: LoadedProperty | None = None
+    deaths: Counter[int] = field(default_factory=Counter)
+    """Workers that ended at an image, by its number."""
+    given_up: dict[int, tuple[ImageErrorKind, str]] = field(default_factory=dict)
+
+    def result(self, parcel: Parcel, load: Any) -> LoadedProperty:
+        """The property as a worker answered. Raises ValueError where that is no answer to this task."""
+        note = parcel.note
+        if note["number"] != self.task.number:
+            raise ValueError("an answer to another task")
+        failed: dict[int, tuple[ImageErrorKind, str]] = {
+            number: (kind, text) for number, kind, text in note["failed"]
+        }
+        failed |= self.given_up
+        seconds = note["seconds"]
+        return LoadedProperty(
+            self.job.property_id,
+            self.job.ordinal,
+            [parcel.arrays[f"image {at}"] for at in range(note["images"])],
+            note["seen"],
+            tuple(ImageFailure(self.job.uri(number), *failed[number]) for number in sorted(failed)),
+            seconds["reading"] + seconds["decoding"],
+            seconds["reading"],
+            seconds["processing"],
+            {name: (parcel.arrays[name], join) for name, join in note["tensors"].items()},
+            note["refusal"],
+            partial(load, self.job),
+        )
+
+
+class _Worker:
+    """One worker process as its thread sees it."""
+
+    def __init__(self, template: _Template, pid: int, connection: socket.socket, progress: Progress) -> None:
+        self.template = template
+        self.pid = pid
+        self.at_hand: deque[_Loading] = deque()
+        """Properties that it was given, or is about to be given; the first is under way."""
+        self._sent: set[int] = set()
+        self._connection = connection
+        self._progress = progress
+        self._since = time.monotonic()
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def send_new(self) -> None:
+        """Send what was not sent yet: a few bytes each, for which its socket always has room."""
+        for loading in self.at_hand:
+            if loading.task.number not in self._sent:
+                if not self._sent & {one.task.number for one in self.at_hand}:
+                    self._since = time.monotonic()  # It was idle.
+                self._sent.add(loading.task.number)
+                send(self._connection, Parcel({}, asdict(loading.task)))
+
+    def answer(self, image_seconds: float) -> Parcel | None:
+        """The next answer; None where it has ended. Raises TimeoutError where it hangs."""
+        while True:
+            _, _, begun = self._progress.read()
+            left = max(begun, self._since) + image_seconds - time.monotonic()
+            # When this process was stopped for long the time is up though an answer lies there: look anyway.
+            if self._poll.poll(max(0.0, left) * 1000):
+                parcel = receive(self._connection)
+                self._since = time.monotonic()
+                return parcel
+            if left <= 0:
+                raise TimeoutError
+
+    def culprit(self) -> tuple[_Loading | None, int]:
+        """What it was at when it ended: the property and the number of the image."""
+        task, image, _ = self._progress.read()
+        return next(((one, image) for one in self.at_hand if one.task.number == task), (None, 0))
+
+    def kill(self) -> None:
+        """Its pid is its own until ``_Template.end_of`` has asked for its end."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """A worker that lives ends when it next looks for work."""
+        self._connection.close()
+
+
+class _Template:
+    """The process from which workers are forked. Its methods may be called from several threads."""
+
+    def __init__(self, output: Output) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)  # A library that prints a lot holds up nobody.
+        self._complaints = os.fdopen(read, "rb", buffering=0)
+        self._last_words = b""
+        self._asking = threading.Lock()
+        with theirs:
+            # Its own process group: a Ctrl-C in the terminal, or a SIGTERM to the run's group, is the run's
+            # to handle. No descriptor but these: it must not keep a lock of ours alive.
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "resources.images.worker",
+                    str(os.getpid()),
+                    str(theirs.fileno()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=write,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+                env=_environment(),
+            )
+        os.close(write)
+        self._control.settimeout(_START_SECONDS)
+        self.ready = False
+        """Whether it has loaded the output."""
+        with contextlib.suppress(OSError):
+            send(self._control, Parcel({"output": np.frombuffer(pickle.dumps(output), np.uint8)}, None))
+
+    def fork(self) -> _Worker:
+        """A new worker. Raises OSError where there is none to be had."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        progress = create(mmap.PAGESIZE)
+        try:
+            with theirs, self._asking:
+                if not self.ready and self._control.recv(64) != READY:
+                    raise ConnectionError("it ended before it was ready")
+                self.ready = True
+                socket.send_fds(self._control, [FORK], [theirs.fileno(), progress])
+                pid = self._control.recv(64)
+                if not pid:
+                    raise ConnectionError("it ended")
+            return _Worker(self, int(pid), ours, Progress(progress))
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            os.close(progress)
+
+    def end_of(self, worker: _Worker) -> str:
+        """How a worker ended whose socket is closed, as the second half of a sentence."""
+        worker.kill()
+        try:
+            with self._asking:
+                self._control.send(str(worker.pid).encode())
+                code = self._control.recv(64)
+            return how_it_ended(int(code)) if code else "ended with the process that started it"
+        except OSError:
+            return "ended with the process that started it"
+
+    def story(self, error: OSError) -> str:
+        """How this process ended, where it did."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return how_it_ended(self._process.wait(1.0))
+        return f"gave no answer: {error}"
+
+    def last_line(self) -> str:
+        """The last line that it or a worker has written to standard error."""
+        with contextlib.suppress(OSError):
+            while said := self._complaints.read(1 << 16):
+                self._last_words = (self._last_words + said)[-_LAST_WORDS:]
+        lines = self._last_words.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def has_ended(self) -> bool:
+        """Whether it is gone, and all its workers with it."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """Close what is open for it; nobody asks it any more."""
+        self._control.close()
+        self._complaints.close()
+
+    def end(self) -> None:
+        """End it, and by that all workers, at work or not."""
+        self._process.kill()
+        # One that storage holds in the kernel ends when the storage answers; its death is certain.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDING_SECONDS)
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)  # A thread may be waiting for it.
+
+
+def _environment() -> Mapping[str, str]:
+    # It must find these sources wherever the parent was started, without the parent's folder (-P).
+    path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
+    return _ENVIRONMENT | os.environ | _NO_THREADS | {"PYTHONPATH": path}

@@ -1,0 +1,40 @@
+"""The models' settings as Dagster hands them on."""
+
+import pydantic
+
+from resources.devices.find import Device
+from resources.engine.prompt import Prompt
+from resources.engine.resource import VisionLanguageModel
+from resources.engine.schema import DescriptionSchema
+from resources.engine.server.choice import ServerChoice
+from resources.engine.server.image_transport import EncodedImages
+from resources.engine.transformers.tensor_output import Tensors
+from resources.images.outputs import Pixels
+
+
+class House(pydantic.BaseModel):
+    """The shortest of descriptions."""
+
+    storeys: int
+
+
+CPU = Device("cpu-0", "cpu", "CPU", None, "")
+
+
+def test_the_guesses_that_are_set_are_the_engine_s(model_folder):
+    """How many tokens are guessed reaches the engine, and is not left at its default on the way."""
+    model = VisionLanguageModel(model=str(model_folder), speculative_tokens=3)
+    engine = model.load(CPU, schema=DescriptionSchema(House), prompt=Prompt("Describe."))
+    assert engine._drafts.most == 3
+    engine.close()
+
+
+def test_workers_make_what_the_engine_takes():
+    """Workers run the processor where there is enough to do, and a server gets files."""
+    model = VisionLanguageModel(model="owner/name")
+    prompt = Prompt("Describe.")
+    assert model.output(CPU, prompt, images=20) == Pixels()
+    assert model.output(CPU, prompt, images=9000) == Tensors(model.source, "Describe.", "float32")
+    server = ServerChoice(state_directory="state")
+    served = VisionLanguageModel(model="owner/name", server=server)
+    assert served.output(CPU, prompt, images=9000) == EncodedImages()
