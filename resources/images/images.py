@@ -3,7 +3,7 @@
 What lives here: reading a file without ever blocking, decoding (Pillow), orientation, colour, size, and the
 named reasons why an image cannot be shown. What does not: which images a property has (the catalogue), and
 the processes that decode ahead of the model (``decode_workers``). Neither NumPy nor torch is imported, so
-that a decode worker starts in milliseconds.
+that a worker starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def load_image(path: Path, *, max_pixels: int, when_read: Callable[[], None] = l
         raise ImageError("too_large", f"{path} has too many pixels to be decoded safely: {error}") from error
     except MemoryError as error:
         raise ImageError(
-            "out_of_memory", f"There was not enough memory to decode {path}; use fewer decode workers."
+            "out_of_memory", f"There was not enough memory to decode {path}; set fewer VLM_ASSETS_DECODE_WORKERS."
         ) from error
     except UnidentifiedImageError as error:
         raise ImageError(
