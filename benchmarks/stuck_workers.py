@@ -19,6 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
 from sensors.worker_health import INTERVAL_SECONDS
 from vlm_assets.automation.health_sensors import worker_limits
@@ -37,7 +38,7 @@ def work(home: Path, devices: str, name: str, learned: float) -> None:
     """The worker: leases, commits COMMITS times, and then never again."""
     settings = load_settings(home=home, devices=devices)
     gpu = build_gpu(settings)
-    workers = Workers(settings.state_directory / "workers")
+    workers = Workers(open_state(settings.state_directory))
     with workers.begin(run_id=name, asset="a", partition=name, expected=100) as beat:
         lease = gpu.lease(run_id=name, partition=name, step="a", log=logging.getLogger())
         beat.enter(Phase.WORKING, device=lease.device.id)

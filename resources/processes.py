@@ -11,14 +11,30 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Self
 
-from resources.devices.lease_records import process_start
-from resources.state.workers import boot_id
-
 _SLACK_SECONDS = 60.0
 """Between a process's start and its first word: below it, wall clocks cannot tell two processes apart."""
+
+
+def process_start(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None where there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])  # field 22; the name before ")" may hold spaces
+
+
+@cache
+def boot_id() -> str:
+    """What tells this boot of the machine from every other; empty where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from resources.state.workers import boot_id
+from resources.processes import boot_id
 
 _BLIND_SECONDS = 120.0
 """After so long without a tick nothing is known of the time between: everybody's time counts anew."""

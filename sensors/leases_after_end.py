@@ -22,8 +22,8 @@ from resources.devices.errors import LeaseDirectoryError
 from resources.devices.find import Device
 from resources.devices.lease_records import HeldDevice, LeaseRecord
 from resources.devices.leases import DeviceLeases
-from resources.processes import ProcessIdentity
-from resources.state.workers import Worker, boot_id
+from resources.processes import ProcessIdentity, boot_id
+from resources.state.workers import Worker
 from sensors.dagster_runs import RunOfProcess
 from sensors.health_watch import Watch
 

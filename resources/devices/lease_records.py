@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from resources.devices.find import Device
+from resources.processes import process_start
 from resources.storage.files import write_replacing
 
 _ABOUT = (
@@ -75,12 +76,3 @@ class HeldDevice:
             f"{self.device.id} is held by run {holder.run_id} (partition {holder.partition}, {holder.step}), "
             f"pid {record.pid} on {record.host}, since {record.since}."
         )
-
-
-def process_start(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None where there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[19])  # field 22; the name before ")" may hold spaces

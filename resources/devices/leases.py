@@ -19,7 +19,8 @@ from urllib.parse import quote
 
 from resources.devices.errors import LeaseDirectoryError, NoDeviceFreeError
 from resources.devices.find import Device
-from resources.devices.lease_records import HeldDevice, LeaseHolder, LeaseRecord, process_start
+from resources.devices.lease_records import HeldDevice, LeaseHolder, LeaseRecord
+from resources.processes import process_start
 from resources.storage.files import make_directory
 from resources.storage.lock_files import LockFile
 

@@ -22,8 +22,7 @@ from typing import Any, Literal, Self
 from urllib.parse import quote, unquote
 
 from resources.devices.errors import DeviceError
-from resources.processes import ProcessIdentity
-from resources.state.workers import boot_id
+from resources.processes import ProcessIdentity, boot_id
 from resources.storage.files import write_replacing
 from resources.storage.lock_files import LockFile, is_held, taken
 

@@ -41,7 +41,11 @@ COPY_SECONDS = 3600.0
 NAME = "state.db"
 LIVENESS_NAME = "liveness.db"
 
-_CONNECT_SECONDS = 10
+_BEAT_SECONDS = 2.0
+"""A heartbeat that cannot be written within this time is given up: the commit thread waits for it."""
+
+_CONNECT_SECONDS = 5
+_STATEMENT_MILLISECONDS = 10_000
 _ADVISORY_LOCK = 0x766C6D  # "vlm": any number that no other program of this Postgres uses
 
 _log = logging.getLogger(__name__)
@@ -146,7 +150,12 @@ class _SqliteStore:
         self._copies = Copies(directory / "copies", tables.metadata)
         self._copied_at = 0.0
         self._file = SqliteFile(directory / NAME, durable=True, replace=self._put_back, check=self._check)
-        self._liveness = SqliteFile(directory / LIVENESS_NAME, durable=False, replace=self._new_liveness)
+        self._liveness = SqliteFile(
+            directory / LIVENESS_NAME,
+            durable=False,
+            busy_seconds=_BEAT_SECONDS,
+            replace=self._new_liveness,
+        )
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         if not self._file.is_there and not self._copies.were_made:
@@ -319,7 +328,11 @@ class _PostgresStore:
                 self._url,
                 pool_pre_ping=True,
                 hide_parameters=True,
-                connect_args={"connect_timeout": _CONNECT_SECONDS},
+                connect_args={
+                    "connect_timeout": _CONNECT_SECONDS,
+                    "tcp_user_timeout": _STATEMENT_MILLISECONDS,
+                    "options": f"-c statement_timeout={_STATEMENT_MILLISECONDS}",
+                },
             )
             with engine.begin() as connection:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))

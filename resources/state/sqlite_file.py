@@ -59,6 +59,8 @@ class DatabaseDamagedError(Exception):
 class SqliteFile:
     """A shared SQLite file. durable: every commit is on the disk when it returns.
 
+    busy_seconds: how long a transaction waits for others; BUSY_SECONDS unless given.
+
     replace: called with the reason when the file is missing or damaged, while no process has a transaction
     under way; it puts a new file there with ``install``. check: looks at a file when it is opened, after its
     pages, and raises DatabaseDamagedError.
@@ -69,11 +71,13 @@ class SqliteFile:
         path: Path,
         *,
         durable: bool,
+        busy_seconds: float | None = None,
         replace: Callable[[str], None],
         check: Callable[[sqlite3.Connection], None] = lambda connection: None,
     ) -> None:
         self.path = path
         self._durable = durable
+        self._busy_seconds = BUSY_SECONDS if busy_seconds is None else busy_seconds
         self._replace = replace
         self._check = check
         self._guard = threading.Lock()
@@ -218,7 +222,7 @@ class SqliteFile:
         connection = sqlite3.connect(
             f"file:{quote(str(self.path))}?mode=rw",
             uri=True,
-            timeout=BUSY_SECONDS,
+            timeout=self._busy_seconds,
             isolation_level=None,
             check_same_thread=False,
         )
@@ -253,7 +257,7 @@ class SqliteFile:
                 f" {self.path.parent}."
             ) from error
         try:
-            deadline = time.monotonic() + BUSY_SECONDS
+            deadline = time.monotonic() + self._busy_seconds
             while not lock.take(shared=shared):
                 if time.monotonic() >= deadline:
                     raise ControlStateError(

@@ -1,35 +1,34 @@
 """The heartbeat of each materialization: who works on which partition, how fast, and whether it still lives.
 
-What lives here: ``RUN.STEP.json`` (a record, for people and for the health sensor) and ``RUN.STEP.lock``
-(held by the working process, so that a dead one frees it). What does not: what is done (the journal says
-that), who holds which device (``resources/gpu``), and what is made of a worker that stands still.
+What lives here: a row of the table ``workers`` for each (for people and for the health sensor), and the file
+``.state/workers/RUN.ASSET.lock``, which the working process holds, so that its death frees it. What does not:
+what is done (the journal says that), who holds which device (``resources/devices``), and what is done about a
+worker that stands still.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from resources.devices.lease_records import process_start
+import sqlalchemy as sa
+
+from resources.processes import boot_id, process_start
+from resources.state.database import ControlState
+from resources.state.tables import workers as _table
 from resources.storage.files import make_directory, temporary_name
 from resources.storage.lock_files import LockFile, is_held
 
-_ABOUT = (
-    "For people and for the health sensor; this file may be deleted. Whether its process lives is decided by"
-    " the lock on the .lock file beside it, which must stay while the process runs."
-)
 _BEAT_SECONDS = 2.0
 _RATE_SECONDS = 120.0
 _INTERVALS = 20
@@ -84,7 +83,7 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """How its files are called, and a worker is named."""
+        """Names the worker, its row and its lock."""
         return f"{self.run_id}.{self.asset}"
 
     @property
@@ -98,32 +97,23 @@ class Worker:
         return 100.0 * (self.restored + self.computed) / self.expected if self.expected else 100.0
 
 
-@cache
-def boot_id() -> str:
-    """What tells this boot of the machine from every other; empty where the system does not say."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
 class WorkerBeat:
     """The heartbeat of this process's materialization, as a context: the lock is held inside it.
 
-    A beat is one small file replaced without fsync, at each commit and else every two seconds at most. One
-    that cannot be written is logged and work goes on. Any thread may call: commits happen beside the work.
+    A beat is one row written without fsync, at each commit and else every two seconds at most. A beat that
+    cannot be written is logged and work goes on. Any thread may call: commits happen beside the work.
     """
 
     def __init__(
         self,
-        directory: Path,
+        workers: Workers,
         worker: Worker,
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker = worker
-        self._record, self._path = _paths(directory, worker.name)
+        self._workers = workers
         self._clock = clock
         self._monotonic = monotonic
         self._guard = threading.Lock()
@@ -132,7 +122,7 @@ class WorkerBeat:
         self._samples: deque[tuple[float, int]] = deque([(self._written, 0)])
         self._write()
         # Locked before it has its name, so that whoever finds it finds it held.
-        self._lock = _locked_file(self._path)
+        self._lock = _locked_file(workers.lock_of(worker))
 
     def __enter__(self) -> Self:
         return self
@@ -183,8 +173,8 @@ class WorkerBeat:
         with self._guard:
             if not self._lock.is_open:
                 return
-            self._record.unlink(missing_ok=True)
-            self._path.unlink(missing_ok=True)
+            self._workers.remove_record(self.worker)
+            self._workers.lock_of(self.worker).unlink(missing_ok=True)
             self._lock.close()
 
     def _has_committed(self, committed: int) -> bool:
@@ -206,16 +196,17 @@ class WorkerBeat:
     def _write(self) -> None:
         self._written = self._monotonic()
         try:
-            _replace(self._record, {"about": _ABOUT, **asdict(self.worker)})
+            self._workers.write_record(self.worker)
         except OSError as error:
-            _log.warning("The heartbeat %s was not written: %s", self._record, error)
+            _log.warning("The heartbeat of %s was not written: %s", self.worker.name, error)
 
 
 class Workers:
-    """The heartbeats of all materializations of a home, kept in one folder."""
+    """The heartbeats of all materializations of a home."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, state: ControlState) -> None:
+        self._state = state
+        self.directory = state.directory / "workers"
 
     def begin(
         self,
@@ -254,7 +245,7 @@ class Workers:
         )
         try:
             make_directory(self.directory)
-            return WorkerBeat(self.directory, worker, clock=clock, monotonic=monotonic)
+            return WorkerBeat(self, worker, clock=clock, monotonic=monotonic)
         except OSError as error:
             raise WorkerRecordError(
                 error.errno,
@@ -265,58 +256,72 @@ class Workers:
 
     def living(self) -> list[Worker]:
         """Workers whose process holds its lock. One whose record does not read has pid 0 and no partition."""
-        return [_read(record) or _unreadable(record, record.stem) for record, held in self._records() if held]
+        return [worker for worker, held in self._all() if held]
 
     def dead(self) -> list[Worker]:
         """Workers whose process is gone: it died before it could end its heartbeat."""
-        return [
-            _read(record) or _unreadable(record, record.stem) for record, held in self._records() if not held
-        ]
+        return [worker for worker, held in self._all() if not held]
 
     def forget(self, worker: Worker) -> None:
-        """Remove what a dead worker left. A living one's files stay."""
-        record, lock = _paths(self.directory, worker.name)
+        """Remove what a dead worker left. A living one's lock and record stay."""
+        lock = self.lock_of(worker)
         if not is_held(lock):
-            record.unlink(missing_ok=True)
+            self.remove_record(worker)
             lock.unlink(missing_ok=True)
 
-    def _records(self) -> Iterator[tuple[Path, bool]]:
-        for lock in sorted(self.directory.glob("*.lock")):
-            held = is_held(lock)
-            if held is not None:
-                yield lock.with_suffix(".json"), held
+    def lock_of(self, worker: Worker) -> Path:
+        """The lock that its process holds while it lives."""
+        return self.directory / f"{worker.name}.lock"
+
+    def write_record(self, worker: Worker) -> None:
+        """Write what a worker says of itself. Raises ControlStateError."""
+        row = {"name": worker.name, "record": asdict(worker)}
+
+        def write(connection: sa.Connection) -> None:
+            known = _table.c.name == worker.name
+            if connection.execute(_table.update().where(known).values(row)).rowcount == 0:
+                connection.execute(_table.insert().values(row))
+
+        self._state.beat(write)
+
+    def remove_record(self, worker: Worker) -> None:
+        """Forget what a worker said. What cannot be removed is logged: without its lock nobody reads it."""
+        delete = _table.delete().where(_table.c.name == worker.name)
+        try:
+            self._state.beat(lambda connection: connection.execute(delete))
+        except OSError as error:
+            _log.warning("The heartbeat of %s was not removed: %s", worker.name, error)
+
+    def _all(self) -> list[tuple[Worker, bool]]:
+        """Every worker that left a lock, and whether it holds it."""
+        held = {path.stem: is_held(path) for path in sorted(self.directory.glob("*.lock"))}
+        if not held:
+            return []
+        try:
+            records = self._state.read_beats(
+                lambda connection: {row.name: row.record for row in connection.execute(sa.select(_table))}
+            )
+        except OSError as error:
+            _log.warning("The heartbeats cannot be read, so only who lives is known: %s", error)
+            records = {}
+        return [
+            (_worker(name, records.get(name)), is_living)
+            for name, is_living in held.items()
+            if is_living is not None
+        ]
 
 
-def _paths(directory: Path, name: str) -> tuple[Path, Path]:
-    return directory / f"{name}.json", directory / f"{name}.lock"
-
-
-def _read(path: Path) -> Worker | None:
+def _worker(name: str, record: dict[str, Any] | None) -> Worker:
+    """What a record says; without a readable record, what the name alone says."""
     try:
-        fields = json.loads(path.read_bytes())
-        fields.pop("about", None)
-        return Worker(**{**fields, "phase": Phase(fields["phase"])})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _unreadable(path: Path, name: str) -> Worker:
-    """What the name alone says: a power cut may have left the record empty."""
+        if record is not None:
+            return Worker(**{**record, "phase": Phase(record["phase"])})
+    except (ValueError, TypeError, KeyError):
+        pass
     run_id, _, asset = name.partition(".")
     return Worker(
         run_id, asset, "", None, 0, None, "", "", 0.0, 0.0, 0, 0, 0, 0, 0.0, 0.0, 0.0, Phase.PREPARING, 0.0
     )
-
-
-def _replace(path: Path, content: object) -> None:
-    """Atomic, and not durable: after a power cut its process is dead, which is all that it could say."""
-    temporary = temporary_name(path)
-    try:
-        temporary.write_text(json.dumps(content, indent=2))
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _locked_file(path: Path) -> LockFile:

@@ -133,7 +133,7 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
     return build_progress_picture_sensor(
         progress,
         moved=lambda: _what_moved(settings),
-        works=lambda: bool(Workers(state / "workers").living()),
+        works=lambda: bool(Workers(control_state(settings)).living()),
         paused=paused,
         ticks=state / "ticks",
     )

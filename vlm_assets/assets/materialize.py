@@ -116,7 +116,7 @@ def materialize(
     Yields the Output and the check results in the order that Dagster's pages need.
     """
     wait_while_paused(context, partition.state)
-    workers = Workers(partition.state_directory / "workers")
+    workers = Workers(partition.state)
     with workers.begin(
         run_id=context.run.run_id,
         asset=partition.asset,

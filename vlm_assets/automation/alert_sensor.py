@@ -36,7 +36,7 @@ def build_alerts(
         watched={**intervals, **schedules},
         ticks=ticks_directory(settings),
         paused=lambda: pause_of(control_state(settings)) is not None,
-        working=lambda: {worker.run_id for worker in Workers(settings.state_directory / "workers").living()},
+        working=lambda: {worker.run_id for worker in Workers(control_state(settings)).living()},
         silence=settings.device_wait_seconds + _START_SECONDS,
         address=lambda: pages_address(settings),
     )

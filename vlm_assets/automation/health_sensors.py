@@ -22,6 +22,7 @@ from sensors.worker_health import HealthWatcher, build_worker_health_sensor
 from sensors.worker_judgement import WorkerLimits
 from vlm_assets.automation.drift_looks import description_looks, embedding_looks
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.control_state import control_state
 from vlm_assets.operate.dagster_server.home import POOL
 from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import Settings
@@ -45,7 +46,7 @@ def published_assets(settings: Settings, ranges: Sequence[PropertyRange]) -> lis
 def build_health_sensors(settings: Settings, ranges: Sequence[PropertyRange]) -> list[dg.SensorDefinition]:
     """The sensors that look at workers, devices and files, and at what Dagster believes of them."""
     assets = published_assets(settings, ranges)
-    workers = Workers(settings.state_directory / "workers")
+    workers = Workers(control_state(settings))
     ticks = settings.state_directory / "ticks"
     outbox = Outbox(settings.state_directory / "alerts")
     gpu = build_gpu(settings)

@@ -39,7 +39,6 @@ _ORDER_SECONDS = 3600.0
 
 def build_failed_partitions(settings: Settings, keys: Collection[str]) -> FailedPartitions:
     """The re-materialization of this home. keys: the partitions of the catalogue."""
-    state = settings.state_directory
     files = _Files(settings)
     watched = Watched(
         assets=ASSETS,
@@ -48,7 +47,7 @@ def build_failed_partitions(settings: Settings, keys: Collection[str]) -> Failed
         missing=files.missing,
         rows=files.rows,
         is_stale=files.is_stale,
-        working=lambda: {worker.partition for worker in Workers(state / "workers").living()},
+        working=lambda: {worker.partition for worker in Workers(control_state(settings)).living()},
         heaviest_first=_kept(heaviest_first(settings)),
     )
     policy = Policy(settings.retry_attempts, settings.retry_backoff_minutes * 60.0)

@@ -150,7 +150,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     state_directory = settings.state_directory
     now = time.time()
     since = now - DAY_SECONDS if since is None else since
-    workers = [worker for worker in Workers(state_directory / "workers").living() if worker.partition]
+    workers = [worker for worker in Workers(control_state(settings)).living() if worker.partition]
     notes = RetryNotes(control_state(settings))
     described, embedded = (
         _states(asset, catalog, workers, notes) for asset in (settings.descriptions, settings.embeddings)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from resources.journal.journal import Journal
 from resources.publishing.published import PublishedPartitions
+from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
 from resources.storage.layout import Home
 
@@ -33,7 +34,7 @@ def main(home: Path, die_after: int) -> None:
     years = set()
     jumps = itertools.cycle(JUMPS)
     with (
-        Workers(home / "workers").begin(run_id="r", asset="a", partition=KEY, expected=len(IDS)) as beat,
+        Workers(open_state(home)).begin(run_id="r", asset="a", partition=KEY, expected=len(IDS)) as beat,
         Journal.open(
             home / "journal",
             key=KEY,

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.publishing.published import PublishedPartitions
+from resources.state.database import open_state
 from resources.state.workers import Workers
 from resources.storage.layout import Home
 from sensors.worker_judgement import WorkerLimits, stuck_workers
@@ -67,7 +68,7 @@ def test_rows_and_versions_are_in_order_whatever_the_clock_says(live, tmp_path):
 def test_a_dead_worker_of_another_year_is_dead_and_a_jump_makes_none_stuck(live, tmp_path):
     """Liveness is a lock, and standing still is told by the clock that never jumps."""
     assert live(8).returncode == -signal.SIGKILL
-    workers = Workers(tmp_path / "home" / "workers")
+    workers = Workers(open_state(tmp_path / "home"))
     assert not workers.living()
     (dead,) = workers.dead()
     assert abs(dead.committed_at - time.time()) > 3600, "by its own clock it is elsewhere"

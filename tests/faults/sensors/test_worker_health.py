@@ -15,6 +15,7 @@ from resources.alerts.outbox import Outbox
 from resources.devices.health import Verdict
 from resources.devices.lease_records import LeaseHolder
 from resources.devices.resource import GpuResource
+from resources.state.database import open_state
 from resources.state.workers import Workers
 from sensors.health_watch import Watch
 from sensors.worker_health import HealthWatcher
@@ -50,7 +51,7 @@ def gpu(tmp_path):
 @pytest.fixture
 def watcher(tmp_path, gpu):
     return HealthWatcher(
-        workers=Workers(tmp_path / "workers"),
+        workers=Workers(open_state(tmp_path)),
         outbox=Outbox(tmp_path / "alerts"),
         left_out=gpu.left_out(),
         find=gpu.find,

@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 from resources.devices.resource import GpuResource
+from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
 
 
 def main(state: Path, run_id: str, partition: str, seconds: float) -> None:
     gpu = GpuResource(leases_directory=str(state / "leases"), devices="cpu:2", wait_seconds=0)
-    with Workers(state / "workers").begin(
+    with Workers(open_state(state)).begin(
         run_id=run_id, asset="a", partition=partition, expected=1000
     ) as beat:
         lease = gpu.lease(run_id=run_id, partition=partition, step="a", log=logging.getLogger())

@@ -105,7 +105,7 @@ def test_what_dies_is_ended_and_done_elsewhere_and_what_is_lost_is_told_again(tm
     """One partition through all of it: killed with its code server, stopped, truncated, its database gone."""
     home = make_home(tmp_path, properties=PROPERTIES, range_size=PROPERTIES)
     (key,) = [one.key for one in Catalog.open(home).ranges]
-    workers = Workers(home / ".state" / "workers")
+    workers = Workers(open_state(home / ".state"))
     with pytest.raises(Exception, match="code-server"), serve(home) as server:
         server.start_pages()
         server.api.launch_backfill([DESCRIPTIONS], [key], title="t", tags={})
@@ -168,7 +168,7 @@ def test_a_device_that_hangs_twice_is_left_out_and_the_others_finish_everything(
     """One of three devices stops two partitions' workers: it is left out, nothing is lost nor doubled."""
     make_home(tmp_path, properties=8 * 16, range_size=16)
     keys = [one.key for one in Catalog.open(tmp_path).ranges]
-    workers = Workers(tmp_path / ".state" / "workers")
+    workers = Workers(open_state(tmp_path / ".state"))
     left_out = LeftOutDevices(open_state(tmp_path / ".state"))
     device = "cpu-0"
     stopped: list[str] = []

@@ -14,6 +14,7 @@ import pytest
 from resources.engine.protocol import EngineLostError
 from resources.engine.resource import VisionLanguageModel
 from resources.engine.server.running_server import RunningServer
+from resources.state.database import open_state
 from resources.state.pause import pause, resume
 from resources.state.workers import Phase, Workers
 from sensors.dagster_internals.runs import NO_ATTEMPT
@@ -117,7 +118,7 @@ class LostModel(VisionLanguageModel):
     """Its device fails."""
 
     def load(self, device, **how):
-        beats.extend(Workers(Path(self.records_directory).parent / "workers").living())
+        beats.extend(Workers(open_state(Path(self.records_directory).parent)).living())
         raise EngineLostError("The engine is lost: CUDA error: an illegal memory access was encountered")
 
 
@@ -226,7 +227,7 @@ def _says_that_it_waits(instance):
 
 def test_a_worker_that_waits_for_its_server_is_not_taken_for_stuck(served_desk, model_server):
     """Weeks of work meet restarts of a server: their worker has the time of a load, and works on after it."""
-    workers = Workers(served_desk.settings.state_directory / "workers")
+    workers = Workers(open_state(served_desk.settings.state_directory))
     phases = []
 
     def look():

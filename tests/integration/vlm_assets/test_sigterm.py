@@ -14,6 +14,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from resources.state.database import open_state
 from resources.state.workers import Workers
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -64,7 +65,7 @@ def test_sigterm_commits_what_is_finished_and_the_next_start_goes_on(listing: Pa
     ingest(many, home, range_size=PROPERTIES)
     prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
     file = home / DESCRIPTIONS / f"{KEY}.parquet"
-    workers = Workers(home / ".state" / "workers")
+    workers = Workers(open_state(home / ".state"))
     settings = load_settings(home=home, devices="cpu:1")
     leases = build_gpu(settings).leases
 

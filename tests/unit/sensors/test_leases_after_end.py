@@ -18,8 +18,9 @@ from dagster._core.events import EngineEventData
 from resources.alerts.outbox import Outbox
 from resources.devices.find import Device
 from resources.devices.leases import DeviceLeases
-from resources.processes import ProcessIdentity
-from resources.state.workers import Workers, boot_id
+from resources.processes import ProcessIdentity, boot_id
+from resources.state.database import open_state
+from resources.state.workers import Workers
 from sensors.dagster_runs import run_of_process
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
@@ -55,7 +56,7 @@ class Desk:
     def __init__(self, folder, instance):
         self.folder = folder
         self.instance = instance
-        self.workers = Workers(folder / "workers")
+        self.workers = Workers(open_state(folder))
         self.outbox = Outbox(folder / "alerts")
         self.leases = DeviceLeases(folder / "leases", [DEVICE])
         self.look_after = LeasesAfterEnd(folder / "leases", self.outbox, grace=GRACE, silence=SILENCE)

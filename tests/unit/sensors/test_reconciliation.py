@@ -17,6 +17,7 @@ from dagster._core.events import EngineEventData
 
 from resources.processes import ProcessIdentity
 from resources.publishing.published import PublishedPartitions
+from resources.state.database import open_state
 from resources.state.workers import Workers
 from resources.storage.layout import Home
 from sensors.dagster_runs import free_slots_of_ended, process_of
@@ -26,8 +27,9 @@ HERE = {".dagster/grpc_info": json.dumps({"host": "localhost", "socket": "/somew
 HOLDER = """
 import sys
 from pathlib import Path
+from resources.state.database import open_state
 from resources.state.workers import Workers
-with Workers(Path(sys.argv[1])).begin(run_id=sys.argv[2], asset="a", partition="k", expected=9):
+with Workers(open_state(Path(sys.argv[1]))).begin(run_id=sys.argv[2], asset="a", partition="k", expected=9):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -46,7 +48,7 @@ def instance():
 
 @pytest.fixture
 def workers(tmp_path):
-    return Workers(tmp_path / "workers")
+    return Workers(open_state(tmp_path))
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def started_run(instance, pid=None, tags=HERE, status=DagsterRunStatus.STARTED):
 
 def holder(workers, run_id, processes):
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, workers.directory, run_id],
+        [sys.executable, "-c", HOLDER, workers.directory.parent, run_id],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

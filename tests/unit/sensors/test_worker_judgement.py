@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
 from sensors.worker_judgement import WorkerLimits, slow_since, slow_workers, stuck_workers
 
@@ -12,7 +13,7 @@ LIMITS = WorkerLimits()
 
 @pytest.fixture
 def worker(tmp_path):
-    with Workers(tmp_path).begin(run_id="r", asset="a", partition="k", expected=100) as beat:
+    with Workers(open_state(tmp_path)).begin(run_id="r", asset="a", partition="k", expected=100) as beat:
         return replace(beat.worker, phase=Phase.WORKING, moved=1000.0, rate=10.0)
 
 

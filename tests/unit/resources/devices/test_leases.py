@@ -17,8 +17,9 @@ import pytest
 
 from resources.devices.errors import LeaseDirectoryError, NoDeviceFreeError
 from resources.devices.find import Device, find_devices
-from resources.devices.lease_records import LeaseHolder, LeaseRecord, process_start
+from resources.devices.lease_records import LeaseHolder, LeaseRecord
 from resources.devices.leases import DeviceLeases
+from resources.processes import process_start
 
 LOG = logging.getLogger("test_leases")
 ALICE = LeaseHolder("run-alice", "000000000-000000999", "property_descriptions")

@@ -1,20 +1,25 @@
 """Heartbeats: who lives is told by a lock, how far it is by a record that may be lost."""
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 
 import pytest
 
+from resources.state.database import open_state
 from resources.state.workers import Phase, WorkerRecordError, Workers
 
 HOLDER = """
 import sys, time
 from pathlib import Path
+from resources.state.database import open_state
 from resources.state.workers import Workers
-beat = Workers(Path(sys.argv[1])).begin(run_id="r2", asset="a", partition="k", expected=9, restored=3)
+workers = Workers(open_state(Path(sys.argv[1])))
+beat = workers.begin(run_id="r2", asset="a", partition="k", expected=9, restored=3)
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -37,7 +42,7 @@ def clock():
 
 @pytest.fixture
 def workers(tmp_path):
-    return Workers(tmp_path / "workers")
+    return Workers(open_state(tmp_path))
 
 
 def begin(workers, clock, **changes):
@@ -60,7 +65,9 @@ def test_a_worker_lives_from_its_begin_to_its_end(workers, clock):
 def test_a_killed_worker_is_dead_and_can_be_forgotten(workers, tmp_path):
     """A lock that a killed process cannot free itself is freed by the system."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, workers.directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLDER, workers.directory.parent],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert process.stdout.readline() == b"held\n"
     (worker,) = workers.living()
@@ -79,7 +86,9 @@ def test_a_forked_child_does_not_keep_its_parent_alive(workers):
     """A child made by fork holds no lock of a dead parent's materialization."""
     script = HOLDER.replace("sys.stdin.read()", "import os\nif os.fork() == 0:\n    sys.stdin.read()")
     process = subprocess.Popen(
-        [sys.executable, "-c", script, workers.directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", script, workers.directory.parent],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert process.stdout.readline() == b"held\n"
     process.wait()
@@ -147,31 +156,34 @@ def test_beats_are_cheap(workers, clock):
         assert workers.living()[0].computed == 1001
 
 
-def test_a_record_that_does_not_read_is_still_a_living_worker(workers, clock):
-    """Unreadable never means nobody: the lock says that it lives, the name whose it is."""
-    with begin(workers, clock):
-        (workers.directory / "r1.a.json").write_bytes(b"")
+def test_a_record_that_is_gone_is_still_a_living_worker(workers, clock):
+    """Unreadable never means nobody: the lock says that it lives, its name whose it is."""
+    with begin(workers, clock) as beat:
+        (workers.directory.parent / "liveness.db").unlink()
         (worker,) = workers.living()
         assert (worker.run_id, worker.asset, worker.pid) == ("r1", "a", 0)
         assert not worker.is_here
+        clock.now += 5
+        beat.beat(computed=1, committed=11)
+        assert workers.living()[0].committed == 11
 
 
 def test_a_beat_that_cannot_be_written_does_not_stop_the_work(workers, clock, caplog):
-    """A full or lost state folder costs the heartbeat, not the rows."""
+    """A full or lost state folder costs the heartbeat, not the rows; who lives is known all the same."""
     with begin(workers, clock) as beat:
-        record = workers.directory / "r1.a.json"
-        record.unlink()
-        record.mkdir()
-        (record / "in the way").touch()
-        clock.now += 5
-        beat.beat(computed=1, committed=11)
-        assert "was not written" in caplog.text
-        (record / "in the way").unlink()
-        record.rmdir()
+        database = workers.directory.parent / "liveness.db"
+        with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            workers._state._store._liveness._busy_seconds = 0.1
+            workers._state._store._liveness._close()
+            clock.now += 5
+            beat.beat(computed=1, committed=11)
+            assert "was not written" in caplog.text
+        assert [one.run_id for one in workers.living()] == ["r1"]
 
 
 def test_a_heartbeat_that_nobody_could_see_is_refused(tmp_path, clock):
     """Without a lock nobody could tell a living worker from a dead one, so it does not start."""
     (tmp_path / "workers").write_text("a file, not a folder")
     with pytest.raises(WorkerRecordError, match="cannot be kept"):
-        begin(Workers(tmp_path / "workers"), clock)
+        begin(Workers(open_state(tmp_path)), clock)

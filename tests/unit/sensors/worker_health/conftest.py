@@ -9,8 +9,9 @@ from resources.devices.errors import DriverUnavailableError
 from resources.devices.find import Device
 from resources.devices.health import Verdict
 from resources.devices.left_out import LeftOutDevices
-from resources.state.database import ControlState
-from resources.state.workers import Workers, boot_id
+from resources.processes import boot_id
+from resources.state.database import ControlState, open_state
+from resources.state.workers import Workers
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.worker_health import HealthWatcher
@@ -64,7 +65,7 @@ def machine():
 def watcher(tmp_path, clock, machine):
     """Of workers and devices, nothing told yet."""
     return HealthWatcher(
-        workers=Workers(tmp_path / "workers"),
+        workers=Workers(open_state(tmp_path)),
         outbox=Outbox(tmp_path / "alerts"),
         left_out=LeftOutDevices(ControlState(tmp_path / "state", clock=clock), clock),
         find=machine.find,

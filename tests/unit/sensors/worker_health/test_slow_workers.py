@@ -6,7 +6,9 @@ import json
 from dataclasses import replace
 
 from resources.alerts.alert import Alert
-from resources.state.workers import Phase, Workers, boot_id
+from resources.processes import boot_id
+from resources.state.database import open_state
+from resources.state.workers import Phase, Workers
 from sensors.health_watch import Watch
 
 
@@ -14,7 +16,7 @@ def test_a_slow_worker_is_named_after_ten_minutes_and_when_it_keeps_pace(
     tick, watcher, monkeypatch, tmp_path
 ):
     """30% below its peers without a break: a warning that names device and partition; then its end."""
-    with Workers(tmp_path / "made").begin(run_id="r0", asset="a", partition="k0", expected=9) as beat:
+    with Workers(open_state(tmp_path)).begin(run_id="r0", asset="a", partition="k0", expected=9) as beat:
         made = replace(beat.worker, phase=Phase.WORKING, batch_seconds=10.0)
     working = [
         replace(made, run_id=f"r{n}", partition=f"k{n}", device=f"GPU-{n}", rate=10.0) for n in range(3)

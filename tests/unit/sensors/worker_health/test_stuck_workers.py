@@ -11,8 +11,9 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from resources.processes import ProcessIdentity
-from resources.state.workers import Phase, Workers, boot_id
+from resources.processes import ProcessIdentity, boot_id
+from resources.state.database import open_state
+from resources.state.workers import Phase, Workers
 from sensors.dagster_internals.runs import run_states
 from sensors.dagster_runs import mark_interrupted
 from sensors.health_watch import Watch
@@ -48,7 +49,7 @@ class Standing:
 
 @pytest.fixture
 def standing(tmp_path, clock, monkeypatch):
-    with Workers(tmp_path / "made").begin(run_id="r0", asset="a", partition="k0", expected=9) as beat:
+    with Workers(open_state(tmp_path)).begin(run_id="r0", asset="a", partition="k0", expected=9) as beat:
         standing = Standing(beat.worker, clock)
     monkeypatch.setattr(Workers, "living", standing.living)
     yield standing

@@ -15,6 +15,7 @@ from PIL import Image
 
 from resources.journal.high_water_mark import HighWaterMark, write_mark
 from resources.publishing.published import PublishedPartitions
+from resources.state.database import open_state
 from resources.state.pause import pause, resume
 from resources.state.workers import Workers
 from resources.storage.files import make_directory
@@ -106,7 +107,7 @@ def test_a_picture_is_drawn_where_something_moved_and_came_to_rest(dataset) -> N
     settling, second, resting = (ticks.tick() for _ in range(3))
     assert settling == resting == RESTS
     assert second not in (first, RESTS)
-    workers = Workers(dataset.settings.state_directory / "workers")
+    workers = Workers(open_state(dataset.settings.state_directory))
     with workers.begin(run_id="r", asset="property_descriptions", partition=dataset.keys[0], expected=3):
         assert ticks.tick() == RESTS, "the last picture is not ten minutes old"
     # The worker is gone, and a picture may still show it: one more, when the next tick finds all at rest.
@@ -120,7 +121,7 @@ def test_a_pause_is_drawn_once_when_all_is_at_rest_and_its_end_too(dataset) -> N
     ticks = Ticks(dataset.settings)
     first = ticks.tick()
     state = dataset.settings.state_directory
-    with Workers(state / "workers").begin(
+    with Workers(open_state(state)).begin(
         run_id="r", asset="property_descriptions", partition=dataset.keys[0], expected=3
     ):
         pause(control_state(dataset.settings), "the night", now=time.time())
@@ -141,7 +142,7 @@ def test_page_says_since_when_and_why_it_is_paused(uneven: Settings) -> None:
     make_directory(path.parent)
     write_mark(path, HighWaterMark(key, "g", 1, 1, 1, None))
     catalog = Catalog.open(uneven.home)
-    with Workers(uneven.state_directory / "workers").begin(
+    with Workers(open_state(uneven.state_directory)).begin(
         run_id="r", asset="property_descriptions", partition=key, expected=2
     ):
         metadata = progress_metadata(read_status(uneven, catalog))

@@ -6,6 +6,7 @@ import dagster as dg
 import pyarrow as pa
 
 from resources.journal.journal import Journal
+from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
 from vlm_assets.assets.run_progress import Progress
 
@@ -14,7 +15,7 @@ SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64())])
 
 def test_a_commit_beside_a_long_batch_is_said_at_once(tmp_path):
     """Its worker has just committed: it is not ended as one that stands still."""
-    workers = Workers(tmp_path / "workers")
+    workers = Workers(open_state(tmp_path))
     with (
         workers.begin(run_id="r", asset="a", partition="k", expected=2) as beat,
         Journal.open(

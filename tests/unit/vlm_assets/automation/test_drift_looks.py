@@ -13,6 +13,7 @@ from resources.alerts.outbox import Outbox
 from resources.engine.server.served_model import ServerUnreachableError
 from resources.journal.high_water_mark import HighWaterMark, write_mark
 from resources.publishing.record import PartitionManifest, PendingPublication
+from resources.state.database import open_state
 from resources.state.workers import Workers
 from resources.storage.files import make_directory, write_replacing
 from sensors.published_signatures import Snapshot
@@ -33,7 +34,7 @@ class Desk:
         self.now = {"decoding": "s"}
         monkeypatch.setattr(descriptions, "meaning_parts", lambda *_: self.now)
         monkeypatch.setattr(embeddings, "meaning_parts", lambda *_: {"embedding_model": "m"})
-        self.workers = Workers(self.settings.state_directory / "workers")
+        self.workers = Workers(open_state(self.settings.state_directory))
         self.outbox = Outbox(self.settings.state_directory / "alerts")
         self.failing = {}
         self.begin()

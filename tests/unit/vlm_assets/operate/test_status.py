@@ -23,6 +23,7 @@ from resources.devices.left_out import LeftOutDevices
 from resources.journal.high_water_mark import HighWaterMark, write_mark
 from resources.publishing.record import PartitionManifest
 from resources.state import tables
+from resources.state.database import open_state
 from resources.state.pause import pause
 from resources.state.workers import Phase, Workers
 from resources.storage.files import make_directory, sha256_of
@@ -98,7 +99,7 @@ def test_cost_in_time_is_learned_from_what_is_published(dataset) -> None:
 
 def test_a_worker_that_lives_is_running_and_tells_its_rate(uneven: Settings) -> None:
     """A heartbeat whose lock is held: running, at its own rate, on its device; afterwards it is not."""
-    workers = Workers(uneven.state_directory / "workers")
+    workers = Workers(open_state(uneven.state_directory))
     now = [0.0]
     with workers.begin(
         run_id="r1", asset="property_descriptions", partition=HEAVY, expected=2, monotonic=lambda: now[0]
