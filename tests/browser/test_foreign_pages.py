@@ -164,6 +164,13 @@ def test_a_link_of_another_site_opens_a_page_and_runs_no_mutation(desk, mutation
     foreign_page.go_back()
     foreign_page.evaluate(link, f"{desk.server.address}/assets")
     expect(foreign_page.get_by_role("link", name="property_embeddings").first).to_be_visible()
+    # That page is ours: it may subscribe to what it shows.
+    subscribe = """() => new Promise(done => {
+        const one = new WebSocket(location.origin.replace("http", "ws") + "/graphql", "graphql-ws");
+        one.onopen = () => done("open");
+        one.onerror = () => done("refused");
+    })"""
+    assert foreign_page.evaluate(subscribe) == "open"
 
 
 def ask(desk, path: str, body: object = None, **headers: str) -> tuple[int, dict]:

@@ -25,6 +25,7 @@ from vlm_assets.operate.dagster_server.api import (
     DagsterApiError,
     DagsterUnreachableError,
 )
+from vlm_assets.operate.dagster_server.databases import DamagedDatabaseError, damages
 from vlm_assets.operate.dagster_server.home import note_address, only_dagster
 from vlm_assets.operate.dagster_server.process_group import ProcessGroup
 from vlm_assets.settings import CHECKOUT, load_settings
@@ -37,6 +38,8 @@ GRACE_SECONDS = 30.0
 _HOST = "127.0.0.1"
 _LOOK_SECONDS = 0.2
 _LOOK_AFTER_SECONDS = 30.0
+_LOOK_SHARE = 0.005
+"""Part of the time that reading the databases may take: their looks get rarer as they grow."""
 _PORTS_TRIED = 100
 
 
@@ -68,7 +71,9 @@ class DagsterServer:
         self._port = port
         self._socket = scratch / "code-server"
         self._workspace = scratch / "workspace.yaml"
+        self._dagster_home = dagster_home
         self._next_look = 0.0
+        self._next_look_at_databases = 0.0
         self._workspace.write_text(
             f"load_from:\n  - grpc_server:\n      socket: {self._socket}\n      location_name: vlm_assets\n"
         )
@@ -108,17 +113,31 @@ class DagsterServer:
 
         The process that serves them ends itself where it hears nothing for 30 s (a machine that was
         suspended), and Dagster leaves it at that, as when it is killed: nothing would run from then on, and
-        nobody be told. Raises ProcessEndedError as soon as a process of the group ends.
+        nobody be told. Raises ProcessEndedError as soon as a process of the group ends, and
+        DamagedDatabaseError where a database of Dagster's does not read: sensors would fail from then on.
         """
         deadline = time.monotonic() + seconds
         while True:
             now = time.monotonic()
             self.group.watch(max(0.0, min(deadline, self._next_look) - now))
             if time.monotonic() >= self._next_look:
+                self._look_after_databases()
                 self._look_after_definitions()
                 self._next_look = time.monotonic() + _LOOK_AFTER_SECONDS
             if time.monotonic() >= deadline:
                 return
+
+    def _look_after_databases(self) -> None:
+        began = time.monotonic()
+        if began < self._next_look_at_databases:
+            return
+        for one in damages(self._dagster_home):
+            raise DamagedDatabaseError(
+                f"Dagster's database {one.path} is damaged ({one.why}). Finished work is safe. Start Dagster"
+                " again: the database is set aside and a new one is filled from disk."
+            )
+        ended = time.monotonic()
+        self._next_look_at_databases = ended + (ended - began) / _LOOK_SHARE
 
     def _look_after_definitions(self) -> None:
         try:

@@ -3,14 +3,19 @@
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
 from examples.rendered_properties import write_example
+from resources.alerts.outbox import Outbox
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.dagster_server.api import DagsterApi
 
+KEY = "000000000-000000007"
 PROGRAM = Path(sys.executable).with_name("vlm-assets")
 
 
@@ -38,3 +43,48 @@ def test_one_dagster_serves_a_home_until_it_is_told_to_end(tmp_path: Path) -> No
     served.send_signal(signal.SIGTERM)
     assert served.wait(60) == 0
     assert not [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def served(desk) -> Iterator[subprocess.Popen]:
+    """``vlm-assets serve`` of a home with one published partition, which its Dagster does not know."""
+    assert desk.materialize().success
+    command = [PROGRAM, "serve", "--home", desk.settings.home, "--port", "3700"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    yield process
+    process.send_signal(signal.SIGTERM)
+    process.wait(120)
+
+
+def address_when_up(served: subprocess.Popen) -> str:
+    """Reads until everything is started; gives the address of the pages."""
+    address = ""
+    for line in served.stdout:
+        address = line.split()[3] if line.startswith("Starting Dagster on") else address
+        if line.startswith("Schedules"):
+            return address
+    raise AssertionError("it ended")
+
+
+def wait_until_published(address: str) -> None:
+    """Until Dagster shows the published partition as done, which the reconciliation sensor tells it."""
+    deadline = time.monotonic() + 240.0
+    while KEY not in DagsterApi(address).partition_keys("property_descriptions").materialized:
+        assert time.monotonic() < deadline
+        time.sleep(1.0)
+
+
+@pytest.mark.timeout(900)
+def test_a_history_damaged_while_it_is_served_is_begun_anew_and_filled_from_disk(desk, served) -> None:
+    """A database that is overwritten under a running Dagster: told, kept by name, and all is green again."""
+    wait_until_published(address_when_up(served))
+    dagster_home = desk.settings.dagster_home
+    for name in ("runs.db", "runs/index.db"):
+        with (dagster_home / "history" / name).open("r+b") as database:
+            database.write(b"\0not a database\0" * 300)
+    wait_until_published(address_when_up(served))
+    (aside,) = dagster_home.glob("history.damaged-*")
+    assert (aside / "runs.db").read_bytes().startswith(b"\0not a database")
+    alerts = Outbox(desk.settings.state_directory / "alerts").open_subjects()
+    assert str(aside) in alerts["state/Dagster's history"].next_step
+    assert desk.materialize().success
