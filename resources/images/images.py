@@ -147,7 +147,8 @@ def load_image(path: Path, *, max_pixels: int, when_read: Callable[[], None] = l
         raise ImageError("too_large", f"{path} has too many pixels to be decoded safely: {error}") from error
     except MemoryError as error:
         raise ImageError(
-            "out_of_memory", f"There was not enough memory to decode {path}; set fewer VLM_ASSETS_DECODE_WORKERS."
+            "out_of_memory",
+            f"There was not enough memory to decode {path}; set fewer VLM_ASSETS_DECODE_WORKERS.",
         ) from error
     except UnidentifiedImageError as error:
         raise ImageError(

@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from sensors.damaged_state import call_off, damaged
 from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.dagster_server.databases import LOST, damages, names_aside, set_aside
@@ -24,6 +24,7 @@ from vlm_assets.operate.dagster_server.server import GRACE_SECONDS, DagsterServe
 from vlm_assets.settings import load_settings
 
 _FOREVER = 3600.0
+_STANDS_SECONDS = 24 * 3600.0
 _AGAIN_SECONDS = 20.0
 """A database that is damaged sooner after a start is left to a person: the disk damages what it is given."""
 
@@ -57,8 +58,7 @@ def _renew_damaged_databases(home: Path, dagster_home: Path, console: Console) -
         }
         # Told before it is done: a kill in between tells it twice, not never.
         _outbox(home).post_all(
-            [damaged(_name(folder), said, time.time()) for folder, said in sentences.items()],
-            once_while_open=True,
+            [_alert(folder, said, time.time()) for folder, said in sentences.items()], once_while_open=True
         )
         set_aside(dagster_home, aside)
     for said in sentences.values():
@@ -69,8 +69,29 @@ def _outbox(home: Path) -> Outbox:
     return Outbox(load_settings(home=home).state_directory / "alerts")
 
 
-def _name(folder: str) -> str:
-    return f"Dagster's {folder}"
+def _subject(folder: str) -> str:
+    return f"state/Dagster's {folder}"
+
+
+def _alert(folder: str, said: str, now: float) -> Alert:
+    return Alert(
+        kind="state_damaged",
+        subject=_subject(folder),
+        occurrence=said,
+        severity="error",
+        title=f"Dagster's {folder} was damaged and was begun anew",
+        next_step=f"{said} Look at the disk's health.",
+        at=now,
+    )
+
+
+def _close_alerts(outbox: Outbox, now: float) -> None:
+    """Close the alerts that have stood for a day: the databases that were begun anew have been read since."""
+    opened = outbox.open_subjects()
+    for alert in [opened[one] for one in map(_subject, LOST) if one in opened]:
+        if now - alert.at >= _STANDS_SECONDS:
+            sentence = "It was begun anew a day ago and has been sound since."
+            outbox.recovered(alert.subject, occurrence=alert.occurrence, sentence=sentence, at=now)
 
 
 def start_pages(server: DagsterServer, console: Console) -> None:
@@ -123,6 +144,6 @@ def _serve_until_told(
             console.print("Schedules, sensors and alerts are on. Ctrl-C ends it.")
             while True:
                 server.watch(_FOREVER)
-                call_off(_outbox(home), [_name(folder) for folder in LOST], time.time())
+                _close_alerts(_outbox(home), time.time())
         except KeyboardInterrupt:
             farewell(console, grace_seconds)
