@@ -61,8 +61,9 @@ class IngestReport:
             said.append(f"{len(self.new_ranges)} new partitions: {_named(_keys(self.new_ranges))}.")
         if self.waiting:
             said.append(
-                f"{self.waiting} properties are too few for a partition of {self.range_size}. They wait for"
-                " more. `vlm-assets ingest SOURCE --close` makes a smaller partition of them."
+                f"Waiting: {self.waiting}, too few for a partition of {self.range_size}."
+                " `vlm-assets run --missing` makes a smaller partition of them and runs it;"
+                " `ingest --close` only makes it."
             )
         if self.range_size_asked is not None:
             said.append(

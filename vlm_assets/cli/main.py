@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli import alerts, care, devices, example, pause, trial
+from vlm_assets.cli import alerts, care, devices, example, pause, run, trial
 from vlm_assets.cli.options import AsJson, Home, chosen_settings
 from vlm_assets.operate.terminal import VisibleFormatter, say, visible_line
 from vlm_assets.settings import PREFIX, require_models
@@ -180,5 +180,5 @@ def show(
         say(visible_line(line))
 
 
-for commands in (alerts, care, devices, example, pause, trial):
+for commands in (alerts, care, devices, example, pause, run, trial):
     commands.register(app)

@@ -18,7 +18,7 @@ TAG = "vlm-assets/launched-by"
 
 @dataclass(frozen=True)
 class BackfillProgress:
-    """Partition keys by state, over all the assets: done means done in each of them.
+    """The keys of a backfill by state, over all the assets: done means done in each of them.
 
     under_way: launched, most of them waiting for their turn. runs: runs that work at this moment.
     """
@@ -31,7 +31,7 @@ class BackfillProgress:
 
 @dataclass
 class Backfill:
-    """The backfill of a catalogue's partitions, launched and followed from a terminal."""
+    """The backfill of some partitions (``keys``), launched and followed from a terminal."""
 
     api: DagsterApi
     home: Path
@@ -42,8 +42,10 @@ class Backfill:
     def begin(self) -> str:
         """Continue unfinished backfills; launch one for the partitions that they lack. Says what it did."""
         incomplete = set(self.keys) - self.complete_keys()
+        if not self.keys:
+            return "Nothing to do: there is no such partition."
         if not incomplete:
-            return f"Nothing to do: all {len(self.keys)} partitions are complete."
+            return f"Nothing to do: {len(self.keys)} of {len(self.keys)} partitions are complete."
         said = []
         for backfill in self.api.unfinished_backfills(ASSETS[0]):
             under_way = backfill.keys & incomplete
@@ -67,9 +69,9 @@ class Backfill:
         """How the partitions stand now."""
         of_each = [self.api.partition_keys(asset) for asset in ASSETS]
         return BackfillProgress(
-            done=frozenset.intersection(*(keys.materialized for keys in of_each)),
-            under_way=frozenset.union(*(keys.running for keys in of_each)),
-            failed=frozenset.union(*(keys.failed for keys in of_each)),
+            done=frozenset.intersection(*(keys.materialized for keys in of_each)).intersection(self.keys),
+            under_way=frozenset.union(*(keys.running for keys in of_each)).intersection(self.keys),
+            failed=frozenset.union(*(keys.failed for keys in of_each)).intersection(self.keys),
             runs=self.api.started_runs(),
         )
 

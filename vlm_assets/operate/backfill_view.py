@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import duckdb
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
+from rich.text import Text
 
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.backfill import ASSETS, BackfillProgress
@@ -21,7 +22,10 @@ _SHOWN = 5
 
 
 class ProgressLine:
-    """Partitions done, running and failed, properties described, rate: a bar, or lines without a terminal."""
+    """A bar and, below it, partitions done, running and failed, properties and rate; two lines of 80 columns.
+
+    Without a terminal: a line at every change.
+    """
 
     def __init__(self, console: Console, keys: Sequence[str], *, done_before: Collection[str]) -> None:
         self._console = console
@@ -29,14 +33,14 @@ class ProgressLine:
         self._before = self._properties(done_before)
         self._started = time.monotonic()
         self._said = ""
-        self._bar = Progress(
+        self._bar = _BarAndState(
             BarColumn(),
-            TextColumn("{task.fields[state]}"),
+            TaskProgressColumn(),
             TimeElapsedColumn(),
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=len(keys), state="")
+        self._task = self._bar.add_task("", total=len(keys))
 
     def __enter__(self) -> ProgressLine:
         self._bar.start()
@@ -52,17 +56,28 @@ class ProgressLine:
         properties = self._properties(now.done)
         rate = (properties - self._before) / (time.monotonic() - self._started)
         counts = (
-            f"{len(now.done)}/{len(self._sizes)} partitions done, {now.runs} running,"
-            f" {len(now.failed)} failed"
+            f"{len(now.done)}/{len(self._sizes)} partitions, {now.runs} running, {len(now.failed)} failed"
         )
-        state = f"{counts}, {properties:,} properties described, {rate:.1f}/s"
-        self._bar.update(self._task, completed=len(now.done), state=state)
+        state = f"{counts}; {properties:,} properties, {rate:.1f}/s"
+        self._bar.state = state
+        self._bar.update(self._task, completed=len(now.done))
         if not self._console.is_terminal and counts != self._said:
             self._console.print(state, highlight=False)
         self._said = counts
 
     def _properties(self, keys: Collection[str]) -> int:
         return sum(self._sizes.get(key, 0) for key in keys)
+
+
+class _BarAndState(Progress):
+    """A bar with a line of text below it."""
+
+    state = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The two lines."""
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self.state, no_wrap=True, overflow="ellipsis")
 
 
 @dataclass(frozen=True)

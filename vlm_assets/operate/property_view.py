@@ -36,7 +36,7 @@ def view_property(settings: Settings, catalog: Catalog, property_id: str) -> Ite
     if known.range == catalog.tail:
         yield (
             f"{property_id}: ordinal {known.ordinal}, in no partition yet. {catalog.waiting} properties wait"
-            " until they fill one; `vlm-assets ingest SOURCE --close` does not wait."
+            " until they fill one; `vlm-assets run --missing` does not wait."
         )
         yield from _images(catalog, known)
         return

@@ -1,28 +1,88 @@
-"""``vlm-assets run`` and ``demo``: start Dagster on a catalogued home, launch a backfill, follow it, end.
+"""``vlm-assets run`` and ``demo``: a backfill of a home, launched in Dagster and followed in the terminal.
 
-``dagster_server/`` starts the processes, ``backfill.py`` chooses the partitions, ``backfill_view.py`` shows
-them.
+A Dagster that runs on the home already is used; otherwise one is started, and ended at the end.
+``dagster_server/`` starts the processes, ``backfill.py`` launches, ``backfill_view.py`` shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 
-from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.assets.partition_states import State
+from vlm_assets.catalog.catalog import Catalog, UnknownRangeError
 from vlm_assets.operate.backfill import ASSETS, Backfill
 from vlm_assets.operate.backfill_view import BackfillSummary, ProgressLine, row_counts, where_to_click
+from vlm_assets.operate.dagster_server.api import DagsterApi
 from vlm_assets.operate.dagster_server.process_group import interruptible
-from vlm_assets.operate.dagster_server.server import GRACE_SECONDS, DagsterServer, dagster_server
+from vlm_assets.operate.dagster_server.server import GRACE_SECONDS, dagster_server
 from vlm_assets.operate.dagster_server.serving import farewell, prepare, start_pages
+from vlm_assets.operate.status import Status
 from vlm_assets.operate.terminal_console import TerminalConsole
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM before all was done."""
 
 _FOREVER = 3600.0
+_FAILED = frozenset({State.FAILED, State.GIVEN_UP, State.REFUSED, State.DAMAGED})
+
+KeysOf = Callable[[DagsterApi], Sequence[str]]
+"""Chooses the partitions of a backfill, once Dagster can be asked."""
+
+
+class RunningDagster(Protocol):
+    """A Dagster that a backfill can be launched in."""
+
+    @property
+    def api(self) -> DagsterApi:
+        """Its pages' interface."""
+
+    def start_daemon(self) -> None:
+        """Start what launches the runs of a backfill."""
+
+    def watch(self, seconds: float) -> None:
+        """Let so many seconds pass. Raises if Dagster ends meanwhile."""
+
+
+class OthersDagster:
+    """A Dagster that another process started on this home (``vlm-assets serve``, ``demo``)."""
+
+    def __init__(self, address: str) -> None:
+        self.api = DagsterApi(address)
+
+    def start_daemon(self) -> None:
+        """Nothing: it runs."""
+
+    def watch(self, seconds: float) -> None:
+        """Let so many seconds pass; the next question to a Dagster that ended raises."""
+        time.sleep(seconds)
+
+
+def all_keys(home: Path) -> list[str]:
+    """Every partition of the catalogue. Raises CatalogError."""
+    return [one.key for one in Catalog.open(home).ranges]
+
+
+def known_keys(home: Path, keys: Sequence[str]) -> list[str]:
+    """These partitions, each once. Raises UnknownRangeError if the catalogue does not have one of them."""
+    unknown = sorted(set(keys).difference(all_keys(home)))
+    if unknown:
+        raise UnknownRangeError(
+            f"{', '.join(unknown[:5])}: the catalogue in {home} has no such partition."
+            " `vlm-assets status --json` lists them all."
+        )
+    return sorted(set(keys))
+
+
+def failed_keys(home: Path, status: Status, api: DagsterApi) -> list[str]:
+    """Partitions whose last run failed, or whose files are not what they should be, in either asset."""
+    of_dagster = frozenset[str]().union(*(api.partition_keys(asset).failed for asset in ASSETS))
+    on_disk = {one.key for one in status.partitions if one.state in _FAILED}
+    return [key for key in all_keys(home) if key in of_dagster or key in on_disk]
 
 
 def run_backfill(
@@ -31,21 +91,21 @@ def run_backfill(
     dagster_home: Path,
     slots: int,
     port: int = 3000,
+    keys: KeysOf | None = None,
     exit_when_done: bool = False,
     accuracy: Callable[[], str | None] = lambda: None,
     grace_seconds: float = GRACE_SECONDS,
     console: Console | None = None,
 ) -> int:
-    """Run Dagster and a backfill on a home, until Ctrl-C or until all is done; gives the exit code.
+    """Start Dagster and a backfill on a home, until Ctrl-C or until all is done; gives the exit code.
 
-    The code is 0 if every partition is complete and no check failed with ERROR, 1 otherwise, and 130 after
-    Ctrl-C. slots: runs that hold a device at the same time. accuracy: a sentence about the finished output,
-    or None. Raises CatalogError, DagsterHomeError, NoFreePortError, ProcessEndedError and DagsterApiError,
-    whose messages say what to do.
+    The code is 0 if every partition asked for is complete and no check of them failed with ERROR, 1
+    otherwise, and 130 after Ctrl-C. keys: the partitions, all unless given. slots: runs that hold a device at
+    the same time. accuracy: a sentence about the finished output, or None. Raises CatalogError,
+    DagsterHomeError, NoFreePortError, ProcessEndedError and DagsterApiError, whose messages say what to do.
     """
     console = console or TerminalConsole(soft_wrap=True)
     found = prepare(home, dagster_home, slots=slots, port=port, console=console)
-    keys = [one.key for one in Catalog.open(home).ranges]
     summary: BackfillSummary | None = None
     with (
         interruptible(),
@@ -53,7 +113,8 @@ def run_backfill(
     ):
         try:
             start_pages(server, console)
-            summary = _backfill(server, Backfill(server.api, home, keys), accuracy, console)
+            wanted = keys(server.api) if keys is not None else all_keys(home)
+            summary = _follow(server, Backfill(server.api, home, wanted), accuracy, console)
             summary.print(console)
             if not exit_when_done:
                 where_to_click(console, server.address)
@@ -66,12 +127,30 @@ def run_backfill(
     return 0 if summary.ok else 1
 
 
-def _backfill(
-    server: DagsterServer, work: Backfill, accuracy: Callable[[], str | None], console: Console
+def run_in_running(address: str, *, home: Path, keys: KeysOf | None = None, console: Console) -> int:
+    """Launch a backfill in the Dagster at this address and follow it; the exit codes of ``run_backfill``.
+
+    Ctrl-C ends the following alone. Raises CatalogError, DagsterApiError.
+    """
+    dagster = OthersDagster(address)
+    with interruptible():
+        try:
+            console.print(f"Dagster runs on this home already: {address}")
+            wanted = keys(dagster.api) if keys is not None else all_keys(home)
+            summary = _follow(dagster, Backfill(dagster.api, home, wanted), lambda: None, console)
+        except KeyboardInterrupt:
+            console.print(f"\nThe backfill goes on in {address}; `vlm-assets status` shows how far it is.")
+            return INTERRUPTED
+    summary.print(console)
+    return 0 if summary.ok else 1
+
+
+def _follow(
+    dagster: RunningDagster, work: Backfill, accuracy: Callable[[], str | None], console: Console
 ) -> BackfillSummary:
     before = work.progress()
     console.print(work.begin())
-    server.start_daemon()
+    dagster.start_daemon()
     if work.followed:
         # Often enough to watch, seldom enough that a large catalogue's keys are no load.
         interval = max(2.0, len(work.keys) / 2000)
@@ -79,14 +158,15 @@ def _backfill(
             now = work.progress()
             line.show(now)
             while not work.ended(now):
-                server.watch(interval)
+                dagster.watch(interval)
                 now = work.progress()
                 line.show(now)
+    failing = [check for asset in ASSETS for check in work.api.failing_checks(asset)]
     return BackfillSummary(
         partitions=len(work.keys),
         complete=len(work.complete_keys()),
         failed_keys=sorted(work.progress().failed),
         rows=row_counts(work.home),
-        failing=[check for asset in ASSETS for check in server.api.failing_checks(asset)],
+        failing=[check for check in failing if check.partition in work.keys],
         accuracy=accuracy(),
     )

@@ -341,8 +341,8 @@ def _next_steps(
     steps = [f"{of_state[state]} {step}" for state, step in _STEPS.items() if of_state[state]]
     if waiting_in_tail:
         steps.append(
-            f"{waiting_in_tail} properties wait until they fill a partition;"
-            " `vlm-assets ingest SOURCE --close` does not wait."
+            f"In no partition yet: {waiting_in_tail}, too few to fill one;"
+            " `vlm-assets run --missing` does not wait."
         )
     if open_alerts:
         said = f"Open alerts: {len(open_alerts)}, the latest: {open_alerts[-1]}. `vlm-assets alerts`."

@@ -71,7 +71,7 @@ def _heading(status: Status) -> Text:
     left = _duration(status.seconds_left)
     said = Text(f"{status.properties} properties in {status.home}\n")
     if status.waiting_in_tail:
-        said.append(f"{status.waiting_in_tail} of them are in no partition yet\n")
+        said.append(f"In no partition yet: {status.waiting_in_tail}\n")
     if status.paused:
         said.append(f"{status.paused[0].upper()}{status.paused[1:]}\n", style="bold yellow")
     said.append(f"Dagster: {status.dagster or 'not running'}\n")

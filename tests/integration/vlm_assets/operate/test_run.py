@@ -1,6 +1,7 @@
-"""``run_backfill`` with real processes: interrupted, gone on with, finished, and nothing left behind."""
+"""The terminal's backfill with real processes: its own Dagster, or the one that runs on the home already."""
 
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from vlm_assets.operate.dagster_server.server import free_port
 from vlm_assets.operate.run import INTERRUPTED, run_backfill
 
 RANGE_SIZE = 4
+PROGRAM = Path(sys.executable).with_name("vlm-assets")
 
 RUN = """
 import sys
@@ -67,3 +69,50 @@ def test_interrupted_backfill_is_gone_on_with(tmp_path: Path) -> None:
     keys = {one.key for one in Catalog.open(home).ranges}
     for asset in ("property_descriptions", "property_embeddings"):
         assert {file.stem for file in (home / asset).glob("*.parquet")} == keys
+
+
+def test_run_uses_the_dagster_that_runs_and_takes_the_tail_when_asked(tmp_path: Path) -> None:
+    """`run KEY` and `run` leave the tail alone; `run --missing` makes a partition of it and runs that."""
+    home = tmp_path / "home"
+    ingest(write_example(home, properties=3, seed=7), home, range_size=2)
+    catalog = Catalog.open(home)
+    assert (len(catalog.ranges), catalog.waiting) == (1, 1)
+    first = catalog.ranges[0].key
+    environment = {**os.environ, "VLM_ASSETS_HOME": str(home), "VLM_ASSETS_DEVICES": "cpu:2"}
+    environment["VLM_ASSETS_MODEL"] = "example"
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [PROGRAM, "run", *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    serving = subprocess.Popen(
+        [PROGRAM, "serve", "--port", str(free_port(3600))], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert serving.stdout is not None
+        assert any("Schedules, sensors and alerts are on" in line for line in serving.stdout)
+        said = run(first)
+        assert "Dagster runs on this home already" in said
+        assert "1 of 1 partitions are complete." in said
+        assert {file.stem for file in (home / "property_embeddings").iterdir()} == {first}
+        assert "In no partition yet: 1" in run()
+        assert Catalog.open(home).tail == catalog.tail
+        said = run("--missing")
+        assert f"partition {catalog.tail} now" in said
+        assert "2 of 2 partitions are complete." in said
+        assert "Nothing to do: there is no such partition." in run("--failed")
+    finally:
+        serving.send_signal(signal.SIGTERM)
+        serving.wait(60)
+    assert Catalog.open(home).tail is None
+    keys = {one.key for one in Catalog.open(home).ranges}
+    for asset in ("property_descriptions", "property_embeddings"):
+        assert {file.stem for file in (home / asset).iterdir()} == keys

@@ -31,7 +31,7 @@ def test_an_unfilled_tail_is_no_partition_until_it_is_full(tree: Path, tmp_path:
     first = Catalog.open(home)
     assert (report.new, report.waiting, report.new_ranges) == (5, 2, (PropertyRange(0, 3),))
     assert (first.ranges, first.tail, first.rows) == ((PropertyRange(0, 3),), PropertyRange(3, 5), 5)
-    assert any("2 properties are too few for a partition of 3" in one for one in report.sentences())
+    assert any("Waiting: 2, too few for a partition of 3." in one for one in report.sentences())
     row = first.find("ü")
     assert row is not None
     assert (row.ordinal, row.range) == (4, first.tail)
