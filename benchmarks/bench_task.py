@@ -19,7 +19,7 @@ from benchmarks.contenders.task import Task
 from examples.rendered_properties import list_properties, write_example
 from resources.engine.prompt import build_prompt
 from resources.engine.schema import load_schema
-from vlm_assets.assets.descriptions import ASSET, DescriptionWork
+from vlm_assets.assets.property_descriptions import ASSET, DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home

@@ -28,8 +28,8 @@ from resources.devices.pinning import pin
 from resources.engine.ladder import describe_batch
 from resources.engine.protocol import Engine
 from resources.images.images import LoadedProperty
-from vlm_assets.assets.descriptions import DescriptionWork
 from vlm_assets.assets.partition import Partition
+from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.control_state import control_state

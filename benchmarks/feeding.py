@@ -28,7 +28,7 @@ from resources.devices.pinning import pin
 from resources.engine.feeding import Feeding
 from resources.engine.ladder import describe_batch
 from resources.images.images import LoadedProperty
-from vlm_assets.assets.descriptions import DescriptionWork
+from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.settings import Settings, load_settings

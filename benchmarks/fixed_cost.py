@@ -135,7 +135,7 @@ def _run() -> None:
 
     from resources.engine.resource import VisionLanguageModel
     from resources.publishing.published import PublishedPartitions
-    from vlm_assets.assets.descriptions import ASSET, DescriptionWork
+    from vlm_assets.assets.property_descriptions import ASSET, DescriptionWork
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.definitions import defs
     from vlm_assets.settings import current_settings

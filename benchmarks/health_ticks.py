@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from benchmarks.sensor_ticks import write_history
 from resources.publishing.record import PartitionManifest, PublishedRecord
 from sensors import row_count_drift
-from vlm_assets.assets.descriptions import description_rows
+from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.automation.health_sensors import build_health_sensors
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest

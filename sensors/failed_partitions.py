@@ -19,11 +19,9 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.state.database import ControlState
 from resources.state.pause import pause_of
-from resources.state.row_retries import Refusal, RowRetriesFile, RowRetriesUnreadableError
 from sensors.attempts import Attempts, Entry, Request
 from sensors.cancels import Cancels
 from sensors.dagster_internals.backfill_queue import awaited_partitions
-from sensors.dagster_internals.check_results import Evaluation
 from sensors.dagster_internals.partition_history import PartitionHistory
 from sensors.dagster_internals.runs import (
     RunState,
@@ -52,7 +50,7 @@ _LOOK_BACK_SECONDS = 60.0
 class Launch:
     """One run to be launched: of these assets of a partition, and for people why.
 
-    after: the run that it goes on with, which ended before it came to a check; None where there is none.
+    after: the run that it goes on with, which was cut short or refused; None where there is none.
     """
 
     key: str
@@ -99,7 +97,6 @@ class FailedPartitions:
         self._clock = clock
         self._settled: dict[str, RunState] = {}
         self.succeeded_until: float | None = None
-        self._refusals: dict[tuple[str, str, str], Refusal | None] = {}
 
     def tick(self, instance: dg.DagsterInstance, *, tick: str, at_once: bool = False) -> Ticked:
         """Decide, write down, and say what to launch. ``tick`` names this tick, the same if it is repeated.
@@ -131,16 +128,6 @@ class FailedPartitions:
         since = now - _FIRST_LOOK_SECONDS if self.succeeded_until is None else self.succeeded_until
         found = runs_ended_since(instance, since - _LOOK_BACK_SECONDS, [dg.DagsterRunStatus.SUCCESS])
         return [run for run in found if run.retry_number]
-
-    def refusal(self, key: str, evaluation: Evaluation) -> Refusal | None:
-        """The refusal that this failed check belongs to. Raises RowRetriesUnreadableError."""
-        at = (evaluation.asset, key, evaluation.run_id)
-        if at not in self._refusals:
-            standing = RowRetriesFile(self.state.directory, evaluation.asset, key).read()
-            refusal = standing.refusal if standing else None
-            belongs = refusal is not None and refusal.run_id == evaluation.run_id
-            self._refusals[at] = refusal if belongs else None
-        return self._refusals[at]
 
 
 class _Tick:
@@ -215,15 +202,7 @@ class _Tick:
     def _facts(self, key: str, candidate: Candidate, run: RunState | None, entry: Entry) -> Facts:
         new_end = key in self.entries and run is not None and run.run_id != entry.reckoned
         rows = self.watched.rows(key) if new_end else entry.rows
-        refusal, unreadable = None, None
-        evaluation = candidate.evaluation
-        # A later run that came to no check has another story.
-        if evaluation is not None and run is not None and evaluation.run_id == run.run_id:
-            try:
-                refusal = self.owner.refusal(key, evaluation)
-            except RowRetriesUnreadableError as error:
-                unreadable = str(error)
-        return Facts(key, "; ".join(candidate.why), run, rows, refusal, unreadable)
+        return Facts(key, "; ".join(candidate.why), run, rows)
 
     def _carry_out(self, decision: Decision) -> None:
         """Tell and note whatever is not a launch."""
@@ -305,8 +284,7 @@ class _Tick:
         # What stands downstream of a new result is made again with it.
         assets = self.watched.assets[candidate.first :]
         run = max(candidate.runs, key=lambda one: one.created_at, default=None)
-        checked = candidate.evaluation.run_id if candidate.evaluation else None
-        after = run.run_id if run is not None and run.run_id != checked else None
+        after = run.run_id if run is not None else None
         return Launch(key, assets, run_key, "; ".join(candidate.why), after)
 
     def _opened(self) -> set[str]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from sensors.dagster_internals.check_results import Evaluation
 from sensors.dagster_internals.partition_history import PartitionHistory
 from sensors.dagster_internals.runs import RunState
 
@@ -40,14 +39,13 @@ class Watched:
 class Candidate:
     """A partition that is not as it should be. first: the first of the assets that is not.
 
-    runs: finished ones that were to put it right. evaluation: the failed check of that asset, if any.
+    runs: finished ones that were to put it right.
     only_file: nothing was launched for it since it was published; only its file is not what it should be.
     """
 
     first: int
     why: list[str] = field(default_factory=list)
     runs: list[RunState] = field(default_factory=list)
-    evaluation: Evaluation | None = None
     only_file: bool = True
 
 
@@ -75,9 +73,7 @@ def candidates(
                 one.runs += [run] if run is not None else []
         for key, evaluations in history.failing(asset).items():
             why = f"{asset}: check failed: {', '.join(each.check for each in evaluations)}"
-            one = _add(result, watched, key, index, why)
-            if one is not None and one.first == index:
-                one.evaluation = max(evaluations, key=lambda each: each.storage_id)
+            _add(result, watched, key, index, why)
         attempts = history.open_attempts[asset]
         for key in watched.interrupted(asset):
             if key not in attempts:

@@ -13,8 +13,8 @@ address, or the disk of images, is away   above
 every device is left out                  a person, told at once; nothing is started and the queue waits
 a materialization that failed             this schedule, backing off; five attempts without a new row, then
                                           given up: a person
-a check that failed for its rows          this schedule: rows of a transient kind, three tries each; where
-                                          none is left, a person
+a check that refused the rows             this schedule, where failed rows have a try left (three for kinds
+                                          that may pass, counted in the rows); where none has, a person
 a file that does not match its record     this schedule: the second copy, else as a materialization
 answers of the model that are garbage     a person: its failed rows are new rows, and would go on for ever
 settings or catalogue changed             a person, who is shown what it costs
@@ -30,7 +30,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from resources.state.row_retries import Refusal
 from sensors.attempts import Entry
 from sensors.dagster_internals.runs import RunState
 
@@ -74,16 +73,13 @@ class Facts:
     """A partition that is not as it should be, and on which nothing works now.
 
     why: for people. run: the latest that was to put it right, finished; None where Dagster knows none. rows:
-    committed for it, ever. refusal: of the check that stopped it, where a check of that run did. unreadable:
-    why it is not known how often its rows were tried.
+    committed for it, ever.
     """
 
     key: str
     why: str
     run: RunState | None
     rows: int
-    refusal: Refusal | None = None
-    unreadable: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,13 +99,9 @@ def decide(entry: Entry, facts: Facts, policy: Policy, *, now: float, at_once: b
     entry = reckoned(entry, facts, policy)
     if at_once:
         entry = replace(entry, attempts=0, given_up=False, not_before=0.0)
-    if facts.unreadable is not None:
-        return Decision(Action.PERSON, entry, facts.unreadable)
     if run is not None and run.needs_person and not at_once:
         why = f"run {run.run_id[:8]} stopped for what a new start would repeat: its error says what to do"
         return Decision(Action.PERSON, entry, why)
-    if facts.refusal is not None and not facts.refusal.curable:
-        return Decision(Action.PERSON, entry, facts.refusal.sentence())
     if entry.given_up:
         return Decision(Action.GIVEN_UP, entry, facts.why)
     if entry.attempts >= policy.attempts:

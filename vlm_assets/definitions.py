@@ -13,11 +13,10 @@ from pathlib import Path
 
 import dagster as dg
 
-from vlm_assets.assets import descriptions, embeddings
 from vlm_assets.assets import property_catalog as catalog_asset
+from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.assets.dataset_audit import build_dataset_audit
 from vlm_assets.assets.dataset_progress import build_dataset_progress, build_progress_sensor
-from vlm_assets.assets.partitioned_assets import build_property_descriptions, build_property_embeddings
 from vlm_assets.assets.property_catalog import build_property_catalog
 from vlm_assets.automation.alert_sensor import build_alerts
 from vlm_assets.automation.health_sensors import build_health_sensors
@@ -48,9 +47,13 @@ def build_defs(
     return dg.Definitions(
         assets=[
             build_property_catalog(settings),
-            build_property_descriptions(settings, partitions, upstream=catalog_asset.ASSET),
-            build_property_embeddings(settings, partitions, descriptions=descriptions.ASSET),
-            build_dataset_audit(settings, audited=[descriptions.ASSET, embeddings.ASSET]),
+            property_descriptions.build_property_descriptions(
+                settings, partitions, upstream=catalog_asset.ASSET
+            ),
+            property_embeddings.build_property_embeddings(
+                settings, partitions, descriptions=property_descriptions.ASSET
+            ),
+            build_dataset_audit(settings, audited=[property_descriptions.ASSET, property_embeddings.ASSET]),
             progress,
         ],
         jobs=[*retrying.jobs],

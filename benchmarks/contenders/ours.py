@@ -20,7 +20,7 @@ def main() -> None:
 
     import dagster as dg
 
-    from vlm_assets.assets.descriptions import ASSET
+    from vlm_assets.assets.property_descriptions import ASSET
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.definitions import defs
     from vlm_assets.settings import current_settings

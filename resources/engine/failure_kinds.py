@@ -1,8 +1,7 @@
 """Which kinds of failed rows another try may cure: the one place that says so.
 
 What lives here: the kinds of ``images.py`` and of ``ladder.py`` by what can be done about them. What does
-not: how often a row is tried again (``resources/state/row_retries.py``). An answer that the model gave
-after the
+not: how often a row is tried (``vlm_assets/assets/generations.py``). An answer that the model gave after the
 whole ladder (``truncated``, ``repetition``, ``invalid_json``, ``schema_mismatch``) comes out the same again:
 seeds derive from the property and the attempt. Another prompt or limit may help: a person's choice.
 """

@@ -126,7 +126,7 @@ class Feeding:
     def described(self, batches: Iterable[Sequence[LoadedProperty]]) -> Iterator[DescribedBatch]:
         """Describe batch after batch: in their order where one is asked at once, else each when it is done.
 
-        Raises EngineLostError, and what ``batches`` raises, after all that was finished before.
+        May be called again once all is described. Raises EngineLostError, and what ``batches`` raises, after all that was finished before.
         """
         source = iter(batches)
         self._start("feeding-ahead", lambda: self._draw_ahead(source))
@@ -184,6 +184,7 @@ class Feeding:
             while self._room.acquire() and not self._stopped:
                 loaded = next(source, None)
                 if loaded is None:
+                    self._room.release()  # For a next round of batches.
                     self._events.put(_AllDrawn(None))
                     return
                 self._prepare([one for one in loaded if one.seen])

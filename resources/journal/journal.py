@@ -151,6 +151,16 @@ class Journal:
         return cls(directory, identity, lock, committer, recovery, found.segments, settings)
 
     @property
+    def generation(self) -> str:
+        """The generation whose rows these are."""
+        return self._identity.generation
+
+    @property
+    def schema(self) -> Any:
+        """The pyarrow schema of the rows."""
+        return self._identity.schema
+
+    @property
     def done_ids(self) -> frozenset[str]:
         """Ids whose rows are committed."""
         with self._guard:

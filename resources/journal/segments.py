@@ -91,6 +91,11 @@ def segment_name(*, epoch: int, number: int, sha256: str) -> str:
     return f"segment-{epoch:06d}-{number:08d}-{sha256[:32]}.parquet"
 
 
+def segment_paths(directory: Path) -> list[Path]:
+    """The segments in a journal's directory, verified or not, in the order of their commits."""
+    return sorted(path for path in directory.glob("segment-*") if SEGMENT_NAME.fullmatch(path.name))
+
+
 def segment_number(name: str) -> int:
     """The number in a segment's name; 0 where the name is none."""
     match = SEGMENT_NAME.fullmatch(name)
@@ -206,6 +211,18 @@ def verify_unlisted(path: Path, identity: JournalIdentity, *, name: str | None =
     if not identity.expected_ids.issuperset(segment.ids):
         raise SegmentUnreadableError(f"{path} has ids that this journal does not expect")
     return segment
+
+
+def verified_rows(path: Path) -> Any:
+    """All rows of a segment (pyarrow table) by itself: of any journal, listed or not, superseded ones too.
+
+    Raises SegmentUnreadableError where it is not, to the byte, what its name says.
+    """
+    data = _read(path)
+    match = SEGMENT_NAME.fullmatch(path.name)
+    if match is None or match["sha256"] != hashlib.sha256(data).hexdigest()[:32]:
+        raise SegmentUnreadableError(f"{path}: its SHA-256 is not the one in its name")
+    return decode(data, path).replace_schema_metadata(None)
 
 
 def read_rows(path: Path, record: SegmentRecord) -> Any:

@@ -1,7 +1,7 @@
 """Asset checks as Dagster knows them: the one place that touches its preview API for partitioned checks.
 
 What lives here: specs with partitions, and turning an outcome into a result. What does not: what is
-checked (``checks.py``) or in which order results are yielded (``materialization.py``).
+checked (``checks.py``) or in which order results are yielded (``materialize.py``).
 """
 
 from __future__ import annotations

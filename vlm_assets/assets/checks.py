@@ -1,7 +1,7 @@
 """What must hold for a partition before it is published, as plain functions over its staged file.
 
 What lives here: the checks and what they found, in words and numbers. What does not: when they run and
-what a failure stops (``materialization.py``). DuckDB does the counting. Term: Dagster asset checks.
+what a failure stops (``materialize.py``). DuckDB does the counting. Term: Dagster asset checks.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ class FailedShareLimits:
     warn: float
     error: float
     rows_at_least: int
+
+    def refuse(self, failed: int, rows: int) -> bool:
+        """Whether so many failed rows of so many keep a partition from being published."""
+        return failed >= self.rows_at_least and failed >= self.error * rows
 
 
 DESCRIPTION_CHECKS = {
@@ -197,7 +201,7 @@ def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimi
     return CheckOutcome(
         "failed_share",
         passed=not (judged and share >= limits.warn),
-        severity=Severity.ERROR if judged and share >= limits.error else Severity.WARN,
+        severity=Severity.ERROR if limits.refuse(failed, rows) else Severity.WARN,
         expected=f"under {limits.warn:.1%} failed (not published from {limits.error:.0%})",
         found=f"{failed} of {rows} failed, {share:.1%}" + (f" ({by_kind})" if by_kind else ""),
         first_ids=first,

@@ -1,8 +1,7 @@
 """Images that could be read when they were catalogued and cannot be now: a few are gone, or their disk is.
 
 What lives here: telling the two apart, before and while a range is described. What does not: why one image
-cannot be shown (``resources/engine/images``), and the wait for a disk that comes back (``waiting.py``). A
-disk
+cannot be shown (``resources/images``), and the wait for a disk that comes back (``materialize.py``). A disk
 that is not mounted would make a failed row of every property, of a kind that no further try cures.
 """
 

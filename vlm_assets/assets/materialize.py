@@ -1,24 +1,27 @@
-"""One materialization of one partition: verify or resume, work, stage, check, publish, in that order.
+"""One materialization of one partition: the steps that both assets take.
 
-What lives here: the order, which both partitioned assets share. What does not: what a row is and how it is
-made (``descriptions.py``, ``embeddings.py``), or how bytes become durable (``resources``). The order of the
-check results is the point: failing results first and then the error leaves a failed check with its
-partition, a failed partition, and the old file in place.
+They are: begin; where the partition is complete, verify; else resume, compute the rows on a device, publish.
+What does not live here: what a row is and how it is made (``property_descriptions.py``,
+``property_embeddings.py``), which generation is worked at (``generations.py``), how bytes become durable
+(``resources``). A refused file yields its failing check results before the error: that leaves a failed check
+with its partition, a failed partition, and the old file in place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeVar
 
 import dagster as dg
 import pyarrow as pa
 
 from resources.devices.errors import AllLeftOutError, NoDeviceFreeError
-from resources.engine.failure_kinds import TRANSIENT_KINDS
+from resources.devices.find import Device
+from resources.devices.leases import Clock
+from resources.devices.resource import GpuResource
 from resources.engine.server.model_server import ServerOutageError
 from resources.engine.server.served_model import ServerUnreachableError
 from resources.journal.journal import Journal, clear_retired
@@ -26,32 +29,27 @@ from resources.journal.recovery import Recovery
 from resources.publishing.errors import CannotRestoreError
 from resources.publishing.parquet_io import AlreadyPublished
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.record import PublishedRecord
 from resources.publishing.staged_file import StagedFile
-from resources.state.row_retries import RowRetries
 from resources.state.workers import Phase, WorkerBeat, Workers
 from sensors.dagster_internals.runs import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.assets.check_events import check_result, published_file_result
 from vlm_assets.assets.checks import CheckOutcome
+from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.garbage import GarbageOutputError
+from vlm_assets.assets.generations import adopt_rows, generation_of, rows_to_try_again
 from vlm_assets.assets.images_away import ImagesAwayError
 from vlm_assets.assets.partition import Partition
-from vlm_assets.assets.row_rounds import (
-    OK,
-    failed_rows,
-    generation_of,
-    keep_ok_rows,
-    keep_rows_of_source,
-    root_run_of,
-    round_of,
-)
-from vlm_assets.assets.run_progress import Progress
 from vlm_assets.automation.pausing import PausableProgress, wait_while_paused
-
-__all__ = ["OK", "Metadata", "RunOptions", "Steps", "materialize", "one_partition"]
+from vlm_assets.control_state import control_state
+from vlm_assets.settings import Settings
 
 Metadata = dict[str, dg.MetadataValue]
 Event = dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult
+
+_FIRST_WAIT_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 30.0
+
+_T = TypeVar("_T")
 
 
 class RunOptions(dg.Config):
@@ -59,13 +57,10 @@ class RunOptions(dg.Config):
 
     recompute: compute every property of the partition again, beside the old output, which stays until all
     is done. retry_failed: try the properties that ended as failed once more, and keep all others.
-    retry_transient: of a partition that a check refused, try the failed properties again whose kind of
-    failure may be gone, each three times at most; the scheduled re-materialization asks for it.
     """
 
     recompute: bool = False
     retry_failed: bool = False
-    retry_transient: bool = False
 
 
 class ManyPartitionsError(ValueError):
@@ -80,20 +75,35 @@ class UnfinishedWorkError(RuntimeError):
     """The work came to its end without a row for every property."""
 
 
-@dataclass(frozen=True)
-class Steps:
-    """What an asset does in its materialization.
+class Work(Protocol):
+    """What an asset knows of one partition: its properties, what decides their rows, and the rows' checks."""
 
-    schema: of the rows; asked for only where there is work. work: compute the missing rows and submit them
-    to the journal; returns metadata about how it went. check: run the checks on a file. describe: metadata
-    for people about the finished file. remember: what the published record says of the file's rows.
-    """
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the range, in the order of the catalogue."""
 
-    schema: Callable[[], pa.Schema]
-    work: Callable[[Journal, Progress], Metadata]
-    check: Callable[[Path], Sequence[CheckOutcome]]
-    describe: Callable[[Path], Metadata]
-    remember: Callable[[Path], dict[str, str]] = lambda _: {}
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What decides the meaning of its rows."""
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Of each id, the digest of all that decides its row."""
+
+    def rows_schema(self) -> pa.Schema:
+        """The columns of the rows; asked for only where there is work."""
+
+    def would_refuse(self, failed: int) -> bool:
+        """Whether the checks would refuse a file with so many failed rows."""
+
+    def check(self, file: Path) -> Sequence[CheckOutcome]:
+        """Run the checks on a file."""
+
+    def remembered(self, file: Path) -> dict[str, str]:
+        """What the published record says of the file's rows."""
+
+    def metadata(self, file: Path) -> Metadata:
+        """What people read about the finished file."""
 
 
 def one_partition(context: dg.AssetExecutionContext) -> str:
@@ -108,219 +118,324 @@ def one_partition(context: dg.AssetExecutionContext) -> str:
     return keys[0]
 
 
-def materialize(
-    context: dg.AssetExecutionContext, partition: Partition, options: RunOptions, steps: Steps
-) -> Iterator[Event]:
-    """Bring one partition to its published state, or end with an error that says what to do.
-
-    Yields the Output and the check results in the order that Dagster's pages need.
-    """
-    wait_while_paused(context, partition.state)
-    workers = Workers(partition.state)
-    with workers.begin(
-        run_id=context.run.run_id,
-        asset=partition.asset,
-        partition=partition.key,
-        expected=len(partition.expected_ids),
-    ) as beat:
-        yield from _materialize(context, partition, options, steps, beat)
-
-
-def _materialize(
+def wait_until_available(
     context: dg.AssetExecutionContext,
-    partition: Partition,
-    options: RunOptions,
-    steps: Steps,
-    beat: WorkerBeat,
-) -> Iterator[Event]:
-    if options.recompute and (options.retry_failed or options.retry_transient):
-        note_needs_person(context)
-        raise ConflictingOptionsError("recompute computes every row again, failed ones too: set only one.")
-    published = PublishedPartitions(partition.paths.asset)
-    record = published.record(partition.key)
-    generation = generation_of(partition, options, record, root_run_of(context))
-    if record is not None and _is_current(record, partition, generation, options):
-        yield from _verify(context, published, record, partition, steps, options)
-        return
-    schema = steps.schema()
-    retries = round_of(context, partition, options, generation, schema)
-    generation = retries.generation
-    with partition.open_journal(generation, schema) as journal:
-        how = _tell_restored(context, journal.recovery)
-        if options.retry_failed:
-            kept = keep_ok_rows(journal, generation, schema, partition, published, record)
-            how["kept rows"] = dg.MetadataValue.int(kept)
-        elif retries.source is not None:
-            kept = keep_rows_of_source(journal, retries, partition, schema)
-            how["kept rows"] = dg.MetadataValue.int(kept)
-        elif journal.missing_ids and not options.recompute and not _is_published(record, partition):
-            # A run with an option may have begun it, in a generation of its own: it is the same work.
-            kept = keep_ok_rows(journal, generation, schema, partition, published, record)
-            how |= {"kept rows": dg.MetadataValue.int(kept)} if kept else {}
-        restored = journal.committed_rows
-        beat.resume(restored=restored)
-        progress = PausableProgress(
-            context,
+    settings: Settings,
+    find: Callable[[], _T],
+    *,
+    unavailable: type[Exception],
+    title: str,
+    clock: Clock = time,
+) -> _T:
+    """Return what ``find`` gives, once nothing is paused and it no longer raises ``unavailable``.
+
+    It is waited for as a device is, and without one, so that a backfill's queue does not run through. After
+    ``device_wait_seconds`` it raises ``unavailable``, with ``title`` before its sentence: no attempt at the
+    partition, complete or not.
+    """
+    state = control_state(settings)
+    wait_while_paused(context, state)
+    deadline = clock.monotonic() + settings.device_wait_seconds
+    wait = _FIRST_WAIT_SECONDS
+    while True:
+        try:
+            return find()
+        except unavailable as error:
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                _note(context, NO_ATTEMPT)
+                raise unavailable(
+                    f"{title}: waited {settings.device_wait_seconds:.0f} s, and {error}"
+                ) from error
+            if wait == _FIRST_WAIT_SECONDS:
+                said = str(error).rstrip(".")
+                context.log.warning(f"Waiting, without a device, up to {left:.0f} s: {said}.")
+        clock.sleep(min(wait, left))
+        wait = min(wait * 2, _LONGEST_WAIT_SECONDS)
+        wait_while_paused(context, state)
+
+
+class Materialization:
+    """The run of one partition. Make it with ``begin``; its methods are the steps, in their order."""
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        partition: Partition,
+        work: Work,
+        options: RunOptions,
+        beat: WorkerBeat,
+    ) -> None:
+        self.partition = partition
+        self.progress: PausableProgress
+        self._context = context
+        self._work = work
+        self._options = options
+        self._beat = beat
+        self._published = PublishedPartitions(partition.paths.asset)
+        self._record = self._published.record(partition.key)
+        asked_by = root_run_of(context) if options.recompute or options.retry_failed else None
+        self._generation = generation_of(partition, self._record, asked_by)
+        self._said: Metadata = {}
+
+    @classmethod
+    @contextlib.contextmanager
+    def begin(
+        cls,
+        context: dg.AssetExecutionContext,
+        settings: Settings,
+        asset: str,
+        work: Work,
+        options: RunOptions,
+    ) -> Iterator[Materialization]:
+        """Wait while paused, then say that this process works on the partition, until it is left.
+
+        Raises ConflictingOptionsError.
+        """
+        if options.recompute and options.retry_failed:
+            _note(context, NEEDS_PERSON)
+            raise ConflictingOptionsError(
+                "recompute computes every row again, failed ones too: set only one."
+            )
+        wait_while_paused(context, control_state(settings))
+        partition = Partition.at_home(settings, asset, context.partition_key, work.ids, work.fingerprint)
+        workers = Workers(partition.state)
+        with workers.begin(
+            run_id=context.run.run_id,
+            asset=partition.asset,
+            partition=partition.key,
             expected=len(partition.expected_ids),
-            restored=restored,
-            journal=journal,
-            beat=beat,
-            state=partition.state,
-        )
-        progress.report()
-        if journal.missing_ids:
-            how |= _work(context, steps, journal, progress)
-            journal.flush()
-            progress.report()
-            if missing := sorted(journal.missing_ids):
-                raise UnfinishedWorkError(
-                    f"The work on {partition.key} of {partition.asset} ended, and {len(missing)} properties"
-                    f" have no row, such as {', '.join(missing[:3])}. What is finished is kept: start it"
-                    " again. If that repeats, it is a defect of this program: please open an issue."
+        ) as beat:
+            yield cls(context, partition, work, options, beat)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether what this run is asked for is published already."""
+        record = self._record
+        if record is None or record.fingerprint != self.partition.fingerprint.digest:
+            return False
+        # A run retry of a recomputation that was already published must not compute it a second time.
+        asked = self._options.recompute or self._options.retry_failed
+        return not asked or record.metadata.get("generation") == self._generation
+
+    def verify(self) -> Iterator[Event]:
+        """Read every byte of a complete partition, put back what is damaged, and run the checks."""
+        record, key = self._record, self.partition.key
+        if record is None:
+            raise ValueError(f"partition {key} is not complete: resume it instead")
+        verification = self._published.verify(key, deep=True)
+        said = verification.sentence()
+        if not verification.ok:
+            self._context.log.warning(said)
+            try:
+                restored = self._published.restore(key)
+            except CannotRestoreError as error:
+                raise dg.Failure(
+                    f"{error} To compute it again, materialize this partition with `recompute: true`.",
+                    allow_retries=False,
+                ) from error
+            said = " ".join((said, *restored.notes))
+        if self._options.recompute or self._options.retry_failed:
+            said += " What the re-executed run asked for is published: to compute anew, launch it anew."
+        self._finish_retirement(str(record.metadata["generation"]))
+        self._context.log.info(f"{said} Complete and unchanged: no device was needed.")
+        file = self._published.path(key)
+        results, refusal = self._check(file)
+        if refusal is not None:
+            # Computed again it would come out the same.
+            _note(self._context, NEEDS_PERSON)
+            yield from results
+            yield published_file_result(self.partition.asset, record)
+            raise refusal
+        verified: Metadata = {"verified": dg.MetadataValue.text(f"{said} No device was needed.")}
+        metadata = self._work.metadata(file) | verified | self._internals
+        yield dg.Output(AlreadyPublished(record), metadata=metadata)
+        yield from results
+        yield published_file_result(self.partition.asset, record)
+
+    @contextlib.contextmanager
+    def resume(self) -> Iterator[Journal]:
+        """Open the journal, say what it restored, and adopt the finished rows that others have."""
+        with self.partition.open_journal(self._generation, self._work.rows_schema()) as journal:
+            self._said = _tell_restored(self._context, journal.recovery)
+            if not self._options.recompute:
+                adopted, notes = adopt_rows(
+                    journal,
+                    self.partition,
+                    self._work.inputs,
+                    self._published,
+                    failed_too=not self._options.retry_failed,
                 )
-        beat.enter(Phase.PUBLISHING)
-        staged = published.stage(
-            partition.key,
+                for note in notes:
+                    self._context.log.warning(note)
+                if adopted or self._options.retry_failed:
+                    self._said["kept rows"] = dg.MetadataValue.int(adopted)
+            restored = journal.committed_rows
+            self._beat.resume(restored=restored)
+            self.progress = PausableProgress(
+                self._context,
+                expected=len(self.partition.expected_ids),
+                restored=restored,
+                journal=journal,
+                beat=self._beat,
+                state=self.partition.state,
+            )
+            self.progress.report()
+            yield journal
+
+    def to_do(self, journal: Journal) -> frozenset[str]:
+        """The ids to compute next: those without a row, or else failed ones that have a try left."""
+        return journal.missing_ids or rows_to_try_again(journal)
+
+    def rounds(self, journal: Journal) -> Iterator[frozenset[str]]:
+        """The ids to compute, round after round, until nothing is left to do.
+
+        The caller submits a row for each id before it asks for the next round. Ends early where so many have
+        failed that the checks would refuse the file: their cause may need time, so their tries are kept for
+        a later run. Raises UnfinishedWorkError.
+        """
+        while to_do := self.to_do(journal):
+            before = journal.failed_tries
+            yield to_do
+            journal.flush()
+            after, missing = journal.failed_tries, journal.missing_ids
+            self._refuse_unfinished(
+                one for one in to_do if one in missing or (one in before and after.get(one) == before[one])
+            )
+            if self._work.would_refuse(len(after)):
+                return
+
+    @contextlib.contextmanager
+    def device(
+        self, gpu: GpuResource, *, resident: str | None, computes_elsewhere: bool = False
+    ) -> Iterator[Device]:
+        """Lease a device for the work inside. What ends that work is noted for those who start it again.
+
+        resident: the model server that is to stay on the device. computes_elsewhere: what fails in the work,
+        CUDA errors too, says nothing of the device here.
+        """
+        asset, key = self.partition.asset, self.partition.key
+        try:
+            lease = gpu.lease(
+                run_id=self._context.run.run_id,
+                partition=key,
+                step=asset,
+                log=self._context.log,
+                resident=resident,
+            )
+            if computes_elsewhere:
+                self.progress.load(None)
+                yield lease.device
+                return
+            self.progress.load(lease.device.id)
+            with gpu.blamed(lease.device, asset=asset, partition=key, log=self._context.log):
+                yield lease.device
+        except (
+            NoDeviceFreeError,
+            AllLeftOutError,
+            ServerUnreachableError,
+            ServerOutageError,
+            ImagesAwayError,
+        ):
+            # No device to work on, no server to ask and no disk to read from say nothing of the partition.
+            _note(self._context, NO_ATTEMPT)
+            raise
+        except GarbageOutputError:
+            # Its failed rows are new rows all the same: tried again by itself, it would fill up with them.
+            _note(self._context, NEEDS_PERSON)
+            raise
+
+    def publish(self, journal: Journal, computed: Metadata) -> Iterator[Event]:
+        """Stage one file of all rows and check it; publish it, or raise and leave the old one in place.
+
+        computed: what the page says of the work.
+        """
+        journal.flush()
+        self.progress.report()
+        self._refuse_unfinished(journal.missing_ids)
+        self._beat.enter(Phase.PUBLISHING)
+        key, asset = self.partition.key, self.partition.asset
+        staged = self._published.stage(
+            key,
             journal.read_ordered(),
-            schema,
-            expected_ids=partition.expected_ids,
-            fingerprint=partition.fingerprint.digest,
-            metadata={"generation": generation, "parts": dict(partition.fingerprint.parts)},
+            self._work.rows_schema(),
+            expected_ids=self.partition.expected_ids,
+            fingerprint=self.partition.fingerprint.digest,
+            metadata={"generation": self._generation, "parts": dict(self.partition.fingerprint.parts)},
         )
         with staged:
-            staged.metadata = {**staged.metadata, **steps.remember(staged.path)}
-            outcomes = steps.check(staged.path)
-            results = [check_result(partition.asset, outcome) for outcome in outcomes]
-            if any(outcome.stops_publication for outcome in outcomes):
-                failed = failed_rows(staged.path)
-                partition.row_retries.write(
-                    retries.refused(failed, TRANSIENT_KINDS, **_told(context, outcomes))
-                )
+            staged.metadata = {**staged.metadata, **self._work.remembered(staged.path)}
+            results, refusal = self._check(staged.path)
+            if refusal is not None:
+                if not rows_to_try_again(journal):
+                    _note(self._context, NEEDS_PERSON)
                 yield from results
-                damage = _damage(published, partition.key) if record is not None else ""
-                yield published_file_result(partition.asset, record, damage=damage)
-                raise _refused(partition, outcomes, stays=record is not None)
-            yield dg.Output(staged, metadata=steps.describe(staged.path) | how | _internals(partition))
+                yield published_file_result(asset, self._record, damage=self._damage())
+                raise refusal
+            metadata = self._work.metadata(staged.path) | self._said | computed | self._internals
+            yield dg.Output(staged, metadata=metadata)
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
-    partition.row_retries.clear()
-    yield from results
-    yield published_file_result(partition.asset, published.record(partition.key))
-
-
-def _work(context: dg.AssetExecutionContext, steps: Steps, journal: Journal, progress: Progress) -> Metadata:
-    try:
-        return steps.work(journal, progress)
-    except (NoDeviceFreeError, AllLeftOutError, ServerUnreachableError, ServerOutageError, ImagesAwayError):
-        # No device to work on, no server to ask and no disk to read from say nothing of the partition.
-        note_no_attempt(context)
-        raise
-    except GarbageOutputError:
-        # Its failed rows are new rows all the same: tried again by itself, it would fill up with them.
-        note_needs_person(context)
-        raise
-
-
-def note_needs_person(context: dg.AssetExecutionContext) -> None:
-    """Say on the run that it stopped for what another start would only repeat."""
-    context.instance.add_run_tags(context.run.run_id, {NEEDS_PERSON: context.run.run_id})
-
-
-def note_no_attempt(context: dg.AssetExecutionContext) -> None:
-    """Say on the run that its end was no attempt at its partition."""
-    context.instance.add_run_tags(context.run.run_id, {NO_ATTEMPT: context.run.run_id})
-
-
-def _told(context: dg.AssetExecutionContext, outcomes: Sequence[CheckOutcome]) -> dict[str, Any]:
-    checks = tuple(outcome.name for outcome in outcomes if outcome.stops_publication)
-    return {"run_id": context.run.run_id, "at": time.time(), "checks": checks}
-
-
-def _is_current(record: PublishedRecord, partition: Partition, generation: str, options: RunOptions) -> bool:
-    if not _is_published(record, partition):
-        return False
-    # A run retry of a recomputation that was already published must not compute it a third time.
-    if options.recompute or options.retry_failed:
-        return record.metadata.get("generation") == generation
-    return not (options.retry_transient and _is_refused_beside(record, partition))
-
-
-def _is_published(record: PublishedRecord | None, partition: Partition) -> bool:
-    """Whether what is published has these rows' meaning: then only a wish to compute them anew comes here."""
-    return record is not None and record.fingerprint == partition.fingerprint.digest
-
-
-def _is_refused_beside(record: PublishedRecord, partition: Partition) -> bool:
-    """Whether a recomputation, refused by a check, stands beside what is published."""
-    standing, _ = partition.row_retries.read_or_set_aside()
-    if standing is None or standing.fingerprint != record.fingerprint:
-        return False
-    journals = (partition.paths.journal(one) for one in (standing.generation, standing.source) if one)
-    return standing.generation != record.metadata.get("generation") and any(one.is_dir() for one in journals)
-
-
-def _verify(
-    context: dg.AssetExecutionContext,
-    published: PublishedPartitions,
-    record: PublishedRecord,
-    partition: Partition,
-    steps: Steps,
-    options: RunOptions,
-) -> Iterator[Event]:
-    """A complete partition: read every byte, put back what is damaged, run the checks, change nothing."""
-    verification = published.verify(partition.key, deep=True)
-    said = verification.sentence()
-    if not verification.ok:
-        context.log.warning(said)
-        try:
-            restored = published.restore(partition.key)
-        except CannotRestoreError as error:
-            raise dg.Failure(
-                f"{error} To compute it again, materialize this partition with `recompute: true`.",
-                allow_retries=False,
-            ) from error
-        said = " ".join((said, *restored.notes))
-    if options.recompute or options.retry_failed:
-        said += " What the re-executed run asked for is published: to compute anew, launch it anew."
-    _finish_retirement(record, partition, steps)
-    context.log.info(f"{said} Complete and unchanged: no device was needed.")
-    file = published.path(partition.key)
-    outcomes = steps.check(file)
-    results = [check_result(partition.asset, outcome) for outcome in outcomes]
-    if any(outcome.stops_publication for outcome in outcomes):
-        # What is published would come out the same: nothing of it is tried again by itself.
-        standing = RowRetries(record.fingerprint, str(record.metadata["generation"]), context.run.run_id)
-        partition.row_retries.write(standing.refused((), (), **_told(context, outcomes)))
         yield from results
-        yield published_file_result(partition.asset, record)
-        raise _refused(partition, outcomes, stays=True)
-    metadata: Metadata = {"verified": dg.MetadataValue.text(f"{said} No device was needed.")}
-    metadata = steps.describe(file) | metadata | _internals(partition)
-    yield dg.Output(AlreadyPublished(record), metadata=metadata)
-    yield from results
-    yield published_file_result(partition.asset, record)
+        yield published_file_result(asset, self._published.record(key))
+
+    @property
+    def _internals(self) -> Metadata:
+        """What only a search for the cause of something needs: it comes last on the page."""
+        return {"fingerprint": dg.MetadataValue.text(self.partition.fingerprint.digest)}
+
+    def _check(self, file: Path) -> tuple[list[dg.AssetCheckResult], dg.Failure | None]:
+        """The results of the checks, and the error of those that keep the file from being published."""
+        asset, key = self.partition.asset, self.partition.key
+        outcomes = self._work.check(file)
+        results = [check_result(asset, outcome) for outcome in outcomes]
+        stopping = [outcome for outcome in outcomes if outcome.stops_publication]
+        if not stopping:
+            return results, None
+        findings = " ".join(f"{outcome.name}: {outcome.sentence()}" for outcome in stopping)
+        old = "The file published before stays in place." if self._record else "No file was there before."
+        return results, dg.Failure(
+            f"Partition {key} of {asset} is not published. {findings} {old} The finished rows are kept and"
+            " will not be computed again.",
+            metadata={outcome.name: outcome.sentence() for outcome in stopping},
+            allow_retries=False,
+        )
+
+    def _refuse_unfinished(self, ids: Iterable[str]) -> None:
+        if unfinished := sorted(ids):
+            raise UnfinishedWorkError(
+                f"The work on {self.partition.key} of {self.partition.asset} ended, and {len(unfinished)}"
+                f" properties have no row, such as {', '.join(unfinished[:3])}. What is finished is kept:"
+                " start it again. If that repeats, it is a defect of this program: please open an issue."
+            )
+
+    def _damage(self) -> str:
+        """What is wrong with the file that stays; empty where nothing is, or none is there."""
+        if self._record is None:
+            return ""
+        verification = self._published.verify(self.partition.key, deep=True)
+        return "" if verification.ok else verification.sentence()
+
+    def _finish_retirement(self, generation: str) -> None:
+        """Retire the journal of a published file where a crash came between publication and retirement."""
+        directory = self.partition.paths.journal(generation)
+        mark = self.partition.paths.high_water_mark(generation)
+        if not directory.is_dir() or clear_retired(directory, mark):
+            return
+        # Not the file's schema: parquet gives the elements of a list another name, and that is other work.
+        with self.partition.open_journal(generation, self._work.rows_schema()) as journal:
+            journal.retire()
 
 
-def _internals(partition: Partition) -> Metadata:
-    """What only a search for the cause of something needs: it comes last on the page."""
-    return {"fingerprint": dg.MetadataValue.text(partition.fingerprint.digest)}
+def root_run_of(context: dg.AssetExecutionContext) -> str:
+    """The run of which this one is a retry, or itself: what a crashed run had begun is gone on with."""
+    run: dg.DagsterRun = context.run
+    return run.get_root_run_id() or run.run_id
 
 
-def _damage(published: PublishedPartitions, key: str) -> str:
-    """What is wrong with the file that stays; empty where nothing is."""
-    verification = published.verify(key, deep=True)
-    return "" if verification.ok else verification.sentence()
-
-
-def _finish_retirement(record: PublishedRecord, partition: Partition, steps: Steps) -> None:
-    """Retire the journal of a published file where a crash came between publication and retirement."""
-    generation = str(record.metadata["generation"])
-    directory = partition.paths.journal(generation)
-    if not directory.is_dir() or clear_retired(directory, partition.paths.high_water_mark(generation)):
-        return
-    # Not the file's schema: parquet gives the elements of a list another name, and that is other work.
-    with partition.open_journal(generation, steps.schema()) as journal:
-        journal.retire()
+def _note(context: dg.AssetExecutionContext, tag: str) -> None:
+    """Tag the run. NO_ATTEMPT: it says nothing of the partition. NEEDS_PERSON: a new start repeats it."""
+    context.instance.add_run_tags(context.run.run_id, {tag: context.run.run_id})
 
 
 def _tell_restored(context: dg.AssetExecutionContext, recovery: Recovery) -> Metadata:
@@ -350,15 +465,3 @@ def _tell_restored(context: dg.AssetExecutionContext, recovery: Recovery) -> Met
 
 def _number_or(number: int | None, otherwise: str) -> dg.MetadataValue:
     return dg.MetadataValue.text(otherwise) if number is None else dg.MetadataValue.int(number)
-
-
-def _refused(partition: Partition, outcomes: Sequence[CheckOutcome], *, stays: bool) -> dg.Failure:
-    stopping = [outcome for outcome in outcomes if outcome.stops_publication]
-    old = "The file published before stays in place." if stays else "No file was there before."
-    findings = " ".join(f"{outcome.name}: {outcome.sentence()}" for outcome in stopping)
-    return dg.Failure(
-        f"Partition {partition.key} of {partition.asset} is not published. {findings} {old}"
-        " The finished rows are kept and will not be computed again.",
-        metadata={outcome.name: outcome.sentence() for outcome in stopping},
-        allow_retries=False,
-    )

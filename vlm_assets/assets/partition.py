@@ -1,18 +1,17 @@
 """One partition of an asset: which rows are to come out, and opening the journal of its work under way.
 
 What does not live here: where its files lie (``resources/storage/layout.py``), the order of a materialization
-(``materialize.py``), and what a row is (``descriptions.py``, ``embeddings.py``).
+(``materialize.py``), what a row is (``property_descriptions.py``, ``property_embeddings.py``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from resources.journal.journal import Journal
 from resources.state.database import ControlState
-from resources.state.row_retries import RowRetriesFile
 from vlm_assets.control_state import control_state
 
 if TYPE_CHECKING:
@@ -21,18 +20,6 @@ if TYPE_CHECKING:
     from resources.storage.layout import PartitionPaths
     from vlm_assets.assets.fingerprint import Fingerprint
     from vlm_assets.settings import Settings
-
-
-class Work(Protocol):
-    """What fills a partition, as far as its place on disk depends on it."""
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """The ids of the range, in the order of the catalogue."""
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """What decides the meaning of its rows."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +34,14 @@ class Partition:
     commit_rows: int
 
     @classmethod
-    def at_home(cls, settings: Settings, asset: str, key: str, work: Work) -> Self:
+    def at_home(
+        cls, settings: Settings, asset: str, key: str, expected_ids: tuple[str, ...], fingerprint: Fingerprint
+    ) -> Self:
         """A partition of an asset in the home of these settings."""
         return cls(
             paths=settings.layout.asset(asset).partition(key),
-            expected_ids=work.ids,
-            fingerprint=work.fingerprint,
+            expected_ids=expected_ids,
+            fingerprint=fingerprint,
             state=control_state(settings),
             commit_seconds=settings.commit_seconds,
             commit_rows=settings.commit_rows,
@@ -72,11 +61,6 @@ class Partition:
     def state_directory(self) -> Path:
         """The control state of the home."""
         return self.paths.asset.home.state
-
-    @property
-    def row_retries(self) -> RowRetriesFile:
-        """Which of its rows are tried again."""
-        return RowRetriesFile(self.state_directory, self.asset, self.key)
 
     def open_journal(self, generation: str, schema: pa.Schema, *, accept_loss: str | None = None) -> Journal:
         """Open a generation's journal: recover and verify it. Raises JournalError.

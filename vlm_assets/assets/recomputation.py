@@ -1,7 +1,7 @@
 """Computing partitions again for a repair: through the running Dagster, else the commands to do it.
 
 What lives here: which assets of a partition are materialized together, with which run config. What does
-not: why (``repair.py``), and what a materialization does with it (``materialization.py``).
+not: why (``repair.py``), and what a materialization does with it (``materialize.py``).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import dagster as dg
 from resources.state.pause import pause_of
 from resources.state.workers import Workers
 from sensors.alerts import build_alerts_sensor
-from vlm_assets.assets import descriptions, embeddings
+from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.automation.alert_settings import build_delivery, pages_address, ticks_directory
 from vlm_assets.control_state import control_state
 from vlm_assets.settings import Settings
@@ -32,7 +32,7 @@ def build_alerts(
     intervals = {one.name: float(one.minimum_interval_seconds or _USUAL_INTERVAL) for one in watched}
     return build_alerts_sensor(
         build_delivery(settings),
-        assets=[descriptions.ASSET, embeddings.ASSET],
+        assets=[property_descriptions.ASSET, property_embeddings.ASSET],
         watched={**intervals, **schedules},
         ticks=ticks_directory(settings),
         paused=lambda: pause_of(control_state(settings)) is not None,

@@ -18,7 +18,7 @@ from resources.publishing.record import PublishedRecord
 from resources.publishing.verification import FindingKind, judge
 from resources.storage.layout import AssetFolders
 from sensors.row_count_drift import SOUND, STALE, Verdict
-from vlm_assets.assets import descriptions, embeddings
+from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, digest_of
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.catalog.ranges import PropertyRange
@@ -169,14 +169,14 @@ class DriftLooks:
 def description_looks(settings: Settings) -> DriftLooks:
     """The looks at the descriptions."""
     model = build_vision_language_model(settings)
-    meaning = Meaning(lambda: descriptions.meaning_parts(settings, model))
+    meaning = Meaning(lambda: property_descriptions.meaning_parts(settings, model))
     return DriftLooks(settings, settings.descriptions, meaning)
 
 
 def embedding_looks(settings: Settings) -> DriftLooks:
     """The looks at the embeddings, which follow from the descriptions published now."""
     model = build_text_embedding_model(settings)
-    meaning = Meaning(lambda: embeddings.meaning_parts(model))
+    meaning = Meaning(lambda: property_embeddings.meaning_parts(model))
     return DriftLooks(settings, settings.embeddings, meaning, made_from=settings.descriptions)
 
 

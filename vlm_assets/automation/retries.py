@@ -22,8 +22,8 @@ from sensors.failed_partitions import FailedPartitions
 from sensors.retry_candidates import Watched
 from sensors.retry_decision import Policy
 from sensors.retry_schedule import Retrying, build_retrying
-from vlm_assets.assets import descriptions, embeddings
-from vlm_assets.assets.descriptions import DescriptionWork
+from vlm_assets.assets import property_descriptions, property_embeddings
+from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.control_state import control_state
@@ -31,7 +31,7 @@ from vlm_assets.operate.expected_cost import heaviest_first
 from vlm_assets.resource_settings import build_gpu, build_text_embedding_model, build_vision_language_model
 from vlm_assets.settings import Settings
 
-ASSETS = (descriptions.ASSET, embeddings.ASSET)
+ASSETS = (property_descriptions.ASSET, property_embeddings.ASSET)
 
 _ORDER_SECONDS = 3600.0
 """For which an order of partitions is kept: the cost of ten thousand takes seconds to add up."""
@@ -83,14 +83,14 @@ def build_retries(settings: Settings, partitions: dg.PartitionsDefinition[str]) 
 def retry_config(assets: Sequence[str], before: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
     """The run config of a new attempt, and whether it goes on with what a person had asked of the one before.
 
-    Finished rows are kept, but for those that a check refused and another try may cure. A recomputation that
-    was cut short stays one: without that, the old file would be verified and the wish forgotten.
+    Finished rows are kept. A recomputation that was cut short or refused stays one: without that, the old
+    file would be verified and the wish forgotten.
     """
     ops = before.get("ops", {})
     asked = {asset: ops.get(asset, {}).get("config", {}) for asset in assets}
     if any(one.get("recompute") or one.get("retry_failed") for one in asked.values()):
         return {"ops": {asset: {"config": config} for asset, config in asked.items()}}, True
-    return {"ops": {asset: {"config": {"retry_transient": True}} for asset in assets}}, False
+    return {}, False
 
 
 class _Files:
@@ -125,7 +125,7 @@ class _Files:
         if record is None:
             return False
         try:
-            if asset == embeddings.ASSET:
+            if asset == property_embeddings.ASSET:
                 return self._embedded_otherwise(record.metadata.get("parts", {}))
             model = build_vision_language_model(self._settings)
             catalog = Catalog.open(self._settings.home)

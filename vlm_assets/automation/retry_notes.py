@@ -1,7 +1,7 @@
 """What the retries know of each partition, for ``status``: tried again, done since, given up, cancelled.
 
 What lives here: reading that and saying it. What does not: writing it, which is the schedule's alone
-(``attempts.py``, ``done_again.py``, ``cancels.py`` of ``sensors``, ``resources/state/row_retries.py``).
+(``attempts.py``, ``done_again.py``, ``cancels.py`` of ``sensors``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from resources.state.database import ControlState
-from resources.state.row_retries import RowRetriesFile, RowRetriesUnreadableError
 from resources.state.sqlite_file import ControlStateError
 from sensors.attempts import Attempts, Entry
 from sensors.cancels import Cancel, Cancels
@@ -43,8 +42,6 @@ class RetryNotes:
             return State.CANCELLED, "a person cancelled it: it is launched by hand only"
         if entry.given_up:
             return State.GIVEN_UP, _given_up(entry.attempts)
-        if state is State.REFUSED:
-            return state, self._refusal(asset, key)
         if entry.attempts:
             return State.FAILED, _tried(entry.attempts, entry.not_before)
         return state, None
@@ -57,14 +54,6 @@ class RetryNotes:
             if str(error) not in self.warnings:
                 self.warnings.append(str(error))
             return ()
-
-    def _refusal(self, asset: str, key: str) -> str | None:
-        try:
-            retries = RowRetriesFile(self._state.directory, asset, key).read()
-        except (RowRetriesUnreadableError, OSError) as error:
-            self.warnings.append(str(error))
-            return None
-        return retries.refusal.sentence() if retries and retries.refusal else None
 
 
 def _given_up(attempts: int) -> str:

@@ -87,7 +87,7 @@ def _line(one: BatchTrial) -> str:
 
 
 def _advice(tried: list[BatchTrial]) -> str:
-    from vlm_assets.assets.descriptions import BATCH_SECONDS
+    from vlm_assets.assets.property_descriptions import BATCH_SECONDS
     from vlm_assets.operate.batch_trials import choose
 
     chosen = choose(tried)

@@ -17,10 +17,10 @@ from resources.journal.high_water_mark import read_marks
 from resources.publishing.errors import NotPublishedError
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
-from vlm_assets.assets import descriptions, embeddings
-from vlm_assets.assets.descriptions import DescriptionWork
-from vlm_assets.assets.embeddings import EmbeddingWork
+from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.assets.partition import Partition
+from vlm_assets.assets.property_descriptions import DescriptionWork
+from vlm_assets.assets.property_embeddings import EmbeddingWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.resource_settings import build_text_embedding_model, build_vision_language_model
@@ -72,7 +72,9 @@ def _partitions(
     """The partition of each asset with the columns of its rows; embeddings only where they can be made."""
     described = DescriptionWork.of(settings, catalog, wanted, build_vision_language_model(settings))
     yield (
-        Partition.at_home(settings, descriptions.ASSET, wanted.key, described),
+        Partition.at_home(
+            settings, property_descriptions.ASSET, wanted.key, described.ids, described.fingerprint
+        ),
         described.rows_schema(),
     )
     try:
@@ -81,7 +83,9 @@ def _partitions(
         return
     embedded = EmbeddingWork.of(catalog, wanted, rows, build_text_embedding_model(settings))
     yield (
-        Partition.at_home(settings, embeddings.ASSET, wanted.key, embedded),
+        Partition.at_home(
+            settings, property_embeddings.ASSET, wanted.key, embedded.ids, embedded.fingerprint
+        ),
         embedded.rows_schema(),
     )
 

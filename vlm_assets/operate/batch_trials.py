@@ -13,7 +13,7 @@ from typing import Final
 
 from resources.devices.resource import GpuResource
 from resources.engine.resource import VisionLanguageModel
-from vlm_assets.assets.descriptions import BATCH_SECONDS
+from vlm_assets.assets.property_descriptions import BATCH_SECONDS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.trial import Trial, run_trial, sample
 from vlm_assets.settings import Settings

@@ -19,7 +19,7 @@ from resources.devices.resource import GpuResource
 from resources.engine.ladder import Described
 from resources.engine.resource import VisionLanguageModel
 from resources.engine.transformers.transformers_engine import TransformersEngine
-from vlm_assets.assets.descriptions import DescriptionWork
+from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.settings import Settings

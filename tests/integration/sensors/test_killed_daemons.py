@@ -19,7 +19,7 @@ import pytest
 
 from resources.alerts.messages import BURST_SECONDS
 from resources.state.pause import pause
-from vlm_assets.assets.descriptions import ASSET
+from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.automation.alert_settings import build_delivery
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest

@@ -8,9 +8,8 @@ from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
 from resources.state.database import open_state
 from resources.state.pause import pause, resume
-from resources.state.row_retries import RowRetries, RowRetriesFile
 from sensors.attempts import Attempts
-from sensors.dagster_internals.runs import LAUNCHED_BY, NO_ATTEMPT, RETRY
+from sensors.dagster_internals.runs import LAUNCHED_BY, NEEDS_PERSON, NO_ATTEMPT, RETRY
 from sensors.done_again import done_again_since
 from sensors.retry_schedule import request
 
@@ -369,42 +368,31 @@ def test_a_tick_that_was_killed_launches_nothing_twice(orchestrator, created):
     assert orchestrator.look(tick="the next").launches == ()
 
 
-def refuse(orchestrator, **kinds):
-    """A run of partition a that a check refuses, with failed rows of these kinds."""
+def refuse(orchestrator, **tags):
+    """A run of partition a that a check refuses."""
     orchestrator.behaviour.of_key["a"] = "check"
     orchestrator.materialize("a")
     (run,) = orchestrator.instance.get_runs(limit=1)
-    failed = [(f"{kind}-{n}", kind) for kind, count in kinds.items() for n in range(count)]
-    told = {"run_id": run.run_id, "at": 0.0, "checks": ("sound",)}
-    standing = RowRetries("f", "g", run.run_id).refused(failed, {"io_error"}, **told)
-    RowRetriesFile(orchestrator.state, "first", "a").write(standing)
+    orchestrator.instance.add_run_tags(run.run_id, dict.fromkeys(tags.values(), run.run_id))
+    return run
 
 
-def test_a_refused_partition_is_tried_again_while_rows_may_be_cured(orchestrator):
-    """A failed check with failed rows of a transient kind is a failed partition."""
-    refuse(orchestrator, io_error=2, missing=1)
+def test_a_refused_partition_is_tried_again_while_rows_have_a_try_left(orchestrator):
+    """A failed check is a failed partition; the launch goes on with what that run was asked for."""
+    run = refuse(orchestrator)
     orchestrator.ahead += HOUR
-    assert orchestrator.tick() == ["a"]
+    (launch,) = orchestrator.look().launches
+    assert (launch.key, launch.after) == ("a", run.run_id)
 
 
-def test_a_refused_partition_without_curable_rows_goes_to_a_person_once(orchestrator):
+def test_a_refused_partition_whose_tries_are_spent_goes_to_a_person_once(orchestrator):
     """Missing images come back by no number of retries: one alert, no run."""
-    refuse(orchestrator, missing=3)
+    refuse(orchestrator, tag=NEEDS_PERSON)
     for _ in range(5):
         orchestrator.ahead += HOUR
         assert orchestrator.tick() == []
     assert orchestrator.told == [("partition_needs_person", "a")]
     assert orchestrator.instance.get_runs_count() == 1
-
-
-def test_unreadable_row_counts_never_count_as_none(orchestrator):
-    """A damaged file goes to a person and launches nothing."""
-    refuse(orchestrator, io_error=2)
-    path = RowRetriesFile(orchestrator.state, "first", "a").path
-    path.write_bytes(path.read_bytes()[:-9])
-    orchestrator.ahead += HOUR
-    assert orchestrator.tick() == []
-    assert orchestrator.told == [("partition_needs_person", "a")]
 
 
 def drifted(orchestrator, key, severity=dg.AssetCheckSeverity.ERROR):

@@ -2,7 +2,6 @@
 
 from dagster import DagsterRunStatus
 
-from resources.state.row_retries import Refusal
 from sensors.attempts import Entry
 from sensors.dagster_internals.runs import LAUNCHED_BY, NEEDS_PERSON, NO_ATTEMPT, RETRY, RunState
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Facts, Policy, decide
@@ -17,8 +16,8 @@ def run(*, by_hand=False, **tags):
     return RunState("run", DagsterRunStatus.FAILURE, ENDED - 60, ENDED, {**who, **tagged})
 
 
-def facts(latest, *, rows=0, refusal=None):
-    return Facts("key", "why", latest, rows, refusal)
+def facts(latest, *, rows=0):
+    return Facts("key", "why", latest, rows)
 
 
 def entry(**fields):
@@ -80,17 +79,6 @@ def test_the_end_of_a_run_is_counted_once():
     """However many ticks look at it."""
     once = decide(entry(), facts(run()), POLICY, now=ENDED).entry
     assert decide(once, facts(run()), POLICY, now=ENDED).entry == once
-
-
-def test_a_refused_check_is_tried_for_its_curable_rows_and_else_a_persons():
-    """Rows that may be cured, as a failure; none left, never."""
-    curable = Refusal("run", ENDED, ("failed_share",), curable=2, left={"missing": 1})
-    assert decide(entry(), facts(run(), refusal=curable), POLICY, now=ENDED + 1e6).action is Action.LAUNCH
-    spent = Refusal("run", ENDED, ("failed_share",), curable=0, left={"missing": 3})
-    for at_once in (False, True):
-        decision = decide(entry(), facts(run(), refusal=spent), POLICY, now=ENDED + 1e6, at_once=at_once)
-        assert decision.action is Action.PERSON
-        assert "3 missing" in decision.why
 
 
 def test_a_launch_by_hand_forgives():

@@ -3,8 +3,8 @@
 import pytest
 
 from resources.engine.protocol import ModelLoadError
-from vlm_assets.assets.descriptions import meaning_parts
 from vlm_assets.assets.fingerprint import digest_of
+from vlm_assets.assets.property_descriptions import meaning_parts
 from vlm_assets.resource_settings import build_vision_language_model
 from vlm_assets.settings import SettingsError, load_settings
 

@@ -10,7 +10,7 @@ from resources.devices.resource import GpuResource
 from resources.journal.journal import Journal
 from resources.publishing.published import PublishedPartitions
 from sensors.dagster_internals.runs import run_states
-from vlm_assets.assets.descriptions import DescriptionWork
+from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 
 KEY = "000000000-000000007"

@@ -18,11 +18,11 @@ from resources.state.workers import Workers
 from resources.storage.files import make_directory, write_replacing
 from sensors.published_signatures import Snapshot
 from sensors.row_count_drift import evaluation
-from vlm_assets.assets import descriptions, embeddings
+from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.automation.drift_looks import Meaning
 from vlm_assets.automation.health_sensors import build_drift_watcher, published_assets
 
-ASSET = descriptions.ASSET
+ASSET = property_descriptions.ASSET
 
 
 class Desk:
@@ -32,8 +32,8 @@ class Desk:
         self.dataset = dataset
         self.settings = dataset.settings
         self.now = {"decoding": "s"}
-        monkeypatch.setattr(descriptions, "meaning_parts", lambda *_: self.now)
-        monkeypatch.setattr(embeddings, "meaning_parts", lambda *_: {"embedding_model": "m"})
+        monkeypatch.setattr(property_descriptions, "meaning_parts", lambda *_: self.now)
+        monkeypatch.setattr(property_embeddings, "meaning_parts", lambda *_: {"embedding_model": "m"})
         self.workers = Workers(open_state(self.settings.state_directory))
         self.outbox = Outbox(self.settings.state_directory / "alerts")
         self.failing = {}
@@ -147,9 +147,9 @@ def test_changed_settings_warn_with_the_cost_and_pass_when_changed_back(desk):
 def test_new_descriptions_make_their_embeddings_stale(desk, key):
     """The vectors of old texts are named, for the one partition whose texts changed."""
     desk.dataset.describe(key, text="another house")
-    assert desk.tick() == [(embeddings.ASSET, key, "stale", "WARN")]
+    assert desk.tick() == [(property_embeddings.ASSET, key, "stale", "WARN")]
     desk.dataset.embed(key)
-    assert desk.tick() == [(embeddings.ASSET, key, "sound", None)]
+    assert desk.tick() == [(property_embeddings.ASSET, key, "sound", None)]
 
 
 def test_a_publication_under_way_is_no_drift(desk, key):

@@ -91,10 +91,8 @@ def test_a_recomputation_that_was_cut_short_stays_one():
 
 
 def test_the_run_config_and_the_settings_reach_the_runs(dataset):
-    """Every watched asset of a run tries its curable rows again; the cap is the setting's."""
-    again = {"ops": {EMBEDDINGS: {"config": {"retry_transient": True}}}}
-    assert retry_config([EMBEDDINGS], {}) == (again, False)
-    assert retry_config([EMBEDDINGS], again) == (again, False)
+    """Finished rows are kept without any option; the cap is the setting's."""
+    assert retry_config([EMBEDDINGS], {}) == ({}, False)
     settings = dataset.settings.model_copy(update={"retry_runs": 7, "retry_backoff_minutes": 2.0})
     made = build_failed_partitions(settings, dataset.keys)
     assert (made.cap, made.policy.attempts, made.policy.backoff_seconds) == (7, 5, 120.0)

@@ -1,46 +1,61 @@
 """property_descriptions: one partition a property range, one row a property, described from its images.
 
-What lives here: the columns, what decides their meaning, and the work that fills them. What does not: the
-asset (``assets.py``), the order of a materialization (``materialization.py``), the model (``resources/vlm``).
+What lives here: the asset, whose function is the story of its materialization, the columns, what decides
+their meaning, and the work that fills them. What does not: the steps that both assets share
+(``materialize.py``), the model (``resources/engine``).
 """
 
-from __future__ import annotations
+# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
 import hashlib
 import io
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import dagster as dg
 import pyarrow as pa
 
 from resources.devices.find import Device
+from resources.devices.resource import GpuResource
 from resources.engine.batch_plan import Batch, PlannedProperty, plan_batches, remaining
 from resources.engine.embedder import description_text
-from resources.engine.feeding import Feeding
+from resources.engine.feeding import DescribedBatch, Feeding
 from resources.engine.ladder import Described, LadderSettings
 from resources.engine.prompt import Prompt, build_prompt
-from resources.engine.protocol import Engine
+from resources.engine.protocol import Engine, ModelLoadError
 from resources.engine.resource import VisionLanguageModel
 from resources.engine.schema import DescriptionSchema, load_schema
+from resources.engine.server.served_model import ServerUnreachableError
 from resources.images.images import ImageError, ImageFailure, LoadedProperty, PropertyJob, load_image
 from resources.images.worker_pool import WorkerPool
 from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
-from vlm_assets.assets.checks import CheckOutcome, FailedShareLimits, check_descriptions
+from vlm_assets.assets.check_events import check_specs
+from vlm_assets.assets.checks import (
+    DESCRIPTION_CHECKS,
+    CheckOutcome,
+    FailedShareLimits,
+    check_descriptions,
+)
 from vlm_assets.assets.contact_sheet import IMAGES_A_PROPERTY, THUMBNAIL_HEIGHT, SheetRow, contact_sheet
-from vlm_assets.assets.expected_model import refuse_another_model
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
 from vlm_assets.assets.garbage import AnswerGuard
-from vlm_assets.assets.images_away import ImagesWatch
+from vlm_assets.assets.generations import INPUTS
+from vlm_assets.assets.images_away import ImagesAwayError, ImagesWatch
 from vlm_assets.assets.materialize import (
+    Event,
+    Materialization,
     Metadata,
+    RunOptions,
+    one_partition,
+    wait_until_available,
 )
 from vlm_assets.assets.quality import FAILED_SHOWN, read_quality
 from vlm_assets.assets.run_progress import Progress
@@ -69,6 +84,7 @@ def description_rows(description: pa.StructType) -> pa.Schema:
             ("error", pa.string()),
             ("description", description),
             ("raw_text", pa.string()),
+            ("tries", pa.int32()),
             ("attempts", pa.int32()),
             ("images_seen", pa.int32()),
             ("images_failed", pa.list_(_IMAGE_FAILURE)),
@@ -78,11 +94,74 @@ def description_rows(description: pa.StructType) -> pa.Schema:
             ("seconds", pa.float64()),
             ("model", pa.string()),
             ("model_revision", pa.string()),
+            (INPUTS, pa.string()),
             ("fingerprint", pa.string()),
             ("device", pa.string()),
             ("described_at", pa.timestamp("us", tz="UTC")),
         ]
     )
+
+
+class ModelChangedError(ModelLoadError):
+    """The model was exchanged between the look at it and its loading: no row may stand for the wrong one."""
+
+
+def build_property_descriptions(
+    settings: Settings, partitions: dg.PartitionsDefinition[str], *, upstream: str
+) -> dg.AssetsDefinition:
+    """The asset. ``upstream``: the catalogue's asset, which says what there is to describe."""
+
+    @dg.asset(
+        name=ASSET,
+        partitions_def=partitions,
+        deps=[upstream],
+        pool="gpu",
+        group_name="properties",
+        kinds={"parquet", "transformers"},
+        check_specs=check_specs(ASSET, DESCRIPTION_CHECKS, partitions),
+        description=(
+            "One structured description a property, by a vision-language model that looks at all of its"
+            " images together. One partition is one range of the catalogue and one parquet file. Materialize"
+            " resumes what was interrupted; a complete partition is verified and left alone."
+        ),
+    )
+    def property_descriptions(
+        context: dg.AssetExecutionContext,
+        config: RunOptions,
+        gpu: dg.ResourceParam[GpuResource],
+        vision_language_model: dg.ResourceParam[VisionLanguageModel],
+    ) -> Iterator[Event]:
+        model = vision_language_model
+        catalog = Catalog.open(settings.home)
+        wanted = PropertyRange.from_key(one_partition(context))
+        work = wait_until_available(
+            context,
+            settings,
+            lambda: DescriptionWork.of(settings, catalog, wanted, model),
+            unavailable=ServerUnreachableError,
+            title="No model to work with",
+        )
+        with Materialization.begin(context, settings, ASSET, work, config) as run:
+            if run.is_complete:
+                yield from run.verify()
+                return
+            with run.resume() as journal:
+                computed: Metadata = {}
+                if run.to_do(journal):
+                    wait_until_available(
+                        context,
+                        settings,
+                        work.images.look,
+                        unavailable=ImagesAwayError,
+                        title="No images to describe",
+                    )
+                    with run.device(
+                        gpu, resident=model.resident(), computes_elsewhere=model.is_at_address
+                    ) as device:
+                        computed = work.describe(journal, run.rounds(journal), run.progress, device)
+                yield from run.publish(journal, computed)
+
+    return property_descriptions
 
 
 def texts_digest(rows: PartitionRows) -> str:
@@ -156,11 +235,18 @@ class DescriptionWork:
         """The ids of the range, in the order of the catalogue."""
         return tuple(self.properties["property_id"].to_pylist())
 
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        """Of each id, the digest of all that decides its row: images, model, prompt, schema, decoding."""
+        meaning = {name: part for name, part in self.fingerprint.parts.items() if name != CATALOGUE_SLICE}
+        columns = (self.properties[name].to_pylist() for name in ("property_id", "inputs_digest"))
+        return {one: digest_of({"images": images, **meaning}) for one, images in zip(*columns, strict=True)}
+
     def rows_schema(self) -> pa.Schema:
         """The columns of this range's rows."""
         return description_rows(self.schema.arrow_type)
 
-    def plan(self, done_ids: frozenset[str]) -> list[Batch]:
+    def plan(self, done_ids: Collection[str] = ()) -> list[Batch]:
         """The batches that are left to do, in the order of the plan."""
         planned = [
             PlannedProperty(property_id, ordinal, min(len(uris), self.settings.max_images))
@@ -177,7 +263,7 @@ class DescriptionWork:
             batch_size=self.settings.batch_size,
             images_per_batch=self.settings.batch_images,
         )
-        return remaining(plan, done_ids)
+        return remaining(plan, frozenset(done_ids))
 
     @cached_property
     def uris(self) -> dict[int, list[str]]:
@@ -185,37 +271,41 @@ class DescriptionWork:
         columns = self.properties["ordinal"], self.properties["image_uris"]
         return dict(zip(*(column.to_pylist() for column in columns), strict=True))
 
-    def describe(self, journal: Journal, progress: Progress, device: Device) -> Metadata:
-        """Describe every property that the journal lacks, and hand it rows a planned batch at a time."""
-        batches = self.plan(journal.done_ids)
+    def describe(
+        self, journal: Journal, rounds: Iterable[frozenset[str]], progress: Progress, device: Device
+    ) -> Metadata:
+        """Describe the properties of each round, and hand the journal rows a planned batch at a time."""
         clock = time.monotonic
         longest = building = 0.0
         images = 0
         warned = False
         guard = AnswerGuard(self.settings.invalid_share_stop)
-        watch = self.images_watch()
-        with self.workers(device, batches) as workers:
+        with self.workers(device, self.plan(journal.done_ids)) as workers:
             started = clock()
             engine = self.model.load(device, schema=self.schema, prompt=self.prompt)
             load_seconds = clock() - started
             with self.feeding(engine, workers) as feeding:
-                refuse_another_model(engine, self.fingerprint)
+                self._refuse_another_model(engine)
                 progress.watch(engine)
                 progress.start()
-                for number, batch in enumerate(feeding.described(self.load(workers, batches))):
+                for batch, tries in self._described(feeding, workers, rounds, journal):
                     described = batch.described
-                    longest = max(longest, batch.seconds)
                     # The first batch of a process pays for what is compiled and allocated once.
-                    if number and not warned and (advice := long_batch(described, batch.seconds)) is not None:
+                    if (
+                        longest
+                        and not warned
+                        and (advice := long_batch(described, batch.seconds)) is not None
+                    ):
                         progress.warn(advice)
                         warned = True
-                    watch.take(described)
+                    longest = max(longest, batch.seconds)
+                    self.images.take(described)
                     images += sum(one.images_seen for one in described)
                     built = clock()
-                    rows = self.rows(described, engine, device)
+                    rows = self.rows(described, engine, device, tries)
                     building += clock() - built
                     journal.submit(rows)
-                    progress.advance(len(described))
+                    progress.advance(sum(one.property_id not in tries for one in described))
                     guard.take(described)
                 # Before the model is put away: the last rows do not wait for that.
                 journal.flush()
@@ -230,7 +320,32 @@ class DescriptionWork:
             **spent.metadata(),
         }
 
-    def images_watch(self) -> ImagesWatch:
+    def _described(
+        self,
+        feeding: Feeding,
+        workers: WorkerPool,
+        rounds: Iterable[frozenset[str]],
+        journal: Journal,
+    ) -> Iterator[tuple[DescribedBatch, Mapping[str, int]]]:
+        """Each batch of each round, with how often its failed properties had been tried before that round."""
+        for to_do in rounds:
+            tries = journal.failed_tries
+            batches = self.plan([one for one in self.ids if one not in to_do])
+            for batch in feeding.described(self.load(workers, batches)):
+                yield batch, {one: tries[one] for one in to_do if one in tries}
+
+    def _refuse_another_model(self, engine: Engine) -> None:
+        """Return where the engine's model is the fingerprint's. Raises ModelChangedError."""
+        expected = self.fingerprint.parts["model"]
+        if engine.revision != expected:
+            raise ModelChangedError(
+                f"The model was exchanged while this materialization began: {expected} was looked at, and"
+                f" {engine.revision} ({engine.model}) is loaded. Nothing was described with it. Materialize"
+                " the partition again: it then takes what is there."
+            )
+
+    @cached_property
+    def images(self) -> ImagesWatch:
         """What tells a disk that is away from images that are gone."""
         wanted = self.catalog.range_of(self.properties["ordinal"][0].as_py())
         may_be_gone = self.settings.failed_share_error >= 1.0
@@ -276,8 +391,14 @@ class DescriptionWork:
         """How far a property may climb that is not answered at once."""
         return LadderSettings(max_new_tokens=self.settings.max_new_tokens)
 
-    def rows(self, described: Sequence[Described], engine: Engine, device: Device) -> pa.Table:
-        """Results as rows, with where each came from."""
+    def rows(
+        self,
+        described: Sequence[Described],
+        engine: Engine,
+        device: Device,
+        tries: Mapping[str, int] = MappingProxyType({}),
+    ) -> pa.Table:
+        """Results as rows, with where each came from. tries: of properties that were tried before."""
         provenance = {
             "model": engine.model,
             "model_revision": engine.revision,
@@ -294,6 +415,7 @@ class DescriptionWork:
                 "error": one.error,
                 "description": one.description,
                 "raw_text": one.raw_text,
+                "tries": tries.get(one.property_id, 0) + 1,
                 "attempts": one.attempts,
                 "images_seen": one.images_seen,
                 "images_failed": [vars(failure) for failure in one.images_failed],
@@ -301,6 +423,7 @@ class DescriptionWork:
                 "output_tokens": one.output_tokens,
                 "finish_reason": one.finish_reason,
                 "seconds": one.seconds,
+                INPUTS: self.inputs[one.property_id],
                 **provenance,
             }
             for one in described
@@ -309,17 +432,24 @@ class DescriptionWork:
 
     def check(self, file: Path) -> list[CheckOutcome]:
         """The checks of this range on a file."""
+        return check_descriptions(file, self.ids, self.rows_schema(), self._limits)
+
+    def would_refuse(self, failed: int) -> bool:
+        """Whether the checks would refuse a file with so many failed rows."""
+        return self._limits.refuse(failed, len(self.ids))
+
+    @property
+    def _limits(self) -> FailedShareLimits:
         settings = self.settings
-        limits = FailedShareLimits(
+        return FailedShareLimits(
             settings.failed_share_warn, settings.failed_share_error, settings.failed_rows_at_least
         )
-        return check_descriptions(file, self.ids, self.rows_schema(), limits)
 
-    def remember(self, file: Path) -> dict[str, str]:
+    def remembered(self, file: Path) -> dict[str, str]:
         """What the published record says of the rows: which texts the embeddings are to be made from."""
         return {TEXTS: texts_digest(PartitionRows(file))}
 
-    def for_people(self, file: Path) -> Metadata:
+    def metadata(self, file: Path) -> Metadata:
         """What a person looks at in a finished file: a contact sheet, the quality, and the counts."""
         quality = read_quality(PartitionRows(file))
         looked_at = [*quality.sample, *quality.failed[:FAILED_SHOWN]]

@@ -1,16 +1,18 @@
 """property_embeddings: one vector a property, of the text of its description, partitioned like those.
 
-What lives here: the columns, what decides their meaning, and the work that fills them. What does not: the
-asset (``assets.py``), the order of a materialization (``materialization.py``), the model
-(``resources/engine/embedder.py``).
+What lives here: the asset, whose function is the story of its materialization, the columns, what decides
+their meaning, and the work that fills them. What does not: the steps that both assets share
+(``materialize.py``), the model (``resources/engine/embedder.py``).
 """
 
-from __future__ import annotations
+# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -19,25 +21,78 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from resources.devices.find import Device
+from resources.devices.resource import GpuResource
 from resources.engine.embedder import TextEmbedder, description_text
-from resources.engine.resource import TextEmbeddingModel
+from resources.engine.protocol import ModelLoadError
+from resources.engine.resource import TextEmbeddingModel, VisionLanguageModel
 from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
-from vlm_assets.assets.checks import CheckOutcome, check_embeddings
-from vlm_assets.assets.fingerprint import TEXTS, Fingerprint
+from vlm_assets.assets.check_events import check_specs
+from vlm_assets.assets.checks import EMBEDDING_CHECKS, CheckOutcome, check_embeddings
+from vlm_assets.assets.fingerprint import TEXTS, Fingerprint, digest_of
 from vlm_assets.assets.garbage import refuse_unsound
-from vlm_assets.assets.materialize import (
-    OK,
-    Metadata,
-)
+from vlm_assets.assets.generations import INPUTS, OK
+from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunOptions, one_partition
 from vlm_assets.assets.run_progress import Progress
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.settings import Settings
 
 ASSET = "property_embeddings"
 
 ROWS_TOGETHER = 256
 """Descriptions embedded and handed to the journal at a time: well under a second of work."""
+
+
+def build_property_embeddings(
+    settings: Settings, partitions: dg.PartitionsDefinition[str], *, descriptions: str
+) -> dg.AssetsDefinition:
+    """The asset. ``descriptions``: the asset whose text is embedded."""
+
+    @dg.asset(
+        name=ASSET,
+        partitions_def=partitions,
+        ins={"descriptions": dg.AssetIn(descriptions)},
+        pool="gpu",
+        group_name="properties",
+        kinds={"parquet", "transformers"},
+        check_specs=check_specs(ASSET, EMBEDDING_CHECKS, partitions),
+        description=(
+            "One vector a property, made from the text of its description by a text-embedding model. A"
+            " property whose description failed has a row with a null vector."
+        ),
+    )
+    def property_embeddings(
+        context: dg.AssetExecutionContext,
+        config: RunOptions,
+        gpu: dg.ResourceParam[GpuResource],
+        vision_language_model: dg.ResourceParam[VisionLanguageModel],
+        text_embedding_model: dg.ResourceParam[TextEmbeddingModel],
+        descriptions: PartitionRows,
+    ) -> Iterator[Event]:
+        catalog = Catalog.open(settings.home)
+        wanted = PropertyRange.from_key(one_partition(context))
+        work = EmbeddingWork.of(catalog, wanted, descriptions, text_embedding_model)
+        with Materialization.begin(context, settings, ASSET, work, config) as run:
+            if run.is_complete:
+                yield from run.verify()
+                return
+            with run.resume() as journal:
+                computed: Metadata = {}
+                if run.to_do(journal):
+                    # The model server that describes stays on the device, where there is one.
+                    with run.device(gpu, resident=_resident(vision_language_model)) as device:
+                        computed = work.embed(journal, run.progress, device)
+                yield from run.publish(journal, computed)
+
+    return property_embeddings
+
+
+def _resident(model: VisionLanguageModel) -> str | None:
+    try:
+        return model.resident()
+    except ModelLoadError:
+        return None
 
 
 def embedding_rows(width: int) -> pa.Schema:
@@ -50,6 +105,7 @@ def embedding_rows(width: int) -> pa.Schema:
             ("embedding", pa.list_(pa.float32(), width)),
             ("model", pa.string()),
             ("model_revision", pa.string()),
+            (INPUTS, pa.string()),
             ("fingerprint", pa.string()),
             ("device", pa.string()),
             ("embedded_at", pa.timestamp("us", tz="UTC")),
@@ -86,6 +142,25 @@ class EmbeddingWork:
         fingerprint = Fingerprint({TEXTS: str(record.metadata[TEXTS]), **meaning_parts(model)})
         ids = tuple(catalog.slice(wanted)["property_id"].to_pylist())
         return cls(ids, descriptions, model, fingerprint)
+
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        """Of each id, the digest of all that decides its row: the text of its description, and the model."""
+        meaning = {name: part for name, part in self.fingerprint.parts.items() if name != TEXTS}
+        found = {}
+        for batch in self.descriptions.iter_batches(["property_id", "status", "description"]):
+            for row in batch.to_pylist():
+                text = description_text(row["description"]) if row["status"] == OK else None
+                found[row["property_id"]] = digest_of({"text": text, **meaning})
+        return found
+
+    def would_refuse(self, failed: int) -> bool:
+        """Never: a description that failed is a row without a vector."""
+        return False
+
+    def remembered(self, file: Path) -> dict[str, str]:
+        """Nothing beside what every record says."""
+        return {}
 
     def rows_schema(self) -> pa.Schema:
         """The columns of this range's rows."""
@@ -140,6 +215,7 @@ class EmbeddingWork:
             pa.array(vectors, schema.field("embedding").type),
             pa.array([embedder.model] * count, pa.string()),
             pa.array([embedder.revision] * count, pa.string()),
+            pa.array([self.inputs[one] for one in described["property_id"].to_pylist()], pa.string()),
             pa.array([self.fingerprint.digest] * count, pa.string()),
             pa.array([device.id] * count, pa.string()),
             pa.array([datetime.now(UTC)] * count, schema.field("embedded_at").type),
@@ -150,7 +226,7 @@ class EmbeddingWork:
         """The checks of this range on a file."""
         return check_embeddings(file, self.ids, self.rows_schema(), self.descriptions.path)
 
-    def for_people(self, file: Path) -> Metadata:
+    def metadata(self, file: Path) -> Metadata:
         """Counts of a finished file."""
         statuses: Counter[str] = Counter()
         for batch in PartitionRows(file).iter_batches(["status"]):

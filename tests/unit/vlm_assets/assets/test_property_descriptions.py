@@ -1,9 +1,9 @@
-"""descriptions.py: how the work of a range is cut, and what a run says of too coarse a cut."""
+"""property_descriptions.py: how the work of a range is cut, and what a run says of too coarse a cut."""
 
 import pytest
 
 from resources.engine.ladder import Described
-from vlm_assets.assets.descriptions import DescriptionWork, long_batch
+from vlm_assets.assets.property_descriptions import DescriptionWork, long_batch
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.resource_settings import build_vision_language_model
 

@@ -1,0 +1,261 @@
+"""Failed rows of a transient kind are tried three times; rows whose inputs did not change are kept."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from dagster import DagsterExecutionInterruptedError
+
+from resources.engine.resource import VisionLanguageModel
+from resources.publishing.published import PublishedPartitions
+from sensors.dagster_internals.runs import NEEDS_PERSON
+from vlm_assets.assets.property_descriptions import DescriptionWork
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.operate.property_view import view_property
+from vlm_assets.resource_settings import build_vision_language_model
+
+KEY = "000000000-000000007"
+
+ailing: set[str] = set()
+"""Properties at which the engine raises."""
+ails_once: set[str] = set()
+"""Properties at which the engine raises until it was asked for one of them alone."""
+described: list[str] = []
+"""Every property that the engine was asked for, in order."""
+interrupted_at: set[str] = set()
+"""Properties at which the run is ended from outside."""
+
+
+class AilingModel(VisionLanguageModel):
+    """The real model, which raises for some properties as a driver in trouble does."""
+
+    def load(self, device, **how):
+        engine = super().load(device, **how)
+        whole = engine.describe
+
+        def describe(batch, *, attempt):
+            asked = {one.property_id for one in batch}
+            if asked & interrupted_at:
+                raise DagsterExecutionInterruptedError("told to end")
+            if asked & (ailing | ails_once):
+                if len(batch) == 1:
+                    ails_once.difference_update(asked)
+                raise RuntimeError("the driver is in trouble")
+            described.extend(one.property_id for one in batch)
+            return whole(batch, attempt=attempt)
+
+        engine.describe = describe
+        return engine
+
+
+@pytest.fixture
+def ids(desk):
+    """The properties of the first range; none is in trouble yet."""
+    for told in (ailing, ails_once, interrupted_at, described):
+        told.clear()
+    catalog = Catalog.open(desk.settings.home)
+    return catalog.slice(catalog.ranges[0])["property_id"].to_pylist()
+
+
+@pytest.fixture
+def materialize(desk):
+    """A materialization with the model that can be put into trouble; gives what it did."""
+    model = AilingModel(**vars(build_vision_language_model(desk.settings)))
+
+    def run(config=None, **more):
+        described.clear()
+        return desk.materialize(config=config, vision_language_model=model, **more)
+
+    return run
+
+
+def journal_files(desk):
+    """The segments of the partition's work under way."""
+    return desk.paths.journals.glob("*/segment-*")
+
+
+def needs_person(desk, done):
+    """Whether the run was tagged as one that another start would only repeat."""
+    run_id = done.result.run_id
+    return desk.instance.get_run_by_id(run_id).tags.get(NEEDS_PERSON) == run_id
+
+
+def tries(table):
+    """How often each property was tried, by its id, where that is more than once."""
+    return {row["property_id"]: row["tries"] for row in table.to_pylist() if row["tries"] > 1}
+
+
+def test_a_failed_row_that_comes_right_is_published_as_such(desk, ids, materialize):
+    """What fails once for a reason that may pass is tried again in the same run, after all others."""
+    ails_once.add(ids[2])
+    done = materialize()
+    assert done.success, done.failure
+    table = pq.read_table(desk.file)
+    assert table["property_id"].to_pylist() == ids
+    assert table["status"].to_pylist()[2] == "ok"
+    assert tries(table) == {ids[2]: 2}
+    assert described[-1] == ids[2]
+    assert sorted(described) == sorted(ids)
+
+
+def test_a_row_that_fails_three_times_is_published_as_failed(desk, ids, materialize):
+    """The row says how often it was tried; a published partition is not tried again."""
+    ailing.add(ids[0])
+    assert materialize().success
+    table = pq.read_table(desk.file)
+    assert tries(table) == {ids[0]: 3}
+    assert table["error_kind"].to_pylist()[0] == "engine_error"
+    ailing.clear()
+    assert materialize().success
+    assert described == [], "only a person asks for more: retry_failed"
+    assert materialize({"retry_failed": True}).success
+    assert described == [ids[0]]
+
+
+def test_an_answer_that_comes_out_the_same_is_not_tried_again(desk, ids):
+    """A permanent kind is done at its first try: seeds derive from the property and the attempt."""
+    done = desk.changed(max_new_tokens=8, failed_share_error=1.0, invalid_share_stop=1.0).materialize()
+    assert not done.success
+    assert "truncated" in done.failure
+    found = [row for path in journal_files(desk) for row in pq.read_table(path).to_pylist()]
+    assert {row["tries"] for row in found if row["error_kind"] == "truncated"} == {1}
+    assert needs_person(desk, done)
+
+
+def test_where_too_many_fail_the_tries_are_kept_for_later(desk, ids, materialize):
+    """A refused partition is tried again by the schedule: what had failed of it, and nothing else."""
+    ailing.update(ids[:3])
+    refused = materialize()
+    assert not refused.success
+    assert not needs_person(desk, refused)
+    # What the check tells a person to look at, though nothing is published.
+    shown = "\n".join(view_property(desk.settings, Catalog.open(desk.settings.home), ids[0]))
+    assert "Committed and not published, in " in shown
+    assert "Error engine_error: " in shown
+    assert "the driver is in trouble" in shown
+    ailing.clear()
+    done = materialize()
+    assert done.success, done.failure
+    assert sorted(described) == sorted(ids[:3])
+    assert done.published[0].metadata["restored rows"].value == 8
+    table = pq.read_table(desk.file)
+    assert table["property_id"].to_pylist() == ids
+    assert tries(table) == dict.fromkeys(ids[:3], 2)
+
+
+def test_a_row_is_tried_three_times_and_then_left_to_a_person(desk, ids, materialize):
+    """One try a run where too many fail; after the third the schedule stops, and a start computes nothing."""
+    ailing.update(ids[:3])
+    assert not needs_person(desk, materialize())
+    assert not needs_person(desk, materialize())
+    last = materialize()
+    assert needs_person(desk, last)
+    assert "3 engine_error" in last.failure
+    ailing.clear()
+    assert not materialize().success
+    assert described == [], "only a person asks for more: retry_failed"
+    assert materialize({"retry_failed": True}).success
+    assert sorted(described) == sorted(ids[:3])
+
+
+def test_an_interrupted_round_is_gone_on_with(desk, ids, materialize):
+    """Whoever starts the partition next computes what the round had not, and no more."""
+    ailing.update(ids[:3])
+    assert not materialize().success
+    ailing.clear()
+    interrupted_at.update(ids[:3])
+    assert not materialize().success
+    interrupted_at.clear()
+    done = materialize()
+    assert done.success, done.failure
+    assert sorted(described) == sorted(ids[:3])
+    assert tries(pq.read_table(desk.file)) == dict.fromkeys(ids[:3], 2)
+
+
+def test_a_refused_recomputation_is_gone_on_with_beside_what_is_published(desk, ids, materialize):
+    """The retry of its run computes what failed of it; a plain start verifies the old file and stays away."""
+    assert materialize().success
+    old = pq.read_table(desk.file)
+    ailing.update(ids[:3])
+    refused = materialize({"recompute": True})
+    assert not refused.success
+    assert not needs_person(desk, refused)
+    ailing.clear()
+    assert materialize().success
+    assert described == []
+    assert pq.read_table(desk.file).equals(old)
+    done = materialize({"recompute": True}, tags={"dagster/root_run_id": refused.result.run_id})
+    assert done.success, done.failure
+    assert sorted(described) == sorted(ids[:3])
+    assert tries(pq.read_table(desk.file)) == dict.fromkeys(ids[:3], 2)
+
+
+def test_a_changed_image_list_costs_one_property(desk, ids, materialize, listing, tmp_path):
+    """A new generation adopts every row whose own inputs are what they were, failed ones too."""
+    ailing.add(ids[7])
+    assert materialize().success
+    ailing.clear()
+    before = pq.read_table(desk.file).to_pylist()
+    lines = [json.loads(line) for line in listing.read_text().splitlines()]
+    changed = next(one for one in lines if one["property_id"] == ids[3])
+    changed["images"] = changed["images"][:-1]
+    other = listing.with_name("changed.jsonl")
+    other.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    ingest(other, desk.settings.home, range_size=8, update=True)
+    done = materialize()
+    assert done.success, done.failure
+    assert described == [ids[3]]
+    assert done.published[0].metadata["kept rows"].value == 7
+    after = pq.read_table(desk.file).to_pylist()
+    record = PublishedPartitions(desk.settings.descriptions).record(KEY)
+    assert {row["fingerprint"] for row in after} == {record.fingerprint}
+    assert {row["property_id"] for row in before} == {row["property_id"] for row in after}
+    kept = [{**row, "fingerprint": None} for row in after if row["property_id"] != ids[3]]
+    assert kept == [{**row, "fingerprint": None} for row in before if row["property_id"] != ids[3]]
+
+
+def test_other_settings_adopt_nothing(desk, ids, materialize):
+    """What decides the meaning of a row is in its digest: another prompt, another row."""
+    assert materialize().success
+    model = AilingModel(**vars(build_vision_language_model(desk.settings)))
+    described.clear()
+    assert desk.changed(prompt="Describe the property.").materialize(vision_language_model=model).success
+    assert sorted(described) == sorted(ids)
+
+
+def test_unfinished_work_of_a_former_image_list_is_adopted(desk, ids, materialize, listing):
+    """Interrupted half way, then the catalogue is updated: finished rows are adopted from the old journal."""
+    interrupted_at.add(ids[6])
+    assert not materialize().success
+    finished = set(described)
+    assert 0 < len(finished) < 8
+    interrupted_at.clear()
+    lines = [json.loads(line) for line in listing.read_text().splitlines()]
+    changed = next(one for one in lines if one["property_id"] == sorted(finished)[0])
+    changed["images"] = changed["images"][:-1]
+    other = listing.with_name("changed-half-way.jsonl")
+    other.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    ingest(other, desk.settings.home, range_size=8, update=True)
+    done = materialize()
+    assert done.success, done.failure
+    assert set(described) == set(ids) - finished | {sorted(finished)[0]}
+
+
+@pytest.mark.parametrize("option", ["retry_failed", "recompute"])
+def test_work_that_an_option_began_is_gone_on_with_without_it(desk, ids, materialize, option):
+    """Where nothing is published yet, what is finished of the same meaning is not computed a second time."""
+    catalog = Catalog.open(desk.settings.home)
+    model = build_vision_language_model(desk.settings)
+    work = DescriptionWork.of(desk.settings, catalog, catalog.ranges[0], model)
+    interrupted_at.update(one.property_id for one in work.plan(frozenset())[1])
+    assert not materialize({option: True}).success
+    finished = set(described)
+    assert len(finished) == 4
+    interrupted_at.clear()
+    done = materialize()
+    assert done.success, done.failure
+    assert set(described) == set(ids) - finished
+    assert pq.read_table(desk.file)["property_id"].to_pylist() == ids
+    assert materialize().success
+    assert described == []
