@@ -47,7 +47,7 @@ def test_a_run_without_its_images_waits_without_a_device_and_is_no_attempt(desk,
     assert "No images to describe" in ended.failure
     assert "mounted" in ended.failure
     assert desk.instance.get_run_by_id(ended.result.run_id).tags[NO_ATTEMPT] == ended.result.run_id
-    assert committed_rows(desk.settings, "property_descriptions", key) == 0
+    assert committed_rows(desk.settings.descriptions.partition(key)) == 0
     away.rename(folder)
 
 
@@ -69,7 +69,7 @@ def test_a_disk_that_goes_away_in_the_middle_costs_no_property(desk, disk, monke
     assert "The images are away" in ended.failure
     assert not ended.checks
     assert desk.instance.get_run_by_id(ended.result.run_id).tags[NO_ATTEMPT] == ended.result.run_id
-    committed = committed_rows(desk.settings, "property_descriptions", key)
+    committed = committed_rows(desk.settings.descriptions.partition(key))
     assert 1 <= committed < PROPERTIES
     folder.with_name("away").rename(folder)
     done = small.materialize(key=key)
