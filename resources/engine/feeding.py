@@ -126,7 +126,8 @@ class Feeding:
     def described(self, batches: Iterable[Sequence[LoadedProperty]]) -> Iterator[DescribedBatch]:
         """Describe batch after batch: in their order where one is asked at once, else each when it is done.
 
-        May be called again once all is described. Raises EngineLostError, and what ``batches`` raises, after all that was finished before.
+        May be called again once all is described. Raises EngineLostError, and what ``batches`` raises, after
+        all that was finished before.
         """
         source = iter(batches)
         self._start("feeding-ahead", lambda: self._draw_ahead(source))
