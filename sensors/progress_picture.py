@@ -1,9 +1,7 @@
-"""When the picture of the dataset's progress is drawn anew: while something works, and once it came to rest.
+"""When the progress picture is drawn anew: while something works, and once it has come to rest.
 
-What lives here: the decision, from what was last drawn. A pause is honoured and shown: once everything stands
-still the picture is drawn once more, and again when the pause is lifted. What does not: how it is seen that
-something moved, and the drawing. A schedule would not do: Dagster starts its run at each tick, whatever its
-run key.
+The sensor draws it in its own tick and reports it without a run, so that the Runs page lists real work only.
+How it is drawn is in ``vlm_assets/assets/dataset_progress.py``.
 """
 
 import json
@@ -14,13 +12,12 @@ from pathlib import Path
 
 import dagster as dg
 
-from sensors.picture_runs import forget_old_pictures
 from sensors.ticks import note_tick
 
 NAME = "progress_picture"
 INTERVAL_SECONDS = 60
-DRAW_SECONDS = 600.0
-"""Between two pictures while something works: the event log keeps each of them."""
+DRAW_SECONDS = 1800.0
+"""Between two pictures while something works: the event log keeps each of them, 50 KB on SQLite."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Drawn:
             return True
         if moved == self.moved and not works:
             return False
-        # At rest since the last tick: what came last is shown without waiting for ten minutes to pass.
+        # At rest since the last tick: the end is shown at once.
         settled = not works and moved == self.seen
         return settled or now - self.at >= DRAW_SECONDS
 
@@ -57,15 +54,17 @@ class Drawn:
 def build_progress_picture_sensor(
     target: dg.AssetsDefinition,
     *,
+    draw: Callable[[], dg.AssetMaterialization],
     moved: Callable[[], str],
     works: Callable[[], bool],
     paused: Callable[[], str | None],
     ticks: Path,
     clock: Callable[[], float] = time.time,
 ) -> dg.SensorDefinition:
-    """The sensor. target: the asset that draws. moved: changes whenever the picture would; empty: no picture.
+    """The sensor. target: the asset that has the picture. draw: makes its materialization.
 
-    paused: the sentence of a pause, None where there is none. ticks: where each sensor notes that it ticked.
+    moved: changes whenever the picture would; empty: no picture. paused: the sentence of a pause, None if
+    there is none. ticks: where each sensor notes that it ticked.
     """
 
     @dg.sensor(
@@ -74,15 +73,13 @@ def build_progress_picture_sensor(
         minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=(
-            "Draws the picture of all partitions anew: every ten minutes while something works, and once it"
-            " has come to rest, in a pause too. Of runs older than a day one a day is kept. A tick opens no"
-            " partition."
+            "Draws the picture of all partitions anew, without a run: every half hour while something works,"
+            " and once everything is at rest or paused. A tick that draws nothing opens no partition."
         ),
     )
     def progress_picture(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         now = clock()
         result = look(context.cursor, now)
-        forget_old_pictures(context.instance, NAME, now=now)
         note_tick(ticks, NAME, now, interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
         return result
 
@@ -91,10 +88,8 @@ def build_progress_picture_sensor(
         if not there:
             return dg.SensorResult(skip_reason="Nothing was ever started.")
         if drawn.is_due(there, works=works(), now=now, pause=pause):
-            # A tick that is killed before its cursor is kept asks again with the same key: one run.
-            request = dg.RunRequest(run_key=f"{there} after {drawn.at:.0f}")
             cursor = json.dumps(asdict(Drawn(there, there, now, pause)))
-            return dg.SensorResult(run_requests=[request], cursor=cursor)
+            return dg.SensorResult(asset_events=[draw()], cursor=cursor)
         cursor = json.dumps(asdict(replace(drawn, seen=there)))
         why = f"Nothing is started: {pause}." if pause else "Nothing has moved, or the picture is young."
         return dg.SensorResult(skip_reason=why, cursor=cursor)

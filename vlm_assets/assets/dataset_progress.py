@@ -109,7 +109,7 @@ def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
         description=(
             "How far the whole dataset is: all partitions in one picture, properties described over time,"
             " devices side by side, time left, failed rows by kind; from what is on disk, so that it is right"
-            " after anything. A sensor keeps it up to date; Materialize looks at once."
+            " after anything. A sensor keeps it up to date, without runs; Materialize looks at once."
             " The same as `vlm-assets status`."
         ),
     )
@@ -130,8 +130,13 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
         pause = pause_of(control_state(settings))
         return pause.sentence() if pause else None
 
+    def draw() -> dg.AssetMaterialization:
+        status = read_status(settings, Catalog.open(settings.home))
+        return dg.AssetMaterialization(ASSET, metadata=progress_metadata(status))
+
     return build_progress_picture_sensor(
         progress,
+        draw=draw,
         moved=lambda: _what_moved(settings),
         works=lambda: bool(Workers(control_state(settings)).living()),
         paused=paused,

@@ -8,7 +8,6 @@ import pytest
 
 from sensors.dagster_internals.check_results import evaluations_since
 from sensors.dagster_internals.partition_history import PartitionHistory
-from sensors.dagster_internals.run_files import forget_run
 from sensors.dagster_internals.runs import run_states, runs_ended_since
 
 RANGES = dg.StaticPartitionsDefinition(["a", "b", "c"])
@@ -69,19 +68,3 @@ def test_partitions_runs_and_results_read_alike_on_both_databases(instance):
     history.look(instance)
     assert history.failing("described") == {}
     assert history.open_attempts["described"] == {}
-
-
-def test_a_run_is_forgotten_alike_on_both_databases(instance, tmp_path):
-    """With its events and its files; what a later run of the same partition left is as it was."""
-    gone, stays = _materialize(instance, "a"), _materialize(instance, "a")
-    history = PartitionHistory(["described"])
-    history.look(instance)
-    before = dict(history.materialized["described"])
-    forget_run(instance, gone)
-    history.look(instance)
-    assert history.materialized["described"] == before
-    assert set(run_states(instance, [gone, stays])) == {stays}
-    told = {one.run_id for one in instance.fetch_materializations(dg.AssetKey("described"), limit=99).records}
-    assert gone not in told
-    assert stays in told
-    assert [str(path) for path in tmp_path.rglob("*") if gone in str(path)] == []

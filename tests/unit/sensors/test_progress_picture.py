@@ -7,12 +7,12 @@ from sensors.progress_picture import NAME, Drawn, build_progress_picture_sensor
 from sensors.ticks import last_ticks
 
 
-def test_while_something_works_a_picture_is_drawn_every_ten_minutes() -> None:
+def test_while_something_works_a_picture_is_drawn_every_half_hour() -> None:
     """Not at every tick: the event log keeps each of them."""
     drawn = Drawn("a", "a", at=1000.0)
-    assert not drawn.is_due("b", works=True, now=1599.0)
-    assert drawn.is_due("b", works=True, now=1600.0)
-    assert drawn.is_due("a", works=True, now=1600.0)
+    assert not drawn.is_due("b", works=True, now=2799.0)
+    assert drawn.is_due("b", works=True, now=2800.0)
+    assert drawn.is_due("a", works=True, now=2800.0)
     assert not drawn.is_due("a", works=False, now=9999.0)
     assert drawn.is_due("a", works=False, now=1001.0, pause="since noon")
     assert not drawn.is_due("b", works=True, now=1001.0, pause="since noon")
@@ -31,7 +31,12 @@ def test_a_tick_is_noted_at_its_end_and_in_a_pause_too(tmp_path, sentence) -> No
 
     def sensor(moved):
         return build_progress_picture_sensor(
-            picture, moved=moved, works=lambda: False, paused=lambda: sentence, ticks=tmp_path / "ticks"
+            picture,
+            draw=lambda: dg.AssetMaterialization("picture"),
+            moved=moved,
+            works=lambda: False,
+            paused=lambda: sentence,
+            ticks=tmp_path / "ticks",
         )
 
     with dg.DagsterInstance.ephemeral() as instance:
