@@ -27,24 +27,34 @@ class Ledger:
     promised: dict[int, set[int]] = field(default_factory=dict)
     submitted: dict[int, set[int]] = field(default_factory=dict)
     version: int = 0
+    retired: set[str] = field(default_factory=set)
+    """Generations whose journals were removed."""
+    staging_is_empty: bool = False
+    """Whether the last life ended after a publication and before anything else was staged."""
 
     def hear(self, life: Life) -> Life:
         """Check what a life found against what was promised, and note what it was promised itself."""
         if life.error is not None and life.error not in self.refused:
             self._broken(f"a life ended with {life.error}: {life.message}")
         for one in life.said:
-            if "standing" in one:
+            if "journals" in one:
+                self._found_left_over(one["journals"], one["staged"])
+            elif "standing" in one:
                 self._found_published(one["standing"], one["exact"])
             elif "restored" in one:
                 self._found_restored(one["version"], one["restored"], one["exact"])
             elif "submitted" in one:
                 self.submitted.setdefault(self.version, set()).update(one["submitted"])
+                self.staging_is_empty = False
             elif "promised" in one:
                 self.promised.setdefault(self.version, set()).update(one["promised"])
             elif "publishing" in one:
                 self.publishing = one["publishing"]
             elif "published" in one:
                 self.published = one["published"]
+                self.staging_is_empty = True
+            elif "retired" in one:
+                self.retired.add(one["retired"])
             elif one.get("verified"):
                 self._broken(f"the finished partition does not verify: {one['verified']}")
         return life
@@ -61,6 +71,13 @@ class Ledger:
         left += [*partition.quarantine.glob("*"), *partition.journals.glob("*")]
         if left:
             self._broken(f"left behind: {', '.join(map(str, left))}")
+
+    def _found_left_over(self, journals: list[str], staged: int) -> None:
+        if back := self.retired.intersection(journals):
+            self._broken(f"retired journals came back: {sorted(back)}")
+        if staged and self.staging_is_empty:
+            self._broken(f"{staged} files of a finished publication came back in the staging folder")
+        self.staging_is_empty = False
 
     def _found_published(self, standing: int, exact: bool) -> None:
         if not exact:

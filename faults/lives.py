@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from faults.failpoints import Failpoint, die
+from faults.file_operations import FileOperations, Operation, die, strike_at
 from faults.partition_life import live
 
 HANGS_AFTER_SECONDS = 60.0
@@ -33,6 +33,10 @@ class Life:
     """What one life said, in its order, and how it ended."""
 
     said: list[dict[str, Any]] = field(default_factory=list)
+    said_at: list[int] = field(default_factory=list)
+    """How many file operations had been done when each of these was said; of a recorded life."""
+    done: list[Operation] = field(default_factory=list)
+    """The file operations of a recorded life."""
     killed: bool = False
     error: str | None = None
     message: str = ""
@@ -44,17 +48,28 @@ class Life:
         """Whether it got to its end."""
         return any("finished" in one for one in self.said)
 
+    def cut_at(self, done: int) -> Life:
+        """What was said by a recorded life that ended after so many file operations."""
+        heard = [one for one, at in zip(self.said, self.said_at, strict=True) if at <= done]
+        return Life(heard, done=self.done[:done], killed=True)
+
 
 def live_until_operation(
-    home: Path, at: int, strike: Callable[[], None] = die, *, torn: bool = False, **more: Any
+    home: Path,
+    at: int,
+    strike: Callable[[], None] = die,
+    *,
+    torn: bool = False,
+    recorded: bool = False,
+    **more: Any,
 ) -> Life:
-    """A life that is struck before its ``at``-th file operation (0: never)."""
-    return _fork(home, lambda: Failpoint(at, strike, torn=torn), None, die, more)
+    """A life that is struck before its ``at``-th file operation (0: never). recorded: with its operations."""
+    return _fork(home, _Orders(at, strike, torn, recorded, more), None, die)
 
 
 def live_until_time(home: Path, seconds: float, strike: Callable[[], None] | None = None) -> Life:
     """A life that is killed from outside after so many seconds, or has ``strike`` done to it instead."""
-    return _fork(home, lambda: Failpoint(0, die), seconds, strike, {})
+    return _fork(home, _Orders(), seconds, strike)
 
 
 def live_to_the_end(home: Path, **more: Any) -> Life:
@@ -67,19 +82,24 @@ def random_end(chance: random.Random, operations: int) -> dict[str, Any]:
     return {"at": chance.randint(1, chance.choice((25, operations))), "torn": chance.random() < 0.3}
 
 
-def _fork(
-    home: Path,
-    arm: Callable[[], Failpoint],
-    seconds: float | None,
-    strike: Callable[[], None] | None,
-    more: dict[str, Any],
-) -> Life:
+@dataclass(frozen=True)
+class _Orders:
+    """What is to happen to a life, and what it is called with."""
+
+    at: int = 0
+    strike: Callable[[], None] = die
+    torn: bool = False
+    recorded: bool = False
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def _fork(home: Path, orders: _Orders, seconds: float | None, strike: Callable[[], None] | None) -> Life:
     reading, writing = os.pipe()
     started = time.monotonic()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        _live_and_exit(home, writing, arm, more)
+        _live_and_exit(home, writing, orders)
     os.close(writing)
     life, heard = Life(), bytearray()
     try:
@@ -98,27 +118,37 @@ def _fork(
     life.seconds = time.monotonic() - started
     for line in heard.decode().splitlines():
         one = json.loads(line)
+        if "did" in one:
+            name, paths, inode, data = one["did"]
+            life.done.append(Operation(name, tuple(paths), inode, bytes.fromhex(data)))
+            continue
         life.operations = one.pop("operations", life.operations)
         life.error, life.message = one.pop("error", life.error), one.pop("message", life.message)
         if one:
             life.said.append(one)
+            life.said_at.append(len(life.done))
     if not life.killed and life.error is None and os.WEXITSTATUS(status):
         life.error = f"it ended with {os.WEXITSTATUS(status)} and said nothing"
     return life
 
 
-def _live_and_exit(home: Path, writing: int, arm: Callable[[], Failpoint], more: dict[str, Any]) -> None:
+def _live_and_exit(home: Path, writing: int, orders: _Orders) -> None:
     """In the child: never returns."""
-    write = os.write  # the failpoint must not count, or tear, what we say
+    write = os.write
 
     def say(**said: Any) -> None:
         write(writing, (json.dumps(said) + "\n").encode())
 
+    def tell(done: Operation) -> None:
+        say(did=[done.name, done.paths, done.inode, done.data.hex()])
+
     code = 1
     try:
-        failpoint = arm()
-        live(home, say, **more)
-        say(operations=failpoint.operations)
+        before = strike_at(orders.at, orders.strike, torn=orders.torn)
+        operations = FileOperations(home, before, tell if orders.recorded else None)
+        operations.install()
+        live(home, say, **orders.more)
+        say(operations=operations.count)
         code = 0
     except BaseException as error:  # whatever it is, the campaign judges it by its name
         say(error=type(error).__name__, message=str(error), errno=getattr(error, "errno", None))

@@ -2,7 +2,7 @@
 
 The same order as a materialization (vlm_assets/assets/materialize.py), without Dagster and a model: journal,
 commits, stage, publish, retire; then a second generation over the first. What is said is said only after
-the product promised it. What does not live here: how a life ends (failpoints.py) and what is made of what
+the product promised it. What does not live here: how a life ends (lives.py) and what is made of what
 it said (ledger.py).
 """
 
@@ -82,10 +82,15 @@ def open_journal(home: Path, version: int) -> Journal:
 def live(home: Path, say: Say, *, versions: int = VERSIONS, commits: int | None = None) -> None:
     """Go on from whatever stands in ``home``. ``commits``: stop after so many (None: until all is done)."""
     published = PublishedPartitions(asset(home), lock_seconds=0)
+    paths = asset(home).partition(KEY)
+    say(
+        journals=[path.name for path in paths.journals.glob("*")],
+        staged=len([*paths.asset.staging.glob(".*")]),
+    )
+    if record := published.record(KEY):
+        _settle_published(home, int(record.fingerprint), published)
     version = _standing(published, say)
-    if version:
-        _settle_published(home, version, published)
-    while version < versions and commits != 0:
+    while version < versions:
         version += 1
         with open_journal(home, version) as journal:
             found = pa.Table.from_batches(journal.read_ordered(5), schema=SCHEMA)
@@ -107,6 +112,7 @@ def live(home: Path, say: Say, *, versions: int = VERSIONS, commits: int | None 
                 published.publish(staged)
             say(published=version)
             journal.retire()
+            say(retired=f"generation-{version}")
     _standing(published, say)
     say(finished=True, verified=published.verify(KEY).sentence() if not published.verify(KEY).ok else "")
 

@@ -40,6 +40,8 @@ PARTS = (
          "kills", 4000, kills.at_any_moment),
     Part("flips", "10, 11, 13", "a flipped bit in any file is found, and nothing else is taken for it",
          "flips", 12000, flips.anywhere),
+    Part("power-simulated", "4, 5", "power cut on a disk that keeps what it must and no more: rows exact",
+         "power cuts", 3000, power_cuts.simulated),
     Part("power-ext4-log-flushed", "4", "power cut, log flushed: committed rows exact",
          "power cuts", 300, power_cuts.case(LOG_FLUSHED), "ext4"),
     Part("power-ext4-log-lost", "5", "power cut, log lost: committed rows exact",

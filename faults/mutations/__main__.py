@@ -32,32 +32,26 @@ from faults.mutations import journal_mutants, publication_mutants
 from faults.mutations.mutant import Mutant
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-_COPIED = ("resources", "sensors", "vlm_assets", "faults", "tests", "pyproject.toml")
+_COPIED = ("resources", "sensors", "vlm_assets", "examples", "faults", "tests", "pyproject.toml")
 _JOURNAL = "tests/unit/resources/journal"
 _PUBLICATION = "tests/faults/resources/publishing/test_published.py"
-_ORDER = [
-    f"{_PUBLICATION}::test_order_of_operations",
-    f"{_PUBLICATION}::test_bytes_changed_before_the_read_back",
-]
+_POWER_CUTS = "tests/faults/test_power_cuts.py"
 _QUICK = {
     # Most of what holds the protocol first.
     "journal": [
-        *(
-            f"{_JOURNAL}/test_{name}.py"
-            for name in ("commit_protocol", "segments", "manifests", "recovery", "superseding")
-        ),
-        "tests/unit/resources/storage",
+        *(f"{_JOURNAL}/test_{name}.py" for name in ("segments", "manifests", "recovery", "superseding")),
+        *(f"tests/unit/resources/storage/test_{name}.py" for name in ("files", "sealed_json")),
         _JOURNAL,
     ],
     "publication": [
         "tests/unit/resources/publishing/test_published.py",
         "tests/unit/resources/publishing/test_verification.py",
-        *_ORDER,
+        f"{_PUBLICATION}::test_bytes_changed_before_the_read_back",
     ],
 }
 _FAULTS = {
-    "journal": ["tests/faults/resources/journal"],
-    "publication": [_PUBLICATION, "tests/faults/resources/test_published_states.py"],
+    "journal": [_POWER_CUTS, "tests/faults/resources/journal"],
+    "publication": [_POWER_CUTS, _PUBLICATION, "tests/faults/resources/test_published_states.py"],
 }
 # What the publication shares with the journal: both groups' tests must be looked at.
 _SHARED = ("files.py", "sealed_json.py", "key_sets.py")

@@ -235,7 +235,6 @@ class PartitionFiles:
             files.publish_replacing(copy, self.published)
         # The rename that we see may be that of a process killed before it could make it durable.
         files.sync_directory(self.published.parent)
-        files.sync_directory(self.staging)
         self._complete(pending, None, repairs)
         repairs.append(
             f"A publication of partition {self.key} had been interrupted after its file was in place: its "

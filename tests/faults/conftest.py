@@ -1,4 +1,7 @@
-"""Where the fault tests work: in memory, or on file systems mounted for them where that can be had."""
+"""Where the fault tests work: in memory, or on file systems mounted for them where that can be had.
+
+FAULTS_ROUNDS multiplies the random part of a campaign, and FAULTS_SEED replays a failure.
+"""
 
 from __future__ import annotations
 
@@ -37,3 +40,15 @@ def mounted(memory_path: Path, left_out: Callable[[str], NoReturn]) -> Iterator[
             return closing.enter_context(loop_mounted(kind, memory_path))
 
         yield give
+
+
+@pytest.fixture(scope="session")
+def rounds() -> int:
+    """How many times the random part of a campaign runs."""
+    return int(os.environ.get("FAULTS_ROUNDS", "1"))
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """Seed of the random part; a failure prints it in its assertion."""
+    return int(os.environ.get("FAULTS_SEED", "20240229"))

@@ -23,7 +23,7 @@ from resources.journal.errors import CrossDeviceError
 from resources.journal.journal import Journal
 
 SEED = int(os.environ.get("FAULTS_SEED", "20240229"))
-CASES = {"kills-swept": 20, "kills-random": 4, "kills-any-moment": 4, "flips": 160}
+CASES = {"kills-swept": 20, "kills-random": 4, "kills-any-moment": 4, "flips": 160, "power-simulated": 4}
 
 
 @pytest.mark.parametrize("name", [part.name for part in PARTS if part.mount is None])

@@ -52,6 +52,7 @@ def run(
     from vlm_assets.operate.dagster_server.reload import reload_running
     from vlm_assets.operate.run import run_backfill, run_in_running
     from vlm_assets.operate.status import read_status
+    from vlm_assets.operate.terminal import say
     from vlm_assets.operate.terminal_console import TerminalConsole
     from vlm_assets.resource_settings import build_gpu
     from vlm_assets.settings import require_models
@@ -61,7 +62,7 @@ def run(
     status = read_status(current, Catalog.open(current.home))
     if status.paused:
         paused = f"{status.paused[0].upper()}{status.paused[1:]}. Nothing runs until `vlm-assets resume`."
-        typer.secho(paused, fg="red", err=True)
+        say(paused, fg="red", err=True)
         raise typer.Exit(1)
     console = TerminalConsole(soft_wrap=True)
     address = running_address(current.dagster_home)

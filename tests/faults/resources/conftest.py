@@ -1,12 +1,7 @@
-"""Fixtures for faults of the disk and of the process: file_operations.py and fork_server.py beside this file.
-
-FAULTS_ROUNDS multiplies the random part of a campaign, FAULTS_SEED replays a failure, and FAULTS_DIR puts the
-homes on a storage of your choice.
-"""
+"""A server that forks processes which fail on purpose (fork_server.py). FAULTS_DIR: on which storage."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
@@ -17,22 +12,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-
-
-@pytest.fixture(scope="session")
-def file_operations() -> ModuleType:
-    """The module that records file operations, and the disk that loses what was not made durable."""
-    path = Path(__file__).with_name("file_operations.py")
-    spec = importlib.util.spec_from_file_location("file_operations", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 class ForkServer:
@@ -86,15 +68,3 @@ def fork_server() -> Callable[[Path], AbstractContextManager[ForkServer]]:
             server.close()
 
     return started
-
-
-@pytest.fixture(scope="session")
-def rounds() -> int:
-    """How many times the random part of a campaign runs."""
-    return int(os.environ.get("FAULTS_ROUNDS", "1"))
-
-
-@pytest.fixture(scope="session")
-def seed() -> int:
-    """Seed of the random part; a failure prints it in its assertion."""
-    return int(os.environ.get("FAULTS_SEED", "20240229"))

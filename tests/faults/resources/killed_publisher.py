@@ -13,28 +13,12 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
-from file_operations import FileOperations, Operation
 
+from faults.file_operations import FileOperations, strike_at
 from resources.publishing.published import PublishedPartitions
 from resources.storage.layout import Home
 
 SCHEMA = pa.schema([("property_id", pa.string()), ("text", pa.string())])
-
-
-def dying_at(number: int) -> object:
-    seen = 0
-
-    def before(operation: Operation, operations: FileOperations) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == number:
-            if operation.name == "write":
-                path = operations.root / operation.paths[0]
-                with path.open("ab") as stream:
-                    stream.write(operation.data[: len(operation.data) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return before
 
 
 def publish(folder: Path, key: str, text: str) -> None:
@@ -51,10 +35,8 @@ def main(key: str, text: str, start: int, folders: list[Path]) -> None:
     for number, folder in enumerate(folders, start):
         child = os.fork()
         if child == 0:
-            operations = FileOperations(folder)
-            operations.before = dying_at(number)
-            with operations.watched():
-                publish(folder, key, text)
+            FileOperations(folder, strike_at(number, torn=True)).install()
+            publish(folder, key, text)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:

@@ -8,40 +8,23 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import vlm_assets.catalog.ingest as under_test
+from faults.file_operations import FileOperations, Operation, strike_at
 
-PUBLISHING = ("open", "write", "fsync", "rename", "replace", "unlink", "mkdir", "pwrite", "ftruncate")
 
+def kill_before(home: Path, number: int) -> None:
+    """Record this process, which says the name of its ``number``-th file operation and dies before it."""
+    dies = strike_at(number, torn=True)
 
-def kill_before(number: int) -> Callable[[], int]:
-    """Wrap the os functions that change files, so that call ``number`` never happens; count the calls."""
-    count = 0
+    def before(operation: Operation, operations: FileOperations) -> None:
+        if operations.count == number:
+            print(number, operation.name, flush=True)
+        dies(operation, operations)
 
-    def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal count
-            if name == "open" and not arguments[1] & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
-                return original(*arguments, **options)
-            count += 1
-            if count == number:
-                print(number, name, flush=True)
-                if name == "write":
-                    # A write that is cut short: the worst moment to die.
-                    original(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*arguments, **options)
-
-        return call
-
-    for name in PUBLISHING:
-        setattr(os, name, wrapped(name, getattr(os, name)))
-    return lambda: count
+    FileOperations(home, before).install()
 
 
 def main(source: Path, home: Path, results: Path) -> None:
@@ -53,7 +36,7 @@ def main(source: Path, home: Path, results: Path) -> None:
         shutil.copytree(home, killed_home)
         child = os.fork()
         if child == 0:
-            kill_before(number)
+            kill_before(killed_home, number)
             under_test.ingest(source, killed_home, update=True)
             print(number, "completed", flush=True)
             os._exit(0)

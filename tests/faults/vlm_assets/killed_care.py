@@ -12,28 +12,12 @@ import signal
 import sys
 from pathlib import Path
 
-from file_operations import FileOperations, Operation
-
+from faults.file_operations import FileOperations, strike_at
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.audit.audit import audit
 from vlm_assets.operate.prune import plan_prune, remove
 from vlm_assets.operate.repair import plan_repairs, put_right
 from vlm_assets.settings import load_settings
-
-
-def dying_at(number: int):
-    seen = 0
-
-    def before(operation: Operation, operations: FileOperations) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == number:
-            if operation.name == "write":
-                with (operations.root / operation.paths[0]).open("ab") as stream:
-                    stream.write(operation.data[: len(operation.data) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return before
 
 
 def main(action: str, start: int, homes: list[Path]) -> None:
@@ -47,17 +31,15 @@ def main(action: str, start: int, homes: list[Path]) -> None:
             repairs = plan_repairs(settings, audit(settings, catalog, deep=True))
         child = os.fork()
         if child == 0:
-            operations = FileOperations(home)
-            if start:
-                operations.before = dying_at(number)
-            with operations.watched():
-                if action == "prune":
-                    list(remove(settings, removals))
-                else:
-                    for repair in repairs:
-                        put_right(settings, repair)
+            operations = FileOperations(home, strike_at(number if start else 0, torn=True))
+            operations.install()
+            if action == "prune":
+                list(remove(settings, removals))
+            else:
+                for repair in repairs:
+                    put_right(settings, repair)
             if not start:
-                print(len(operations.log), flush=True)
+                print(operations.count, flush=True)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:

@@ -23,7 +23,7 @@ import dagster as dg
 import duckdb  # noqa: F401  # the checks import it late
 from PIL import Image
 
-from faults.failpoints import Failpoint, die
+from faults.file_operations import FileOperations, die, strike_at
 from resources.devices.find import Device
 from resources.engine.embedder import TextEmbedder
 from resources.engine.prompt import Prompt, build_prompt
@@ -88,7 +88,9 @@ def live(order: dict[str, Any], say: Callable[..., Any]) -> None:
     Journal.submit = submit_and_perhaps_die
     _on_load.append(begin)
     instance = dg.DagsterInstance.ephemeral()
-    failpoint = Failpoint(order.get("operation", 0), die, torn=order.get("torn", False))
+    before = strike_at(order.get("operation", 0), torn=order.get("torn", False))
+    operations = FileOperations(settings.home, before)
+    operations.install()
     result = dg.materialize(
         defs.assets,
         selection=order.get("assets", [ASSET]),
@@ -104,7 +106,7 @@ def live(order: dict[str, Any], say: Callable[..., Any]) -> None:
         success=result.success,
         failures=[event.step_failure_data.error.to_string() for event in failed],
         restored=restored.value if restored else None,
-        operations=failpoint.operations,
+        operations=operations.count,
     )
 
 
@@ -114,7 +116,7 @@ def fork(order: dict[str, Any]) -> dict[str, Any]:
     child = os.fork()
     if child == 0:
         os.close(reading)
-        write = os.write  # the failpoint must not count our own report
+        write = os.write
         code = 1
         try:
             live(order, lambda **said: write(writing, (json.dumps(said) + "\n").encode()))

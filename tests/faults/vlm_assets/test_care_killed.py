@@ -24,8 +24,8 @@ from vlm_assets.operate.prune import plan_prune, remove
 from vlm_assets.operate.repair import plan_repairs, put_right
 from vlm_assets.settings import load_settings
 
+CHECKOUT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("killed_care.py")
-OPERATIONS = Path(__file__).parent.parent / "resources"
 KEY = "000000000-000000001"
 IDS = ["a", "b"]
 ASSET = "property_descriptions"
@@ -82,7 +82,7 @@ def run(action: str, start: int, homes: list[Path]) -> list[str]:
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, "PYTHONPATH": str(OPERATIONS)},
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split("\n")[:-1]

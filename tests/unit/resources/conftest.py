@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +11,6 @@ import pytest
 from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.published import Publication, PublishedPartitions
 from resources.publishing.staged_file import StagedFile
-from resources.storage import files
 from resources.storage.layout import Home
 
 
@@ -75,21 +73,3 @@ class VersionedPartitions(PublishedPartitions):
 def partitions(tmp_path: Path) -> VersionedPartitions:
     """Nothing published yet."""
     return VersionedPartitions(Home(tmp_path / "home").asset("property_descriptions"), lock_seconds=0.2)
-
-
-@pytest.fixture
-def steps(monkeypatch):
-    """What is linked, unlinked and synced, in its order, by the last part of each path."""
-    taken = []
-
-    def noted(name, real):
-        def call(path, *rest, **named):
-            taken.append(f"{name} {Path(path).name.split('.')[0]}")
-            return real(path, *rest, **named)
-
-        return call
-
-    for name in ("link", "unlink", "rmdir"):
-        monkeypatch.setattr(os, name, noted(name, getattr(os, name)))
-    monkeypatch.setattr(files, "sync_directory", noted("sync", files.sync_directory))
-    return taken

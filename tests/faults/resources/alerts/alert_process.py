@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from faults.failpoints import Failpoint, die
+from faults.file_operations import FileOperations, strike_at
 from resources.alerts.alert import Alert
 from resources.alerts.delivery import Delivered, Delivery
 from resources.alerts.outbox import Outbox
@@ -33,7 +33,8 @@ def work(order: dict, report) -> None:
     """Post one by one, recover what the order says, deliver; report each as it is promised."""
     home = Path(order["home"])
     mode = order.get("mode")
-    failpoint = Failpoint(order.get("at", 0) if mode else 0, die, torn=mode == "torn")
+    operations = FileOperations(home, strike_at(order.get("at", 0) if mode else 0, torn=mode == "torn"))
+    operations.install()
     outbox = Outbox(home / "alerts")
     delivery = Delivery(outbox, [Target(1, order["url"])], home=home)
     recover = set(order.get("recover", ()))
@@ -51,7 +52,7 @@ def work(order: dict, report) -> None:
         # One pass has a time limit, and a machine under load may leave some for the next.
         while deliver(delivery).waiting:
             time.sleep(0.2)
-    report(finished=True, operations=failpoint.operations, open=sorted(outbox.open_subjects()))
+    report(finished=True, operations=operations.count, open=sorted(outbox.open_subjects()))
 
 
 def deliver(delivery: Delivery) -> Delivered:

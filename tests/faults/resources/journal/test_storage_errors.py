@@ -10,10 +10,10 @@ import pytest
     [
         ("EIO", None, "JournalStorageError"),
         ("ENOSPC", "write", "DiskFullError"),
-        ("ENOSPC", "open", "DiskFullError"),
+        ("ENOSPC", "create", "DiskFullError"),
         ("ENOSPC", "link", "DiskFullError"),
         ("EDQUOT", "fsync", "DiskFullError"),
-        ("EROFS", "open", "DirectoryNotWritableError"),
+        ("EROFS", "create", "DirectoryNotWritableError"),
         ("EXDEV", "link", "CrossDeviceError"),
     ],
 )

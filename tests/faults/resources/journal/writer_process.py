@@ -7,14 +7,13 @@ first, and kills itself, stops, or meets an error at its Nth file operation. It 
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pyarrow as pa
 
+from faults.file_operations import FileOperations, fail_at, strike_at
 from resources.journal.errors import JournalError
 from resources.journal.journal import Journal
 
@@ -27,7 +26,6 @@ SCHEMA = pa.schema(
         ("text", pa.string()),
     ]
 )
-OPERATIONS = ("open", "write", "fsync", "close", "link", "unlink", "rename", "replace", "mkdir", "rmdir")
 
 
 def rows(ordinals: list[int], tries: int = 1) -> pa.Table:
@@ -45,45 +43,19 @@ def rows(ordinals: list[int], tries: int = 1) -> pa.Table:
     )
 
 
-class Failpoint:
-    """Wraps the os functions that change a disk; acts before the Nth call (from 1), or inside a write."""
-
-    def __init__(self, mode: str, at: int, only: str | None) -> None:
-        self.mode, self.at, self.only = mode, at, only
-        self.calls = itertools.count(1)
-        self.guard = threading.Lock()
-        for name in OPERATIONS:
-            setattr(os, name, self.wrap(name, getattr(os, name)))
-
-    def wrap(self, name, real):
-        """The function to put in the place of ``os.name``."""
-
-        def call(*arguments, **named):
-            if name == "open" and not arguments[1] & os.O_CREAT:
-                return real(*arguments, **named)
-            if self.only is not None and name != self.only:
-                return real(*arguments, **named)
-            with self.guard:
-                number = next(self.calls)
-            if self.mode == "short" and name == "write":
-                return real(arguments[0], bytes(arguments[1])[: max(1, len(arguments[1]) // 3)])
-            if number != self.at:
-                return real(*arguments, **named)
-            if self.mode == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.mode == "torn":
-                if name == "write":
-                    real(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.mode == "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            if self.mode.startswith("E"):
-                if name == "close":
-                    real(*arguments)
-                raise OSError(getattr(errno, self.mode), os.strerror(getattr(errno, self.mode)), "injected")
-            return real(*arguments, **named)
-
-        return call
+def installed(home: Path, mode: str, at: int, only: str) -> FileOperations:
+    """Record this process, which meets what its order says at its ``at``-th file operation."""
+    if mode in errno.__dict__:
+        before = fail_at(at, getattr(errno, mode), only=only)
+    elif mode == "stop":
+        before = strike_at(at, lambda: os.kill(os.getpid(), signal.SIGSTOP), only=only)
+    else:
+        before = strike_at(at if mode in ("kill", "torn") else 0, torn=mode == "torn", only=only)
+    operations = FileOperations(home, before)
+    if mode == "short":
+        operations.longest_write = 100
+    operations.install()
+    return operations
 
 
 def work(order: dict, report) -> None:
@@ -97,7 +69,7 @@ def work(order: dict, report) -> None:
 def commit(order: dict, report) -> None:
     """Open, report what was restored, commit the rest batch by batch, report each as it is promised."""
     home = Path(order["home"])
-    failpoint = Failpoint(order.get("mode", "none"), order.get("at", 0), order.get("only"))
+    operations = installed(home, order.get("mode", "none"), order.get("at", 0), order.get("only") or "")
     total, batch = order["total"], order["batch"]
     journal = Journal.open(
         home / "journal",
@@ -128,7 +100,7 @@ def commit(order: dict, report) -> None:
         found = [row for part in journal.read_ordered() for row in part.to_pylist()]
         report(final=[row["ordinal"] for row in found], exact=found == rows_of(found))
         report(final_again=[row["ordinal"] for row in found if row["tries"] == 2])
-    report(finished=True, operations=next(failpoint.calls) - 1)
+    report(finished=True, operations=operations.count)
 
 
 def rows_of(found: list[dict]) -> list[dict]:

@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from faults.file_operations import FileOperations
+from faults.lossy_disk import LossyDisk
 from resources.publishing.errors import RecordDamagedError
 from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.published import PublishedPartitions
@@ -106,7 +107,11 @@ def assert_recovers(directory: Path, base: Path, *, go_on: bool = True) -> str:
 def run_killed(folders: list[Path], text: str, *, start: int = 1) -> list[str]:
     child = Path(__file__).parents[1] / "killed_publisher.py"
     done = subprocess.run(
-        [sys.executable, child, KEY, text, str(start), *folders], capture_output=True, text=True, timeout=120
+        [sys.executable, child, KEY, text, str(start), *folders],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split("\n")[:-1]
@@ -119,18 +124,18 @@ def copies(base: Path, count: int) -> list[Path]:
     return folders
 
 
-def operations_of(file_operations: ModuleType, root: Path, action: Callable[[], None]) -> list[Any]:
-    operations = file_operations.FileOperations(root)
+def operations_of(root: Path, action: Callable[[], None]) -> list[Any]:
+    operations = FileOperations(root)
     with operations.watched():
         action()
     log: list[Any] = operations.log
     return log
 
 
-def test_killed_at_every_operation(base: Path, file_operations: ModuleType) -> None:
+def test_killed_at_every_operation(base: Path) -> None:
     """SIGKILL at any file operation leaves the whole old or new file, and the next run goes on."""
     shutil.copytree(base, trial := base.parent / "trial")
-    count = len(operations_of(file_operations, trial, lambda: publish(trial, "d")))
+    count = len(operations_of(trial, lambda: publish(trial, "d")))
     folders = copies(base, count + 1)
     ends = run_killed(folders, "d")
     assert ends == ["killed"] * count + ["finished"]
@@ -140,14 +145,14 @@ def test_killed_at_every_operation(base: Path, file_operations: ModuleType) -> N
     assert {old, new} == set(states)
 
 
-def test_killed_while_recovering(memory_path: Path, file_operations: ModuleType) -> None:
+def test_killed_while_recovering(memory_path: Path) -> None:
     """A second kill, at any operation of the recovery from the first, changes nothing of the promise."""
     base = memory_path / "base"
     base.mkdir()
     for text in "abc":
         publish(base, text)
     shutil.copytree(base, trial := memory_path / "trial")
-    count = len(operations_of(file_operations, trial, lambda: publish(trial, "d")))
+    count = len(operations_of(trial, lambda: publish(trial, "d")))
     stopped = copies(base, count)
     assert run_killed(stopped, "d") == ["killed"] * count
     chance = random.Random(7)
@@ -165,11 +170,11 @@ def test_killed_while_recovering(memory_path: Path, file_operations: ModuleType)
 
 
 @pytest.mark.parametrize("way", ["durable", "eager", "chance"])
-def test_power_cut_at_every_operation(base: Path, file_operations: ModuleType, way: str) -> None:
+def test_power_cut_at_every_operation(base: Path, way: str) -> None:
     """Only what was made durable survives, or some of the rest besides: the promise holds all the same."""
     shutil.copytree(base, root := base.parent / "root")
-    log = operations_of(file_operations, root, lambda: publish(root, "d"))
-    disk = file_operations.LossyDisk.holding(base)
+    log = operations_of(root, lambda: publish(root, "d"))
+    disk = LossyDisk.holding(base)
     for cut in range(len(log) + 1):
         chance = random.Random(cut) if way == "chance" else None
         disk.after_power_cut(left := base.parent / f"cut{cut}", chance, eager=way == "eager")
@@ -179,7 +184,7 @@ def test_power_cut_at_every_operation(base: Path, file_operations: ModuleType, w
     assert settled == expected(base)[1], "what was acknowledged is durable"
 
 
-def test_power_cut_after_recovery(memory_path: Path, file_operations: ModuleType) -> None:
+def test_power_cut_after_recovery(memory_path: Path) -> None:
     """A process stops anywhere, the next one settles it, then the power goes: what was settled is durable."""
 
     class Stopped(BaseException):
@@ -190,13 +195,13 @@ def test_power_cut_after_recovery(memory_path: Path, file_operations: ModuleType
     for text in "abc":
         publish(base, text)
     shutil.copytree(base, trial := memory_path / "trial")
-    count = len(operations_of(file_operations, trial, lambda: publish(trial, "d")))
-    for stop in range(1, count):
+    log = operations_of(trial, lambda: publish(trial, "d"))
+    for stop in [number for number, one in enumerate(log) if number and one.name != "close"]:
         shutil.copytree(base, root := memory_path / f"root{stop}")
-        operations = file_operations.FileOperations(root)
+        operations = FileOperations(root)
 
         def before(operation: Any, operations: Any, stop: int = stop) -> None:
-            if len(operations.log) >= stop:
+            if operation.name != "close" and len(operations.log) >= stop:
                 raise Stopped
 
         operations.before = before
@@ -208,82 +213,27 @@ def test_power_cut_after_recovery(memory_path: Path, file_operations: ModuleType
             _, repairs = files_of(root).settle()
         assert all("interrupted" in one for one in repairs)
         settled = state(root)
-        disk = file_operations.LossyDisk.holding(base)
+        disk = LossyDisk.holding(base)
         for operation in operations.log:
             disk.apply(operation)
         disk.after_power_cut(left := memory_path / f"left{stop}", None)
         assert assert_recovers(left, base) == settled
         chance = random.Random(stop)
-        disk = file_operations.LossyDisk.holding(base)
+        disk = LossyDisk.holding(base)
         for operation in operations.log[: chance.randint(stop, len(operations.log))]:
             disk.apply(operation)
         disk.after_power_cut(left := memory_path / f"cut{stop}", chance)
         assert_recovers(left, base)
 
 
-def test_order_of_operations(base: Path, file_operations: ModuleType) -> None:
-    """The order on disk is this one: any fsync, directory sync or rename taken out or moved is noticed."""
-    first = expected(base)[0] == "----"
-    log = operations_of(file_operations, base, lambda: publish(base, "d"))
-    names = {
-        f"{KEY}.parquet": "file",
-        f"{KEY}.0.parquet": "slot0",
-        f"{KEY}.1.parquet": "slot1",
-        f"{KEY}.2.parquet": "slot2",
-        f"{KEY}.copy.json": "copy of the record",
-        f"{KEY}.json": "record",
-        f".versions/{ASSET}": "versions",
-        f".staging/{ASSET}": "staging",
-    }
-
-    def named(path: str) -> str:
-        whole = Path(path)
-        if path.endswith(".tmp"):
-            assert whole.parent == Path(f".staging/{ASSET}")
-            return f"new {names[whole.name[1:].rsplit('.', 2)[0]]}"
-        return names.get(path) or names.get(whole.name, path)
-
-    steps: list[str] = []
-    for operation in log:
-        step = " ".join((operation.name, *map(named, operation.paths)))
-        if operation.name not in ("mkdir", "create") and step not in steps[-1:]:
-            steps.append(step)
-
-    def durable(name: str, folder: str) -> list[str]:
-        return [f"write new {name}", f"fsync new {name}", *move(f"new {name}", name, folder)]
-
-    def move(source: str, target: str, folder: str) -> list[str]:
-        return [*put(source, target, folder), "fsync_directory staging"]
-
-    def put(source: str, target: str, folder: str) -> list[str]:
-        return [f"replace {source} {target}", f"fsync_directory {folder}"]
-
-    start = steps.index("write new file")
-    assert steps[start:] == [
-        "write new file",
-        "fsync new file",
-        *(f"fsync_directory {name}" for name in (".", ".versions", ".staging", ".state/publication_locks")),
-        "write new slot0",
-        "fsync new slot0",
-        *durable("record", "versions"),
-        *durable("copy of the record", "versions"),
-        *move("new file", "file", ASSET),
-        *([] if first else put("slot1", "slot2", "versions")),
-        *([] if first else put("slot0", "slot1", "versions")),
-        *move("new slot0", "slot0", "versions"),
-        *durable("copy of the record", "versions"),
-        *durable("record", "versions"),
-    ]
-
-
 @pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EIO", "EROFS"])
-def test_disk_fails_at_every_operation(base: Path, file_operations: ModuleType, name: str) -> None:
+def test_disk_fails_at_every_operation(base: Path, name: str) -> None:
     """A disk that fails, once or from then on, gives a clear error; the old or new file stays, whole."""
     code = getattr(errno, name)
     shutil.copytree(base, trial := base.parent / "trial")
-    count = len(operations_of(file_operations, trial, lambda: publish(trial, "d")))
+    count = len(operations_of(trial, lambda: publish(trial, "d")))
     for number, folder in enumerate(copies(base, count)):
-        operations = file_operations.FileOperations(folder)
+        operations = FileOperations(folder)
         calls = 0
 
         def before(operation: Any, operations: Any, number: int = number) -> None:
@@ -291,6 +241,8 @@ def test_disk_fails_at_every_operation(base: Path, file_operations: ModuleType, 
             calls += 1
             failing = calls == number + 1 if name == "EIO" else calls > number
             if failing and not (name in ("ENOSPC", "EDQUOT") and operation.name == "unlink"):
+                if operation.name == "close":
+                    operations.real["close"](operation.descriptor)
                 raise OSError(code, os.strerror(code), *operation.paths)
 
         operations.before = before
@@ -311,15 +263,15 @@ def test_short_writes_lose_nothing(base: Path, monkeypatch: pytest.MonkeyPatch) 
     assert published(base).verify(KEY).ok
 
 
-def test_bytes_changed_before_the_read_back(base: Path, file_operations: ModuleType) -> None:
+def test_bytes_changed_before_the_read_back(base: Path) -> None:
     """A disk that acknowledges what it did not keep is noticed, for every file and every write."""
     shutil.copytree(base, trial := base.parent / "trial")
-    log = operations_of(file_operations, trial, lambda: publish(trial, "d"))
+    log = operations_of(trial, lambda: publish(trial, "d"))
     writes = [number for number, operation in enumerate(log) if operation.name == "fsync"]
     assert len(writes) == 6
     for number in writes:
         shutil.copytree(base, folder := base.parent / f"lying{number}")
-        operations = file_operations.FileOperations(folder)
+        operations = FileOperations(folder)
 
         def before(operation: Any, operations: Any, number: int = number) -> None:
             if len(operations.log) == number:
@@ -390,14 +342,14 @@ def test_every_damaged_record_is_found(memory_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["published", "slot0", "slot1", "record", "copy"])
-def test_killed_and_then_damaged(memory_path: Path, file_operations: ModuleType, bad: str) -> None:
+def test_killed_and_then_damaged(memory_path: Path, bad: str) -> None:
     """A kill at any operation and damage to any one file besides: a whole version is still restored."""
     base = memory_path / "base"
     base.mkdir()
     for text in "abc":
         publish(base, text)
     shutil.copytree(base, trial := memory_path / "trial")
-    count = len(operations_of(file_operations, trial, lambda: publish(trial, "d")))
+    count = len(operations_of(trial, lambda: publish(trial, "d")))
     # Before the record of the publication under way is written, there is nothing to settle.
     start = count // 2
     folders = copies(base, count - start + 1)
@@ -427,9 +379,7 @@ def test_killed_and_then_damaged(memory_path: Path, file_operations: ModuleType,
 
 @pytest.mark.parametrize("bad", ["published", "slot0"])
 @pytest.mark.parametrize("action", ["publish", "restore"])
-def test_power_cut_keeps_what_was_damaged(
-    memory_path: Path, file_operations: ModuleType, bad: str, action: str
-) -> None:
+def test_power_cut_keeps_what_was_damaged(memory_path: Path, bad: str, action: str) -> None:
     """What does not verify is never deleted: at any cut it stands under its old name or in the quarantine."""
     base = memory_path / "base"
     base.mkdir()
@@ -441,11 +391,10 @@ def test_power_cut_keeps_what_was_damaged(
     path.write_bytes(damaged)
     shutil.copytree(base, root := memory_path / "root")
     log = operations_of(
-        file_operations,
         root,
         lambda: publish(root, "d") if action == "publish" else restore(root),
     )
-    disk = file_operations.LossyDisk.holding(base)
+    disk = LossyDisk.holding(base)
     for cut, operation in enumerate([*log, None]):
         for way, chance in (("durable", None), ("chance", random.Random(cut))):
             disk.after_power_cut(left := memory_path / f"{way}{cut}", chance)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import duckdb
@@ -12,6 +11,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
 from faults import partition_life
+from faults.file_operations import FileOperations
 from faults.lives import live_to_the_end, live_until_operation, random_end
 
 OPERATIONS = 900
@@ -33,10 +33,10 @@ def read(folder: Path) -> set[str]:
     return {text.partition(" of ")[0] for text in texts}
 
 
-def test_the_folder_reads_before_every_file_operation(memory_path: Path, file_operations: ModuleType) -> None:
+def test_the_folder_reads_before_every_file_operation(memory_path: Path) -> None:
     """Commits, staging, publishing twice and retiring never show a reader anything but one whole version."""
     folder = partition_life.asset(memory_path).published
-    operations = file_operations.FileOperations(memory_path)
+    operations = FileOperations(memory_path)
     seen: list[set[str]] = []
 
     def before(operation: Any, operations: Any) -> None:

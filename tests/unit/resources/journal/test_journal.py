@@ -340,16 +340,3 @@ def test_rows_that_a_takeover_took_away_while_they_were_read_say_takeover(commit
             path.unlink()
         with pytest.raises(FencedError, match="another writer may have taken over"):
             list(journal.read_ordered())
-
-
-def test_a_retired_manifest_goes_after_what_it_lists_is_durably_gone(committed, steps):
-    """A power cut must not bring a segment back whose manifest is gone."""
-    with committed.open() as journal:
-        journal.submit(committed.rows(9, 10, 11))
-        journal.flush()
-        steps.clear()
-        journal.retire()
-    last_segment = max(n for n, step in enumerate(steps) if step.startswith("unlink segment"))
-    retired = max(n for n, step in enumerate(steps) if step.startswith("unlink manifest"))
-    assert "sync generation" in steps[last_segment:retired]
-    assert steps[-2:] == ["rmdir generation", "sync KEY"]

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from faults.file_operations import FileOperations, Operation
 from resources.journal.errors import DuplicateIdsError, JournalLossError
 from resources.journal.journal import Journal
 from resources.journal.manifests import newest_manifest
@@ -26,7 +27,6 @@ SCHEMA = pa.schema(
 )
 TOTAL = 40
 IDS = frozenset(f"p{n}" for n in range(TOTAL))
-OPERATIONS = ("write", "fsync", "link", "unlink", "rename", "replace", "mkdir")
 SHARED_MEMORY = Path("/dev/shm")
 ROOM = str(SHARED_MEMORY) if os.access(SHARED_MEMORY, os.W_OK) else None
 
@@ -112,7 +112,7 @@ class JournalStates(RuleBasedStateMachine):
         self.journal.close()
         self.journal = self.open()
 
-    @rule(count=st.integers(1, 5), jumbled=st.booleans(), again=st.booleans(), at=st.integers(1, 24))
+    @rule(count=st.integers(1, 5), jumbled=st.booleans(), again=st.booleans(), at=st.integers(1, 40))
     def crash_in_a_commit(self, count, jumbled, again, at):
         """The process dies before the commit's ``at``-th operation; what it had not promised is open."""
         rows = self.next_rows(count, jumbled, again)
@@ -123,7 +123,7 @@ class JournalStates(RuleBasedStateMachine):
         whole = self.model_with(rows)
         self.resume(*([self.model, whole] if crashed() else [whole]))
 
-    @rule(at=st.integers(1, 24))
+    @rule(at=st.integers(1, 40))
     def crash_in_recovery(self, at):
         """The process dies before the ``at``-th operation of an open."""
         self.journal.close()
@@ -159,35 +159,13 @@ class JournalStates(RuleBasedStateMachine):
     def crash(self, at: int):
         """Keep the disk as it is before the ``at``-th operation, and put that back at the end."""
         kept = self.root / "kept"
-        calls = 0
 
-        def wrap(real):
-            def call(*arguments, **named):
-                nonlocal calls
-                calls += 1
-                if calls == at:
-                    put_back()
-                    shutil.copytree(self.home, kept)
-                    patch()
-                return real(*arguments, **named)
+        def keep(operation: Operation, operations: FileOperations) -> None:
+            if operations.count == at:
+                shutil.copytree(self.home, kept)
 
-            return call
-
-        real = {name: getattr(os, name) for name in OPERATIONS}
-
-        def patch():
-            for name in OPERATIONS:
-                setattr(os, name, wrap(real[name]))
-
-        def put_back():
-            for name in OPERATIONS:
-                setattr(os, name, real[name])
-
-        patch()
-        try:
+        with FileOperations(self.home, keep).watched():
             yield kept.exists
-        finally:
-            put_back()
         self.kept = kept if kept.exists() else None
 
     def resume(self, *possible: dict[str, tuple[int, ...]]):

@@ -1,21 +1,36 @@
-"""resources/storage/files.py: the order of the steps where a file is moved aside or a journal goes."""
+"""Durable files: what a power cut, a full disk or a disk that lies leaves of them."""
 
 import os
+import random
+from pathlib import Path
 
 import pytest
 
+from faults.file_operations import FileOperations
+from faults.lossy_disk import LossyDisk
 from resources.storage import files
 from resources.storage.files import DurableWriteError, TemporaryFile
 
 
-def test_a_file_moved_aside_is_durable_there_before_its_old_name_goes(tmp_path, steps):
-    """At no moment, and after no power cut, does it stand nowhere; afterwards it stands in one place."""
-    (tmp_path / "home").mkdir()
-    path = tmp_path / "home" / "damaged.parquet"
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_file_moved_aside_stands_somewhere_after_any_power_cut(tmp_path, keep):
+    """What does not verify is never lost: it has one of its names at any cut, and the new one at the end."""
+    home = tmp_path / "home"
+    path = home / "damaged.parquet"
+    path.parent.mkdir()
     path.write_bytes(b"x")
-    aside = files.set_aside(path, tmp_path / "home" / "quarantine")
-    assert aside.read_bytes() == b"x"
-    assert steps[-4:] == ["link damaged", "sync quarantine", "unlink damaged", "sync home"]
+    disk = LossyDisk.holding(home)
+    with FileOperations(home).watched() as operations:
+        aside = files.set_aside(path, home / "quarantine", keep=keep)
+    for cut in range(len(operations.log) + 1):
+        if cut:
+            disk.apply(operations.log[cut - 1])
+        for way in range(10):
+            left = tmp_path / f"left-{cut}-{way}"
+            disk.after_power_cut(left, random.Random(way) if way else None)
+            names = [one.relative_to(left) for one in left.rglob("*") if one.is_file()]
+            assert {(left / name).read_bytes() for name in names} == {b"x"}
+    assert set(names) == {aside.relative_to(home), *([Path(path.name)] if keep else [])}
 
 
 @pytest.mark.parametrize(
