@@ -43,10 +43,11 @@ def new_evaluations(
         history.look(instance)
         return [one for asset in assets for of in history.failing(asset).values() for one in of], newest
     found, until = evaluations_since(instance, cursor, look_back=_LOOK_BACK, limit=_AT_ONCE)
-    more = found
-    while len(more) >= _AT_ONCE:
+    before = cursor
+    while until > before:
         # All of a storm in one tick, so that it is one message.
-        more, until = evaluations_since(instance, until, limit=_AT_ONCE)
+        before = until
+        more, until = evaluations_since(instance, before, limit=_AT_ONCE)
         found += more
     return found, until
 

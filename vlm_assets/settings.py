@@ -189,7 +189,8 @@ class Settings(BaseSettings):
     )
 
     retry_every_minutes: Annotated[int, Field(ge=1, le=60)] = Field(
-        10, description="Minutes between two looks for failed partitions to materialize again."
+        10,
+        description="Minutes between two looks for failed partitions to materialize again; a divisor of 60.",
     )
     retry_runs: PositiveInt = Field(
         10, description="Partitions tried again that are queued or running at once, at most."
@@ -261,6 +262,14 @@ class Settings(BaseSettings):
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
             raise ValueError("an address is of the form http://HOST:PORT/v1, without a name or a password")
         return url.rstrip("/")
+
+    @field_validator("retry_every_minutes")
+    @classmethod
+    def _equal_intervals(cls, minutes: int) -> int:
+        if 60 % minutes:
+            # The schedule's cron begins anew at every full hour.
+            raise ValueError("give a divisor of 60 (5, 10, 15, 20, 30, 60), so that all intervals are equal")
+        return minutes
 
     @field_validator("allowed_hosts")
     @classmethod

@@ -6,6 +6,7 @@ them (``check_alerts.py``), and which of them stand (``partition_history.py``).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +23,8 @@ from sensors.dagster_internals.tables import (
     newest_event,
     of_events,
 )
+
+_log = logging.getLogger(__name__)
 
 Severity = Literal["WARN", "ERROR"]
 
@@ -52,6 +55,8 @@ def evaluations_since(
 ) -> tuple[list[Evaluation], int]:
     """Check results written after ``cursor`` (0: from the start), oldest first, and where to go on.
 
+    Reads ``limit`` rows at most; an unreadable one gives no result. There are no more where it is to go on
+    from ``cursor`` itself.
     A result has its id from when it came, not from when its check was planned. ``look_back`` reads that many
     ids before the cursor again: on Postgres they may have become visible since; keep what was seen.
     """
@@ -125,7 +130,11 @@ def _rows_of_evaluations(instance: DagsterInstance, after: int, limit: int) -> S
 
 
 def _evaluation(row: Row) -> Evaluation | None:
-    entry = entry_of(row["event"])
+    try:
+        entry = entry_of(row["event"])
+    except Exception as error:  # private to Dagster: whatever it raises, the other rows count
+        _log.warning("The check result %s in Dagster's database cannot be read: %s", row["id"], error)
+        return None
     found = entry.dagster_event.event_specific_data if entry.dagster_event else None
     if not isinstance(found, AssetCheckEvaluation):
         return None

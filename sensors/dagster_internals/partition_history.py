@@ -17,7 +17,7 @@ from sensors.dagster_internals.tables import Row, event_table, events_where, new
 
 _LOOK_BACK = 200
 """Events read again at each look: on Postgres a lower id may become visible after a higher one."""
-_EVALUATIONS_A_LOOK = 5000
+_EVALUATIONS_AT_ONCE = 5000
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,20 @@ class PartitionHistory:
         if not self._events_until:
             for one in latest_failures(instance, self.assets):
                 self._take(one)
-            self._checks_until = newest
         else:
-            found, until = evaluations_since(
-                instance, self._checks_until, look_back=_LOOK_BACK, limit=_EVALUATIONS_A_LOOK
-            )
+            self._look_at_checks(instance)
+        self._checks_until = newest
+        self._events_until = newest
+
+    def _look_at_checks(self, instance: DagsterInstance) -> None:
+        at, look_back = self._checks_until, _LOOK_BACK
+        while True:
+            found, until = evaluations_since(instance, at, look_back=look_back, limit=_EVALUATIONS_AT_ONCE)
             for one in found:
                 self._take(one)
-            # A look that was cut short goes on from there at the next one.
-            self._checks_until = until if len(found) >= _EVALUATIONS_A_LOOK else newest
-        self._events_until = newest
+            if until == at:
+                return
+            at, look_back = until, 0
 
     def failing(self, asset: str) -> dict[str, list[Evaluation]]:
         """Standing evaluations that stop a partition, by partition."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm_assets.cli.options import Home, chosen_settings
+from vlm_assets.operate.terminal import say
 
 if TYPE_CHECKING:
     from vlm_assets.operate.run import KeysOf

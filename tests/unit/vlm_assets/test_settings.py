@@ -1,5 +1,7 @@
 """Settings are validated when they are read, and a wrong one is named with what would do."""
 
+import itertools
+
 import pytest
 
 from resources.engine.protocol import ModelLoadError
@@ -130,3 +132,22 @@ def test_dagster_state_of_the_default_home_is_in_the_checkout(tmp_path):
     """The default home's Dagster state is dagster_home/; any other home carries its own."""
     assert load_settings().dagster_home == CHECKOUT / "dagster_home"
     assert load_settings(home=tmp_path / "h").dagster_home == tmp_path / "h" / "dagster"
+
+
+@pytest.mark.parametrize("minutes", range(1, 61))
+def test_the_schedule_looks_at_equal_intervals(minutes, tmp_path):
+    """Cron's */7 waits four minutes at every full hour; such a number is refused with those that do."""
+    looks = [minute for minute in range(120) if minute % 60 % minutes == 0]
+    if len({after - before for before, after in itertools.pairwise(looks)}) == 1:
+        assert load_settings(home=tmp_path, retry_every_minutes=minutes).retry_every_minutes == minutes
+    else:
+        with pytest.raises(SettingsError, match="divisor of 60"):
+            load_settings(home=tmp_path, retry_every_minutes=minutes)
+
+
+@pytest.mark.parametrize("hosts", ["http://a.example", "a.example:80", "*", "a/b"])
+def test_an_allowed_host_is_a_name(hosts, tmp_path):
+    """An address or a pattern in VLM_ASSETS_ALLOWED_HOSTS would silently allow nothing."""
+    with pytest.raises(SettingsError, match="no host name"):
+        load_settings(home=tmp_path, allowed_hosts=hosts)
+    assert load_settings(home=tmp_path, allowed_hosts="a.example 10.0.0.7").hosts == ["a.example", "10.0.0.7"]

@@ -1,9 +1,13 @@
 """How partitions stand, a look at a time, is what Dagster says of them."""
 
 import dagster as dg
+import sqlalchemy as db
 
-from sensors.dagster_internals.check_results import report_evaluation
+from sensors import check_alerts
+from sensors.dagster_internals import partition_history
+from sensors.dagster_internals.check_results import newest_evaluation, report_evaluation
 from sensors.dagster_internals.partition_history import PartitionHistory
+from sensors.dagster_internals.tables import event_table, of_events
 
 
 def evaluate(orchestrator, key, passed, severity=dg.AssetCheckSeverity.ERROR):
@@ -56,3 +60,24 @@ def test_a_check_that_was_only_planned_hides_no_failure(orchestrator):
     first = PartitionHistory(["first"])
     first.look(orchestrator.instance)
     assert set(first.failing("first")) == {"a"}
+
+
+def test_a_result_that_cannot_be_read_hides_no_other(orchestrator, monkeypatch):
+    """More results than are read at once, one of them no result: all that come after it count."""
+    monkeypatch.setattr(partition_history, "_EVALUATIONS_AT_ONCE", 2)
+    monkeypatch.setattr(check_alerts, "_AT_ONCE", 2)
+    kept = PartitionHistory(["first"])
+    evaluate(orchestrator, "a", passed=True)
+    kept.look(orchestrator.instance)
+    cursor = newest_evaluation(orchestrator.instance)
+    for key in ("b", "c", "d", "e", "f"):
+        evaluate(orchestrator, key, passed=False)
+    events = event_table()
+    with of_events(orchestrator.instance) as connection:
+        of_b = db.select(db.func.min(events.c.id)).where(events.c.id > cursor).scalar_subquery()
+        connection.execute(events.update().where(events.c.id == of_b).values(event="{"))
+        connection.commit()
+    kept.look(orchestrator.instance)
+    assert set(kept.failing("first")) == {"c", "d", "e", "f"}
+    found, _ = check_alerts.new_evaluations(orchestrator.instance, cursor, ["first"])
+    assert {one.partition for one in found if not one.passed} == {"c", "d", "e", "f"}
