@@ -19,9 +19,13 @@ RELOAD = "New ranges become partitions when the code location is reloaded: Deplo
 
 
 class CatalogOptions(dg.Config):
-    """update: take changed images of known properties too, which makes their ranges stale."""
+    """update: take changed images of known properties too, which makes their ranges stale.
+
+    skip_bad: write entries that cannot be taken to a reject file in the home, and take the rest.
+    """
 
     update: bool = False
+    skip_bad: bool = False
 
 
 def catalog_metadata(catalog: Catalog) -> dict[str, dg.MetadataValue]:
@@ -71,6 +75,8 @@ def build_property_catalog(settings: Settings) -> dg.AssetsDefinition:
                 range_size=settings.range_size,
                 image_root=settings.image_root,
                 update=config.update,
+                skip_bad=config.skip_bad,
+                max_images=settings.max_images,
             )
             said = " ".join((*report.sentences(), *([RELOAD] if report.new_ranges else [])))
         context.log.info(said)

@@ -9,7 +9,7 @@ import fcntl
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,10 +35,13 @@ from vlm_assets.catalog.catalog_file import (
 from vlm_assets.catalog.image_root import ImageRoot
 from vlm_assets.catalog.listed_images import Codes, ListedImages, gather
 from vlm_assets.catalog.listing import (
+    FOUND_OUT,
     EmptyListingError,
+    Listing,
     ListingError,
     ListingUnreadableError,
     Problems,
+    ReadingOptions,
     open_listing,
 )
 from vlm_assets.catalog.ranges import ORDINAL_LIMIT, PropertyRange, cut_ranges
@@ -50,6 +53,24 @@ DEFAULT_RANGE_SIZE = 1000
 # Threads that wait for the disk; on a network file system they hide its latency.
 _THREADS = 16
 _NAMED = 10
+
+
+@dataclass(frozen=True)
+class IngestProgress:
+    """How far an ingest is: ``done`` of ``total`` bytes, rows or folders of the source are read."""
+
+    stage: str
+    done: int
+    total: int
+    properties: int
+    images: int
+
+
+Progress = Callable[[IngestProgress], None]
+
+
+def no_progress(now: IngestProgress) -> None:
+    """Show nothing."""
 
 
 class IngestBusyError(Exception):
@@ -68,6 +89,10 @@ def ingest(
     image_root: Path | None = None,
     update: bool = False,
     close: bool = False,
+    skip_bad: bool = False,
+    options: ReadingOptions = FOUND_OUT,
+    max_images: int | None = None,
+    progress: Progress = no_progress,
 ) -> IngestReport:
     """Take the properties of a source into the catalogue of a home.
 
@@ -75,8 +100,10 @@ def ingest(
     catalogue's own, at first 1,000) become a new range; the rest waits in the tail until it is full, or
     ``close`` makes a smaller range of it. What is in the catalogue stays where it is. Properties whose images
     changed (another list, other sizes) are taken only with ``update``. ``image_root`` is the folder that
-    image paths are relative to and may not leave; default: the source's folder. Nothing is written where
-    nothing changed.
+    image paths are relative to and may not leave; default: the source's folder. ``skip_bad`` writes the
+    entries that cannot be taken to a reject file in the home, and takes the rest. ``options``: how a text
+    listing is read. ``max_images``: the report counts the properties that have more. ``progress`` is
+    told how far it is. Nothing is written where nothing changed.
 
     Raises ListingError (a family: what is wrong with the source, by line), IngestBusyError,
     CatalogUnreadableError, and DurableWriteError where the disk refuses; the catalogue then is as it was.
@@ -84,15 +111,46 @@ def ingest(
     if range_size is not None and range_size < 1:
         raise ValueError(f"the range size is 1 or more, not {range_size}")
     root = _image_root(source, image_root)
-    problems = Problems(source)
+    problems = Problems(source, rejects=_reject_file(home, source) if skip_bad else None)
+    taken = False
+    try:
+        report = _ingest(
+            source, home, root, problems, range_size, update, close, options, max_images, progress
+        )
+        taken = True
+    finally:
+        problems.close(taken=taken)
+    return report
+
+
+def _ingest(
+    source: Path,
+    home: Path,
+    root: ImageRoot,
+    problems: Problems,
+    range_size: int | None,
+    update: bool,
+    close: bool,
+    options: ReadingOptions,
+    max_images: int | None,
+    progress: Progress,
+) -> IngestReport:
     with ThreadPoolExecutor(_THREADS) as pool:
-        listing = open_listing(source, image_root=Path(root.path), pool=pool, problems=problems)
+        listing = open_listing(
+            source, image_root=Path(root.path), pool=pool, problems=problems, options=options
+        )
         with _only_ingest(home, f"source {source}"):
             known = _known(home)
             _check_root(known, root, update)
-            listed = gather(listing, root, pool=pool, problems=problems)
+
+            def advance(done: int, properties: int, images: int) -> None:
+                progress(IngestProgress("reading", done, listing.total, properties, images))
+
+            listed = gather(listing, root, pool=pool, problems=problems, advance=advance)
             problems.refuse()
-            _check_not_empty(listed, source)
+            _check_not_empty(listed, source, problems)
+            counts = len(listed.codes), len(listed.sizes)
+            progress(IngestProgress("writing the catalogue", listing.total, listing.total, *counts))
 
             merge = _Merge(listed, update, close)
             header = _header(known, home, root, range_size)
@@ -104,7 +162,14 @@ def ingest(
                 publish(home, data)
             else:
                 renew_second_copy(home)
-            report = _report(Catalog.open(home), merge, written=written, moved=moved, notes=listing.notes)
+            report = _report(Catalog.open(home), merge, listing, written=written, moved=moved)
+            report = replace(
+                report,
+                refused=problems.count,
+                rejects=problems.rejects if problems.count else None,
+                max_images=max_images,
+                more_images=int((listed.counts > max_images).sum()) if max_images is not None else 0,
+            )
             if known is None or range_size in (None, known.header.range_size):
                 return report
             return replace(report, range_size_before=known.header.range_size, range_size_asked=range_size)
@@ -195,7 +260,8 @@ class _Merge:
         here = np.flatnonzero(codes >= 0)
         self.readable_before |= bool(pc.any(pc.is_valid(pc.list_flatten(table["image_bytes"]))).as_py())
         names = table["property_id"].to_pylist()
-        self.gone += [names[row] for row in np.flatnonzero(codes < 0)]
+        gone = (names[row] for row in np.flatnonzero(codes < 0))
+        self.gone += [name for name in gone if name not in self.listed.left_out]
         before = table.take(pa.array(here)).combine_chunks()
         uris, sizes = self.listed.images_of(codes[here])
         after = before.set_column(2, SCHEMA.field(2), uris).set_column(3, SCHEMA.field(3), sizes)
@@ -292,7 +358,18 @@ def _header(known: Catalog | None, home: Path, root: ImageRoot, range_size: int 
     )
 
 
-def _check_not_empty(listed: ListedImages, source: Path) -> None:
+def _reject_file(home: Path, source: Path) -> Path:
+    """A new file in the home for the entries of a source that cannot be taken."""
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    return home / "rejected" / f"{source.name}-{now}.csv"
+
+
+def _check_not_empty(listed: ListedImages, source: Path, problems: Problems) -> None:
+    if problems.count and not listed.codes:
+        raise EmptyListingError(
+            f"{source}: not one of its properties can be taken ({problems.count} entries are refused), so"
+            " nothing was changed. Without --skip-bad the first of them are listed."
+        )
     if source.is_dir() and not len(listed.sizes):
         raise EmptyListingError(
             f"{source} holds no property: needed are folders with images in them, ID/*.jpg."
@@ -311,9 +388,7 @@ def _check_images_there(merge: _Merge, root: ImageRoot) -> None:
         )
 
 
-def _report(
-    catalog: Catalog, merge: _Merge, *, written: bool, moved: bool, notes: dict[str, int]
-) -> IngestReport:
+def _report(catalog: Catalog, merge: _Merge, listing: Listing, *, written: bool, moved: bool) -> IngestReport:
     listed = merge.listed
     missing = listed.missing()
     return IngestReport(
@@ -340,5 +415,6 @@ def _report(
         missing_uris=tuple(listed.uris.take(pa.array(missing[:_NAMED])).to_pylist()),
         new_ranges=merge.new_ranges,
         stale_ranges=tuple(merge.stale),
-        notes=dict(notes),
+        notes=dict(listing.notes),
+        format=listing.format,
     )

@@ -1,14 +1,13 @@
-"""What a listing says, gathered: each property once, its images as URIs with their sizes, ready to be cut.
+"""A listing read to its end: each property once, its images as URIs with their sizes on disk.
 
-What lives here: grouping records to properties, asking the disk for sizes, and refusing what cannot be taken.
-What does not: reading records (`listing.py`), comparing with a catalogue (`ingest.py`).
-Millions of images stay in Arrow and numpy buffers; Python holds the ids alone.
+Records are grouped to properties here, and entries that cannot be taken are refused. Millions of images stay
+in Arrow and numpy buffers; Python objects hold the ids alone.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,10 +24,19 @@ _IMAGES_AT_ONCE = 1 << 18
 _IMAGES_A_TASK = 2048
 _PROPERTIES_AT_ONCE = 8192
 
+_RECORDS_A_TICK = 8192
+
 _MISSING = -1
 _REFUSED = -2
 
 Codes = npt.NDArray[np.int64]
+
+Advance = Callable[[int, int, int], None]
+"""Told how much of a listing is read (of its ``total``), and the properties and images found so far."""
+
+
+def no_progress(done: int, properties: int, images: int) -> None:
+    """Show nothing."""
 
 
 @dataclass
@@ -42,6 +50,7 @@ class ListedImages:
     _order: Codes = field(repr=False)  # positions of images, property by property
     _starts: Codes = field(repr=False)  # where each property's images start in _order
     counts: Codes = field(repr=False)  # images of each property
+    left_out: frozenset[str] = frozenset()  # ids of properties with an entry that was refused
 
     def images_of(self, codes: Codes) -> tuple[Any, Any]:
         """The URIs (list<string>) and the sizes (list<int64>, null: missing) of some properties."""
@@ -59,7 +68,7 @@ class ListedImages:
         return np.flatnonzero(self.sizes == _MISSING)
 
     def repeated(self) -> Iterator[tuple[int, str]]:
-        """Images that a property lists twice, as line and URI."""
+        """Images that a property lists twice, as position and URI."""
         for first in range(0, len(self.codes), _PROPERTIES_AT_ONCE):
             some = np.arange(first, min(first + _PROPERTIES_AT_ONCE, len(self.codes)))
             positions, offsets = self._positions(some)
@@ -71,7 +80,7 @@ class ListedImages:
                 seen: set[str] = set()
                 for at in range(start, stop):
                     if uris[at] in seen:
-                        yield int(self.lines[positions[at]]), uris[at]
+                        yield int(positions[at]), uris[at]
                     seen.add(uris[at])
 
     def _positions(self, codes: Codes) -> tuple[Codes, Any]:
@@ -82,9 +91,16 @@ class ListedImages:
         return self._order[np.repeat(self._starts[codes], counts) + within], offsets
 
 
-def gather(listing: Listing, root: ImageRoot, *, pool: Executor, problems: Problems) -> ListedImages:
-    """Read a listing to its end. What cannot be taken goes to ``problems``: the result then is not whole."""
+def gather(
+    listing: Listing, root: ImageRoot, *, pool: Executor, problems: Problems, advance: Advance = no_progress
+) -> ListedImages:
+    """Read a listing to its end. Entries that cannot be taken go to ``problems``.
+
+    A property with such an entry is left out whole, so that none is described from a part of its images; of a
+    repeated id or image the first stays. advance: told how much of the listing is read.
+    """
     codes: dict[str, int] = {}
+    refused: set[int] = set()
     first_lines = array("q")
     owners, lines, sizes = array("q"), array("q"), array("q")
     chunks: list[Any] = []
@@ -96,27 +112,33 @@ def gather(listing: Listing, root: ImageRoot, *, pool: Executor, problems: Probl
         for part in pool.map(lambda part: [_measure(root, uri) for uri in part], parts):
             for size in part:
                 if isinstance(size, str):
-                    problems.add(lines[len(sizes)], size, block[len(sizes) - start])
+                    at = len(sizes)
+                    problems.add(lines[at], size, block[at - start])
+                    refused.add(owners[at])
                 sizes.append(_REFUSED if isinstance(size, str) else size)
+            advance(listing.done(), len(codes), len(sizes))
         chunks.append(pa.array(block, pa.large_string()))
         block.clear()
 
-    for property_id, images, line in listing.records:
+    for number, (property_id, images, line) in enumerate(listing.records):
+        if number % _RECORDS_A_TICK == 0:
+            advance(listing.done(), len(codes), len(sizes) + len(block))
         code = codes.get(property_id)
         if code is None:
             if reason := _refused_id(property_id):
-                problems.add(line, reason, property_id)
+                problems.add(line, reason, property_id, property_id)
                 continue
             code = codes[property_id] = len(codes)
             first_lines.append(line)
         elif listing.row_is_property:
-            problems.add(line, f"the id stands in line {first_lines[code]} already", property_id)
+            problems.add(line, f"the id stands in line {first_lines[code]} already", property_id, property_id)
             continue
         for written in images:
             try:
                 uri = root.uri(written)
             except InvalidImagePathError as error:
-                problems.add(line, str(error), written)
+                problems.add(line, str(error), written, property_id)
+                refused.add(code)
                 continue
             block.append(uri)
             owners.append(code)
@@ -124,21 +146,51 @@ def gather(listing: Listing, root: ImageRoot, *, pool: Executor, problems: Probl
         if len(block) >= _IMAGES_AT_ONCE:
             measure_block()
     measure_block()
+    advance(listing.total, len(codes), len(sizes))
 
-    owner = np.asarray(owners, dtype=np.int64)
+    uris = pa.chunked_array(chunks, pa.large_string())
+    gathered = _grouped(codes, uris, np.asarray(owners), np.asarray(sizes), np.asarray(lines))
+    keep = np.ones(len(sizes), dtype=bool)
+    for at, uri in gathered.repeated():
+        problems.add(int(gathered.lines[at]), "the same image twice in one property", uri)
+        keep[at] = False
+    if not refused and keep.all():
+        return gathered
+    return _kept(gathered, np.asarray(owners), keep, refused)
+
+
+def _grouped(codes: dict[str, int], uris: Any, owner: Codes, sizes: Codes, lines: Codes) -> ListedImages:
     counts = np.bincount(owner, minlength=len(codes)).astype(np.int64)
-    gathered = ListedImages(
+    return ListedImages(
         codes=codes,
-        uris=pa.chunked_array(chunks, pa.large_string()),
-        sizes=np.asarray(sizes, dtype=np.int64),
-        lines=np.asarray(lines, dtype=np.int64),
+        uris=uris,
+        sizes=sizes,
+        lines=lines,
         _order=np.argsort(owner, kind="stable"),
         _starts=np.cumsum(counts) - counts,
         counts=counts,
     )
-    for line, uri in gathered.repeated():
-        problems.add(line, "the same image twice in one property", uri)
-    return gathered
+
+
+def _kept(
+    gathered: ListedImages, owner: Codes, keep: npt.NDArray[np.bool_], refused: set[int]
+) -> ListedImages:
+    """The same without the refused properties, and without the images that are not kept."""
+    names = list(gathered.codes)
+    left = [code for code in range(len(names)) if code not in refused]
+    number = np.full(len(names), -1, dtype=np.int64)
+    number[left] = np.arange(len(left))
+    owner = number[owner]
+    keep = keep & (owner >= 0)
+    kept = _grouped(
+        {names[code]: at for at, code in enumerate(left)},
+        gathered.uris.filter(pa.array(keep)),
+        owner[keep],
+        gathered.sizes[keep],
+        gathered.lines[keep],
+    )
+    kept.left_out = frozenset(names[code] for code in refused)
+    return kept
 
 
 def _measure(root: ImageRoot, uri: str) -> int | str:

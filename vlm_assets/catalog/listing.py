@@ -1,14 +1,12 @@
-"""Listings of properties and their images: folder trees, CSV, JSONL and parquet, read record by record.
-
-What lives here: the readers, the columns they accept, and the lines that were refused. What does not: which
-image paths are allowed (`image_root.py`), what becomes of a record (`ingest.py`).
+"""Sources of properties and their images: folder trees, CSV, JSONL and parquet, read record by record.
 
 - A folder: every folder in it is a property and its name the id, in the order of the names' code points;
   ``ID/*.jpg`` (IMAGE_SUFFIXES, in any case) are its images, in natural order (2.jpg before 10.jpg, any case).
   Hidden names are passed over; other files, and folders deeper down, are counted in the notes.
-- ``.csv`` (comma, UTF-8, with a header): ``property_id`` (or ``id``) and either ``images`` (or
-  ``image_uris``), one row a property, the images separated by ``|`` or as a JSON array; or ``image`` (or
-  ``image_uri``, ``image_path``), one row an image, the rows of an id anywhere in the file.
+- ``.csv``, ``.tsv``, ``.txt`` with a header; delimiter and encoding are found out (``text_listing.py``):
+  ``property_id`` (or ``id``) and either ``images`` (or ``image_uris``), one row a property, the images
+  separated by ``|`` or as a JSON array; or ``image`` (or ``image_uri``, ``image_path``), one row an image,
+  the rows of an id anywhere in the file.
 - ``.jsonl`` or ``.ndjson``: one object a property, ``property_id`` and ``images``, an array of strings.
 - ``.parquet``: ``property_id`` and ``images`` (list<string>), or one row an image with ``image``.
 
@@ -23,18 +21,30 @@ import errno
 import json
 import os
 import re
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from resources.storage.files import make_directory
 from vlm_assets.catalog.image_root import is_utf8
+from vlm_assets.catalog.text_listing import (
+    csv_rows,
+    encoding_hint,
+    find_delimiter,
+    find_encoding,
+    images_separator_in,
+    likely_reading,
+    open_text,
+)
 
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".heic", ".heif"}
@@ -45,9 +55,8 @@ ID_COLUMNS = ("property_id", "id")
 LIST_COLUMNS = ("images", "image_uris")
 SINGLE_COLUMNS = ("image", "image_uri", "image_path")
 
-_NAMED_PROBLEMS = 10
+_NAMED_PROBLEMS = 20
 _FOLDERS_AT_ONCE = 4096
-_LONGEST_FIELD = 16 << 20
 _DIGITS = re.compile(r"([0-9]+)")
 
 
@@ -68,7 +77,7 @@ class EmptyListingError(ListingError):
 
 
 class ListingRefusedError(ListingError):
-    """Lines that cannot be taken. ``count`` is all of them; the message names the first ten."""
+    """Lines that cannot be taken. ``count`` is all of them; the message names the first twenty."""
 
     def __init__(self, message: str, count: int) -> None:
         super().__init__(message)
@@ -83,30 +92,71 @@ class Listed(NamedTuple):
     line: int
 
 
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How a text listing is read. None: found out. image_separator: between the images of one field."""
+
+    delimiter: str | None = None
+    encoding: str | None = None
+    image_separator: str = "|"
+
+
+FOUND_OUT = ReadingOptions()
+"""What a person says nothing about is found out."""
+
+
 @dataclass
 class Problems:
-    """What is wrong with a source, by line: all of it counted, the first ten kept in words."""
+    """Entries of a source that cannot be taken: all of them counted, the first in words.
+
+    rejects: a file that all of them are written to; then the rest of the source is taken.
+    """
 
     source: Path
+    rejects: Path | None = None
     count: int = 0
     _first: list[str] = field(default_factory=list)
+    _reading: str | None = None
+    _stream: TextIO | None = None
 
-    def add(self, line: int, reason: str, text: str) -> None:
-        """Note that a line cannot be taken. Line 0 is a source without lines: the text says where."""
+    def add(self, line: int, reason: str, text: str, property_id: str = "") -> None:
+        """Note that an entry cannot be taken. Line 0: a source without lines, the text says the place."""
         self.count += 1
+        if self._reading is None:
+            self._reading = likely_reading(text)
         if len(self._first) < _NAMED_PROBLEMS:
-            where = f"line {line}: " if line else ""
-            self._first.append(f"  {where}{reason}: {_excerpt(text)}")
+            place = f"line {line}: " if line else ""
+            self._first.append(f"  {place}{reason}: {_excerpt(text)}")
+        if self.rejects is not None:
+            if self._stream is None:
+                make_directory(self.rejects.parent)
+                self._stream = self.rejects.open("x", newline="", encoding="utf-8", errors="backslashreplace")
+                csv.writer(self._stream).writerow(["line", "property_id", "reason", "entry"])
+            csv.writer(self._stream).writerow([line or "", property_id, reason, text])
 
     def refuse(self) -> None:
-        """Raise ListingRefusedError where there were any."""
-        if self.count:
+        """Raise ListingRefusedError if there were any, and the rest is not to be taken without them."""
+        if self.count and self.rejects is None:
             more = f"\n  and {self.count - len(self._first)} more" if self.count > len(self._first) else ""
+            hint = f"\n{encoding_hint(_excerpt(self._reading))}" if self._reading is not None else ""
+            command = shlex.join(["vlm-assets", "ingest", str(self.source), "--skip-bad"])
             raise ListingRefusedError(
                 f"{self.source} was refused, nothing was changed: {self.count} of its entries cannot be "
-                "taken. Correct these and ingest again:\n" + "\n".join(self._first) + more,
+                "taken:\n"
+                + "\n".join(self._first)
+                + f"{more}{hint}\nCorrect them and ingest again, or take the"
+                f" rest now: {command}",
                 self.count,
             )
+
+    def close(self, *, taken: bool) -> None:
+        """Make the reject file durable; remove it if nothing was taken."""
+        if self._stream is not None and self.rejects is not None:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+            self._stream.close()
+            if not taken:
+                self.rejects.unlink(missing_ok=True)
 
 
 @dataclass
@@ -114,14 +164,26 @@ class Listing:
     """A source opened for reading. ``notes`` fills while ``records`` is read: what was passed over, counted.
 
     ``row_is_property``: a record is a whole property, so that a second one of the same id is refused.
+    ``done``: how much of ``total`` is read, in bytes, rows or folders. ``format``: a sentence on how it is
+    read, where that is not what most listings are.
     """
 
     records: Iterator[Listed]
     row_is_property: bool
     notes: Counter[str] = field(default_factory=Counter)
+    total: int = 0
+    done: Callable[[], int] = lambda: 0
+    format: str | None = None
 
 
-def open_listing(source: Path, *, image_root: Path, pool: Executor, problems: Problems) -> Listing:
+def open_listing(
+    source: Path,
+    *,
+    image_root: Path,
+    pool: Executor,
+    problems: Problems,
+    options: ReadingOptions = FOUND_OUT,
+) -> Listing:
     """Open a source by what it is. Records that cannot be read go to ``problems``, the rest is yielded.
 
     Raises UnsupportedSourceError and ListingUnreadableError, the latter also while the records are read.
@@ -131,24 +193,25 @@ def open_listing(source: Path, *, image_root: Path, pool: Executor, problems: Pr
             f"{source}: S3 catalogues are not supported yet. Give a folder, or a listing of local images."
         )
     if source.is_dir():
-        notes: Counter[str] = Counter()
         prefix = "" if source.absolute() == image_root.absolute() else f"{source.absolute()}/"
-        records = _read_folders(source, prefix, pool, problems, notes)
-        return Listing(_readable(source, records), True, notes)
+        return _open_folders(source, prefix, pool, problems)
     if not source.is_file():
         raise ListingUnreadableError(f"There is no folder or listing at {source}.")
     try:
         match source.suffix.lower():
-            case ".csv":
-                return _open_csv(source, problems)
+            case ".csv" | ".tsv" | ".txt":
+                return _open_csv(source, problems, options)
             case ".jsonl" | ".ndjson":
-                return Listing(_readable(source, _read_jsonl(source, problems)), True)
+                return _open_jsonl(source, problems, options)
             case ".parquet":
                 return _open_parquet(source, problems)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeError) as error:
         raise ListingUnreadableError(f"{source} cannot be read: {error}") from error
+    except LookupError as error:
+        raise ListingUnreadableError(f"{source} cannot be read: {error}. Give another --encoding.") from error
     raise UnsupportedSourceError(
-        f"{source} is not a listing that can be read: give a folder, or a .csv, .jsonl or .parquet file."
+        f"{source} is not a listing that can be read: give a folder, or a .csv, .tsv, .jsonl or .parquet"
+        " file. `vlm-assets ingest --help` shows what belongs in one."
     )
 
 
@@ -156,23 +219,42 @@ def _readable(source: Path, records: Iterator[Listed]) -> Iterator[Listed]:
     """The records, where the source can be read to its end. Raises ListingUnreadableError."""
     try:
         yield from records
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeError) as error:
         raise ListingUnreadableError(f"{source} cannot be read: {error}") from error
 
 
-def _read_folders(
-    source: Path, prefix: str, pool: Executor, problems: Problems, notes: Counter[str]
-) -> Iterator[Listed]:
+def _open_folders(source: Path, prefix: str, pool: Executor, problems: Problems) -> Listing:
+    notes: Counter[str] = Counter()
     names = []
-    for entry in os.scandir(source):
-        if entry.name.startswith("."):
-            notes["hidden files or folders"] += 1
-        elif not _is_folder(entry):
-            notes["files beside the property folders"] += 1
-        elif not is_utf8(entry.name):
-            problems.add(0, "a folder's name is not UTF-8", entry.path)
-        else:
-            names.append(entry.name)
+    try:
+        with os.scandir(source) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    notes["hidden files or folders"] += 1
+                elif not _is_folder(entry):
+                    notes["files beside the property folders"] += 1
+                elif not is_utf8(entry.name):
+                    problems.add(0, "a folder's name is not UTF-8", entry.path)
+                else:
+                    names.append(entry.name)
+    except OSError as error:
+        raise ListingUnreadableError(f"{source} cannot be read: {error}") from error
+    read = Listing(iter(()), True, notes, total=len(names))
+    done = 0
+
+    def records() -> Iterator[Listed]:
+        nonlocal done
+        for one in _read_folders(source, names, prefix, pool, problems, notes):
+            done += 1
+            yield one
+
+    read.records, read.done = _readable(source, records()), lambda: done
+    return read
+
+
+def _read_folders(
+    source: Path, names: list[str], prefix: str, pool: Executor, problems: Problems, notes: Counter[str]
+) -> Iterator[Listed]:
     # Sorted as code points: an order that no locale and no file system changes.
     remaining = iter(sorted(names))
     while some := list(islice(remaining, _FOLDERS_AT_ONCE)):
@@ -226,33 +308,39 @@ def _natural(name: str) -> tuple[list[str | int], str]:
     return parts, name
 
 
-def _open_csv(source: Path, problems: Problems) -> Listing:
-    csv.field_size_limit(_LONGEST_FIELD)
-    rows = _csv_rows(source, problems)
-    header = next(rows, None)
-    if header is None:
+def _open_csv(source: Path, problems: Problems, options: ReadingOptions) -> Listing:
+    encoding = find_encoding(source, options.encoding)
+    delimiter, header = find_delimiter(source, encoding, options.delimiter, _fits)
+    if not header:
         raise EmptyListingError(f"{source} is empty: it has not even a header.")
-    id_at, images_at, row_is_property = _columns(source, header[1])
-    records = _read_csv(rows, problems, len(header[1]), id_at, images_at, row_is_property)
-    return Listing(_readable(source, records), row_is_property)
+    looks = ("tab" if delimiter == "\t" else delimiter) + "-separated"
+    id_at, images_at, row_is_property = _columns(source, header, f"; this looks like {looks} text")
+    stream = open_text(source, encoding)
+    rows = csv_rows(stream, delimiter, problems.add)
+    next(rows)
+    records = _read_csv(rows, problems, len(header), id_at, images_at, row_is_property, options)
+    listing = _of_text(source, stream, records, row_is_property)
+    if delimiter != "," or encoding.label != "UTF-8":
+        listing.format = f"This looks like {looks} text in {encoding.label}, and was read so."
+    return listing
 
 
-def _csv_rows(source: Path, problems: Problems) -> Iterator[tuple[int, list[str]]]:
-    """Rows with the line that each starts at. A line that is no CSV is a problem, not the end."""
-    # Bytes that are not UTF-8 come through as lone surrogates, so that they are refused by line.
-    with source.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as stream:
-        reader = csv.reader(stream, strict=True)
-        while True:
-            line = reader.line_num + 1
-            try:
-                row = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                problems.add(line, "no valid CSV", str(error))
-                continue
-            if row:
-                yield line, row
+def _of_text(
+    source: Path, stream: TextIOWrapper, records: Iterator[Listed], row_is_property: bool
+) -> Listing:
+    # The text stream itself says no position while it is iterated over.
+    size = source.stat().st_size
+    return Listing(
+        _closing(stream, _readable(source, records)),
+        row_is_property,
+        total=size,
+        done=lambda: size if stream.closed else os.lseek(stream.fileno(), 0, os.SEEK_CUR),
+    )
+
+
+def _closing(stream: TextIOWrapper, records: Iterator[Listed]) -> Iterator[Listed]:
+    with stream:
+        yield from records
 
 
 def _read_csv(
@@ -262,23 +350,30 @@ def _read_csv(
     id_at: int,
     images_at: int,
     row_is_property: bool,
+    options: ReadingOptions,
 ) -> Iterator[Listed]:
     for line, row in rows:
         if len(row) != width:
             problems.add(line, f"{len(row)} fields where the header has {width}", ",".join(row))
         elif not row_is_property:
             yield Listed(row[id_at], (row[images_at],), line)
-        elif (images := _split_images(row[images_at])) is None:
-            problems.add(line, "the images are no JSON array of strings", row[images_at])
+        elif (images := _split_images(row[images_at], options.image_separator)) is None:
+            problems.add(line, "the images are no JSON array of strings", row[images_at], row[id_at])
+        elif len(images) == 1 and (other := images_separator_in(images[0])) is not None:
+            reason = (
+                f"this looks like {other}-separated images: ingest with"
+                f" --image-separator {shlex.quote(other)}"
+            )
+            problems.add(line, reason, row[images_at], row[id_at])
         else:
             yield Listed(row[id_at], images, line)
 
 
-def _split_images(cell: str) -> list[str] | None:
+def _split_images(cell: str, separator: str) -> list[str] | None:
     if not cell:
         return []
     if not cell.startswith("["):
-        return cell.split("|")
+        return cell.split(separator)
     try:
         images = json.loads(cell)
     except (ValueError, RecursionError):
@@ -286,30 +381,37 @@ def _split_images(cell: str) -> list[str] | None:
     return images if _is_list_of_strings(images) else None
 
 
-def _read_jsonl(source: Path, problems: Problems) -> Iterator[Listed]:
-    with source.open("rb") as stream:
-        for line, data in enumerate(stream, start=1):
-            data = data.removeprefix(b"\xef\xbb\xbf") if line == 1 else data
-            if not data.strip():
-                continue
-            text = data.decode(errors="surrogateescape").rstrip("\r\n")
-            if not is_utf8(text):
-                problems.add(line, "not UTF-8", text)
-                continue
-            try:
-                record = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                problems.add(line, f"no valid JSON ({error})", text)
-                continue
-            keys = record if isinstance(record, dict) else {}
-            property_id = next((_id_text(keys[name]) for name in ID_COLUMNS if name in keys), None)
-            images = next((keys[name] for name in LIST_COLUMNS if name in keys), None)
-            if property_id is None:
-                problems.add(line, "no object with a property_id of text", text)
-            elif images is None or not _is_list_of_strings(images):
-                problems.add(line, "no images, an array of strings", text)
-            else:
-                yield Listed(property_id, images, line)
+def _open_jsonl(source: Path, problems: Problems, options: ReadingOptions) -> Listing:
+    encoding = find_encoding(source, options.encoding)
+    stream = open_text(source, encoding, newline="\n")
+    listing = _of_text(source, stream, _read_jsonl(stream, problems), True)
+    if encoding.label != "UTF-8":
+        listing.format = f"This looks like text in {encoding.label}, and was read so."
+    return listing
+
+
+def _read_jsonl(stream: TextIOWrapper, problems: Problems) -> Iterator[Listed]:
+    for line, data in enumerate(stream, start=1):
+        text = data.rstrip("\r\n")
+        if not text.strip():
+            continue
+        if not is_utf8(text):
+            problems.add(line, "not UTF-8", text)
+            continue
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            problems.add(line, f"no valid JSON ({error})", text)
+            continue
+        keys = record if isinstance(record, dict) else {}
+        property_id = next((_id_text(keys[name]) for name in ID_COLUMNS if name in keys), None)
+        images = next((keys[name] for name in LIST_COLUMNS if name in keys), None)
+        if property_id is None:
+            problems.add(line, "no object with a property_id of text", text)
+        elif images is None or not _is_list_of_strings(images):
+            problems.add(line, "no images, an array of strings", text, property_id)
+        else:
+            yield Listed(property_id, images, line)
 
 
 def _open_parquet(source: Path, problems: Problems) -> Listing:
@@ -328,8 +430,17 @@ def _open_parquet(source: Path, problems: Problems) -> Listing:
             "needed are text (or whole numbers) and list<string>, or one image a row as text."
         )
     names = [schema.names[id_at], schema.names[images_at]]
-    records = _read_parquet(file, names, problems, row_is_property)
-    return Listing(_readable(source, records), row_is_property)
+    read = Listing(iter(()), row_is_property, total=file.metadata.num_rows)
+    row = 0
+
+    def records() -> Iterator[Listed]:
+        nonlocal row
+        for one in _read_parquet(file, names, problems, row_is_property):
+            row = one.line
+            yield one
+
+    read.records, read.done = _readable(source, records()), lambda: row
+    return read
 
 
 def _read_parquet(file: Any, names: list[str], problems: Problems, row_is_property: bool) -> Iterator[Listed]:
@@ -380,13 +491,20 @@ def _is_text(kind: Any) -> bool:
     )
 
 
-def _columns(source: Path, names: Sequence[str]) -> tuple[int, int, bool]:
-    """Where the ids and the images stand, and whether a row is a property (else it is an image)."""
+def _fits(names: Sequence[str]) -> bool:
+    """Whether a listing with these columns can be read: one column of ids, one of images."""
     ids = [name for name in names if name in ID_COLUMNS]
     images = [name for name in names if name in LIST_COLUMNS + SINGLE_COLUMNS]
-    if len(ids) != 1 or len(images) != 1:
+    return len(ids) == len(images) == 1
+
+
+def _columns(source: Path, names: Sequence[str], looks: str = "") -> tuple[int, int, bool]:
+    """Positions of the ids and the images, and whether a row is a property (otherwise it is an image)."""
+    ids = [name for name in names if name in ID_COLUMNS]
+    images = [name for name in names if name in LIST_COLUMNS + SINGLE_COLUMNS]
+    if not _fits(names):
         raise ListingUnreadableError(
-            f"{source} has the columns {', '.join(map(_excerpt, names))}; needed are exactly one of "
+            f"{source} has the columns {', '.join(map(_excerpt, names))}{looks}. Needed are exactly one of "
             f"{', '.join(ID_COLUMNS)} for the id, and exactly one of {', '.join(LIST_COLUMNS)} (one row a "
             f"property) or {', '.join(SINGLE_COLUMNS)} (one row an image)."
         )

@@ -19,6 +19,8 @@ class IngestReport:
     ``written``: whether the catalogue changed; ``moved``: whether its image root did. ``waiting``: properties
     in the unfilled tail, which is no partition yet. ``new_ranges``: partitions that did not exist before;
     ``stale_ranges``: known ones of which images were replaced. ``notes``: what else the source holds.
+    ``format``: how it was read, if that is worth a sentence. ``refused``: entries that were left out, which
+    stand in ``rejects``. ``more_images``: properties with more than ``max_images``.
     ``range_size_asked`` is set if it differs from ``range_size_before``, the size of the ranges before.
     """
 
@@ -46,17 +48,28 @@ class IngestReport:
     new_ranges: tuple[PropertyRange, ...]
     stale_ranges: tuple[PropertyRange, ...]
     notes: Mapping[str, int]
+    format: str | None = None
+    refused: int = 0
+    rejects: Path | None = None
+    max_images: int | None = None
+    more_images: int = 0
     range_size_before: int | None = None
     range_size_asked: int | None = None
 
     def sentences(self) -> tuple[str, ...]:
         """The report in words, the most important first."""
-        said = [
+        said = [self.format] if self.format else []
+        said.append(
             f"{self.listed} properties with {self.images_listed} images were listed: {self.new} new, "
             f"{self.unchanged} unchanged, {self.changed_taken + self.changed_not_taken} changed. "
             f"The catalogue {'now holds' if self.written else 'stays as it was, with'} "
             f"{self.rows} properties."
-        ]
+        )
+        if self.refused:
+            said.append(
+                f"{self.refused} entries were refused and left out, with their properties. They are listed"
+                f" with the reasons in {self.rejects}. Correct them and ingest again."
+            )
         if self.new_ranges:
             said.append(f"{len(self.new_ranges)} new partitions: {_named(_keys(self.new_ranges))}.")
         if self.waiting:
@@ -102,6 +115,12 @@ class IngestReport:
                     f"Not one image lies where it should, under {self.image_root}: if they lie elsewhere, "
                     "ingest again with --image-root FOLDER --update."
                 )
+        if self.more_images:
+            said.append(
+                f"{self.more_images} properties have more than {self.max_images} images"
+                " (VLM_ASSETS_MAX_IMAGES). The model is shown the first of them that can be read; each row"
+                " lists the images that were used and those that were not."
+            )
         if self.without_images:
             said.append(f"{self.without_images} properties have no image: they will be failed rows.")
         said += [f"Passed over: {count} {what}." for what, count in sorted(self.notes.items())]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vlm_assets.cli.ingest import shown_progress
 from vlm_assets.cli.options import Home, chosen_settings
 from vlm_assets.operate.terminal import say
 from vlm_assets.settings import CHECKOUT, EXAMPLE, PREFIX, require_models
@@ -83,13 +84,16 @@ def demo(
         say(f"{PREFIX}SOURCE is not set: nothing new is taken in. Going on with {current.home}.")
     require_models(current)
     if current.source is not None:
-        report = take_in(
-            current.source,
-            current.home,
-            range_size=range_size or current.range_size,
-            image_root=current.image_root,
-            close=True,
-        )
+        with shown_progress() as progress:
+            report = take_in(
+                current.source,
+                current.home,
+                range_size=range_size or current.range_size,
+                image_root=current.image_root,
+                close=True,
+                max_images=current.max_images,
+                progress=progress,
+            )
         for sentence in report.sentences():
             say(sentence)
     else:

@@ -11,18 +11,16 @@ import logging
 import sys
 import traceback
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli import alerts, care, devices, example, pause, run, trial
+from vlm_assets.cli import alerts, care, devices, example, ingest, pause, run, trial
 from vlm_assets.cli.options import AsJson, Home, chosen_settings
 from vlm_assets.operate.terminal import VisibleFormatter, say, visible_line
 from vlm_assets.settings import PREFIX, require_models
 
 if TYPE_CHECKING:
-    from vlm_assets.catalog.report import IngestReport
     from vlm_assets.operate.status import Status
 
 app = typer.Typer(
@@ -32,7 +30,6 @@ app = typer.Typer(
     help="Property descriptions and embeddings as Dagster partitions that are never lost.",
 )
 
-RangeSize = Annotated[int | None, typer.Option(min=1, help="Properties a partition.")]
 
 _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
 """Times of the clock on the wall, as people write them."""
@@ -78,38 +75,6 @@ def settings() -> None:
 
 
 @app.command()
-def ingest(
-    source: Annotated[Path, typer.Argument(help="Folder tree ID/*.jpg, or a CSV, JSONL or parquet listing.")],
-    home: Home = None,
-    range_size: RangeSize = None,
-    image_root: Annotated[
-        Path | None, typer.Option(help="Folder that image paths are relative to and may not leave.")
-    ] = None,
-    update: Annotated[bool, typer.Option(help="Take changed images of known properties too.")] = False,
-    close: Annotated[
-        bool, typer.Option("--close", help="Make a partition of the last properties, however few.")
-    ] = False,
-) -> None:
-    """Take properties into the catalogue. What is in it already never moves."""
-    from vlm_assets.catalog.ingest import ingest as take_in
-
-    current = chosen_settings(home)
-    report = take_in(
-        source,
-        current.home,
-        range_size=range_size or current.range_size,
-        image_root=image_root or current.image_root,
-        update=update,
-        close=close,
-    )
-    _say(report)
-    if report.new_ranges:
-        from vlm_assets.operate.dagster_server.reload import reload_running
-
-        say(reload_running(current.dagster_home))
-
-
-@app.command()
 def serve(
     home: Home = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the pages, on loopback.")] = 3000,
@@ -129,11 +94,6 @@ def serve(
         grace_seconds=current.grace_seconds,
         console=TerminalConsole(soft_wrap=True),
     )
-
-
-def _say(report: IngestReport) -> None:
-    for sentence in report.sentences():
-        say(sentence)
 
 
 @app.command()
@@ -180,5 +140,5 @@ def show(
         say(visible_line(line))
 
 
-for commands in (alerts, care, devices, example, pause, run, trial):
+for commands in (alerts, care, devices, example, ingest, pause, run, trial):
     commands.register(app)

@@ -115,8 +115,8 @@ def test_what_a_failing_disk_does_not_say_is_not_passed_over(
         return Unsaid(SimpleNamespace(name=one.name, path=one.path, is_dir=asked) for one in scandir(folder))
 
     monkeypatch.setattr("vlm_assets.catalog.listing.os.scandir", failing)
-    listing, problems = opened(tmp_path / "tree")
     with pytest.raises((ListingUnreadableError, ListingRefusedError), match=said):
+        listing, problems = opened(tmp_path / "tree")
         grouped(listing, tmp_path / "tree")
         problems.refuse()
 
@@ -181,19 +181,20 @@ def test_broken_csv_lines_are_all_counted_and_named(tmp_path: Path) -> None:
     assert "line 8: no valid CSV" in message
 
 
-def test_only_the_first_ten_of_many_are_named(tmp_path: Path) -> None:
+def test_only_the_first_twenty_of_many_are_named(tmp_path: Path) -> None:
     """A million broken lines make a message that can be read, with the true count."""
     source = tmp_path / "listing.csv"
     source.write_text("property_id,images\n" + "lonely\n" * 25)
     message = refused(source)
-    assert message.count("line ") == 10
+    assert message.count("line ") == 20
     assert "25 of its entries" in message
-    assert message.endswith("and 15 more")
+    assert "and 5 more" in message
+    assert message.endswith(f"or take the rest now: vlm-assets ingest {source} --skip-bad")
 
 
 @pytest.mark.parametrize(
     "header",
-    ["a,b", "property_id,photo", "property_id,images,image", "property_id,id,images", "property_id;images"],
+    ["a,b", "property_id,photo", "property_id,images,image", "property_id,id,images", "property_id;photo"],
 )
 def test_csv_without_the_columns_names_those_needed(tmp_path: Path, header: str) -> None:
     """A listing with other columns, or with two that fit, says which it has and which are needed."""
@@ -286,7 +287,7 @@ def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ListingUnreadableError, match="no folder or listing"):
         opened(tmp_path / "nothing.csv")
     (tmp_path / "listing.xlsx").touch()
-    with pytest.raises(UnsupportedSourceError, match=r"\.csv, \.jsonl or \.parquet"):
+    with pytest.raises(UnsupportedSourceError, match=r"\.csv, \.tsv, \.jsonl or \.parquet"):
         opened(tmp_path / "listing.xlsx")
     (tmp_path / "empty.csv").touch()
     with pytest.raises(EmptyListingError):
