@@ -33,7 +33,8 @@ from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.control_state import control_state
-from vlm_assets.resource_settings import build_gpu, build_vision_language_model
+from vlm_assets.models import build_vision_language_model
+from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import Settings, load_settings
 
 IMAGES = 3

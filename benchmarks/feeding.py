@@ -30,7 +30,8 @@ from resources.engine.ladder import describe_batch
 from resources.images.images import LoadedProperty
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.resource_settings import build_gpu, build_vision_language_model
+from vlm_assets.models import build_vision_language_model
+from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import Settings, load_settings
 
 SKEWED = (16, 240)

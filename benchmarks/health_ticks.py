@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.sensor_ticks import write_history
 from resources.publishing.record import PartitionManifest, PublishedRecord
-from sensors import row_count_drift
+from sensors import published_file_drift
 from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.automation.health_sensors import build_health_sensors
 from vlm_assets.catalog.catalog import Catalog
@@ -108,7 +108,7 @@ def main() -> None:
                 said = ticking.tick("goes on")
             ticking.tick("nothing new")
             ticking.tick("nothing new")
-            if sensor.name == row_count_drift.NAME:
+            if sensor.name == published_file_drift.NAME:
                 for key in keys(settings)[:10]:
                     settings.descriptions.partition(key).published.write_bytes(b"x")
                 ticking.tick("ten truncated")

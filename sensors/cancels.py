@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import dagster as dg
 import sqlalchemy as sa
 
 from resources.state.database import ControlState
 from resources.state.tables import CANCELS_LOOKED_UNTIL as LOOKED_UNTIL
 from resources.state.tables import cancels, meta
-from sensors.dagster_internals.runs import RunState, runs_created_since, runs_ended_since
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from sensors.dagster_internals.runs import RunState
 
 _OVERLAP_SECONDS = 120.0
 _NOTE_SECONDS = 86_400.0
@@ -72,7 +76,12 @@ class Cancels:
         # database was restored, everything is looked at again.
         since = max(known.looked_until, self._looked_until) if known.looked_until else 0.0
         since -= _OVERLAP_SECONDS
-        ended = runs_ended_since(instance, max(since, 0.0), [dg.DagsterRunStatus.CANCELED])
+        # Not at the top: ``vlm-assets status`` reads cancels, and importing Dagster takes a second.
+        from dagster import DagsterRunStatus
+
+        from sensors.dagster_internals.runs import runs_created_since, runs_ended_since
+
+        ended = runs_ended_since(instance, max(since, 0.0), [DagsterRunStatus.CANCELED])
         oldest = min([since, *(run.ended_at or now for run in ended)])
         created = runs_created_since(instance, max(oldest, 0.0)) if known.partitions or ended else []
         found = after(known, ended, created, now)

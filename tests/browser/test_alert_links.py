@@ -19,12 +19,12 @@ def test_the_links_lead_to_the_queue_the_check_the_sensors_and_the_daemon(desk, 
     drift = Evaluation(
         "property_descriptions", "published_file", desk.keys[0], False, "ERROR", "gone", {}, "", 1.0, 1
     )
-    record_tick(tmp_path, "row_count_drift", 1.0)
-    (silent,) = silent_sensors(tmp_path, {"row_count_drift": 60.0}, since=0.0, now=1e6)
+    record_tick(tmp_path, "published_file_drift", 1.0)
+    (silent,) = silent_sensors(tmp_path, {"published_file_drift": 60.0}, since=0.0, now=1e6)
     shown = {
         queue_stands(3, since=0.0, now=1e6): "View queue configuration",
         alert_of(drift): "The file on disk is what was published last",
-        silent: "row_count_drift",
+        silent: "published_file_drift",
         silent_daemon(tmp_path, now=1e6): "Daemon statuses",
     }
     for alert, text in shown.items():

@@ -7,8 +7,8 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
+from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.operate.expected_cost import committed_rows
 from vlm_assets.settings import load_settings
 
 DESCRIPTIONS = "property_descriptions"
@@ -47,7 +47,7 @@ def _runs(desk, key: str) -> list[dict[str, str]]:
 
 
 def _committed(desk, key: str) -> int:
-    return committed_rows(load_settings(home=desk.home), DESCRIPTIONS, key)
+    return committed_rows(load_settings(home=desk.home).descriptions, key)
 
 
 def test_terminate_commits_what_is_finished_and_the_next_start_goes_on(desk, launch_run) -> None:

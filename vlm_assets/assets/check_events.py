@@ -11,13 +11,13 @@ import warnings
 import dagster as dg
 
 from resources.publishing.record import PublishedRecord
-from sensors.row_count_drift import CHECK
+from sensors.published_file_drift import CHECK
 from vlm_assets.assets.checks import CheckOutcome, Severity
 
 PUBLISHED_FILE = {
     CHECK: (
         "The file on disk is what was published last, of today's catalogue and settings. Looked at when a"
-        " materialization ends, and by the sensor row_count_drift whenever the file changes."
+        " materialization ends, and by the sensor published_file_drift whenever the file changes."
     )
 }
 

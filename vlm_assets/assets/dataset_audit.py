@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
+from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.audit.audit import Audit, State, audit
+from vlm_assets.operate.audit.audit import Audit, audit
 from vlm_assets.settings import Settings
 
 ASSET = "dataset_audit"
@@ -59,7 +60,7 @@ def audit_metadata(found: Audit) -> dict[str, dg.MetadataValue]:
     if problems:
         metadata["found"] = dg.MetadataValue.md("\n".join(problems))
     for asset in found.assets:
-        metadata[f"{asset}: sound partitions"] = dg.MetadataValue.int(found.partitions_in(asset, State.SOUND))
+        metadata[f"{asset}: partitions done"] = dg.MetadataValue.int(found.partitions_in(asset, State.DONE))
     return metadata
 
 

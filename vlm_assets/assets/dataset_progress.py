@@ -19,7 +19,7 @@ from resources.state import tables
 from resources.state.pause import pause_of
 from resources.state.workers import Workers
 from sensors.progress_picture import build_progress_picture_sensor
-from vlm_assets.assets.partition_states import State
+from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.control_state import control_state
 from vlm_assets.operate.picture import Cell, DeviceBar, Look, progress_picture
@@ -31,6 +31,7 @@ ASSET = "dataset_progress"
 
 LOOKS: Mapping[State, Look] = {
     State.DONE: Look.DONE,
+    State.STALE: Look.DONE,
     State.RUNNING: Look.RUNNING,
     State.INTERRUPTED: Look.INTERRUPTED,
     State.CANCELLED: Look.INTERRUPTED,
@@ -38,6 +39,7 @@ LOOKS: Mapping[State, Look] = {
     State.GIVEN_UP: Look.FAILED,
     State.REFUSED: Look.FAILED,
     State.DAMAGED: Look.FAILED,
+    State.LOST: Look.FAILED,
     State.NOT_STARTED: Look.NOT_STARTED,
 }
 

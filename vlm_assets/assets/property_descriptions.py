@@ -57,6 +57,7 @@ from vlm_assets.assets.materialize import (
     one_partition,
     wait_until_available,
 )
+from vlm_assets.assets.meaning import description_parts
 from vlm_assets.assets.quality import FAILED_SHOWN, read_quality
 from vlm_assets.assets.run_progress import Progress
 from vlm_assets.assets.time_spent import WorkTime
@@ -177,33 +178,6 @@ def texts_digest(rows: PartitionRows) -> str:
     return digest.hexdigest()[:16]
 
 
-def meaning_parts(settings: Settings, model: VisionLanguageModel) -> dict[str, str]:
-    """What the settings decide of a description's meaning: all of the fingerprint but the catalogue's part.
-
-    Raises SchemaError, ModelLoadError.
-    """
-    schema = load_schema(settings.description_schema)
-    return _meaning(settings, schema, build_prompt(schema, settings.prompt), model)
-
-
-def _meaning(
-    settings: Settings, schema: DescriptionSchema, prompt: Prompt, model: VisionLanguageModel
-) -> dict[str, str]:
-    decoding = {
-        "max_images": settings.max_images,
-        "max_new_tokens": settings.max_new_tokens,
-        "max_pixels": settings.max_pixels,
-        **model.engine_meaning(),
-    }
-    return {
-        # What the model is, and neither its name nor its folder: moving a folder changes no row.
-        "model": model.exact_revision(),
-        "prompt": prompt.digest,
-        "schema": schema.digest,
-        "decoding": digest_of(decoding),
-    }
-
-
 @dataclass(frozen=True)
 class DescriptionWork:
     """What turns properties of the catalogue into rows. Plain Python: what Dagster lends is handed in."""
@@ -225,7 +199,10 @@ class DescriptionWork:
         schema = load_schema(settings.description_schema)
         prompt = build_prompt(schema, settings.prompt)
         fingerprint = Fingerprint(
-            {CATALOGUE_SLICE: catalog.slice_digest(wanted), **_meaning(settings, schema, prompt, model)}
+            {
+                CATALOGUE_SLICE: catalog.slice_digest(wanted),
+                **description_parts(settings, model, schema=schema, prompt=prompt),
+            }
         )
         properties = catalog.slice(wanted)
         return cls(settings, catalog, properties, schema, prompt, model, fingerprint)

@@ -33,6 +33,7 @@ from vlm_assets.assets.fingerprint import TEXTS, Fingerprint, digest_of
 from vlm_assets.assets.garbage import refuse_unsound
 from vlm_assets.assets.generations import INPUTS, OK
 from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunOptions, one_partition
+from vlm_assets.assets.meaning import embedding_parts
 from vlm_assets.assets.run_progress import Progress
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
@@ -113,11 +114,6 @@ def embedding_rows(width: int) -> pa.Schema:
     )
 
 
-def meaning_parts(model: TextEmbeddingModel) -> dict[str, str]:
-    """What the settings decide of a vector's meaning. Raises ModelLoadError."""
-    return {"embedding_model": model.exact_revision()}
-
-
 @dataclass(frozen=True)
 class EmbeddingWork:
     """What turns the published descriptions of a range into rows; a failed one has a null vector."""
@@ -139,7 +135,7 @@ class EmbeddingWork:
         record = descriptions.record
         if record is None:
             raise ValueError(f"{descriptions.path} is not a published partition")
-        fingerprint = Fingerprint({TEXTS: str(record.metadata[TEXTS]), **meaning_parts(model)})
+        fingerprint = Fingerprint({TEXTS: str(record.metadata[TEXTS]), **embedding_parts(model)})
         ids = tuple(catalog.slice(wanted)["property_id"].to_pylist())
         return cls(ids, descriptions, model, fingerprint)
 

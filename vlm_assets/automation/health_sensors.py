@@ -16,8 +16,8 @@ from resources.devices.nvml import DriverNvml
 from resources.engine.server.running_server import PATIENCE_SECONDS
 from resources.state.workers import Workers
 from sensors.leases_after_end import LeasesAfterEnd
+from sensors.published_file_drift import DriftWatched, DriftWatcher, build_published_file_drift_sensor
 from sensors.reconciliation import PublishedAsset, build_reconciliation_sensor
-from sensors.row_count_drift import DriftWatched, DriftWatcher, build_row_count_drift_sensor
 from sensors.worker_health import HealthWatcher, build_worker_health_sensor
 from sensors.worker_judgement import WorkerLimits
 from vlm_assets.automation.drift_looks import description_looks, embedding_looks
@@ -68,7 +68,9 @@ def build_health_sensors(settings: Settings, ranges: Sequence[PropertyRange]) ->
     return [
         build_reconciliation_sensor(assets, workers=workers, ticks=ticks),
         build_worker_health_sensor(watcher, leases, pool=POOL, ticks=ticks),
-        build_row_count_drift_sensor(build_drift_watcher(settings, assets, workers, outbox), ticks=ticks),
+        build_published_file_drift_sensor(
+            build_drift_watcher(settings, assets, workers, outbox), ticks=ticks
+        ),
     ]
 
 

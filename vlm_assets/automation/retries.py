@@ -13,25 +13,25 @@ import dagster as dg
 
 from resources.devices.errors import DeviceError
 from resources.devices.resource import GpuResource
-from resources.engine.protocol import ModelLoadError
 from resources.journal.high_water_mark import read_marks
-from resources.publishing.errors import RecordDamagedError
-from resources.publishing.published import PublishedPartitions
 from resources.state.workers import Workers
 from sensors.failed_partitions import FailedPartitions
 from sensors.retry_candidates import Watched
 from sensors.retry_decision import Policy
 from sensors.retry_schedule import Retrying, build_retrying
 from vlm_assets.assets import property_descriptions, property_embeddings
-from vlm_assets.assets.property_descriptions import DescriptionWork
+from vlm_assets.assets.fingerprint import TEXTS
+from vlm_assets.assets.meaning import Meanings
+from vlm_assets.assets.partition_state import PartitionStates, State, VerifiedFiles
 from vlm_assets.catalog.catalog import Catalog, CatalogError
-from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.control_state import control_state
 from vlm_assets.operate.expected_cost import heaviest_first
-from vlm_assets.resource_settings import build_gpu, build_text_embedding_model, build_vision_language_model
+from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import Settings
 
 ASSETS = (property_descriptions.ASSET, property_embeddings.ASSET)
+
+_UNFINISHED = (State.INTERRUPTED, State.REFUSED, State.LOST, State.DAMAGED)
 
 _ORDER_SECONDS = 3600.0
 """For which an order of partitions is kept: the cost of ten thousand takes seconds to add up."""
@@ -98,11 +98,14 @@ class _Files:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._meanings = Meanings.of(settings)
 
     def interrupted(self, asset: str) -> list[str]:
-        """Partitions with a journal and without a published file."""
+        """Partitions with unfinished work that were never published."""
         folders = self._settings.layout.asset(asset)
-        return [key for key in folders.journal_keys() if not folders.partition(key).published.exists()]
+        keys = [key for key in folders.journal_keys() if not folders.partition(key).published.exists()]
+        states = self._states() if keys else None
+        return [key for key in keys if states is not None and states.of(asset, key).state in _UNFINISHED]
 
     def missing(self, asset: str, published: Collection[str]) -> list[str]:
         """Those of the published partitions whose file is not there."""
@@ -119,25 +122,19 @@ class _Files:
     def is_stale(self, asset: str, key: str) -> bool:
         """Whether what is published was made under other settings, or that cannot be said."""
         try:
-            record = PublishedPartitions(self._settings.layout.asset(asset)).record(key)
-        except RecordDamagedError:
-            return False
-        if record is None:
-            return False
-        try:
-            if asset == property_embeddings.ASSET:
-                return self._embedded_otherwise(record.metadata.get("parts", {}))
-            model = build_vision_language_model(self._settings)
-            catalog = Catalog.open(self._settings.home)
-            work = DescriptionWork.of(self._settings, catalog, PropertyRange.from_key(key), model)
-            return work.fingerprint.digest != record.fingerprint
-        except (CatalogError, ModelLoadError, ValueError):
+            states = self._states()
+        except CatalogError:
             return True
+        found = states.of(asset, key)
+        # Other texts are no other settings: their embeddings follow them.
+        return bool(set(found.changed) - {TEXTS}) or (
+            found.record is not None and states.meanings.of_asset(asset).trouble is not None
+        )
 
-    def _embedded_otherwise(self, parts: Mapping[str, str]) -> bool:
-        # Other descriptions are no other settings: their embeddings follow them.
-        model = build_text_embedding_model(self._settings)
-        return parts.get("embedding_model") != model.exact_revision()
+    def _states(self) -> PartitionStates:
+        catalog = Catalog.open(self._settings.home)
+        trusted = VerifiedFiles(None, seconds=0.0)
+        return PartitionStates(self._settings, catalog, meanings=self._meanings, verified=trusted)
 
 
 def _kept(

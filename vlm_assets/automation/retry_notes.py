@@ -14,7 +14,7 @@ from resources.state.sqlite_file import ControlStateError
 from sensors.attempts import Attempts, Entry
 from sensors.cancels import Cancel, Cancels
 from sensors.done_again import DoneAgain, done_again_since
-from vlm_assets.assets.partition_states import State
+from vlm_assets.assets.partition_state import State
 
 _UNFINISHED = frozenset({State.INTERRUPTED, State.NOT_STARTED, State.REFUSED, State.DAMAGED})
 

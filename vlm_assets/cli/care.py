@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Lines of a list for people; the rest is counted."""
 
-Deep = Annotated[
-    bool, typer.Option("--deep", help="Read every byte of every file and copy, not sizes, footers and ids.")
-]
+Deep = Annotated[bool, typer.Option("--deep", help="Read every byte of every file, copy and journal.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 
 
@@ -56,7 +54,7 @@ def audit(home: Home = None, deep: Deep = False, as_json: AsJson = False) -> Non
 def _show_audit(found: Audit) -> None:
     from rich.table import Table
 
-    from vlm_assets.operate.audit.audit import State
+    from vlm_assets.assets.partition_state import State
     from vlm_assets.operate.terminal_console import TerminalConsole
 
     table = Table("Properties", *found.assets)
@@ -66,8 +64,9 @@ def _show_audit(found: Audit) -> None:
         table.add_row(said, *(f"{getattr(total, name):,}" for total in totals))
     table.add_section()
     for state in State:
-        count = (f"{found.partitions_in(asset, state):,}" for asset in found.assets)
-        table.add_row(f"partitions {state.value}", *count)
+        counts = [found.partitions_in(asset, state) for asset in found.assets]
+        if any(counts) or state is State.DONE:
+            table.add_row(f"partitions {state.value}", *(f"{count:,}" for count in counts))
     TerminalConsole().print(table)
     _list([f"{one.asset} {one.key or ''}: {one.sentence}" for one in found.wrong], "red")
     _list([f"{one.asset} {one.key or ''}: {one.sentence}" for one in found.warnings], "yellow")

@@ -36,9 +36,10 @@ def register(app: typer.Typer) -> None:
 def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None) -> None:
     """Describe a few properties without a partition: the answers, the rate, and what all would take."""
     from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.models import build_vision_language_model
     from vlm_assets.operate.batch_trials import try_batches
     from vlm_assets.operate.trial import run_trial
-    from vlm_assets.resource_settings import build_gpu, build_vision_language_model
+    from vlm_assets.resource_settings import build_gpu
 
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)

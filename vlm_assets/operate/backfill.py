@@ -9,7 +9,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vlm_assets.assets.partition_state import PartitionStates, VerifiedFiles
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.dagster_server.api import DagsterApi
+from vlm_assets.settings import load_settings
 
 ASSETS = ("property_descriptions", "property_embeddings")
 
@@ -76,14 +79,18 @@ class Backfill:
         )
 
     def complete_keys(self) -> frozenset[str]:
-        """Partitions that Dagster shows as done in each asset and that have their files."""
-        on_disk = [{file.stem for file in (self.home / asset).glob("*.parquet")} for asset in ASSETS]
-        return self.progress().done.intersection(*on_disk, self.keys)
+        """Partitions that are complete in each asset, as ``vlm-assets status`` says."""
+        settings = load_settings(home=self.home)
+        verified = VerifiedFiles(settings.state_directory)
+        states = PartitionStates(settings, Catalog.open(self.home), verified=verified).all()
+        verified.save()
+        return frozenset(self.keys).difference(one.key for one in states if not one.is_complete)
 
     def ended(self, now: BackfillProgress) -> bool:
-        """Whether nothing more will happen: all partitions are done, or Dagster ended the backfills."""
-        if now.done.issuperset(self.keys):
-            return True
+        """Whether nothing more will happen: Dagster ended the backfills.
+
+        A partition that is made again was done before, so what Dagster shows as done does not tell.
+        """
         # A failed run may be retried: only the backfill knows, and it is asked only when all is quiet.
         return not now.under_way and not any(
             self.api.backfill(backfill, ASSETS[0]).unfinished for backfill in self.followed

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from resources.journal.high_water_mark import read_marks
 from resources.publishing.errors import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
-from resources.storage.layout import PartitionPaths
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.settings import Settings
@@ -58,7 +57,7 @@ class ExpectedCost:
         KeyError for a range that the catalogue does not have.
         """
         whole = self.whole[key]
-        committed = committed_rows(self.settings.descriptions.partition(key))
+        committed = committed_rows(self.settings.descriptions, key)
         if committed:
             return round(whole * (1.0 - committed / len(PropertyRange.from_key(key))))
         return 0 if not anew and _is_published(self.settings, key) else whole
@@ -96,12 +95,6 @@ def heaviest_first(settings: Settings) -> Callable[[Collection[str]], list[str]]
         return [*first, *(key for key in plain if key not in known)]
 
     return order
-
-
-def committed_rows(partition: PartitionPaths) -> int:
-    """Rows of unfinished work on a partition that are safe on disk, as its high-water marks say."""
-    marks = read_marks(partition.high_water_marks, partition.key)
-    return max((mark.rows for mark in marks if not mark.retired), default=0)
 
 
 def _is_published(settings: Settings, key: str) -> bool:

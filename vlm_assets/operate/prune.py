@@ -20,8 +20,8 @@ from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.record import PartitionManifest, PublishedRecord
 from resources.storage import files
 from resources.storage.layout import AssetFolders
+from vlm_assets.assets.partition_state import read_record
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.audit.files import read_record
 from vlm_assets.settings import Settings
 
 _AFTER = re.compile(r".*-after-([0-9]+)")

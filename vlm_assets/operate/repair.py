@@ -18,8 +18,8 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from resources.storage import files
 from vlm_assets.assets.fingerprint import TEXTS
-from vlm_assets.operate.audit.audit import Audit, State
-from vlm_assets.operate.audit.findings import Kind, Problem
+from vlm_assets.assets.partition_state import Kind, Problem, State
+from vlm_assets.operate.audit.audit import Audit
 from vlm_assets.settings import Settings
 
 
@@ -82,7 +82,7 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
     for (asset, key), problems in by_partition.items():
         repairs += _of_partition(PartitionFiles(settings.layout.asset(asset), key), asset, problems)
     repairs = _without_consequences(repairs, settings, descriptions, embeddings)
-    repairs += _refused(settings, found)
+    repairs += _refused(found)
     if failed:
         taken = {one.key for one in repairs if one.asset == descriptions and one.way in COMPUTING}
         repairs += [
@@ -96,7 +96,9 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
 def _of_partition(files_: PartitionFiles, asset: str, problems: Sequence[Problem]) -> Iterator[Repair]:
     kinds = {one.kind for one in problems}
     why = tuple(one.sentence for one in problems if not one.kind.is_warning or one.kind is Kind.PENDING)
-    if Kind.RECORD in kinds:
+    if Kind.JOURNAL in kinds:
+        yield Repair(asset, files_.key, Way.BY_HAND, why)
+    elif Kind.RECORD in kinds:
         yield Repair(asset, files_.key, Way.COMPUTE, why, forgets=True)
     elif kinds & {Kind.VANISHED, Kind.UNRECORDED}:
         # A generation that was published once is closed: what is computed now is another one.
@@ -142,14 +144,11 @@ def _descends(embedded: PublishedRecord | None, described: PublishedRecord | Non
     return bool(made_from == described.metadata.get(TEXTS))
 
 
-def _refused(settings: Settings, found: Audit) -> Iterator[Repair]:
+def _refused(found: Audit) -> Iterator[Repair]:
     """Partitions whose rows are all committed, and which a check kept from being published."""
     descriptions, _ = found.assets
     for one in found.partitions:
-        marks = settings.layout.asset(one.asset).partition(one.key).high_water_marks
-        if one.state is State.INCOMPLETE and any(
-            not mark.retired and mark.rows == one.counts.expected for mark in read_marks(marks, one.key)
-        ):
+        if one.state is State.REFUSED:
             # The failed rows of descriptions are what can come out otherwise; of embeddings, any.
             way = Way.RETRY_FAILED if one.asset == descriptions else Way.COMPUTE
             why = (

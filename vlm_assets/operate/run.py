@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rich.console import Console
 
-from vlm_assets.assets.partition_states import State
+from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog, UnknownRangeError
 from vlm_assets.operate.backfill import ASSETS, Backfill
 from vlm_assets.operate.backfill_view import BackfillSummary, ProgressLine, row_counts, where_to_click
@@ -28,7 +28,7 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM before all was done."""
 
 _FOREVER = 3600.0
-_FAILED = frozenset({State.FAILED, State.GIVEN_UP, State.REFUSED, State.DAMAGED})
+_FAILED = frozenset({State.FAILED, State.GIVEN_UP, State.REFUSED, State.DAMAGED, State.LOST})
 
 KeysOf = Callable[[DagsterApi], Sequence[str]]
 """Chooses the partitions of a backfill, once Dagster can be asked."""

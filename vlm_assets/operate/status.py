@@ -21,9 +21,8 @@ from resources.devices.find import find_devices
 from resources.devices.left_out import LeftOutDevices
 from resources.state.pause import pause_of
 from resources.state.workers import Worker, Workers
-from resources.storage.layout import AssetFolders
 from sensors.done_again import DoneAgain
-from vlm_assets.assets.partition_states import PartitionState, State, partition_states
+from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State, VerifiedFiles
 from vlm_assets.assets.published_rows import PublishedRows, PublishedRowsNote, read_published_rows
 from vlm_assets.automation.retry_notes import RetryNotes
 from vlm_assets.catalog.catalog import Catalog
@@ -45,6 +44,7 @@ class PartitionStatus:
 
     images_left: of descriptions; None of embeddings, which cost next to nothing. seconds_left: of one device,
     by what was learned; None where nothing was. turn: 1 runs first, None where it does not wait.
+    is_complete: as in PartitionState.
     """
 
     asset: str
@@ -56,6 +56,7 @@ class PartitionStatus:
     seconds_left: float | None = None
     turn: int | None = None
     note: str | None = None
+    is_complete: bool = False
 
     @property
     def percent(self) -> float:
@@ -65,7 +66,7 @@ class PartitionStatus:
     @property
     def usable_rows(self) -> int:
         """Rows that count as done: published or on the way there, not those that a check keeps back."""
-        kept_back = self.state not in (State.DONE, State.RUNNING) and self.rows == self.expected
+        kept_back = not self.is_complete and self.state is not State.RUNNING and self.rows == self.expected
         return 0 if kept_back else self.rows
 
 
@@ -152,9 +153,12 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     since = now - DAY_SECONDS if since is None else since
     workers = [worker for worker in Workers(control_state(settings)).living() if worker.partition]
     notes = RetryNotes(control_state(settings))
-    described, embedded = (
-        _states(asset, catalog, workers, notes) for asset in (settings.descriptions, settings.embeddings)
-    )
+    verified = VerifiedFiles(state_directory)
+    states = PartitionStates(settings, catalog, verified=verified)
+    found = _with_retries(states.all(), notes)
+    verified.save()
+    described = [one for one in found if one.asset == settings.descriptions.name]
+    embedded = [one for one in found if one.asset == settings.embeddings.name]
     published = _published(settings, described)
     paces = learned_paces(published.values())
     cost = ExpectedCost.of(settings, catalog)
@@ -169,6 +173,21 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     kinds: Counter[str] = Counter()
     for rows in published.values():
         kinds.update(rows.failed)
+    keys = frozenset(one.key for one in catalog.ranges)
+    foreign = [
+        f"{asset.published / key}.parquet is no partition: `vlm-assets repair` moves it away."
+        for asset in (settings.descriptions, settings.embeddings)
+        for key in asset.published_keys()
+        if key not in keys
+    ]
+    unknown = [
+        f"Whether {name} are stale is unknown: {trouble}"
+        for name in (settings.descriptions.name, settings.embeddings.name)
+        if (trouble := states.meanings.of_asset(name).trouble)
+    ]
+    if verified.unread:
+        foreign.append(f"{verified.unread} published files are not read yet: look again.")
+    warnings = (*unread, *untold, *notes.warnings, *foreign, *unknown)
     usable = sum(1 for device in devices if device.is_here and device.left_out is None)
     return Status(
         home=str(settings.home),
@@ -187,24 +206,26 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
         open_alerts=open_alerts,
         paused=pause.sentence() if pause else None,
         dagster=dagster,
-        warnings=(*unread, *untold, *notes.warnings),
+        warnings=warnings,
         next_steps=_next_steps(
-            partitions, catalog.waiting, open_alerts, pause.sentence() if pause else None, dagster
+            partitions,
+            catalog.waiting,
+            open_alerts,
+            pause.sentence() if pause else None,
+            dagster,
+            is_well=not warnings,
         ),
         published=published,
     )
 
 
-def _states(
-    asset: AssetFolders, catalog: Catalog, workers: Sequence[Worker], notes: RetryNotes
-) -> list[PartitionState]:
-    """Of one asset, with what the retries know."""
-    running = {worker.partition for worker in workers if worker.asset == asset.name}
-    found = []
-    for one in partition_states(asset, catalog.ranges, running):
+def _with_retries(found: Sequence[PartitionState], notes: RetryNotes) -> list[PartitionState]:
+    """The states, with what the retries know of unfinished ones."""
+    noted = []
+    for one in found:
         state, note = notes.of(one.asset, one.key, one.state)
-        found.append(one if state is one.state and note is None else replace(one, state=state, note=note))
-    return found
+        noted.append(replace(one, state=state, note=note or one.note))
+    return noted
 
 
 def _published(settings: Settings, states: Sequence[PartitionState]) -> dict[str, PublishedRows]:
@@ -260,6 +281,7 @@ def _with_cost(
                 seconds_left=seconds,
                 turn=turns.get(one.key),
                 note=f"{worker.phase} on {worker.device or 'no device yet'}" if worker else one.note,
+                is_complete=one.is_complete,
             )
         )
     return found
@@ -268,7 +290,7 @@ def _with_cost(
 def _images_left(one: PartitionState, worker: Worker | None, cost: ExpectedCost) -> int:
     """As ``ExpectedCost.left`` says it, from the state that was read already."""
     whole = cost.whole[one.key]
-    if one.state is State.DONE:
+    if one.state in (State.DONE, State.STALE, State.LOST):
         return 0
     if worker is not None:
         return round(whole * (1.0 - (worker.restored + worker.computed) / one.expected))
@@ -277,7 +299,15 @@ def _images_left(one: PartitionState, worker: Worker | None, cost: ExpectedCost)
 
 
 def _without_cost(one: PartitionState) -> PartitionStatus:
-    return PartitionStatus(one.asset, one.key, one.state, one.rows, one.expected, note=one.note)
+    return PartitionStatus(
+        one.asset,
+        one.key,
+        one.state,
+        one.rows,
+        one.expected,
+        note=one.note,
+        is_complete=one.is_complete,
+    )
 
 
 def _devices(
@@ -335,8 +365,10 @@ def _next_steps(
     open_alerts: Sequence[str],
     paused: str | None,
     dagster: str | None,
+    *,
+    is_well: bool,
 ) -> tuple[str, ...]:
-    """What happens by itself, and what a person has to do."""
+    """What happens by itself, and what a person has to do. is_well: whether nothing else is wrong."""
     of_state = Counter(one.state for one in partitions)
     steps = [f"{of_state[state]} {step}" for state, step in _STEPS.items() if of_state[state]]
     if waiting_in_tail:
@@ -353,19 +385,19 @@ def _next_steps(
     if first is not None:
         waiting = sum(1 for one in partitions if one.turn)
         steps.append(f"To be described, the heaviest first: {waiting}, beginning with {first.key}.")
-    described = {one.key for one in partitions if one.images_left is not None and one.state is State.DONE}
+    described = {one.key for one in partitions if one.images_left is not None and one.is_complete}
     to_embed = [
-        one
-        for one in partitions
-        if one.images_left is None and one.key in described and one.state is not State.DONE
+        one for one in partitions if one.images_left is None and one.key in described and not one.is_complete
     ]
     if to_embed:
         steps.append(
-            f"{len(to_embed)} described and not embedded yet: little work, whenever they are launched."
+            f"{len(to_embed)} described and not embedded yet, or embedded from earlier texts: little work,"
+            " whenever they are launched."
         )
     if partitions and not waiting_in_tail and all(one.state is State.DONE for one in partitions):
-        steps.append("Everything is published; `vlm-assets audit` proves it.")
-    elif dagster is None:
+        if is_well and not open_alerts:
+            steps.append("Everything is published; `vlm-assets audit --deep` proves it.")
+    elif dagster is None and not all(one.is_complete for one in partitions):
         steps.append("No Dagster of `vlm-assets` runs on this home: `vlm-assets demo` goes on with it.")
     return tuple(steps)
 
@@ -377,4 +409,7 @@ _STEPS: Mapping[State, str] = {
     State.CANCELLED: "cancelled by a person: they wait until they are launched by hand.",
     State.REFUSED: "refused by a check: transient failures are tried again, the rest is in the UI.",
     State.DAMAGED: "damaged: `vlm-assets repair` puts them back.",
+    State.LOST: "lack committed rows: put their files back, or give the rows up with `vlm-assets repair`.",
+    State.STALE: "stale: made with another catalogue, settings or texts than now. They stay readable;"
+    " materialize those that should change.",
 }

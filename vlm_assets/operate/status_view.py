@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from vlm_assets.assets.partition_states import MEANING, State
+from vlm_assets.assets.partition_state import MEANING, State
 from vlm_assets.operate.status import WAITING, PartitionStatus, Status
 
 SHOWN = 12
@@ -25,11 +25,13 @@ WATCH_SECONDS = 5.0
 _LISTED = (
     State.RUNNING,
     State.GIVEN_UP,
+    State.LOST,
     State.DAMAGED,
     State.REFUSED,
     State.FAILED,
     State.CANCELLED,
     State.INTERRUPTED,
+    State.STALE,
 )
 """What a person wants to see by name, and in which order."""
 

@@ -8,7 +8,7 @@ import pytest
 from sensors.check_alerts import alert_of
 from sensors.dagster_internals.check_results import evaluations_since, report_evaluation
 from sensors.dagster_internals.partition_history import PartitionHistory
-from sensors.row_count_drift import CHECK, Verdict, evaluation
+from sensors.published_file_drift import CHECK, Verdict, evaluation
 
 PARTITIONS = dg.StaticPartitionsDefinition(["k0", "k1"])
 DAMAGED = Verdict("truncated", "ERROR", "3 rows", "a truncated file.", "Materialize it.")

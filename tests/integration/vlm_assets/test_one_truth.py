@@ -6,6 +6,10 @@ import shutil
 import pyarrow.parquet as pq
 from typer.testing import CliRunner
 
+from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
+from resources.engine.protocol import EngineLostError
+from resources.engine.resource import VisionLanguageModel
 from resources.publishing.published import PublishedPartitions
 from vlm_assets.cli.main import app
 
@@ -15,7 +19,7 @@ KEYS = ("000000000-000000007", "000000008-000000015")
 
 def record_of(desk, asset):
     """What is published of the first partition."""
-    return PublishedPartitions(desk.settings.home / asset).record(KEYS[0])
+    return PublishedPartitions(desk.settings.layout.asset(asset)).record(KEYS[0])
 
 
 def told(desk, *arguments):
@@ -58,3 +62,82 @@ def test_moving_a_model_folder_changes_nothing(desk, tmp_path):
         assert str(tmp_path) not in files
     rows = pq.read_table(moved.file, columns=["model"]).column(0).to_pylist()
     assert set(rows) == {"mine"}
+
+
+class LostAfterOneBatch(VisionLanguageModel):
+    """The example model, whose device is lost after its first batch: half a partition is committed."""
+
+    def load(self, *arguments, **options):
+        engine = super().load(*arguments, **options)
+        describe, batches = engine.describe, []
+
+        def describe_once(batch, **more):
+            if batches:
+                raise EngineLostError("the device is lost")
+            batches.append(len(batch))
+            return describe(batch, **more)
+
+        engine.describe = describe_once
+        return engine
+
+
+def interrupt(desk):
+    """Half of the first partition is committed; its journal's folder."""
+    lost = LostAfterOneBatch(model=desk.settings.model)
+    assert "device is lost" in desk.materialize(vision_language_model=lost).failure
+    return desk.settings.descriptions.partition(KEYS[0]).journals
+
+
+def state_of(desk, key=KEYS[0], asset="property_descriptions"):
+    partitions = told(desk, "status")[1]["partitions"]
+    (found,) = [one for one in partitions if (one["asset"], one["key"]) == (asset, key)]
+    return found
+
+
+def test_a_deleted_journal_is_said_by_status_audit_and_repair(desk):
+    """No counter is believed: rows whose files are gone are lost, and a person decides."""
+    journals = interrupt(desk)
+    assert (state_of(desk)["state"], state_of(desk)["rows"]) == ("interrupted", 4)
+    assert told(desk, "audit", "--deep")[0] == 0
+    shutil.rmtree(journals)
+    found = state_of(desk)
+    assert (found["state"], found["rows"]) == ("rows lost", 0)
+    assert "repair --accept-loss" in found["note"]
+    for depth in ((), ("--deep",)):
+        code, said = told(desk, "audit", *depth)
+        assert code == 1
+        assert [(one["kind"], one["key"]) for one in said["wrong"]] == [("journal", KEYS[0])]
+    repair = CliRunner().invoke(app, ["repair", "--home", str(desk.settings.home), "--yes"])
+    assert repair.exit_code == 1
+    assert "by hand. 4 rows are committed" in repair.output
+    assert "JournalLossError" in desk.materialize().failure
+
+
+def test_a_damaged_segment_is_found_by_the_deep_audit(desk):
+    """Segments of unfinished work are read to the last byte, as published files are."""
+    (segment,) = interrupt(desk).glob("*/segment-*.parquet")
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    code, said = told(desk, "audit", "--deep")
+    assert (code, [one["kind"] for one in said["wrong"]]) == (1, ["journal"])
+
+
+def test_status_never_says_that_all_is_well_beside_damage_or_an_alert(desk):
+    """A flipped byte changes no size; status reads every file that changed, and says what the audit says."""
+    for key in KEYS:
+        assert desk.materialize(*BOTH, key=key).success
+    _, status = told(desk, "status")
+    assert status["next_steps"] == ["Everything is published; `vlm-assets audit --deep` proves it."]
+    data = bytearray(desk.file.read_bytes())
+    data[len(data) // 2] ^= 1
+    desk.file.write_bytes(data)
+    assert state_of(desk)["state"] == "damaged"
+    code, said = told(desk, "audit")
+    assert (code, [one["kind"] for one in said["wrong"]]) == (1, ["file"])
+    assert desk.materialize().success
+    assert state_of(desk)["state"] == "done"
+    alert = Alert("sensor_silent", "sensor/alerts", "1", "error", "alerts has gone silent", "Look.")
+    Outbox(desk.settings.state_directory / "alerts").post(alert)
+    _, status = told(desk, "status")
+    assert not any("Everything is published" in step for step in status["next_steps"])

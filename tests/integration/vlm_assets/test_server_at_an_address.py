@@ -18,9 +18,10 @@ from resources.state.database import open_state
 from resources.state.pause import pause, resume
 from resources.state.workers import Phase, Workers
 from sensors.dagster_internals.runs import NO_ATTEMPT
+from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.control_state import control_state
-from vlm_assets.operate.expected_cost import committed_rows
-from vlm_assets.resource_settings import build_gpu, build_vision_language_model
+from vlm_assets.models import build_vision_language_model
+from vlm_assets.resource_settings import build_gpu
 
 KEY = "000000000-000000007"
 DESCRIPTION = {
@@ -150,7 +151,7 @@ def test_a_model_exchanged_at_the_start_describes_nothing(served_desk, model_ser
     exchange.append(lambda: model_server.models.__setitem__(0, becomes))
     done = served_desk.materialize(vision_language_model=model_of(served_desk, ExchangedModel))
     assert "the model was exchanged while this materialization began" in done.failure
-    assert committed_rows(served_desk.settings, "property_descriptions", KEY) == 0
+    assert committed_rows(served_desk.settings.descriptions, KEY) == 0
 
 
 def test_a_server_that_is_down_at_the_start_is_waited_for(served_desk, model_server):

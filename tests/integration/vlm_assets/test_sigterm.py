@@ -16,11 +16,11 @@ import pytest
 
 from resources.state.database import open_state
 from resources.state.workers import Workers
+from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, free_port
-from vlm_assets.operate.expected_cost import committed_rows
 from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import load_settings
 
@@ -70,7 +70,7 @@ def test_sigterm_commits_what_is_finished_and_the_next_start_goes_on(listing: Pa
     leases = build_gpu(settings).leases
 
     def committed() -> int:
-        return committed_rows(settings, DESCRIPTIONS, KEY)
+        return committed_rows(settings.descriptions, KEY)
 
     def holds(pid: int) -> bool:
         return any(held.record is not None and held.record.pid == pid for held in leases().holders())

@@ -13,10 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from resources.journal.journal import Journal
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.settings import Settings, load_settings
 
 COMMON = [
@@ -98,7 +100,7 @@ class Dataset:
             }
             for row in change(self.rows(key))
         ]
-        parts = {"catalogue_slice": self.catalog.slice_digest(wanted), "decoding": settings}
+        parts = {"catalogue_slice": self.catalog.slice_digest(wanted), "maker": settings}
         return publish(self.descriptions, key, rows, DESCRIPTIONS, f"fp-{settings}", parts, texts=text)
 
     def embed(self, key: str, change: Callable[[Rows], Rows] = lambda rows: rows) -> PublishedRecord:
@@ -113,7 +115,7 @@ class Dataset:
             }
             for row in change(self.rows(key))
         ]
-        parts = {"texts": texts, "embedding_model": "m"}
+        parts = {"texts": texts, "embedder": "m"}
         return publish(self.embeddings, key, rows, EMBEDDINGS, f"fp-{texts[:8]}", parts)
 
     def copy_of(self, key: str, number: int = 0) -> Path:
@@ -145,6 +147,39 @@ def publish(
     return published.publish(staged).record
 
 
+JOURNALED = pa.schema([*COMMON, ("error_kind", pa.string()), ("raw_text", pa.string())])
+
+
+def commit_rows(
+    settings: Settings, key: str, rows: int, asset: str = "property_descriptions", generation: str = "g"
+) -> None:
+    """Bring a partition's journal to so many committed rows, in a real journal."""
+    wanted = PropertyRange.from_key(key)
+    table = Catalog.open(settings.home).slice(wanted)
+    ids = table["property_id"].to_pylist()
+    paths = settings.layout.asset(asset).partition(key)
+    with Journal.open(
+        paths.journal(generation),
+        key=key,
+        generation=generation,
+        fingerprints={},
+        schema=JOURNALED,
+        expected_ids=ids,
+        high_water_mark=paths.high_water_mark(generation),
+        quarantine=paths.quarantine,
+    ) as journal:
+        for number in range(journal.committed_rows, rows):
+            row = {"property_id": ids[number], "ordinal": wanted.start + number, "status": "ok"}
+            journal.submit(pa.Table.from_pylist([row], schema=JOURNALED))
+            journal.flush()
+
+
+@pytest.fixture
+def commit() -> Callable[..., None]:
+    """Commits rows of a partition that is not published."""
+    return commit_rows
+
+
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two homes over nine properties whose images do not exist, in ranges of three: empty and published."""
@@ -155,7 +190,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     ingest(listing, folder / "empty", range_size=3)
     shutil.copytree(folder / "empty", folder / "published")
-    dataset = Dataset(load_settings(home=folder / "published"))
+    dataset = Dataset(load_settings(model="example", home=folder / "published"))
     for key in dataset.keys:
         dataset.describe(key)
         dataset.embed(key)
@@ -164,7 +199,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _copied(made: Path, name: str, target: Path) -> Dataset:
     shutil.copytree(made / name, target / "home")
-    return Dataset(load_settings(home=target / "home"))
+    return Dataset(load_settings(model="example", home=target / "home"))
 
 
 @pytest.fixture
@@ -189,7 +224,7 @@ def uneven(tmp_path: Path) -> Settings:
     ]
     listing.write_text("".join(json.dumps(line) + "\n" for line in lines))
     ingest(listing, tmp_path / "home", range_size=2)
-    return load_settings(home=tmp_path / "home")
+    return load_settings(model="example", home=tmp_path / "home")
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 
 from resources.engine.protocol import ModelLoadError
 from vlm_assets.assets.fingerprint import digest_of
-from vlm_assets.assets.property_descriptions import meaning_parts
-from vlm_assets.resource_settings import build_vision_language_model
+from vlm_assets.assets.meaning import description_parts
+from vlm_assets.models import build_vision_language_model
 from vlm_assets.settings import SettingsError, load_settings
 
 
@@ -21,7 +21,7 @@ def settings_of(tmp_path, **overrides):
 
 
 def parts(settings):
-    return meaning_parts(settings, build_vision_language_model(settings))
+    return description_parts(settings, build_vision_language_model(settings))
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,31 @@
 """The audit: what is on disk against the catalogue, for every partition of descriptions and embeddings.
 
-What lives here: putting the looks at files and rows together into a verdict. What does not: the looking
-(``files.py``, ``rows.py``), Dagster (``asset.py``), putting right (``repair.py``).
+It adds the rows (``rows.py``) and foreign files to the states of ``vlm_assets/assets/partition_state.py``.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
+from pathlib import Path
 
 from resources.publishing.record import PublishedRecord
+from resources.storage.files import TEMPORARY_SUFFIX
+from resources.storage.layout import AssetFolders
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS
+from vlm_assets.assets.partition_state import (
+    Kind,
+    PartitionState,
+    PartitionStates,
+    Problem,
+    State,
+    VerifiedFiles,
+)
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.operate.audit.files import LookedAt, foreign_files, look_at
-from vlm_assets.operate.audit.findings import Kind, Problem
 from vlm_assets.operate.audit.rows import Counted, RowCounts, count_rows
 from vlm_assets.settings import Settings
 
@@ -25,18 +33,12 @@ _OF_THE_PARTITION = frozenset({CATALOGUE_SLICE, TEXTS})
 """Parts of a fingerprint that differ from partition to partition by nature."""
 
 
-class State(StrEnum):
-    """The verdict on a partition."""
-
-    SOUND = "sound"
-    WRONG = "wrong"
-    INCOMPLETE = "incomplete"
-    """Not published yet: nothing is wrong with it."""
-
-
 @dataclass(frozen=True)
 class PartitionAudit:
-    """One partition of one asset. version, fingerprint: of what is published; None where nothing is."""
+    """One partition of one asset. version, fingerprint: of what is published; None where nothing is.
+
+    note: a sentence about its state.
+    """
 
     asset: str
     key: str
@@ -44,6 +46,7 @@ class PartitionAudit:
     counts: RowCounts
     version: int | None
     fingerprint: str | None
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,15 @@ class Audit:
 
     def verdict(self) -> str:
         """The whole audit in one or two sentences."""
-        read = "every byte read" if self.deep else "sizes, footers and ids read; --deep reads every byte"
-        incomplete = sum(one.state is State.INCOMPLETE for one in self.partitions)
+        read = (
+            "every byte read" if self.deep else "sizes, ids and changed files read; --deep reads every byte"
+        )
+        incomplete = sum(one.version is None for one in self.partitions)
         left = (
             f" {incomplete} of {len(self.partitions)} partitions are not published yet." if incomplete else ""
         )
         if not self.ok:
-            bad = sum(one.state is State.WRONG for one in self.partitions)
+            bad = len({(one.asset, one.key) for one in self.wrong if one.key is not None})
             return (
                 f"WRONG: {len(self.wrong)} found, {bad} of {len(self.partitions)} partitions wrong ({read})."
                 f"{left} `vlm-assets repair` says what it would do."
@@ -117,55 +122,54 @@ class Audit:
 
 
 def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
-    """Audit a home, changing nothing; ``deep`` reads every byte of files and copies. Raises CatalogError."""
+    """Audit a home, changing nothing. Raises CatalogError.
+
+    deep: read every byte of files, copies and journals; otherwise of the files that changed since they were
+    verified.
+    """
     assets = settings.descriptions, settings.embeddings
     descriptions, embeddings = (asset.name for asset in assets)
     keys = frozenset(one.key for one in catalog.ranges)
-    looked = [
-        look_at(asset.partition(wanted.key), deep=deep) for asset in assets for wanted in catalog.ranges
-    ]
-    counted = count_rows(catalog, looked, descriptions=descriptions, embeddings=embeddings, deep=deep)
-    records = {(one.asset, one.key): one.record for one in looked}
+    verified = VerifiedFiles(settings.state_directory, seconds=math.inf)
+    states = PartitionStates(settings, catalog, verified=verified, deep=deep).all()
+    counted = count_rows(catalog, states, descriptions=descriptions, embeddings=embeddings, deep=deep)
     problems: list[Problem] = []
     partitions: list[PartitionAudit] = []
-    for one, wanted in zip(looked, [*catalog.ranges, *catalog.ranges], strict=True):
-        found = [*one.problems, *_row_problems(one, counted)]
-        if one.record is not None:
-            found += _provenance_problems(one.asset, catalog, wanted, one.record)
-            if one.asset == embeddings:
-                found += _descent_problems(one, one.record, records[descriptions, one.key])
-        problems += found
-        partitions.append(_partition(one, wanted, found, counted))
+    for one in states:
+        found = list(_row_problems(one, counted))
+        # The rows themselves say more than their number.
+        told = [problem for problem in one.problems if not (found and problem.kind is Kind.IDS)]
+        problems += [*told, *found]
+        partitions.append(_partition(one, found, counted))
     for asset in assets:
         problems += foreign_files(asset, keys)
-        problems += _settings_differ(asset.name, looked)
+        problems += _settings_differ(asset.name, states)
     return Audit(str(settings.home), deep, (descriptions, embeddings), tuple(partitions), tuple(problems))
 
 
-def _partition(
-    one: LookedAt, wanted: PropertyRange, found: Sequence[Problem], counted: Counted
-) -> PartitionAudit:
-    wrong = any(not problem.kind.is_warning for problem in found)
+def _partition(one: PartitionState, of_rows: Sequence[Problem], counted: Counted) -> PartitionAudit:
     counts = counted.counts.get((one.asset, one.key))
-    if wrong:
-        state = State.WRONG
-        counts = counts or RowCounts(expected=len(wanted), missing=len(wanted))
+    state, note = one.state, one.note
+    if of_rows and state is not State.RUNNING:
+        # The rows alone tell: their file is what was published.
+        state, note = State.DAMAGED, note or of_rows[0].sentence
+    if counts is None and state is State.DAMAGED:
+        counts = RowCounts(expected=one.expected, missing=one.expected)
     elif one.record is None:
-        state, counts = State.INCOMPLETE, RowCounts(expected=len(wanted), not_yet=len(wanted))
-    else:
-        state, counts = State.SOUND, counts or RowCounts(expected=len(wanted))
+        counts = counts or RowCounts(expected=one.expected, not_yet=one.expected)
     record = one.record
     return PartitionAudit(
         asset=one.asset,
         key=one.key,
         state=state,
-        counts=counts,
+        counts=counts or RowCounts(expected=one.expected),
         version=record.sequence if record else None,
         fingerprint=record.fingerprint if record else None,
+        note=note,
     )
 
 
-def _row_problems(one: LookedAt, counted: Counted) -> Iterator[Problem]:
+def _row_problems(one: PartitionState, counted: Counted) -> Iterator[Problem]:
     reason = counted.uncounted.get((one.asset, one.key))
     if reason is not None:
         yield Problem(
@@ -201,34 +205,7 @@ def _row_problems(one: LookedAt, counted: Counted) -> Iterator[Problem]:
         yield Problem(Kind.DESCRIPTIONS_DIFFER, one.asset, one.key, sentence, str(one.path))
 
 
-def _provenance_problems(
-    asset: str, catalog: Catalog, wanted: PropertyRange, record: PublishedRecord
-) -> Iterator[Problem]:
-    part = _parts(record).get(CATALOGUE_SLICE)
-    if part is not None and part != catalog.slice_digest(wanted):
-        sentence = (
-            "The catalogue's rows of this range were updated after it was published. Materialize it to"
-            " describe its properties anew."
-        )
-        yield Problem(Kind.STALE, asset, wanted.key, sentence)
-
-
-def _descent_problems(
-    one: LookedAt, record: PublishedRecord, described: PublishedRecord | None
-) -> Iterator[Problem]:
-    made_from = _parts(record).get(TEXTS)
-    if described is None:
-        sentence = "Embeddings are published where no descriptions are."
-        yield Problem(Kind.DESCRIPTIONS_DIFFER, one.asset, one.key, sentence, str(one.path))
-    elif made_from is not None and made_from != described.metadata.get(TEXTS):
-        sentence = (
-            "The embeddings were made from other texts than the descriptions published now have"
-            f" (version {described.sequence})."
-        )
-        yield Problem(Kind.DESCRIPTIONS_DIFFER, one.asset, one.key, sentence, str(one.path))
-
-
-def _settings_differ(asset: str, looked: Sequence[LookedAt]) -> Iterator[Problem]:
+def _settings_differ(asset: str, looked: Sequence[PartitionState]) -> Iterator[Problem]:
     """A warning where partitions of one asset were made with different settings."""
     groups: dict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
     for one in looked:
@@ -259,3 +236,35 @@ def _parts(record: PublishedRecord) -> Mapping[str, str]:
 
 def _numbers(counts: RowCounts) -> dict[str, object]:
     return {name: value for name, value in asdict(counts).items() if name != "first_ids"}
+
+
+def foreign_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Problem]:
+    """What lies in an asset's folders and belongs to no partition of the catalogue."""
+    known = keys if isinstance(keys, (set, frozenset)) else frozenset(keys)
+    for path in _entries(asset.published):
+        if path.suffix != ".parquet":
+            yield _unknown(asset.name, path)
+        elif path.stem not in known:
+            sentence = (
+                f"{path} is no partition of the catalogue, but whoever reads {asset.published}/*.parquet"
+                " reads it too."
+            )
+            yield Problem(Kind.FOREIGN_FILE, asset.name, None, sentence, str(path))
+    for folder, pattern in (
+        (asset.versions, r"(?P<key>[^.]+)(\.copy)?\.json|(?P<version_of>[^.]+)\.[012]\.parquet"),
+        (asset.staging, rf"\.(?P<key>[^.]+)\..*{re.escape(TEMPORARY_SUFFIX)}"),
+        (asset.journals, r"(?P<key>.+)"),
+    ):
+        for path in _entries(folder):
+            match = re.fullmatch(pattern, path.name)
+            owners = match.groupdict() if match else {}
+            if not known.intersection(filter(None, owners.values())):
+                yield _unknown(asset.name, path)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _unknown(asset: str, path: Path) -> Problem:
+    return Problem(Kind.UNKNOWN_FILE, asset, None, f"{path} belongs to no partition.", str(path))

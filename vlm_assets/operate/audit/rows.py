@@ -1,7 +1,7 @@
 """Counting the rows of all published files at once against the catalogue. DuckDB does it, memory bounded.
 
 What lives here: conservation of ids, statuses and fingerprints, and embeddings against descriptions, as
-sets and never as positions. What does not: whether a file is what was published (``files.py``).
+sets and never as positions. What does not: whether a file is what was published (``partition_state.py``).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlm_assets.assets.partition_state import PartitionState
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.audit.files import LookedAt
 
 if TYPE_CHECKING:
     import duckdb
@@ -82,7 +82,7 @@ class Counted:
 
 
 def count_rows(
-    catalog: Catalog, looked: Sequence[LookedAt], *, descriptions: str, embeddings: str, deep: bool
+    catalog: Catalog, looked: Sequence[PartitionState], *, descriptions: str, embeddings: str, deep: bool
 ) -> Counted:
     """Count all countable files. ``deep`` also compares vectors with statuses. Raises CatalogError.
 
@@ -180,7 +180,7 @@ def _expected(catalog: Catalog) -> Iterator[pa.Table]:
 def _load(
     connection: duckdb.DuckDBPyConnection,
     asset: str,
-    looked: Sequence[LookedAt],
+    looked: Sequence[PartitionState],
     counted: Counted,
     *,
     vectors: bool,
@@ -189,7 +189,7 @@ def _load(
     import duckdb
 
     wanted = {**COLUMNS, "embedding": None} if vectors else COLUMNS
-    readable: list[LookedAt] = []
+    readable: list[PartitionState] = []
     for one in looked:
         if one.countable:
             reason = _lacking(one.path, wanted)
@@ -205,7 +205,7 @@ def _load(
         FROM read_parquet($paths, union_by_name=true, filename=true) r JOIN files f ON r.filename = f.path
     """  # noqa: S608 - built of our own constants
 
-    def take_in(some: Sequence[LookedAt]) -> None:
+    def take_in(some: Sequence[PartitionState]) -> None:
         """In one transaction: all of it or nothing."""
         connection.begin()
         try:
@@ -229,7 +229,7 @@ def _load(
                 counted.uncounted[asset, one.key] = str(error).splitlines()[0]
 
 
-def _note_files(connection: duckdb.DuckDBPyConnection, looked: Sequence[LookedAt]) -> None:
+def _note_files(connection: duckdb.DuckDBPyConnection, looked: Sequence[PartitionState]) -> None:
     rows = [
         {
             "asset": one.asset,

@@ -4,8 +4,8 @@ import json
 
 from sensors.dagster_internals.runs import NEEDS_PERSON
 from vlm_assets.assets.garbage import WINDOW
+from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.operate.expected_cost import committed_rows
 
 PROPERTIES = 56
 
@@ -26,9 +26,9 @@ def test_a_partition_of_garbage_stops_early_and_keeps_what_is_committed(desk, li
     tags = desk.instance.get_run_by_id(stopped.result.run_id).tags
     assert tags[NEEDS_PERSON] == stopped.result.run_id, "its failed rows are new rows: for a person"
     assert not stopped.checks
-    committed = committed_rows(desk.settings.descriptions.partition(key))
+    committed = committed_rows(desk.settings.descriptions, key)
     assert WINDOW <= committed < PROPERTIES
 
     refused = cut_off.changed(invalid_share_stop=1.0).materialize(key=key)
     assert not refused.checks["failed_share"].passed, "worked to its end, and refused by the check"
-    assert committed_rows(desk.settings.descriptions.partition(key)) == PROPERTIES
+    assert committed_rows(desk.settings.descriptions, key) == PROPERTIES

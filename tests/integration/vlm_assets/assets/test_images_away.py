@@ -9,8 +9,8 @@ import pytest
 from resources.devices.resource import GpuResource
 from resources.journal.journal import Journal
 from sensors.dagster_internals.runs import NO_ATTEMPT
+from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.operate.expected_cost import committed_rows
 
 PROPERTIES = 10
 
@@ -47,7 +47,7 @@ def test_a_run_without_its_images_waits_without_a_device_and_is_no_attempt(desk,
     assert "No images to describe" in ended.failure
     assert "mounted" in ended.failure
     assert desk.instance.get_run_by_id(ended.result.run_id).tags[NO_ATTEMPT] == ended.result.run_id
-    assert committed_rows(desk.settings.descriptions.partition(key)) == 0
+    assert committed_rows(desk.settings.descriptions, key) == 0
     away.rename(folder)
 
 
@@ -69,7 +69,7 @@ def test_a_disk_that_goes_away_in_the_middle_costs_no_property(desk, disk, monke
     assert "The images are away" in ended.failure
     assert not ended.checks
     assert desk.instance.get_run_by_id(ended.result.run_id).tags[NO_ATTEMPT] == ended.result.run_id
-    committed = committed_rows(desk.settings.descriptions.partition(key))
+    committed = committed_rows(desk.settings.descriptions, key)
     assert 1 <= committed < PROPERTIES
     folder.with_name("away").rename(folder)
     done = small.materialize(key=key)

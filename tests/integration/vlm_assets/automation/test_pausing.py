@@ -9,9 +9,9 @@ import pytest
 from resources.engine.resource import VisionLanguageModel
 from resources.state.pause import pause, resume
 from sensors.dagster_internals.runs import run_states
+from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.control_state import control_state
-from vlm_assets.operate.expected_cost import committed_rows
-from vlm_assets.resource_settings import build_vision_language_model
+from vlm_assets.models import build_vision_language_model
 
 KEY = "000000000-000000007"
 
@@ -47,7 +47,7 @@ def test_a_working_materialization_commits_its_batch_and_ends_as_interrupted(des
     ended = desk.materialize(vision_language_model=model)
     assert not ended.success
     assert not ended.published
-    assert committed_rows(desk.settings.descriptions.partition(KEY)) == 4
+    assert committed_rows(desk.settings.descriptions, KEY) == 4
     run = run_states(desk.instance, [ended.result.run_id])[ended.result.run_id]
     assert run.interrupted_by == "UNEXPECTED_TERMINATION"
     resume(state)

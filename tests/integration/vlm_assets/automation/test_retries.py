@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from resources.storage.layout import Home
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_schedule import BUTTON, SCHEDULE
+from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.cli.main import app
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, free_port
-from vlm_assets.operate.expected_cost import committed_rows
 from vlm_assets.settings import load_settings
 
 DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
@@ -170,14 +170,14 @@ def test_a_pause_drains_what_works_and_it_goes_on_afterwards(
     monkeypatch.setenv("VLM_ASSETS_HOME", str(running.home))
     settings = load_settings(home=running.home)
     running.server.api.launch_backfill(BOTH, [key], title="long", tags={})
-    running.wait_until(lambda: committed_rows(settings, DESCRIPTIONS, key) > 0, "first commit")
+    running.wait_until(lambda: committed_rows(settings.descriptions, key) > 0, "first commit")
     paused = CliRunner().invoke(app, ["pause", "--home", str(running.home)])
     assert paused.exit_code == 0, paused.output
     (ended, *_) = running.runs(key)[::-1]
     running.wait_until(lambda: running.instance.get_run_by_id(ended.run_id).is_finished, "the run ended")
     tags = running.instance.get_run_by_id(ended.run_id).tags
     assert tags["dagster/failure_reason"] == "UNEXPECTED_TERMINATION"
-    committed = committed_rows(settings, DESCRIPTIONS, key)
+    committed = committed_rows(settings.descriptions, key)
     assert 0 < committed < LONG
 
     running.wait_until(lambda: len(running.runs(key)) == 2, "retried by Dagster")
@@ -186,7 +186,7 @@ def test_a_pause_drains_what_works_and_it_goes_on_afterwards(
         lambda: any("Waiting, without a device" in one.message for one in running.instance.all_logs(retry)),
         "the retry waits",
     )
-    assert committed_rows(settings, DESCRIPTIONS, key) == committed
+    assert committed_rows(settings.descriptions, key) == committed
     assert CliRunner().invoke(app, ["resume", "--home", str(running.home)]).exit_code == 0
     running.wait_until(lambda: running.published(key), "published")
     assert running.instance.get_run_by_id(retry).tags["dagster/retry_number"] == "1"

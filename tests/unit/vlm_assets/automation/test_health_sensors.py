@@ -7,14 +7,14 @@ import pytest
 
 from resources.engine.server.running_server import PATIENCE_SECONDS
 from sensors.failed_partitions import FailedPartitions
-from sensors.row_count_drift import DriftWatcher
+from sensors.published_file_drift import DriftWatcher
 from sensors.ticks import last_ticks
 from sensors.worker_health import HealthWatcher
 from vlm_assets.automation.health_sensors import build_health_sensors, worker_limits
 from vlm_assets.automation.retries import build_retries
 from vlm_assets.definitions import build_defs
 
-NAMES = ["failed_partitions_again", "reconciliation", "row_count_drift", "worker_health"]
+NAMES = ["failed_partitions_again", "reconciliation", "published_file_drift", "worker_health"]
 
 
 @pytest.fixture

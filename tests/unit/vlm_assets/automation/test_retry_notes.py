@@ -2,7 +2,7 @@
 
 from resources.state.database import ControlState
 from sensors.attempts import Attempts, Entry
-from vlm_assets.assets.partition_states import State
+from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.retry_notes import RetryNotes
 
 

@@ -6,8 +6,6 @@ import logging
 
 import pytest
 
-from resources.journal.high_water_mark import HighWaterMark, write_mark
-from resources.storage.files import make_directory
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.catalog.catalog_copies import backup_paths
 from vlm_assets.operate import expected_cost
@@ -17,18 +15,11 @@ from vlm_assets.settings import Settings
 LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
 
 
-def commit(settings: Settings, key: str, rows: int, *, retired: bool = False) -> None:
-    """What the journal of a partition's descriptions leaves when rows are committed."""
-    path = settings.state_directory / "high_water_marks" / "property_descriptions" / key / "g.json"
-    make_directory(path.parent)
-    write_mark(path, HighWaterMark(key, "g", rows, rows, 1, None, retired=retired))
-
-
 def cost_of(settings: Settings) -> ExpectedCost:
     return ExpectedCost.of(settings, Catalog.open(settings.home))
 
 
-def test_cost_is_images_shown_of_what_is_not_committed(uneven: Settings) -> None:
+def test_cost_is_images_shown_of_what_is_not_committed(uneven: Settings, commit) -> None:
     """A property costs its images up to max_images; committed rows cost nothing more."""
     cost = cost_of(uneven)
     assert cost.whole == {LIGHT: 2, HEAVY: 15, MIDDLE: 4, LAST: 5}
@@ -40,7 +31,7 @@ def test_cost_is_images_shown_of_what_is_not_committed(uneven: Settings) -> None
     assert cost_of(uneven.model_copy(update={"max_images": 20})).whole[HEAVY] == 23
 
 
-def test_order_is_by_what_is_left(uneven: Settings) -> None:
+def test_order_is_by_what_is_left(uneven: Settings, commit) -> None:
     """The heaviest range goes first; an interrupted one stands where the rest of it belongs."""
     cost = cost_of(uneven)
     assert cost.heaviest_first([LIGHT, MIDDLE, HEAVY, LAST]) == [HEAVY, LAST, MIDDLE, LIGHT]
@@ -48,7 +39,7 @@ def test_order_is_by_what_is_left(uneven: Settings) -> None:
     assert cost.heaviest_first([LIGHT, MIDDLE, HEAVY, LAST]) == [HEAVY, MIDDLE, LAST, LIGHT]
 
 
-def test_priority_is_the_order_and_never_above_what_a_person_asks_for(uneven: Settings) -> None:
+def test_priority_is_the_order_and_never_above_what_a_person_asks_for(uneven: Settings, commit) -> None:
     """Priorities rank as the order does, below 1; ranges with nothing left come last, heaviest first."""
     commit(uneven, HEAVY, 2)
     commit(uneven, LIGHT, 2)

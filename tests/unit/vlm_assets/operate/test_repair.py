@@ -131,10 +131,10 @@ def test_foreign_files_are_moved_out_of_the_readers_way(dataset):
     assert audit(dataset.settings, dataset.catalog).ok
 
 
-def test_a_partition_that_a_check_refused_is_tried_again(empty):
+def test_a_partition_that_a_check_refused_is_tried_again(empty, commit):
     """All rows committed and nothing published: only the failed ones are computed again."""
-    mark(empty, DESCRIBED, FIRST, rows=3, retired=False)
-    mark(empty, DESCRIBED, SECOND, rows=2, retired=False)
+    commit(empty.settings, FIRST, 3)
+    commit(empty.settings, SECOND, 2)
     repairs = plan(empty)
     assert ways(repairs) == {(DESCRIBED, FIRST): Way.RETRY_FAILED}
     (wanted,) = recomputations(repairs, DESCRIBED, EMBEDDED)

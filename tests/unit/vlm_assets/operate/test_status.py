@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.devices.left_out import LeftOutDevices
-from resources.journal.high_water_mark import HighWaterMark, write_mark
 from resources.publishing.record import PartitionManifest
 from resources.state import tables
 from resources.state.database import open_state
@@ -30,7 +29,7 @@ from resources.storage.files import make_directory, sha256_of
 from resources.storage.layout import Home
 from sensors.attempts import Attempts, Entry
 from sensors.done_again import DoneAgain, note_done_again
-from vlm_assets.assets.partition_states import State
+from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.cli.main import app
@@ -40,13 +39,6 @@ from vlm_assets.operate.status_view import view, watch
 from vlm_assets.settings import Settings
 
 LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
-
-
-def commit(settings: Settings, key: str, rows: int, asset: str = "property_descriptions") -> None:
-    """What the journal of a partition leaves when rows are committed."""
-    path = settings.state_directory / "high_water_marks" / asset / key / "g.json"
-    make_directory(path.parent)
-    write_mark(path, HighWaterMark(key, "g", rows, rows, 1, None))
 
 
 def status_of(settings: Settings) -> Status:
@@ -64,7 +56,7 @@ def text(status: Status) -> str:
     return console.file.getvalue()
 
 
-def test_after_a_reboot_everything_waits_heaviest_first(uneven: Settings) -> None:
+def test_after_a_reboot_everything_waits_heaviest_first(uneven: Settings, commit) -> None:
     """Nothing runs: what is interrupted resumes at its percentage, what waits is in the order of its cost."""
     commit(uneven, HEAVY, 1)
     commit(uneven, MIDDLE, 2)
@@ -178,14 +170,14 @@ def test_what_was_tried_again_in_the_night_and_is_done_is_listed(uneven: Setting
 def test_what_is_described_and_not_embedded_is_said(dataset) -> None:
     """Nothing is left to describe: what is left is named all the same, until all of it is published."""
     assert status_of(dataset.settings).next_steps == (
-        "Everything is published; `vlm-assets audit` proves it.",
+        "Everything is published; `vlm-assets audit --deep` proves it.",
     )
     dataset.embeddings.set_aside(dataset.keys[0])
     steps = status_of(dataset.settings).next_steps
     assert steps[0].startswith("1 described and not embedded yet")
 
 
-def test_machines_get_everything(uneven: Settings) -> None:
+def test_machines_get_everything(uneven: Settings, commit) -> None:
     """--json holds every partition with its cost, turn and percentage."""
     commit(uneven, HEAVY, 1)
     told = json.loads(status_of(uneven).to_json())
@@ -200,7 +192,7 @@ def test_machines_get_everything(uneven: Settings) -> None:
     assert told["next_steps"]
 
 
-def test_watch_follows_until_ctrl_c(uneven: Settings) -> None:
+def test_watch_follows_until_ctrl_c(uneven: Settings, commit) -> None:
     """Each look is read anew and shown; Ctrl-C ends it without an error."""
     looks: list[State] = []
 
@@ -239,10 +231,16 @@ def test_1350_partitions_take_two_seconds(dataset, tmp_path: Path) -> None:
         asset = Home(home).asset(published.asset.name)
         for folder in (asset.published, asset.versions):
             make_directory(folder)
-        for one in Catalog.open(home).ranges[:1300]:
+        catalog = Catalog.open(home)
+        for one in catalog.ranges[:1300]:
             paths = asset.partition(one.key)
-            manifest = PartitionManifest(one.key, replace(record, key=one.key)).to_bytes()
+            parts = dict(record.metadata["parts"])
+            if "catalogue_slice" in parts:
+                parts["catalogue_slice"] = catalog.slice_digest(one)
+            metadata = {**record.metadata, "parts": parts}
+            manifest = PartitionManifest(one.key, replace(record, key=one.key, metadata=metadata)).to_bytes()
             paths.published.write_bytes(data)
+            paths.version(0).write_bytes(data)
             paths.record.write_bytes(manifest)
             paths.record_copy.write_bytes(manifest)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

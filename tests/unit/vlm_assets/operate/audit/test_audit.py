@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.journal.high_water_mark import HighWaterMark, write_mark
-from vlm_assets.operate.audit.audit import Audit, State, audit
-from vlm_assets.operate.audit.findings import Kind
+from vlm_assets.assets.partition_state import Kind, State
+from vlm_assets.operate.audit.audit import Audit, audit
 
 FIRST, SECOND, THIRD = "000000000-000000002", "000000003-000000005", "000000006-000000008"
 DESCRIBED, EMBEDDED = "property_descriptions", "property_embeddings"
@@ -59,7 +59,7 @@ def test_a_whole_dataset_is_conserved(dataset, deep):
     for asset in (DESCRIBED, EMBEDDED):
         total = found.total(asset)
         assert (total.expected, total.ok, total.failed, total.not_yet) == (9, 8, 1, 0)
-        assert found.partitions_in(asset, State.SOUND) == 3
+        assert found.partitions_in(asset, State.DONE) == 3
     assert "Conserved" in found.verdict()
 
 
@@ -68,7 +68,7 @@ def test_what_is_not_published_yet_is_incomplete_and_no_fault(empty):
     empty.describe(FIRST)
     found = look(empty)
     assert found.ok and not found.problems
-    assert found.partitions_in(DESCRIBED, State.INCOMPLETE) == 2
+    assert found.partitions_in(DESCRIBED, State.NOT_STARTED) == 2
     assert found.total(DESCRIBED).not_yet == 6
     assert found.total(EMBEDDED).not_yet == 9
     assert "5 of 6 partitions are not published yet" in found.verdict()
@@ -167,8 +167,8 @@ def test_a_damaged_file_is_found_without_reading_every_byte(dataset, name, asset
     damage(name)(dataset.settings.home / asset / f"{SECOND}.parquet")
     found = look(dataset)
     assert (Kind.FILE, asset, SECOND) in wrong(found)
-    assert partition(found, asset, SECOND).state is State.WRONG
-    assert partition(found, asset, FIRST).state is State.SOUND
+    assert partition(found, asset, SECOND).state is State.DAMAGED
+    assert partition(found, asset, FIRST).state is State.DONE
 
 
 def test_every_flipped_bit_is_found_deep(dataset):
@@ -195,7 +195,7 @@ def test_a_file_that_does_not_read_takes_no_other_down(dataset):
     found = look(dataset)
     assert (Kind.COLUMNS, DESCRIBED, SECOND) in wrong(found)
     assert found.total(DESCRIBED).ok == 6
-    assert found.partitions_in(DESCRIBED, State.SOUND) == 2
+    assert found.partitions_in(DESCRIBED, State.DONE) == 2
 
 
 def test_a_second_copy_that_is_gone(dataset):
@@ -277,7 +277,7 @@ def test_partitions_of_different_settings_are_a_warning(empty):
     found = look(empty)
     assert found.ok
     assert warned(found) == {(Kind.SETTINGS_DIFFER, DESCRIBED, None)}
-    assert "decoding" in found.warnings[0].sentence
+    assert "maker" in found.warnings[0].sentence
     assert THIRD in found.warnings[0].sentence
 
 
@@ -362,6 +362,7 @@ def test_json_says_everything(dataset):
     said = json.loads(look(dataset).to_json())
     assert said["ok"] is False
     assert said["totals"][DESCRIBED]["ok"] == 8
-    assert said["totals"][DESCRIBED]["partitions"] == {"sound": 2, "wrong": 1, "incomplete": 0}
+    counts = said["totals"][DESCRIBED]["partitions"]
+    assert {state: count for state, count in counts.items() if count} == {"done": 2, "damaged": 1}
     assert [(one["kind"], one["key"]) for one in said["wrong"]] == [("second_copy", FIRST)]
     assert len(said["partitions"]) == 6

@@ -8,26 +8,28 @@ handed in, and putting anything right (the scheduled re-materialization, which v
 # No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
 
 import hashlib
+import json
+import os
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.state.workers import Workers
+from resources.storage.files import make_directory, write_replacing
 from resources.storage.layout import AssetFolders
 from sensors.check_alerts import FOUND_AT
 from sensors.dagster_internals.check_results import report_evaluation
 from sensors.dagster_internals.partition_history import PartitionHistory
-from sensors.published_signatures import Seen, Snapshot, foreign_names, signatures
 from sensors.ticks import note_tick
 
-NAME = "row_count_drift"
+NAME = "published_file_drift"
 CHECK = "published_file"
 INTERVAL_SECONDS = 60
 _LOOK_SECONDS = 15.0
@@ -42,8 +44,59 @@ _SHOWN = 5
 """Sentences that the tick itself says; further ones are in its log."""
 
 _FOREIGN = "foreign_file"
+_FORMAT = 1
+_ABOUT = "What was seen at the last look; may be deleted: every partition is then looked at anew."
+_FILE, _RECORD = ".parquet", ".json"
 
 SOUND, STALE = "sound", "stale"
+
+
+class Seen(NamedTuple):
+    """One partition at its last look.
+
+    expectation: what its record was compared with; kind: of the verdict; told: the verdict that Dagster was
+    told, "" where none was. owed: the verdict that it is to be told, "" where none is; it may have been told
+    already by a tick that then died. at: when the owed one was found, in unix seconds.
+    """
+
+    signature: str
+    expectation: str
+    kind: str
+    told: str
+    owed: str = ""
+    at: float = 0.0
+
+
+@dataclass
+class Snapshot:
+    """What was seen of one asset. is_lost: not every partition was looked at since nothing was known."""
+
+    path: Path
+    partitions: dict[str, Seen] = field(default_factory=dict)
+    is_lost: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> "Snapshot":
+        """The last one; a new one where there is none that reads."""
+        try:
+            said = json.loads(path.read_bytes())
+            if said["format"] != _FORMAT:
+                return cls(path, is_lost=True)
+            partitions = {key: Seen(*seen) for key, seen in said["partitions"].items()}
+            return cls(path, partitions, is_lost=bool(said["is_lost"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls(path, is_lost=True)
+
+    def write(self) -> None:
+        """Replace the file, durably when it returns. Raises OSError."""
+        make_directory(self.path.parent)
+        said = {
+            "about": _ABOUT,
+            "format": _FORMAT,
+            "is_lost": self.is_lost,
+            "partitions": self.partitions,
+        }
+        write_replacing(self.path, json.dumps(said).encode())
 
 
 @dataclass(frozen=True)
@@ -265,7 +318,7 @@ def evaluation(asset: str, key: str, verdict: Verdict, at: float) -> dg.AssetChe
     )
 
 
-def build_row_count_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> dg.SensorDefinition:
+def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> dg.SensorDefinition:
     """The sensor. ticks: the folder where each sensor notes that it ticked."""
 
     # Kept between ticks: a first look takes several, and each asks what fails now.
@@ -280,7 +333,7 @@ def build_row_count_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> dg.Se
             " file is truncated, replaced, deleted, foreign or stale. It starts nothing."
         ),
     )
-    def row_count_drift(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+    def published_file_drift(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         instance = context.instance
 
         def tell(asset: str, key: str, verdict: Verdict, at: float) -> None:
@@ -296,4 +349,42 @@ def build_row_count_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> dg.Se
         note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
         return dg.SkipReason(" ".join(said[:_SHOWN]) or "Nothing has changed on disk since the last look.")
 
-    return row_count_drift
+    return published_file_drift
+
+
+def signatures(asset: AssetFolders, *, made_from: AssetFolders | None = None) -> dict[str, str]:
+    """Size, change time and inode of each partition's file and record, by key; of all files that are there.
+
+    made_from: the asset that this one is made from; its records count as part of it. The change
+    time (ctime) moves with every write, and with a rename; nothing but the kernel's clock can set it.
+    """
+    found: dict[str, list[str]] = {}
+    for folder, ending in ((asset.published, _FILE), (asset.versions, _RECORD)):
+        for name, said in _entries(folder, ending):
+            found.setdefault(name, []).append(ending + said)
+    if made_from is not None:
+        for name, said in _entries(made_from.versions, _RECORD):
+            if name in found:
+                found[name].append(said)
+    return {key: " ".join(parts) for key, parts in found.items()}
+
+
+def foreign_names(asset: AssetFolders, keys: Collection[str]) -> list[str]:
+    """Names of parquet files that are no partition's but that whoever reads ``*.parquet`` reads too."""
+    return [name for name in asset.published_keys() if name not in keys and not name.startswith(".")]
+
+
+def _entries(folder: Path, ending: str) -> Iterator[tuple[str, str]]:
+    try:
+        entries = os.scandir(folder)
+    except FileNotFoundError:
+        return
+    with entries:
+        for entry in entries:
+            # No dot in the rest: not the record's second copy, nor a temporary file.
+            if entry.name.endswith(ending) and "." not in entry.name.removesuffix(ending):
+                try:
+                    stat = entry.stat()
+                except FileNotFoundError:
+                    continue
+                yield entry.name.removesuffix(ending), f"{stat.st_size}.{stat.st_ctime_ns}.{stat.st_ino}"

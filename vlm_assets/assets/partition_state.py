@@ -1,0 +1,491 @@
+"""What state is a partition in? The one answer, from the catalogue, the published record and the journal.
+
+``vlm-assets status``, ``run``, ``audit`` and ``repair``, the drift sensor, the retry schedule and the
+progress picture all ask ``PartitionStates``, so they cannot disagree. It changes nothing on disk; a note of
+verified files is written if ``VerifiedFiles.save`` is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+
+from resources.journal.errors import ACCEPT_LOSS_COMMAND, ManifestVersionError
+from resources.journal.high_water_mark import read_marks
+from resources.journal.inspection import JournalInspection, inspect_journals
+from resources.publishing.errors import RecordDamagedError
+from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.record import PartitionManifest, PublishedRecord
+from resources.publishing.verification import FindingKind, judge
+from resources.state.workers import Worker, Workers
+from resources.storage.layout import VERSION_NUMBERS, AssetFolders
+from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS
+from vlm_assets.assets.meaning import Meanings
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.control_state import control_state
+from vlm_assets.settings import Settings
+
+_LOOKS = 3
+"""A publication or a commit moves files while we look: what is found counts if nothing moved meanwhile."""
+
+_READ_SECONDS = 5.0
+"""For which one look reads files that were not verified before; the next look goes on."""
+
+_SETTLED_NS = 2 * 10**9
+"""A file that changed so recently could change again and keep its time: it is read again at the next look."""
+
+_ABOUT = "May be deleted: published files that were read and verified. They are read again then."
+
+
+class State(StrEnum):
+    """The state of a partition."""
+
+    DONE = "done"
+    STALE = "stale"
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    GIVEN_UP = "given up"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+    DAMAGED = "damaged"
+    LOST = "rows lost"
+    NOT_STARTED = "not started"
+
+
+MEANING: Mapping[State, str] = {
+    State.DONE: "published",
+    State.STALE: "published, and made with another catalogue, settings or texts than now",
+    State.RUNNING: "a process works on it now",
+    State.INTERRUPTED: "resumes from what is committed when it is materialized again",
+    State.FAILED: "its last run failed; it is tried again by itself",
+    State.GIVEN_UP: "it was tried too often without progress: look at it in the UI",
+    State.CANCELLED: "a person cancelled it: launched by hand, it goes on",
+    State.REFUSED: "all rows are there, but a check kept them from being published: look at it in the UI",
+    State.DAMAGED: "its file or record is not what was published: `vlm-assets repair` restores it",
+    State.LOST: "committed rows are missing from its journal",
+    State.NOT_STARTED: "nothing is committed yet",
+}
+
+
+class Kind(StrEnum):
+    """What is wrong, or worth knowing."""
+
+    FILE = "file"
+    """The published file is missing, truncated, unreadable or not what was published."""
+    SECOND_COPY = "second_copy"
+    RECORD = "record"
+    """Neither copy of the partition's record can be read."""
+    RECORD_COPY = "record_copy"
+    """One of the two copies of the record is missing or damaged."""
+    VANISHED = "vanished"
+    """It was published once, and neither its record nor its file is there."""
+    UNRECORDED = "unrecorded"
+    """A file under a partition's name that was not published here."""
+    JOURNAL = "journal"
+    """Committed rows of unfinished work are missing."""
+    FOREIGN_FILE = "foreign_file"
+    """A parquet file among the published ones that is no partition of the catalogue."""
+    COLUMNS = "columns"
+    IDS = "ids"
+    """The ids are not those of the catalogue, each once, each ok or failed."""
+    MIXED = "mixed"
+    """Rows of one file carry another fingerprint than its record."""
+    DESCRIPTIONS_DIFFER = "descriptions_differ"
+    """Embeddings that do not belong to the descriptions published now."""
+    EARLIER_VERSION = "earlier_version"
+    PENDING = "pending"
+    STALE = "stale"
+    SETTINGS_DIFFER = "settings_differ"
+    UNKNOWN_FILE = "unknown_file"
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether the published rows are sound all the same."""
+        return self in _WARNINGS
+
+
+_WARNINGS = frozenset(
+    {Kind.EARLIER_VERSION, Kind.PENDING, Kind.STALE, Kind.SETTINGS_DIFFER, Kind.UNKNOWN_FILE}
+)
+_COUNTABLE = frozenset({FindingKind.DIGEST_DIFFERS, FindingKind.ROWS_DIFFER})
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing found. key: the partition; None where it is about a folder or about several partitions."""
+
+    kind: Kind
+    asset: str
+    key: str | None
+    sentence: str
+    path: str | None = None
+    finding: FindingKind | None = None
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """One partition of one asset.
+
+    path: of its published file. rows: published, or else committed and there. expected: of the catalogue.
+    record: of the published file; None where nothing is published or it does not read. changed: parts of the
+    fingerprint that are not what they would be now. countable: whether the rows of its file can be counted.
+    note: a sentence about it.
+    """
+
+    asset: str
+    key: str
+    path: Path = field(repr=False)
+    state: State
+    rows: int
+    expected: int
+    record: PublishedRecord | None = None
+    problems: tuple[Problem, ...] = ()
+    changed: tuple[str, ...] = ()
+    countable: bool = False
+    note: str | None = None
+
+    @property
+    def percent(self) -> float:
+        """How much of it is done."""
+        return 100.0 * self.rows / self.expected
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a materialization would change nothing, or only what a person decides: stale settings."""
+        return self.state is State.DONE or (self.state is State.STALE and TEXTS not in self.changed)
+
+
+class VerifiedFiles:
+    """Published files that were read and are what was published, by size, change time and inode.
+
+    A look reads only what changed since. ``seconds``: for which it reads at most; ``unread`` counts the rest.
+    ``state_directory``: of the note; None: without one.
+    """
+
+    def __init__(self, state_directory: Path | None, *, seconds: float = _READ_SECONDS) -> None:
+        self._path = None if state_directory is None else state_directory / "verified_files.json"
+        self._left = seconds
+        self._verified: dict[str, str] = {}
+        self._is_new = False
+        self.unread = 0
+        if self._path is not None:
+            with contextlib.suppress(OSError, BrokenSealError, KeyError, TypeError):
+                self._verified = dict(read_sealed(self._path)["files"])
+
+    def judge(self, path: Path, record: PublishedRecord) -> tuple[FindingKind, str] | None:
+        """What is wrong with a file, or None; its bytes are read if they changed since they were verified."""
+        name = f"{path.parent.name}/{path.name}"
+        try:
+            stat = path.stat()
+        except OSError:
+            return judge(path, record, deep=False)
+        said = f"{stat.st_size} {stat.st_ctime_ns} {stat.st_ino} {record.sha256[:16]}"
+        if self._verified.get(name) == said and stat.st_size == record.bytes:
+            return None
+        if self._left <= 0 and stat.st_size == record.bytes:
+            self.unread += 1
+            return None
+        began = time.monotonic()
+        found = judge(path, record, deep=True)
+        self._left -= time.monotonic() - began
+        if found is None and stat.st_ctime_ns < time.time_ns() - _SETTLED_NS:
+            self._verified[name] = said
+            self._is_new = True
+        return found
+
+    def save(self) -> None:
+        """Write the note, if it is new. Where nothing can be written, the next look takes longer."""
+        if self._path is not None and self._is_new:
+            with contextlib.suppress(OSError):
+                write_sealed(self._path, {"about": _ABOUT, "files": self._verified})
+
+
+class PartitionStates:
+    """The states of a home's partitions.
+
+    deep: read every byte of files, copies and journals. verified: files that need not be read again; None:
+    every published file that is asked about is read. meanings: what the settings mean now; computed once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        *,
+        meanings: Meanings | None = None,
+        verified: VerifiedFiles | None = None,
+        deep: bool = False,
+    ) -> None:
+        self._catalog = catalog
+        self._ranges = {one.key: one for one in catalog.ranges}
+        self._described, self._embedded = settings.descriptions, settings.embeddings
+        self._workers = Workers(control_state(settings))
+        self._verified = None if deep else verified
+        self._deep = deep
+        self.meanings = meanings or Meanings.of(settings)
+
+    def all(self) -> list[PartitionState]:
+        """Every partition of both assets, descriptions first, in the order of the catalogue."""
+        running = {(worker.asset, worker.partition) for worker in self._workers.living()}
+        return [
+            self._state(asset, wanted, is_running=(asset.name, wanted.key) in running)
+            for asset in (self._described, self._embedded)
+            for wanted in self._catalog.ranges
+        ]
+
+    def of(self, asset: str, key: str) -> PartitionState:
+        """One partition. Raises KeyError for an asset or a range that is not there."""
+        folders = {one.name: one for one in (self._described, self._embedded)}[asset]
+        at_work: list[Worker] = self._workers.living()
+        is_running = any((one.asset, one.partition) == (asset, key) for one in at_work)
+        return self._state(folders, self._ranges[key], is_running=is_running)
+
+    def _state(self, asset: AssetFolders, wanted: PropertyRange, *, is_running: bool) -> PartitionState:
+        files = PartitionFiles(asset, wanted.key)
+        before: PartitionState | None = None
+        for _ in range(_LOOKS):
+            reading = read_record(files)
+            found = self._look(asset, files, reading, wanted, is_running=is_running)
+            has_moved = read_record(files).content != reading.content if found.problems else False
+            # Rows are called lost if two looks say so: a commit or a publication may lie between.
+            if not has_moved and (found.state is not State.LOST or found == before):
+                break
+            before = found
+        return found
+
+    def _look(
+        self,
+        asset: AssetFolders,
+        files: PartitionFiles,
+        reading: RecordReading,
+        wanted: PropertyRange,
+        *,
+        is_running: bool,
+    ) -> PartitionState:
+        found = self._compare_files(files, reading, len(wanted))
+        if found.record is not None:
+            changed, problems = self._staleness(asset, wanted, found.record)
+            found = replace(found, changed=changed, problems=(*found.problems, *problems))
+            found = replace(found, state=State.STALE if changed else State.DONE)
+        elif not found.problems:
+            found = self._unfinished(asset, wanted, check=not is_running)
+        wrong = [one for one in found.problems if not one.kind.is_warning]
+        damaged = [one for one in wrong if one.kind is not Kind.DESCRIPTIONS_DIFFER]
+        if is_running:
+            rows = found.rows if found.record is None else committed_rows(asset, wanted.key)
+            return replace(found, state=State.RUNNING, rows=rows)
+        if damaged and found.state is not State.LOST:
+            return replace(found, state=State.DAMAGED, note=damaged[0].sentence)
+        note = found.problems[0].sentence if found.problems else None
+        return replace(found, note=found.note or note)
+
+    def _compare_files(self, files: PartitionFiles, reading: RecordReading, expected: int) -> PartitionState:
+        """What is published, and what is wrong with it."""
+        asset, key = files.paths.asset.name, files.key
+
+        def problem(kind: Kind, sentence: str, finding: FindingKind | None = None) -> Problem:
+            return Problem(kind, asset, key, sentence, str(files.published), finding)
+
+        def state(record: PublishedRecord | None, *problems: Problem, countable: bool) -> PartitionState:
+            rows = 0 if record is None else record.rows
+            return PartitionState(
+                asset,
+                key,
+                files.published,
+                State.NOT_STARTED,
+                rows,
+                expected,
+                record,
+                problems,
+                countable=countable,
+            )
+
+        manifest = reading.manifest
+        if manifest is None:
+            there = files.published.exists()
+            if any(path.exists() for path in files.record_paths):
+                sentence = f"Neither copy of its record reads: {'; '.join(reading.damaged)}."
+                return state(None, problem(Kind.RECORD, sentence), countable=there)
+            if there:
+                sentence = f"{files.published} has no record: it was not published here."
+                return state(None, problem(Kind.UNRECORDED, sentence), countable=True)
+        if manifest is None or (manifest.published is None and manifest.pending is None):
+            marks = read_marks(files.paths.high_water_marks, key)
+            vanished = next((one.rows for one in marks if one.retired), None)
+            if vanished is None:
+                return state(None, countable=False)
+            sentence = (
+                f"{vanished} rows were published once, says its high-water mark, and neither its record nor"
+                " its file is there."
+            )
+            return state(None, problem(Kind.VANISHED, sentence), countable=False)
+        problems: list[Problem] = []
+        if reading.unsettled:
+            sentence = (
+                "A publication is under way or was interrupted; the next start of it, or repair, settles it."
+            )
+            problems.append(problem(Kind.PENDING, sentence))
+        if reading.damaged and not manifest.pending:
+            sentence = f"{'; '.join(reading.damaged)}. The other copy is whole."
+            problems.append(problem(Kind.RECORD_COPY, sentence))
+        record = files.peek() if manifest.pending else manifest.published
+        if record is None:
+            return state(None, *problems, countable=False)
+        if self._verified is None:
+            judged = judge(files.published, record, deep=True)
+        else:
+            judged = self._verified.judge(files.published, record)
+        if judged:
+            problems.append(problem(Kind.FILE, judged[1], judged[0]))
+        elif record.rows != expected:
+            sentence = f"{record.rows} rows were published where the catalogue has {expected}."
+            problems.append(problem(Kind.IDS, sentence))
+        if not manifest.pending:
+            problems += [
+                problem(kind, sentence)
+                for kind, sentence in self._copies(files, (record, *manifest.previous))
+            ]
+        return state(record, *problems, countable=judged is None or judged[0] in _COUNTABLE)
+
+    def _copies(
+        self, files: PartitionFiles, versions: tuple[PublishedRecord, ...]
+    ) -> Iterator[tuple[Kind, str]]:
+        for number, version in zip(VERSION_NUMBERS, versions, strict=False):
+            path = files.slot(number)
+            if not self._deep and _size(path) == version.bytes:
+                continue
+            judged = judge(path, version, deep=self._deep)
+            if judged:
+                kind = Kind.EARLIER_VERSION if number else Kind.SECOND_COPY
+                yield kind, f"{'Earlier version' if number else 'Second copy'}: {judged[1]}"
+
+    def _staleness(
+        self, asset: AssetFolders, wanted: PropertyRange, record: PublishedRecord
+    ) -> tuple[tuple[str, ...], list[Problem]]:
+        """The parts of the fingerprint that changed since it was published, and what that means."""
+        made_with: Mapping[str, str] = record.metadata.get("parts", {})
+        is_embedded = asset.name == self._embedded.name
+        now = {**self.meanings.of_asset(asset.name).now, CATALOGUE_SLICE: self._catalog.slice_digest(wanted)}
+        described: PublishedRecord | None = None
+        if is_embedded:
+            with contextlib.suppress(RecordDamagedError):
+                described = PartitionFiles(self._described, wanted.key).peek()
+            now[TEXTS] = "" if described is None else str(described.metadata.get(TEXTS))
+        changed = tuple(sorted(name for name, part in made_with.items() if now.get(name, part) != part))
+        kind, sentence = Kind.STALE, ""
+        if TEXTS in changed:
+            kind = Kind.DESCRIPTIONS_DIFFER
+            sentence = (
+                "Embeddings are published where no descriptions are."
+                if described is None
+                else "The embeddings were made from other texts than the descriptions published now have"
+                f" (version {described.sequence}). Materialize them: that is little work."
+            )
+        elif changed == (CATALOGUE_SLICE,):
+            sentence = (
+                "The catalogue's rows of this range were updated after it was published. Materialize it to"
+                " describe its properties anew."
+            )
+        elif changed:
+            names = ", ".join(name.replace("_", " ") for name in changed)
+            sentence = f"It was made with another {names}. Materialize it if it should change."
+        if not changed:
+            return (), []
+        return changed, [Problem(kind, asset.name, wanted.key, sentence, str(asset.published))]
+
+    def _unfinished(self, asset: AssetFolders, wanted: PropertyRange, *, check: bool) -> PartitionState:
+        """A partition that is not published: what its journals hold, and what is missing from them."""
+        key, expected = wanted.key, len(wanted)
+        found = PartitionState(
+            asset.name, key, asset.partition(key).published, State.NOT_STARTED, 0, expected
+        )
+        try:
+            journals = self._journals(asset, key)
+        except ManifestVersionError as error:
+            problem = Problem(Kind.JOURNAL, asset.name, key, str(error))
+            return replace(found, state=State.LOST, problems=(problem,))
+        rows = max((one.rows for one in journals), default=0)
+        lost = [one for one in journals if one.lost_rows or one.troubles] if check else []
+        if lost:
+            problems = tuple(_lost_rows(asset, key, one) for one in lost)
+            return replace(found, state=State.LOST, rows=rows, problems=problems)
+        state = State.INTERRUPTED if rows else State.NOT_STARTED
+        if rows >= expected:
+            state = State.REFUSED
+        return replace(found, state=state, rows=rows)
+
+    def _journals(self, asset: AssetFolders, key: str) -> list[JournalInspection]:
+        paths = asset.partition(key)
+        return inspect_journals(paths.journals, paths.high_water_marks, key, deep=self._deep)
+
+
+def committed_rows(asset: AssetFolders, key: str) -> int:
+    """Committed rows of a partition's unfinished work that are on disk; the most of any generation."""
+    paths = asset.partition(key)
+    found = inspect_journals(paths.journals, paths.high_water_marks, key, deep=False)
+    return max((one.rows for one in found), default=0)
+
+
+def _lost_rows(asset: AssetFolders, key: str, found: JournalInspection) -> Problem:
+    sentence = (
+        f"{found.promised} rows are committed, and its journal (generation {found.generation}) holds"
+        f" {found.rows} of them: {'; '.join(found.troubles)}. A start stops before it computes anything. Put"
+        f" the files back, or give the rows up: `{ACCEPT_LOSS_COMMAND} {key}`."
+    )
+    folder = asset.partition(key).journal(found.generation)
+    return Problem(Kind.JOURNAL, asset.name, key, sentence, str(folder))
+
+
+@dataclass(frozen=True)
+class RecordReading:
+    """The record as it stands: its content, and the copies of it that are not whole.
+
+    unsettled: a change of it is under way or was interrupted; both copies are whole.
+    """
+
+    manifest: PartitionManifest | None
+    content: tuple[bytes | None, ...] = field(repr=False)
+    damaged: tuple[str, ...]
+    unsettled: bool
+
+
+def read_record(partition: PartitionFiles) -> RecordReading:
+    """Read a partition's record without settling or locking anything."""
+    manifest: PartitionManifest | None = None
+    content: list[bytes | None] = []
+    damaged: list[str] = []
+    unsettled = False
+    for path in partition.record_paths:
+        data: bytes | None = None
+        try:
+            data = path.read_bytes()
+            if manifest is not None and data == content[0]:
+                found = manifest
+            else:
+                found = PartitionManifest.from_bytes(data, key=partition.key)
+        except FileNotFoundError:
+            damaged.append(f"{path} is missing")
+        except (RecordDamagedError, OSError) as error:
+            damaged.append(f"{path}: {error}")
+        else:
+            manifest = manifest or found
+            if found.pending or (found != manifest and found.published == manifest.published):
+                unsettled = True
+            elif found != manifest and not manifest.pending:
+                damaged.append(f"{path} is not the same as {partition.record_path}")
+        content.append(data)
+    return RecordReading(manifest, tuple(content), tuple(damaged), unsettled)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
