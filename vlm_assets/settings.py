@@ -30,6 +30,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from resources.storage.layout import AssetFolders, Home, UnusableHomeError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+"""The folder of this project. Of an installed package: the folder that holds all packages."""
+IS_CHECKOUT = (CHECKOUT / "pyproject.toml").is_file()
+ROOT = CHECKOUT if IS_CHECKOUT else Path.cwd()
+"""Where ``.env`` and the default home are: the checkout; for an installed package the current folder."""
 PREFIX = "VLM_ASSETS_"
 EXAMPLE = "example"
 """Name of the example model in ``VLM_ASSETS_MODEL``, and of the folder of a home that holds the example."""
@@ -47,14 +51,14 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
-        env_file=CHECKOUT / ".env",
+        env_file=ROOT / ".env",
         env_ignore_empty=True,
         extra="ignore",
         frozen=True,
         hide_input_in_errors=True,  # some are secret; the errors of load_settings show the others
     )
 
-    home: Path = Field(CHECKOUT / "data", description="Folder that holds the catalogue and all output.")
+    home: Path = Field(ROOT / "data", description="Folder that holds the catalogue and all output.")
     source: Path | None = Field(
         None, description="Your images: a folder tree ID/*.jpg, or a CSV, JSONL or parquet listing."
     )
@@ -307,12 +311,18 @@ class Settings(BaseSettings):
     @property
     def is_default_home(self) -> bool:
         """Whether the home is ``data/`` in the checkout, whose Dagster state is ``dagster_home/``."""
-        return self.home == CHECKOUT / "data"
+        return IS_CHECKOUT and self.home == CHECKOUT / "data"
 
     @property
     def dagster_home(self) -> Path:
         """Where Dagster keeps its own state for this home."""
         return CHECKOUT / "dagster_home" if self.is_default_home else self.home / "dagster"
+
+
+def of_env_file() -> dict[str, str]:
+    """What ``.env`` sets, for a process that is started in another folder; the environment goes before it."""
+    said = dotenv_values(ROOT / ".env")
+    return {name: value for name, value in said.items() if name.startswith(PREFIX) and value}
 
 
 SECRETS = frozenset({"alert_targets", "server_key", "state_url"})

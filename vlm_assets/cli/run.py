@@ -53,7 +53,6 @@ def run(
     from vlm_assets.operate.dagster_server.reload import reload_running
     from vlm_assets.operate.run import run_backfill, run_in_running
     from vlm_assets.operate.status import read_status
-    from vlm_assets.operate.terminal import say
     from vlm_assets.operate.terminal_console import TerminalConsole
     from vlm_assets.resource_settings import build_gpu
     from vlm_assets.settings import require_models

@@ -1,6 +1,6 @@
 """Dagster's own state for a home: where it is, that it belongs to this catalogue, and who runs it.
 
-What lives here: seeding the folder from ``dagster_home/dagster.yaml``, initialising its database by one
+What lives here: seeding the folder from ``dagster.yaml`` beside this module, initialising its database by one
 process, the pool's limit, the id of the catalogue that it belongs to, and the lock that keeps a second
 Dagster away. What does not: starting Dagster (``server.py``). Term: DAGSTER_HOME.
 """
@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resources.storage.files import make_directory, write_replacing
-from vlm_assets.settings import CHECKOUT
 
-_TEMPLATE = CHECKOUT / "dagster_home" / "dagster.yaml"
+_TEMPLATE = Path(__file__).with_name("dagster.yaml")
 _EARLIER_TEMPLATES = frozenset({"d393d32f81bfd2f6133e9c703a15f01a777b77a62c1a48dd92bd72226ea5b142"})
 """SHA-256 of templates that homes were seeded from: where nobody changed it, the present one replaces it."""
 _CATALOG_ID = "catalog_id"

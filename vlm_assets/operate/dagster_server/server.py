@@ -28,7 +28,7 @@ from vlm_assets.operate.dagster_server.api import (
 from vlm_assets.operate.dagster_server.databases import DamagedDatabaseError, damages
 from vlm_assets.operate.dagster_server.home import note_address, only_dagster
 from vlm_assets.operate.dagster_server.process_group import ProcessGroup
-from vlm_assets.settings import CHECKOUT, load_settings
+from vlm_assets.settings import CHECKOUT, IS_CHECKOUT, load_settings, of_env_file
 
 _log = logging.getLogger(__name__)
 
@@ -165,8 +165,8 @@ class DagsterServer:
             command,
             environment=self._environment,
             # Not the person's folder: Dagster puts it first on the module path, where a folder named
-            # resources would shadow ours.
-            directory=CHECKOUT,
+            # resources would shadow ours. The checkout's own is there for a schema module in it.
+            directory=CHECKOUT if IS_CHECKOUT else self._dagster_home,
             log=log,
         )
 
@@ -204,6 +204,7 @@ def dagster_server(
             dagster_home=dagster_home,
             scratch=scratch,
             environment={
+                **of_env_file(),
                 **os.environ,
                 **(environment or {}),
                 # A run is a process: without cached bytecode each would compile torch and transformers anew.
