@@ -21,6 +21,8 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from resources.state.workers import Workers
 from resources.storage.layout import AssetFolders
+from sensors.dagster_internals.check_results import restore_results
+from sensors.dagster_internals.runs import runs_ended_since
 from sensors.dagster_runs import (
     end_interrupted,
     free_slots_of_ended,
@@ -32,6 +34,9 @@ from sensors.ticks import note_tick
 
 NAME = "reconciliation"
 INTERVAL_SECONDS = 30
+_CANCELLED_SECONDS = 24 * 3600.0
+"""For which cancelled runs are looked at, once by each process."""
+
 _REPORT_SECONDS = 20.0
 """Of a tick, for partitions that the database does not know: the rest follows at the next ticks."""
 
@@ -56,11 +61,15 @@ class PublishedAsset:
 
 @dataclass(frozen=True)
 class Reconciled:
-    """What a tick put right. ended: runs; freed: runs that still held a place; reported: asset and key."""
+    """What a tick put right. ended: runs; freed: runs that still held a place; reported: asset and key.
+
+    restored: asset, check and key of results that a cancelled run had hidden.
+    """
 
     ended: tuple[str, ...] = ()
     freed: tuple[str, ...] = ()
     reported: tuple[tuple[str, str], ...] = ()
+    restored: tuple[tuple[str, str, str], ...] = ()
 
     def sentence(self) -> str:
         """For the tick's line on the sensor's page."""
@@ -72,6 +81,8 @@ class Reconciled:
         if self.reported:
             first = ", ".join(f"{asset} {key}" for asset, key in self.reported[:3])
             told.append(f"{len(self.reported)} published partitions were not known here: {first} ...")
+        if self.restored:
+            told.append(f"{len(self.restored)} results of checks that cancelled runs had hidden are shown.")
         return (
             " ".join(told)
             or "Every run that is under way has its process; every published partition is known."
@@ -151,6 +162,21 @@ def report_published(
     return reported
 
 
+def restore_results_of_cancelled(
+    instance: dg.DagsterInstance, handled: set[str], *, now: float
+) -> list[tuple[str, str, str]]:
+    """Show again what checks said before a run of theirs was cancelled: the published file stays what it was.
+
+    handled: runs of the last day that earlier calls dealt with; this one adds to it.
+    """
+    cancelled = runs_ended_since(instance, now - _CANCELLED_SECONDS, [dg.DagsterRunStatus.CANCELED])
+    new = {run.run_id for run in cancelled} - handled
+    restored = restore_results(instance, new)
+    handled.intersection_update({run.run_id for run in cancelled})
+    handled.update(new)
+    return restored
+
+
 def _on_disk(asset: PublishedAsset) -> Collection[str]:
     names = frozenset(asset.folders.published_keys())
     return [key for key in asset.keys if key in names]
@@ -180,6 +206,8 @@ def build_reconciliation_sensor(
 ) -> dg.SensorDefinition:
     """The sensor. ticks: the folder where each sensor notes that it ticked."""
 
+    handled: set[str] = set()
+
     @dg.sensor(
         name=NAME,
         minimum_interval_seconds=INTERVAL_SECONDS,
@@ -196,6 +224,7 @@ def build_reconciliation_sensor(
             tuple(ended),
             tuple(free_slots_of_ended(instance)),
             tuple(report_published(instance, assets, workers)),
+            tuple(restore_results_of_cancelled(instance, handled, now=time.time())),
         )
         context.update_cursor(json.dumps({run: asdict(process) for run, process in still.items()}))
         note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)

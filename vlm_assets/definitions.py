@@ -15,7 +15,7 @@ import dagster as dg
 
 from vlm_assets.assets import property_catalog as catalog_asset
 from vlm_assets.assets import property_descriptions, property_embeddings
-from vlm_assets.assets.dataset_audit import build_dataset_audit
+from vlm_assets.assets.dataset_audit import build_audit_sensor, build_dataset_audit
 from vlm_assets.assets.dataset_progress import build_dataset_progress, build_progress_sensor
 from vlm_assets.assets.property_catalog import build_property_catalog
 from vlm_assets.automation.alert_sensor import build_alerts
@@ -43,6 +43,8 @@ def build_defs(
     retrying = build_retries(settings, partitions)
     progress = build_dataset_progress(settings)
     watched.append(build_progress_sensor(settings, progress))
+    audit = build_dataset_audit(settings, audited=[property_descriptions.ASSET, property_embeddings.ASSET])
+    watched.append(build_audit_sensor(settings, audit))
     ticking = {retrying.schedule.name: settings.retry_every_minutes * 60.0}
     return dg.Definitions(
         assets=[
@@ -53,7 +55,7 @@ def build_defs(
             property_embeddings.build_property_embeddings(
                 settings, partitions, descriptions=property_descriptions.ASSET
             ),
-            build_dataset_audit(settings, audited=[property_descriptions.ASSET, property_embeddings.ASSET]),
+            audit,
             progress,
         ],
         jobs=[*retrying.jobs],

@@ -7,7 +7,7 @@ them (``check_alerts.py``), and which of them stand (``partition_history.py``).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,6 +111,44 @@ def report_evaluation(instance: DagsterInstance, found: AssetCheckEvaluation) ->
         connection.execute(db.delete(executions).where(*told_before))
     # Killed here, nothing is told, and whoever tells it has not noted that it did.
     instance.report_runless_asset_event(found)
+
+
+def restore_results(instance: DagsterInstance, run_ids: Collection[str]) -> list[tuple[str, str, str]]:
+    """Tell again the last result of each check that these runs planned and never evaluated.
+
+    Dagster shows the newest row of a check, so a run that was cancelled makes the checks of a finished
+    partition look skipped. Only results that passed are told again: asset, check and partition of each.
+    """
+    import sqlalchemy as db
+
+    if not run_ids:
+        return []
+    executions = check_table()
+    same = (executions.c.asset_key, executions.c.check_name, executions.c.partition)
+    newest = db.select(db.func.max(executions.c.id)).group_by(*same)
+    planned = db.select(*same).where(
+        executions.c.id.in_(newest),
+        executions.c.run_id.in_(list(run_ids)),
+        executions.c.execution_status == "PLANNED",
+    )
+    restored = []
+    for row in events_where(instance, planned):
+        if row["partition"] is None:
+            continue
+        is_same = [column == row[column.name] for column in same]
+        before = (
+            db.select(executions.c.evaluation_event.label("event"))
+            .where(*is_same, executions.c.execution_status != "PLANNED")
+            .order_by(executions.c.id.desc())
+            .limit(1)
+        )
+        for result in events_where(instance, before):
+            event = entry_of(result["event"]).dagster_event
+            found = event.event_specific_data if event else None
+            if isinstance(found, AssetCheckEvaluation) and found.passed:
+                report_evaluation(instance, found)
+                restored.append((found.asset_key.to_user_string(), found.check_name, row["partition"]))
+    return restored
 
 
 def _rows_of_evaluations(instance: DagsterInstance, after: int, limit: int) -> Sequence[Row]:

@@ -5,12 +5,18 @@ What lives here: Dagster's side only. What does not: the audit (``audit.py``).
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
+import contextlib
+import hashlib
 from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
+from resources.state.pause import pause_of
+from resources.state.workers import Workers
+from sensors.dataset_audit_due import build_dataset_audit_sensor
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.control_state import control_state
 from vlm_assets.operate.audit.audit import Audit, audit
 from vlm_assets.settings import Settings
 
@@ -109,3 +115,29 @@ def build_dataset_audit(settings: Settings, *, audited: Sequence[str]) -> dg.Ass
         yield dg.MaterializeResult(metadata=audit_metadata(found), check_results=[check])
 
     return dataset_audit
+
+
+def build_audit_sensor(settings: Settings, audit_asset: dg.AssetsDefinition) -> dg.SensorDefinition:
+    """The sensor that audits once a day, and after files changed that an audit found wrong."""
+
+    def paused() -> str | None:
+        pause = pause_of(control_state(settings))
+        return pause.sentence() if pause else None
+
+    def signature() -> str:
+        seen = []
+        for asset in (settings.descriptions, settings.embeddings):
+            for folder, pattern in ((asset.published, "*"), (asset.versions, "*"), (asset.journals, "*/*")):
+                for path in sorted(folder.glob(pattern)):
+                    with contextlib.suppress(FileNotFoundError):
+                        stat = path.stat()
+                        seen.append((str(path), stat.st_size, stat.st_ctime_ns, stat.st_ino))
+        return hashlib.sha256(repr(seen).encode()).hexdigest()[:16] if seen else ""
+
+    return build_dataset_audit_sensor(
+        audit_asset,
+        signature=signature,
+        works=lambda: bool(Workers(control_state(settings)).living()),
+        paused=paused,
+        ticks=settings.state_directory / "ticks",
+    )
