@@ -23,7 +23,7 @@ def discard(directory: Path, *, key: str, generation: str, high_water_mark: Path
 
     Its high-water mark comes first and says 'retired' from then on: the rows are never missed, and the
     generation is never continued. Killed anywhere, it is finished by doing it again. Raises
-    JournalLockedError where somebody writes it, JournalMismatchError, ManifestVersionError.
+    JournalLockedError where somebody writes it, JournalMismatchError, FormatVersionError.
     """
     head = manifests.newest_manifest(directory)
     if head is None and not {path.name for path in directory.iterdir()} <= {LOCK_NAME}:

@@ -36,10 +36,6 @@ class JournalMismatchError(JournalError):
     """The journal on disk was written for something else (key, catalogue, model, schema, ids)."""
 
 
-class ManifestVersionError(JournalError):
-    """The manifest was written by a newer version of this program."""
-
-
 class DuplicateIdsError(JournalError):
     """Rows were submitted whose ids are already committed, waiting, or twice in the table."""
 

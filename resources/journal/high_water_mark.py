@@ -11,9 +11,11 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from resources.journal.errors import FencedError, JournalMismatchError
+from resources.journal.errors import FencedError
 from resources.storage import files
-from resources.storage.sealed_json import BrokenSealError, seal, unseal
+from resources.storage.sealed_json import BrokenSealError, refuse_newer_format, seal, unseal
+
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class HighWaterMark:
 
 @dataclass(frozen=True)
 class MarkReading:
-    """What stands in the slots: the highest readable mark, and the slots that cannot be read."""
+    """The highest mark of this journal in the two slots, and the slots that hold none of its marks."""
 
     mark: HighWaterMark | None
     damaged: tuple[Path, ...]
@@ -54,21 +56,26 @@ def slots(path: Path) -> tuple[Path, Path]:
 
 
 def read_mark(path: Path, *, key: str, generation: str) -> MarkReading:
-    """Read both slots. Raises JournalMismatchError where a mark speaks of another key or generation."""
+    """Read both slots. A mark of another key or generation counts as damaged: its file is in the wrong place.
+
+    The other slot and the journal's manifests then say how much there was. Raises FormatVersionError where a
+    newer version wrote a slot.
+    """
     marks, damaged = [], []
     for slot in slots(path):
         try:
-            marks.append(HighWaterMark(**unseal(slot.read_bytes())))
+            content = unseal(slot.read_bytes())
+            refuse_newer_format(content.pop("format"), FORMAT, slot)
+            mark = HighWaterMark(**content)
         except FileNotFoundError:
             continue
-        except (BrokenSealError, OSError, TypeError):
+        except (BrokenSealError, OSError, TypeError, KeyError):
             damaged.append(slot)
-    for mark in marks:
-        if (mark.key, mark.generation) != (key, generation):
-            raise JournalMismatchError(
-                f"{path} is the high-water mark of {mark.key} (generation {mark.generation}), not of {key} "
-                f"(generation {generation}). Give each key and generation a file of its own."
-            )
+            continue
+        if (mark.key, mark.generation) == (key, generation):
+            marks.append(mark)
+        else:
+            damaged.append(slot)
     return MarkReading(max(marks, key=lambda mark: mark.sequence, default=None), tuple(damaged))
 
 
@@ -76,10 +83,7 @@ def read_marks(folder: Path, key: str) -> list[HighWaterMark]:
     """The high-water marks of all generations of a partition; ``folder`` holds nothing else."""
     marks = []
     for generation in sorted({path.name.partition(".json")[0] for path in folder.glob("*.json*")}):
-        try:
-            mark = read_mark(folder / f"{generation}.json", key=key, generation=generation).mark
-        except JournalMismatchError:
-            continue
+        mark = read_mark(folder / f"{generation}.json", key=key, generation=generation).mark
         if mark is not None:
             marks.append(mark)
     return marks
@@ -97,7 +101,7 @@ def write_mark(path: Path, mark: HighWaterMark) -> None:
             f"{path} is at sequence {standing.sequence} where this writer is at {mark.sequence}: another "
             "writer took over"
         )
-    content = json.dumps(asdict(mark), separators=(",", ":")).encode()
+    content = json.dumps({"format": FORMAT, **asdict(mark)}, separators=(",", ":")).encode()
     files.write_replacing(slots(path)[mark.sequence % 2], seal(content))
 
 

@@ -42,7 +42,7 @@ def inspect_journals(journals: Path, marks: Path, key: str, *, deep: bool) -> li
     """The journals of a partition's generations with unfinished work.
 
     journals, marks: the partition's folders of journals and of high-water marks. deep: also hash every
-    segment; otherwise their sizes are compared. Raises ManifestVersionError for a newer program's journal.
+    segment; otherwise their sizes are compared. Raises FormatVersionError for a newer program's journal.
     """
     # Marks before manifests: a commit writes the manifest first, so no mark promises what was not yet there.
     known = {mark.generation: mark for mark in read_marks(marks, key)}

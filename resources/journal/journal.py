@@ -104,7 +104,7 @@ class Journal:
         a folder in ``directory``) takes what does not verify; it must be on the same device.
         ``accept_loss``: what a person said when they gave up rows that cannot be restored; recorded.
 
-        Raises JournalLossError, JournalLockedError, JournalMismatchError, ManifestVersionError,
+        Raises JournalLossError, JournalLockedError, JournalMismatchError, FormatVersionError,
         CrossDeviceError, DirectoryNotWritableError, DiskFullError; each says what to do.
         """
         quarantine = quarantine or directory / "quarantine"

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resources.journal.errors import FencedError, ManifestVersionError
+from resources.journal.errors import FencedError
 from resources.journal.segments import SegmentRecord
 from resources.storage import files
-from resources.storage.sealed_json import BrokenSealError, check_seal, seal, unseal
+from resources.storage.sealed_json import BrokenSealError, check_seal, refuse_newer_format, seal, unseal
 
 FORMAT = 1
 KEPT = 3
@@ -89,15 +89,11 @@ def sequences(directory: Path) -> list[int]:
 
 
 def read_manifest(directory: Path, sequence: int) -> Manifest:
-    """Read and verify one manifest. Raises BrokenSealError, OSError, or ManifestVersionError (newer)."""
+    """Read and verify one manifest. Raises BrokenSealError, OSError, or FormatVersionError (newer)."""
     path = manifest_path(directory, sequence)
     data = path.read_bytes()
     found = unseal(data)
-    if found.get("format") != FORMAT:
-        raise ManifestVersionError(
-            f"{path} has format {found.get('format')!r} and this version reads {FORMAT}: a newer version "
-            "wrote it. Install that version, or finish the partition with it. Nothing was changed."
-        )
+    refuse_newer_format(found.get("format"), FORMAT, path)
     if found.get("sequence") != sequence:
         raise BrokenSealError(f"the manifest inside says sequence {found.get('sequence')}")
     try:

@@ -109,7 +109,7 @@ class Recovery:
 def survey(directory: Path, identity: JournalIdentity, high_water_mark: Path) -> Survey:
     """Read everything and decide what counts. Changes nothing.
 
-    Raises JournalMismatchError (other work), ManifestVersionError (newer program).
+    Raises JournalMismatchError (other work), FormatVersionError (newer program).
     """
     names = sorted(entry.name for entry in os.scandir(directory) if entry.is_file(follow_symlinks=False))
     numbers = sorted((n for n in map(manifests.sequence_of, names) if n is not None), reverse=True)
@@ -275,7 +275,8 @@ def settle(
     clear_temporaries(high_water_mark)
     moved = [(str(files.set_aside(path, quarantine)), why) for path, why in found.damaged.items()]
     for slot in found.mark.damaged:
-        moved.append((str(files.set_aside(slot, slot.parent)), "the high-water mark does not verify"))
+        why = "the high-water mark does not verify, or is another journal's"
+        moved.append((str(files.set_aside(slot, slot.parent)), why))
     lost = accept_loss if found.losses else None
     mark = found.mark.mark
     epoch = 1 + max(found.head.epoch if found.head else 0, mark.epoch if mark else 0)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from resources.publishing.errors import RecordDamagedError
-from resources.storage.sealed_json import seal, unseal
+from resources.storage.sealed_json import FormatVersionError, refuse_newer_format, seal, unseal
 
-_FORMAT = 1
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,19 @@ class PartitionManifest:
 
     def to_bytes(self) -> bytes:
         """The manifest as it stands on disk: JSON with the SHA-256 of its content."""
-        return seal(json.dumps({"format": _FORMAT, **asdict(self)}, indent=2).encode())
+        return seal(json.dumps({"format": FORMAT, **asdict(self)}, indent=2).encode())
 
     @classmethod
     def from_bytes(cls, data: bytes, *, key: str) -> PartitionManifest:
-        """Read a manifest. Raises RecordDamagedError where it is not, to the byte, what was written."""
+        """Read a manifest. Raises RecordDamagedError where it is not, to the byte, what was written.
+
+        A record of a newer version is not damaged and must not be moved away: it raises FormatVersionError.
+        """
         try:
             content = unseal(data)
-            if content["format"] != _FORMAT or content["key"] != key:
-                raise ValueError(f"it is of format {content['format']} and for partition {content['key']}")
+            refuse_newer_format(content["format"], FORMAT, Path(f"the record of partition {key}"))
+            if content["key"] != key:
+                raise ValueError(f"it is for partition {content['key']}")
             pending = content["pending"]
             return cls(
                 key=key,
@@ -82,6 +87,8 @@ class PartitionManifest:
                 if pending
                 else None,
             )
+        except FormatVersionError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
             raise RecordDamagedError(f"the record of partition {key} cannot be read: {error}") from error
 

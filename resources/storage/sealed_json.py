@@ -24,6 +24,19 @@ class BrokenSealError(ValueError):
     """The bytes are not what was written."""
 
 
+class FormatVersionError(ValueError):
+    """A file was written by a newer version of this program. It is neither damaged nor touched."""
+
+
+def refuse_newer_format(found: object, known: int, where: Path) -> None:
+    """Raise FormatVersionError for a format that this version does not know yet."""
+    if not isinstance(found, int) or found > known:
+        raise FormatVersionError(
+            f"{where} has format {found!r} and this version reads {known}: a newer version wrote it. Install "
+            "that version, or finish the work with it. Nothing was changed."
+        )
+
+
 def seal(content: bytes) -> bytes:
     """Wrap JSON text (UTF-8 bytes) with its digest."""
     return b"".join((_HEAD, hashlib.sha256(content).hexdigest().encode(), _MIDDLE, content, _TAIL))

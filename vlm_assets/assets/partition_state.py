@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from resources.journal.errors import ACCEPT_LOSS_COMMAND, ManifestVersionError
+from resources.journal.errors import ACCEPT_LOSS_COMMAND
 from resources.journal.high_water_mark import read_marks
 from resources.journal.inspection import JournalInspection, inspect_journals
 from resources.publishing.errors import RecordDamagedError
@@ -23,7 +23,7 @@ from resources.publishing.record import PartitionManifest, PublishedRecord
 from resources.publishing.verification import FindingKind, judge
 from resources.state.workers import Worker, Workers
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
-from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from resources.storage.sealed_json import BrokenSealError, FormatVersionError, read_sealed, write_sealed
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS
 from vlm_assets.assets.meaning import Meanings
 from vlm_assets.catalog.catalog import Catalog
@@ -408,7 +408,7 @@ class PartitionStates:
         )
         try:
             journals = self._journals(asset, key)
-        except ManifestVersionError as error:
+        except FormatVersionError as error:
             problem = Problem(Kind.JOURNAL, asset.name, key, str(error))
             return replace(found, state=State.LOST, problems=(problem,))
         rows = max((one.rows for one in journals), default=0)

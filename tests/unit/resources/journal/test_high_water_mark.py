@@ -1,9 +1,12 @@
 """resources/journal/high_water_mark.py: two slots, the higher one counts, and it never goes backwards."""
 
+import json
+
 import pytest
 
-from resources.journal.errors import FencedError, JournalMismatchError
+from resources.journal.errors import FencedError
 from resources.journal.high_water_mark import HighWaterMark, read_mark, slots, write_mark
+from resources.storage.sealed_json import FormatVersionError, seal, unseal
 
 
 def mark(sequence, rows=0, **more):
@@ -32,8 +35,18 @@ def test_a_writer_that_is_behind_cannot_lower_the_mark(tmp_path):
 
 
 def test_a_mark_is_one_journals(tmp_path):
-    """Read for another generation it is refused by name."""
+    """Read for another generation or key it counts as damaged, and the other slot speaks."""
     path = tmp_path / "mark.json"
     write_mark(path, mark(1))
-    with pytest.raises(JournalMismatchError, match=r"generation g\)"):
-        read_mark(path, key="KEY", generation="other")
+    for key, generation in (("KEY", "other"), ("OTHER", "g")):
+        found = read_mark(path, key=key, generation=generation)
+        assert (found.mark, found.damaged) == (None, (slots(path)[1],))
+
+
+def test_a_mark_of_a_newer_version_is_refused(tmp_path):
+    """A newer program's mark is never taken for damage."""
+    path = tmp_path / "mark.json"
+    write_mark(path, mark(2))
+    path.write_bytes(seal(json.dumps({**unseal(path.read_bytes()), "format": 99}).encode()))
+    with pytest.raises(FormatVersionError, match="newer version"):
+        read_mark(path, key="KEY", generation="g")

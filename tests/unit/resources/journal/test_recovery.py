@@ -11,10 +11,10 @@ from resources.journal.errors import (
     DirectoryNotWritableError,
     JournalLossError,
     JournalMismatchError,
-    ManifestVersionError,
 )
+from resources.journal.high_water_mark import slots
 from resources.journal.manifests import newest_manifest
-from resources.storage.sealed_json import seal, unseal
+from resources.storage.sealed_json import FormatVersionError, seal, unseal
 
 
 def test_a_first_start_is_empty_and_says_so(home):
@@ -194,7 +194,7 @@ def test_a_manifest_of_a_newer_version_is_refused_though_an_older_one_reads(comm
     newest = committed.manifests()[-1]
     content = unseal(newest.read_bytes())
     newest.write_bytes(seal(json.dumps({**content, "format": 99}).encode()))
-    with pytest.raises(ManifestVersionError, match="newer version"):
+    with pytest.raises(FormatVersionError, match="newer version"):
         committed.open()
     assert committed.quarantined() == []
 
@@ -243,10 +243,30 @@ def test_a_damaged_mark_slot_is_put_aside_and_the_other_serves(committed, slot):
     assert list(damaged.parent.glob(f"{damaged.name}.????????????"))
 
 
-def test_a_mark_of_another_journal_is_refused(committed):
-    """Two journals given one mark would hide each other's losses."""
+@pytest.mark.parametrize("swapped", [(0,), (1,), (0, 1)])
+def test_marks_that_were_swapped_between_two_journals_are_recovered_from(committed, swapped):
+    """Issue 12, item 10: the other slot and the journal say what there was; the foreign slot is set aside."""
     other = type(committed)(committed.root / "elsewhere")
-    with pytest.raises(JournalMismatchError, match="high-water mark of KEY"):
+    with other.open(key="K2") as journal:
+        journal.submit(other.rows(0, 1))
+        journal.flush()
+        journal.submit(other.rows(2))
+        journal.flush()
+    for number in swapped:
+        one, two = slots(committed.mark)[number], slots(other.mark)[number]
+        content = one.read_bytes()
+        one.write_bytes(two.read_bytes())
+        two.write_bytes(content)
+    assert committed.restored() == list(range(9))
+    assert other.restored(key="K2") == [0, 1, 2]
+    assert len(list(committed.mark.parent.glob(f"{committed.mark.name}*.????????????"))) == len(swapped)
+    assert committed.restored() == list(range(9))
+
+
+def test_a_mark_of_another_journal_alone_says_nothing_about_this_one(committed):
+    """Without a journal of its own, a foreign mark is no fresh start: how much there was is unknown."""
+    other = type(committed)(committed.root / "elsewhere")
+    with pytest.raises(JournalLossError, match="how much there was is unknown"):
         other.open(high_water_mark=committed.mark, key="K2")
 
 

@@ -30,6 +30,8 @@ def test_a_file_moved_aside_stands_somewhere_after_any_power_cut(tmp_path, keep)
             disk.after_power_cut(left, random.Random(way) if way else None)
             names = [one.relative_to(left) for one in left.rglob("*") if one.is_file()]
             assert {(left / name).read_bytes() for name in names} == {b"x"}
+    disk.after_power_cut(left := tmp_path / "left")
+    names = [one.relative_to(left) for one in left.rglob("*") if one.is_file()]
     assert set(names) == {aside.relative_to(home), *([Path(path.name)] if keep else [])}
 
 
