@@ -61,15 +61,19 @@ class CheckOutcome:
 
 @dataclass(frozen=True)
 class FailedShareLimits:
-    """From which share of failed rows a partition warns or is not published."""
+    """From which share of failed rows a partition warns or is not published.
+
+    accepted: as many failed rows a person accepted: so many, or fewer, only warn.
+    """
 
     warn: float
     error: float
     rows_at_least: int
+    accepted: int = 0
 
     def refuse(self, failed: int, rows: int) -> bool:
         """Whether so many failed rows of so many keep a partition from being published."""
-        return failed >= self.rows_at_least and failed >= self.error * rows
+        return failed > self.accepted and failed >= self.rows_at_least and failed >= self.error * rows
 
 
 DESCRIPTION_CHECKS = {
@@ -90,9 +94,9 @@ EMBEDDING_CHECKS = {
 
 
 def check_descriptions(
-    staged: Path, expected_ids: Sequence[str], schema: pa.Schema, limits: FailedShareLimits
+    staged: Path, expected_ids: Sequence[str], schema: pa.Schema, limits: FailedShareLimits, *, key: str
 ) -> list[CheckOutcome]:
-    """Run every check of DESCRIPTION_CHECKS on a staged file."""
+    """Run every check of DESCRIPTION_CHECKS on a staged file of the partition ``key``."""
     import duckdb  # Checked in a run, not where definitions load.
 
     with duckdb.connect() as connection:
@@ -100,7 +104,7 @@ def check_descriptions(
         return [
             *_conservation(connection, len(expected_ids)),
             _row_schema(staged, schema),
-            _failed_share(connection, limits),
+            _failed_share(connection, limits, key),
         ]
 
 
@@ -189,7 +193,7 @@ def _row_schema(staged: Path, schema: pa.Schema) -> CheckOutcome:
     )
 
 
-def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimits) -> CheckOutcome:
+def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimits, key: str) -> CheckOutcome:
     rows = connection.sql("SELECT count(*) FROM staged").fetchall()[0][0]
     failed, first = _ids(connection, "SELECT property_id FROM staged WHERE status = 'failed'")
     kinds = connection.sql(
@@ -202,12 +206,18 @@ def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimi
         "failed_share",
         passed=not (judged and share >= limits.warn),
         severity=Severity.ERROR if limits.refuse(failed, rows) else Severity.WARN,
-        expected=f"under {limits.warn:.1%} failed (not published from {limits.error:.0%})",
-        found=f"{failed} of {rows} failed, {share:.1%}" + (f" ({by_kind})" if by_kind else ""),
+        expected=(
+            f"under {limits.warn:.1%} failed (not published from {limits.error:.0%},"
+            " VLM_ASSETS_FAILED_SHARE_ERROR)"
+        ),
+        found=f"{failed} of {rows} failed, {share:.1%}"
+        + (f" ({by_kind})" if by_kind else "")
+        + (f"; a person accepted {limits.accepted}" if limits.accepted else ""),
         first_ids=first,
         next_step=(
             "`vlm-assets show ID` shows one of them. Put missing or damaged images back, then materialize"
-            " with `retry_failed: true`."
+            f" with `retry_failed: true`. To publish it as it is, this once: `vlm-assets publish {key}"
+            " --accept-failed`."
         ),
     )
 

@@ -10,10 +10,12 @@ with its partition, a failed partition, and the old file in place.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import dagster as dg
 import pyarrow as pa
@@ -46,6 +48,9 @@ from vlm_assets.settings import Settings
 Metadata = dict[str, dg.MetadataValue]
 Event = dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult
 
+ACCEPTED_FAILED = "accepted_failed"
+"""In the published record's metadata: how many failed rows a person accepted, who and when."""
+
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
 
@@ -57,10 +62,12 @@ class RunOptions(dg.Config):
 
     recompute: compute every property of the partition again, beside the old output, which stays until all
     is done. retry_failed: try the properties that ended as failed once more, and keep all others.
+    accept_failed: publish, however many properties have failed; the published record says so.
     """
 
     recompute: bool = False
     retry_failed: bool = False
+    accept_failed: bool = False
 
 
 class ManyPartitionsError(ValueError):
@@ -93,11 +100,11 @@ class Work(Protocol):
     def rows_schema(self) -> pa.Schema:
         """The columns of the rows; asked for only where there is work."""
 
-    def would_refuse(self, failed: int) -> bool:
-        """Whether the checks would refuse a file with so many failed rows."""
+    def would_refuse(self, failed: int, *, accepted: int) -> bool:
+        """Whether the checks would refuse a file with so many failed rows. accepted: as for ``check``."""
 
-    def check(self, file: Path) -> Sequence[CheckOutcome]:
-        """Run the checks on a file."""
+    def check(self, file: Path, *, accepted: int) -> Sequence[CheckOutcome]:
+        """Run the checks on a file. accepted: failed rows that a person accepted; so many only warn."""
 
     def remembered(self, file: Path) -> dict[str, str]:
         """What the published record says of the file's rows."""
@@ -240,7 +247,7 @@ class Materialization:
         self._finish_retirement(str(record.metadata["generation"]))
         self._context.log.info(f"{said} Complete and unchanged: no device was needed.")
         file = self._published.path(key)
-        results, refusal = self._check(file)
+        results, refusal = self._check(file, accepted=self._accepted_before)
         if refusal is not None:
             # Computed again it would come out the same.
             _note(self._context, NEEDS_PERSON)
@@ -285,7 +292,9 @@ class Materialization:
 
     def to_do(self, journal: Journal) -> frozenset[str]:
         """The ids to compute next: those without a row, or else failed ones that have a try left."""
-        return journal.missing_ids or rows_to_try_again(journal)
+        if journal.missing_ids or self._options.accept_failed:
+            return journal.missing_ids
+        return rows_to_try_again(journal)
 
     def rounds(self, journal: Journal) -> Iterator[frozenset[str]]:
         """The ids to compute, round after round, until nothing is left to do.
@@ -302,7 +311,7 @@ class Materialization:
             self._refuse_unfinished(
                 one for one in to_do if one in missing or (one in before and after.get(one) == before[one])
             )
-            if self._work.would_refuse(len(after)):
+            if self._work.would_refuse(len(after), accepted=self._accepted_before):
                 return
 
     @contextlib.contextmanager
@@ -364,8 +373,12 @@ class Materialization:
             metadata={"generation": self._generation, "parts": dict(self.partition.fingerprint.parts)},
         )
         with staged:
+            failed = len(journal.failed_tries)
+            accepted = failed if self._options.accept_failed else self._accepted_before
             staged.metadata = {**staged.metadata, **self._work.remembered(staged.path)}
-            results, refusal = self._check(staged.path)
+            if self._work.would_refuse(failed, accepted=0) and failed <= accepted:
+                staged.metadata |= {ACCEPTED_FAILED: self._acceptance(failed)}
+            results, refusal = self._check(staged.path, accepted=accepted)
             if refusal is not None:
                 if not rows_to_try_again(journal):
                     _note(self._context, NEEDS_PERSON)
@@ -384,10 +397,22 @@ class Materialization:
         """What only a search for the cause of something needs: it comes last on the page."""
         return {"fingerprint": dg.MetadataValue.text(self.partition.fingerprint.digest)}
 
-    def _check(self, file: Path) -> tuple[list[dg.AssetCheckResult], dg.Failure | None]:
+    @property
+    def _accepted_before(self) -> int:
+        """Failed rows of what is published that a person accepted: no more of them only warn again."""
+        return int(self._record.metadata.get(ACCEPTED_FAILED, {}).get("rows", 0)) if self._record else 0
+
+    def _acceptance(self, failed: int) -> dict[str, Any]:
+        """What the published record says of the failed rows that a person accepted, now or before."""
+        if self._options.accept_failed or self._record is None:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            return {"rows": failed, "by": getpass.getuser(), "at": now}
+        return {**self._record.metadata[ACCEPTED_FAILED], "rows": failed}
+
+    def _check(self, file: Path, *, accepted: int) -> tuple[list[dg.AssetCheckResult], dg.Failure | None]:
         """The results of the checks, and the error of those that keep the file from being published."""
         asset, key = self.partition.asset, self.partition.key
-        outcomes = self._work.check(file)
+        outcomes = self._work.check(file, accepted=accepted)
         results = [check_result(asset, outcome) for outcome in outcomes]
         stopping = [outcome for outcome in outcomes if outcome.stops_publication]
         if not stopping:

@@ -184,6 +184,7 @@ class DescriptionWork:
 
     settings: Settings
     catalog: Catalog
+    range: PropertyRange
     properties: pa.Table
     """Rows of the catalogue: those of the range."""
     schema: DescriptionSchema
@@ -205,7 +206,7 @@ class DescriptionWork:
             }
         )
         properties = catalog.slice(wanted)
-        return cls(settings, catalog, properties, schema, prompt, model, fingerprint)
+        return cls(settings, catalog, wanted, properties, schema, prompt, model, fingerprint)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -324,9 +325,8 @@ class DescriptionWork:
     @cached_property
     def images(self) -> ImagesWatch:
         """What tells a disk that is away from images that are gone."""
-        wanted = self.catalog.range_of(self.properties["ordinal"][0].as_py())
         may_be_gone = self.settings.failed_share_error >= 1.0
-        return ImagesWatch(self.catalog, wanted, self.properties, may_be_gone)
+        return ImagesWatch(self.catalog, self.range, self.properties, may_be_gone)
 
     def workers(self, device: Device, batches: Sequence[Batch]) -> WorkerPool:
         """The processes that load the images of these batches ahead of the model."""
@@ -407,20 +407,23 @@ class DescriptionWork:
         ]
         return pa.Table.from_pylist(rows, schema=self.rows_schema())
 
-    def check(self, file: Path) -> list[CheckOutcome]:
-        """The checks of this range on a file."""
-        return check_descriptions(file, self.ids, self.rows_schema(), self._limits)
+    def check(self, file: Path, *, accepted: int) -> list[CheckOutcome]:
+        """The checks of this range on a file. accepted: failed rows that a person accepted."""
+        limits, key = self._limits(accepted), self.range.key
+        return check_descriptions(file, self.ids, self.rows_schema(), limits, key=key)
 
-    def would_refuse(self, failed: int) -> bool:
+    def would_refuse(self, failed: int, *, accepted: int) -> bool:
         """Whether the checks would refuse a file with so many failed rows."""
-        return self._limits.refuse(failed, len(self.ids))
+        return self._limits(accepted).refuse(failed, len(self.ids))
 
-    @property
-    def _limits(self) -> FailedShareLimits:
+    def _limits(self, accepted: int) -> FailedShareLimits:
         settings = self.settings
-        return FailedShareLimits(
-            settings.failed_share_warn, settings.failed_share_error, settings.failed_rows_at_least
+        warn, error, at_least = (
+            settings.failed_share_warn,
+            settings.failed_share_error,
+            settings.failed_rows_at_least,
         )
+        return FailedShareLimits(warn, error, at_least, accepted)
 
     def remembered(self, file: Path) -> dict[str, str]:
         """What the published record says of the rows: which texts the embeddings are to be made from."""

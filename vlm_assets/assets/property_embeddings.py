@@ -150,7 +150,7 @@ class EmbeddingWork:
                 found[row["property_id"]] = digest_of({"text": text, **meaning})
         return found
 
-    def would_refuse(self, failed: int) -> bool:
+    def would_refuse(self, failed: int, *, accepted: int) -> bool:
         """Never: a description that failed is a row without a vector."""
         return False
 
@@ -218,8 +218,8 @@ class EmbeddingWork:
         ]
         return pa.Table.from_arrays(columns, schema=schema)
 
-    def check(self, file: Path) -> list[CheckOutcome]:
-        """The checks of this range on a file."""
+    def check(self, file: Path, *, accepted: int) -> list[CheckOutcome]:
+        """The checks of this range on a file. accepted: nothing to them."""
         return check_embeddings(file, self.ids, self.rows_schema(), self.descriptions.path)
 
     def metadata(self, file: Path) -> Metadata:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from resources.publishing.record import PublishedRecord
 from resources.storage.layout import AssetFolders
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_assets.assets.failed_rows import FIRST, FailedRow
 
 if TYPE_CHECKING:
     import duckdb
@@ -24,7 +25,7 @@ STRETCH_SECONDS = 600
 """Rows of one device are told in stretches of ten minutes at most: a month of them is still a small file."""
 
 _ABOUT = "May be deleted: what the published rows of each file say, by the file's digest. It is read anew."
-_FORMAT = 1
+_FORMAT = 2
 
 _QUERY = """
     SELECT filename, device, histogram(coalesce(error_kind, 'ok')), count(DISTINCT described_at),
@@ -32,6 +33,15 @@ _QUERY = """
     FROM read_parquet($files, filename = true)
     GROUP BY filename, device, floor(epoch(described_at) / $stretch)
     ORDER BY filename, 6
+"""
+
+
+_FIRST_FAILED = """
+    SELECT filename, property_id, error_kind, error
+    FROM read_parquet($files, filename = true)
+    WHERE status <> 'ok'
+    QUALIFY row_number() OVER (PARTITION BY filename ORDER BY ordinal) <= $first
+    ORDER BY filename, ordinal
 """
 
 
@@ -58,6 +68,7 @@ class PublishedRows:
     ok: int
     failed: Mapping[str, int]
     stretches: tuple[Stretch, ...]
+    first_failed: tuple[FailedRow, ...] = ()
 
 
 class PublishedRowsNote:
@@ -108,32 +119,48 @@ def _read(files: Mapping[Path, PublishedRecord]) -> dict[Path, PublishedRows]:
         return {}
     with duckdb.connect() as connection:
         try:
-            answer = _ask(connection, list(files))
+            answer, failed = _ask(connection, list(files))
         except duckdb.Error:
             # One of them does not read: its state says so, the audit says what is wrong, the others count.
-            answer = []
+            answer, failed = [], []
             for path in files:
                 try:
-                    answer += _ask(connection, [path])
+                    of_file, failed_of_file = _ask(connection, [path])
                 except duckdb.Error:
                     continue
+                answer += of_file
+                failed += failed_of_file
     kinds: defaultdict[Path, Counter[str]] = defaultdict(Counter)
     stretches: defaultdict[Path, list[Stretch]] = defaultdict(list)
     for name, device, of_kind, batches, images, first, last in answer:
         path = Path(name)
         kinds[path].update(of_kind)
         stretches[path].append(Stretch(device, first, last, sum(of_kind.values()), images, batches))
+    named: defaultdict[Path, list[FailedRow]] = defaultdict(list)
+    for name, *row in failed:
+        named[Path(name)].append(FailedRow(*map(str, row)))
     return {
-        path: PublishedRows(files[path].sha256, of_file.pop("ok", 0), dict(of_file), tuple(stretches[path]))
+        path: PublishedRows(
+            files[path].sha256,
+            of_file.pop("ok", 0),
+            dict(of_file),
+            tuple(stretches[path]),
+            tuple(named[path]),
+        )
         for path, of_file in kinds.items()
     }
 
 
-def _ask(connection: duckdb.DuckDBPyConnection, files: Iterable[Path]) -> list[tuple[Any, ...]]:
-    given = {"files": [str(path) for path in files], "stretch": STRETCH_SECONDS}
-    return connection.execute(_QUERY, given).fetchall()
+def _ask(
+    connection: duckdb.DuckDBPyConnection, files: Iterable[Path]
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """The stretches, and the first failed rows of each file."""
+    names = [str(path) for path in files]
+    stretches = connection.execute(_QUERY, {"files": names, "stretch": STRETCH_SECONDS}).fetchall()
+    return stretches, connection.execute(_FIRST_FAILED, {"files": names, "first": FIRST}).fetchall()
 
 
 def _from_json(found: Mapping[str, Any]) -> PublishedRows:
     stretches = tuple(Stretch(**one) for one in found["stretches"])
-    return PublishedRows(found["sha256"], found["ok"], found["failed"], stretches)
+    first = tuple(FailedRow(**one) for one in found["first_failed"])
+    return PublishedRows(found["sha256"], found["ok"], found["failed"], stretches, first)

@@ -106,7 +106,7 @@ def repair(
             say("Nothing to repair.")
         raise typer.Exit(0 if found.ok else 1)
     _list([one.sentence() for one in repairs], "yellow")
-    if not _agreed(f"Do this ({len(repairs)} repairs)?", yes):
+    if not agreed(f"Do this ({len(repairs)} repairs)?", yes):
         raise typer.Exit(1)
     running = _running(current)
     for key in sorted({one.key for one in repairs if one.key in running}):
@@ -179,7 +179,7 @@ def _accept_loss(current: Settings, key: str, yes: bool) -> int:
         _list([f"missing: {reason}" for reason in error.reasons], "yellow")
         copies = ", ".join(map(str, error.copies)) or "none that the journal knows of"
         say(f"Copies to look at first: {copies}")
-    if not _agreed("Give these rows up? They are computed again at the next start.", yes):
+    if not agreed("Give these rows up? They are computed again at the next start.", yes):
         return 1
     for loss in losses:
         say(accept(loss))
@@ -205,13 +205,13 @@ def prune(home: Home = None, yes: Yes = False) -> None:
     for what, (count, size) in by_kind(plan.removals).items():
         if count:
             say(f"{count} x {what.value}: {size / 1e6:,.1f} MB")
-    if not _agreed(f"Remove these for good ({plan.bytes / 1e6:,.1f} MB)?", yes):
+    if not agreed(f"Remove these for good ({plan.bytes / 1e6:,.1f} MB)?", yes):
         raise typer.Exit(1)
     for sentence in remove(current, plan.removals):
         say(sentence)
 
 
-def _agreed(question: str, yes: bool) -> bool:
+def agreed(question: str, yes: bool) -> bool:
     """What a person says; without a terminal and without --yes, no."""
     if yes:
         return True

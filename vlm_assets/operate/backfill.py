@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +39,8 @@ class Backfill:
     api: DagsterApi
     home: Path
     keys: Sequence[str]
+    run_config: Mapping[str, object] = field(default_factory=dict)
+    """Of each run that it launches."""
     followed: list[str] = field(default_factory=list)
     """Ids of the Dagster backfills that this one continues or has launched."""
 
@@ -63,7 +65,11 @@ class Backfill:
     def launch(self, keys: Collection[str]) -> str:
         """Launch one backfill of these partitions, all assets together; says what it did."""
         new = self.api.launch_backfill(
-            ASSETS, sorted(keys), title=f"{len(keys)} partitions", tags={TAG: "terminal"}
+            ASSETS,
+            sorted(keys),
+            title=f"{len(keys)} partitions",
+            tags={TAG: "terminal"},
+            run_config=self.run_config,
         )
         self.followed.append(new)
         return f"Launched backfill {new} of {len(keys)} of {len(self.keys)} partitions."

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 from rich.text import Text
 
+from vlm_assets.assets.failed_rows import FIRST, FailedRow
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.backfill import ASSETS, BackfillProgress
 from vlm_assets.operate.dagster_server.api import FailingCheck
@@ -82,12 +83,16 @@ class _BarAndState(Progress):
 
 @dataclass(frozen=True)
 class BackfillSummary:
-    """How a backfill ended. rows: number of published descriptions by status."""
+    """How a backfill ended.
+
+    rows: number of published descriptions by status. first_failed: some of those that failed.
+    """
 
     partitions: int
     complete: int
     failed_keys: Sequence[str]
     rows: dict[str, int]
+    first_failed: Sequence[FailedRow]
     failing: Sequence[FailingCheck]
     accuracy: str | None
 
@@ -102,6 +107,8 @@ class BackfillSummary:
         console.print(f"[{colour}]{self.complete} of {self.partitions} partitions are complete.[/]")
         rows = ", ".join(f"{count:,} {status}" for status, count in sorted(self.rows.items(), reverse=True))
         console.print(f"Properties: {rows or 'none yet'}.")
+        for one in self.first_failed:
+            console.print(f"[yellow]Failed:[/] {escape(one.sentence())}")
         if self.accuracy:
             console.print(escape(self.accuracy))
         for key in self.failed_keys[:_SHOWN]:
@@ -136,3 +143,16 @@ def row_counts(home: Path) -> dict[str, int]:
             "SELECT status, count(*) FROM read_parquet($1, union_by_name = true) GROUP BY status", [files]
         ).fetchall()
     return {str(status): int(count) for status, count in counted}
+
+
+def first_failed(home: Path) -> list[FailedRow]:
+    """The first of the properties that could not be described, with the reason."""
+    if not any((home / ASSETS[0]).glob("*.parquet")):
+        return []
+    with duckdb.connect() as connection:
+        rows = connection.execute(
+            "SELECT property_id, error_kind, error FROM read_parquet($1, union_by_name = true)"
+            " WHERE status <> 'ok' ORDER BY ordinal LIMIT $2",
+            [str(home / ASSETS[0] / "*.parquet"), FIRST],
+        ).fetchall()
+    return [FailedRow(*map(str, row)) for row in rows]

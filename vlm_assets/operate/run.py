@@ -7,7 +7,7 @@ A Dagster that runs on the home already is used; otherwise one is started, and e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,13 @@ from rich.console import Console
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog, UnknownRangeError
 from vlm_assets.operate.backfill import ASSETS, Backfill
-from vlm_assets.operate.backfill_view import BackfillSummary, ProgressLine, row_counts, where_to_click
+from vlm_assets.operate.backfill_view import (
+    BackfillSummary,
+    ProgressLine,
+    first_failed,
+    row_counts,
+    where_to_click,
+)
 from vlm_assets.operate.dagster_server.api import DagsterApi
 from vlm_assets.operate.dagster_server.process_group import interruptible
 from vlm_assets.operate.dagster_server.server import GRACE_SECONDS, dagster_server
@@ -92,6 +98,7 @@ def run_backfill(
     slots: int,
     port: int = 3000,
     keys: KeysOf | None = None,
+    run_config: Mapping[str, object] | None = None,
     exit_when_done: bool = False,
     accuracy: Callable[[], str | None] = lambda: None,
     grace_seconds: float = GRACE_SECONDS,
@@ -100,9 +107,11 @@ def run_backfill(
     """Start Dagster and a backfill on a home, until Ctrl-C or until all is done; gives the exit code.
 
     The code is 0 if every partition asked for is complete and no check of them failed with ERROR, 1
-    otherwise, and 130 after Ctrl-C. keys: the partitions, all unless given. slots: runs that hold a device at
-    the same time. accuracy: a sentence about the finished output, or None. Raises CatalogError,
-    DagsterHomeError, NoFreePortError, ProcessEndedError and DagsterApiError, whose messages say what to do.
+    otherwise, and 130 after Ctrl-C. keys: the partitions, all unless given. run_config: of each run. slots:
+    runs that hold a device at the same time. accuracy: a sentence about the finished output, or None.
+
+    Raises CatalogError, DagsterHomeError, NoFreePortError, ProcessEndedError and DagsterApiError, whose
+    messages say what to do.
     """
     console = console or TerminalConsole(soft_wrap=True)
     found = prepare(home, dagster_home, slots=slots, port=port, console=console)
@@ -114,7 +123,7 @@ def run_backfill(
         try:
             start_pages(server, console)
             wanted = keys(server.api) if keys is not None else all_keys(home)
-            summary = _follow(server, Backfill(server.api, home, wanted), accuracy, console)
+            summary = _follow(server, Backfill(server.api, home, wanted, run_config or {}), accuracy, console)
             summary.print(console)
             if not exit_when_done:
                 where_to_click(console, server.address)
@@ -127,7 +136,14 @@ def run_backfill(
     return 0 if summary.ok else 1
 
 
-def run_in_running(address: str, *, home: Path, keys: KeysOf | None = None, console: Console) -> int:
+def run_in_running(
+    address: str,
+    *,
+    home: Path,
+    keys: KeysOf | None = None,
+    run_config: Mapping[str, object] | None = None,
+    console: Console,
+) -> int:
     """Launch a backfill in the Dagster at this address and follow it; the exit codes of ``run_backfill``.
 
     Ctrl-C ends the following alone. Raises CatalogError, DagsterApiError.
@@ -137,7 +153,8 @@ def run_in_running(address: str, *, home: Path, keys: KeysOf | None = None, cons
         try:
             console.print(f"Dagster runs on this home already: {address}")
             wanted = keys(dagster.api) if keys is not None else all_keys(home)
-            summary = _follow(dagster, Backfill(dagster.api, home, wanted), lambda: None, console)
+            work = Backfill(dagster.api, home, wanted, run_config or {})
+            summary = _follow(dagster, work, lambda: None, console)
         except KeyboardInterrupt:
             console.print(f"\nThe backfill goes on in {address}; `vlm-assets status` shows how far it is.")
             return INTERRUPTED
@@ -167,6 +184,7 @@ def _follow(
         complete=len(work.complete_keys()),
         failed_keys=sorted(work.progress().failed),
         rows=row_counts(work.home),
+        first_failed=first_failed(work.home),
         failing=[check for check in failing if check.partition in work.keys],
         accuracy=accuracy(),
     )

@@ -22,7 +22,8 @@ from resources.devices.left_out import LeftOutDevices
 from resources.state.pause import pause_of
 from resources.state.workers import Worker, Workers
 from sensors.done_again import DoneAgain
-from vlm_assets.assets.partition_state import PartitionState, PartitionStates, State, VerifiedFiles
+from vlm_assets.assets.failed_rows import FIRST, FailedRow, unpublished_failures
+from vlm_assets.assets.partition_state import MEANING, PartitionState, PartitionStates, State, VerifiedFiles
 from vlm_assets.assets.published_rows import PublishedRows, PublishedRowsNote, read_published_rows
 from vlm_assets.automation.retry_notes import RetryNotes
 from vlm_assets.catalog.catalog import Catalog
@@ -94,12 +95,12 @@ class Status:
     """The whole dataset at one moment (``at``, unix seconds).
 
     waiting_in_tail: properties that are in no partition yet, for they are too few to fill one.
-    assets: in the order in which they are made. failed_by_kind: published rows of properties that could not
-    be described. seconds_per_image: of one device. seconds_left: of all descriptions, on all devices that are
-    not left out. done_again: what was tried again by itself and came right since ``done_again_since`` (unix
-    seconds), oldest first. open_alerts: titles of what was told and is not right again, oldest first.
-    paused, dagster: since when and why it is paused, and where Dagster runs; None where not. warnings: what
-    could not be read.
+    assets: in the order in which they are made. failed_by_kind, first_failed: published rows of properties
+    that could not be described. seconds_per_image: of one device. seconds_left: of all descriptions, on all
+    devices that are not left out. done_again: what was tried again by itself and came right since
+    ``done_again_since`` (unix seconds), oldest first. open_alerts: titles of what was told and is not right
+    again, oldest first. paused, dagster: since when and why it is paused, and where Dagster runs; None where
+    not. warnings: what could not be read.
     """
 
     home: str
@@ -110,6 +111,7 @@ class Status:
     partitions: tuple[PartitionStatus, ...]
     ok: int
     failed_by_kind: Mapping[str, int]
+    first_failed: tuple[FailedRow, ...]
     devices: tuple[DeviceStatus, ...]
     seconds_per_image: float | None
     seconds_left: float | None
@@ -155,7 +157,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     notes = RetryNotes(control_state(settings))
     verified = VerifiedFiles(state_directory)
     states = PartitionStates(settings, catalog, verified=verified)
-    found = _with_retries(states.all(), notes)
+    found = [_with_failures(settings, one) for one in _with_retries(states.all(), notes)]
     verified.save()
     described = [one for one in found if one.asset == settings.descriptions.name]
     embedded = [one for one in found if one.asset == settings.embeddings.name]
@@ -198,6 +200,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
         partitions=partitions,
         ok=sum(rows.ok for rows in published.values()),
         failed_by_kind=dict(kinds.most_common()),
+        first_failed=tuple(one for key in sorted(published) for one in published[key].first_failed)[:FIRST],
         devices=devices,
         seconds_per_image=seconds_per_image,
         seconds_left=_seconds_left(descriptions, usable),
@@ -226,6 +229,20 @@ def _with_retries(found: Sequence[PartitionState], notes: RetryNotes) -> list[Pa
         state, note = notes.of(one.asset, one.key, one.state)
         noted.append(replace(one, state=state, note=note or one.note))
     return noted
+
+
+def _with_failures(settings: Settings, one: PartitionState) -> PartitionState:
+    """A refused partition with its failed rows named, and what publishes it all the same."""
+    if one.state is not State.REFUSED or one.note is not None or one.asset != settings.descriptions.name:
+        return one
+    failures = unpublished_failures(settings.descriptions.partition(one.key))
+    if not failures.failed:
+        return one
+    note = (
+        f"{MEANING[State.REFUSED]}. {failures.sentence()}. To publish it as it is:"
+        f" `vlm-assets publish {one.key} --accept-failed`"
+    )
+    return replace(one, note=note)
 
 
 def _published(settings: Settings, states: Sequence[PartitionState]) -> dict[str, PublishedRows]:

@@ -64,6 +64,9 @@ def view(status: Status) -> RenderableType:
     parts += _order(status)
     failed = ", ".join(f"{count} {kind}" for kind, count in status.failed_by_kind.items())
     parts.append(Text(f"Published descriptions: {status.ok} ok" + (f"; failed: {failed}" if failed else "")))
+    parts += [Text(f"  {one.sentence()}") for one in status.first_failed]
+    if (more := sum(status.failed_by_kind.values()) - len(status.first_failed)) > 0 and status.first_failed:
+        parts.append(Text(f"  and {more} more; `vlm-assets show ID` shows one of them", style="dim"))
     parts += [Text(warning, style="yellow") for warning in status.warnings]
     parts += [Text(f"→ {step}") for step in status.next_steps]
     return Group(*parts)

@@ -31,6 +31,7 @@ DESCRIPTIONS = pa.schema(
     [
         *COMMON,
         ("error_kind", pa.string()),
+        ("error", pa.string()),
         ("raw_text", pa.string()),
         ("images_seen", pa.int32()),
         ("device", pa.string()),
@@ -90,6 +91,7 @@ class Dataset:
         rows = [
             {
                 "error_kind": "missing" if row["status"] == "failed" else None,
+                "error": "its image is gone" if row["status"] == "failed" else None,
                 "raw_text": text,
                 "images_seen": 2,
                 "device": "cpu-0",

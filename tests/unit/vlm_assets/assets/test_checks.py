@@ -1,5 +1,7 @@
 """The checks find what is wrong in a staged file, and say it with numbers and ids."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +16,7 @@ from vlm_assets.assets.checks import (
     check_embeddings,
 )
 
+KEY = "000000000-000000009"
 IDS = [f"p{number}" for number in range(10)]
 LIMITS = FailedShareLimits(warn=0.01, error=0.2, rows_at_least=2)
 DESCRIPTIONS = pa.schema(
@@ -79,7 +82,7 @@ def described(tmp_path):
 
 def test_a_sound_file_passes_every_check(tmp_path, described):
     """Every check that is declared to Dagster is run, and a sound file passes all of them."""
-    found = check_descriptions(described, IDS, DESCRIPTIONS, LIMITS)
+    found = check_descriptions(described, IDS, DESCRIPTIONS, LIMITS, key=KEY)
     assert [one.name for one in found] == list(DESCRIPTION_CHECKS)
     assert failing(found) == {}
     staged = embeddings(tmp_path / "staged", vectors())
@@ -91,7 +94,7 @@ def test_a_sound_file_passes_every_check(tmp_path, described):
 def test_a_swapped_id_is_found_though_the_count_is_right(tmp_path):
     """Equal counts hide a swap: ids are compared as sets, and both sides are named."""
     staged = descriptions(tmp_path / "staged", [*IDS[:-1], "intruder"])
-    found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS))
+    found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS, key=KEY))
     assert set(found) == {"ids_conserved"}
     assert found["ids_conserved"].found.startswith("1 missing, 1 foreign")
     assert found["ids_conserved"].first_ids == ("p9", "intruder")
@@ -101,7 +104,7 @@ def test_a_swapped_id_is_found_though_the_count_is_right(tmp_path):
 def test_a_repeated_row_is_found(tmp_path):
     """No property comes out twice."""
     staged = descriptions(tmp_path / "staged", [*IDS, "p3"])
-    found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS))
+    found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS, key=KEY))
     assert set(found) == {"row_count", "unique_ids"}
     assert found["unique_ids"].first_ids == ("p3",)
 
@@ -111,7 +114,7 @@ def test_an_unknown_status_is_not_terminal(tmp_path):
     table = pq.read_table(descriptions(tmp_path / "sound"))
     statuses = pa.array(["pending", None, *["ok"] * 8])
     pq.write_table(table.set_column(2, "status", statuses), tmp_path / "staged")
-    found = failing(check_descriptions(tmp_path / "staged", IDS, DESCRIPTIONS, LIMITS))
+    found = failing(check_descriptions(tmp_path / "staged", IDS, DESCRIPTIONS, LIMITS, key=KEY))
     assert "2 neither ok nor failed" in found["ids_conserved"].found
 
 
@@ -119,7 +122,7 @@ def test_another_column_type_is_named(tmp_path):
     """A column of another type than the schema's is named with both types."""
     other = DESCRIPTIONS.set(1, pa.field("ordinal", pa.int32()))
     staged = descriptions(tmp_path / "staged", schema=other)
-    found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS))
+    found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS, key=KEY))
     assert found["row_schema"].found == "ordinal: int32 where int64 belongs"
 
 
@@ -134,16 +137,28 @@ def test_another_column_type_is_named(tmp_path):
 def test_the_share_of_failed_rows_is_judged_from_two_rows(tmp_path, failed, passed, severity):
     """One failed row is never an alarm; from the error share on the partition is not published."""
     staged = descriptions(tmp_path / "staged", failed=IDS[:failed])
-    outcome = check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS)[-1]
+    outcome = check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS, key=KEY)[-1]
     assert (outcome.passed, outcome.severity) == (passed, severity)
     assert outcome.first_ids == tuple(IDS[:failed])
+
+
+@pytest.mark.parametrize(("failed", "severity"), [(3, Severity.WARN), (4, Severity.ERROR)])
+def test_failed_rows_that_a_person_accepted_only_warn(tmp_path, failed, severity):
+    """So many as were accepted, and no more; a refusal names the setting and the command."""
+    limits = replace(LIMITS, accepted=3)
+    staged = descriptions(tmp_path / "staged", failed=IDS[:failed])
+    outcome = check_descriptions(staged, IDS, DESCRIPTIONS, limits, key=KEY)[-1]
+    assert not outcome.passed
+    assert outcome.severity is severity
+    assert "VLM_ASSETS_FAILED_SHARE_ERROR" in outcome.sentence()
+    assert f"vlm-assets publish {KEY} --accept-failed" in outcome.sentence()
 
 
 def test_a_small_share_of_failed_rows_warns_and_publishes(tmp_path):
     """Between the two limits the check is a warning: shown, neither red nor stopping."""
     ids = [f"p{number:03d}" for number in range(100)]
     staged = descriptions(tmp_path / "staged", ids, failed=ids[:2])
-    outcome = check_descriptions(staged, ids, DESCRIPTIONS, LIMITS)[-1]
+    outcome = check_descriptions(staged, ids, DESCRIPTIONS, LIMITS, key=KEY)[-1]
     assert not outcome.passed
     assert outcome.severity is Severity.WARN
     assert not outcome.stops_publication

@@ -28,6 +28,7 @@ def test_rows_are_told_by_outcome_device_and_time(dataset) -> None:
     assert list(found) == dataset.keys
     second = found[dataset.keys[1]]
     assert (second.ok, dict(second.failed)) == (2, {"missing": 1})
+    assert [one.sentence() for one in second.first_failed] == ["p4: missing: its image is gone"]
     (stretch,) = second.stretches
     assert (stretch.device, stretch.rows, stretch.images, stretch.batches) == ("cpu-0", 3, 6, 3)
     assert stretch.last - stretch.first == 4.0

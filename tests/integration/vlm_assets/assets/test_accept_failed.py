@@ -1,0 +1,114 @@
+"""A partition with too many failed rows is refused by name, and published once a person accepts them."""
+
+import io
+import shutil
+from types import SimpleNamespace
+
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from resources.publishing.published import PublishedPartitions
+from vlm_assets.assets.materialize import ACCEPTED_FAILED
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.status import read_status
+from vlm_assets.operate.status_view import show
+
+KEY = "000000000-000000007"
+ACCEPT = {"accept_failed": True}
+
+
+@pytest.fixture
+def gone(desk):
+    """Three of the eight properties have lost their images; they get them back at the end."""
+    catalog = Catalog.open(desk.settings.home)
+    rows = catalog.slice(catalog.ranges[0]).to_pylist()[:3]
+    folders = {row["property_id"]: catalog.image_path(row["image_uris"][0]).parent for row in rows}
+
+    def put_back(property_id):
+        shutil.move(f"{folders[property_id]}.away", folders[property_id])
+
+    for folder in folders.values():
+        shutil.move(folder, f"{folder}.away")
+    yield SimpleNamespace(ids=list(folders), put_back=put_back)
+    for property_id, folder in folders.items():
+        if not folder.exists():
+            put_back(property_id)
+
+
+def record(desk):
+    return PublishedPartitions(desk.settings.descriptions).record(KEY)
+
+
+def severity(done):
+    check = done.checks["failed_share"]
+    return None if check.passed else check.severity.value
+
+
+def said(desk):
+    """What ``vlm-assets status`` prints."""
+    said = io.StringIO()
+    show(Console(width=2000, file=said), read_status(desk.settings, Catalog.open(desk.settings.home)))
+    return said.getvalue()
+
+
+def test_the_refusal_names_the_setting_and_the_command(desk, gone):
+    """Who reads it knows how to publish it once, and how to publish such partitions always."""
+    refused = desk.materialize()
+    assert severity(refused) == "ERROR"
+    assert "VLM_ASSETS_FAILED_SHARE_ERROR" in refused.failure
+    assert f"vlm-assets publish {KEY} --accept-failed" in refused.failure
+    shown = said(desk)
+    assert f"vlm-assets publish {KEY} --accept-failed" in shown
+    assert f"3 of 8 properties failed (3 missing). First: {gone.ids[0]}: missing: " in shown
+
+
+def test_accepted_failures_are_published_and_only_warn_from_then_on(desk, gone):
+    """The published record says how many, who and when; nothing is computed for it."""
+    assert not desk.materialize().success
+    done = desk.materialize(config=ACCEPT)
+    assert done.success, done.failure
+    assert severity(done) == "WARN"
+    accepted = record(desk).metadata[ACCEPTED_FAILED]
+    assert accepted["rows"] == 3
+    assert accepted["by"]
+    assert accepted["at"]
+    assert pq.read_table(desk.file)["status"].to_pylist().count("failed") == 3
+    again = desk.materialize()
+    assert again.success, again.failure
+    assert severity(again) == "WARN"
+    shown = said(desk)
+    assert "failed: 3 missing" in shown
+    assert f"{gone.ids[0]}: missing: " in shown
+
+
+def test_a_better_result_is_not_refused_again(desk, gone):
+    """No more failures than were accepted: published with a warning, and the acceptance stands."""
+    assert not desk.materialize().success
+    assert desk.materialize(config=ACCEPT).success
+    gone.put_back(gone.ids[0])
+    done = desk.materialize(config={"retry_failed": True})
+    assert done.success, done.failure
+    assert severity(done) == "WARN"
+    assert record(desk).metadata[ACCEPTED_FAILED]["rows"] == 2
+    gone.put_back(gone.ids[1])
+    gone.put_back(gone.ids[2])
+    healed = desk.materialize(config={"retry_failed": True})
+    assert healed.success, healed.failure
+    assert severity(healed) is None
+    assert ACCEPTED_FAILED not in record(desk).metadata
+
+
+def test_a_worse_result_than_was_accepted_is_refused(desk, gone):
+    """Three failures were accepted, and not a fourth."""
+    gone.put_back(gone.ids[0])
+    assert not desk.materialize().success
+    assert desk.materialize(config=ACCEPT).success
+    catalog = Catalog.open(desk.settings.home)
+    row = catalog.slice(catalog.ranges[0]).to_pylist()[0]
+    folder = catalog.image_path(row["image_uris"][0]).parent
+    shutil.move(folder, f"{folder}.away")
+    refused = desk.materialize(config={"recompute": True})
+    assert not refused.success
+    assert "a person accepted 2" in refused.failure
+    assert "stays in place" in refused.failure
