@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.sensor_ticks import write_history
-from resources.publishing.record import PartitionManifest, PublishedRecord
+from resources.publishing.record import PartitionVersions, PublishedRecord
 from sensors import published_file_drift
 from vlm_assets.assets.property_descriptions import description_rows
 from vlm_assets.automation.health_sensors import build_health_sensors
@@ -55,7 +55,7 @@ def make_home(folder: Path, partitions: int) -> Settings:
             directory.mkdir(parents=True, exist_ok=True)
         for key in keys(settings):
             record = PublishedRecord(key, 1, digest, len(content), 1, "ids", "f", "2026-01-01T00:00:00Z")
-            manifest = PartitionManifest(key, record).to_bytes()
+            manifest = PartitionVersions(key, record).to_bytes()
             paths = asset.partition(key)
             for path in (paths.published, paths.version(0)):
                 path.write_bytes(content)

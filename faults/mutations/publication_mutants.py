@@ -11,8 +11,8 @@ _VERIFICATION = "resources/publishing/verification.py"
 
 MUTANTS = (
     Mutant(_STAGED, "        if not self.ids.fits:\n", "        if False:\n", "a wrong id set is not published"),
-    Mutant(_STAGED, "        if found != self.sha256:\n", "        if False:\n", "what is published is what was read back"),
-    Mutant(_STAGED, "    if count != rows:\n", "    if False:\n", "a staged file has the rows that were written"),
+    Mutant(_STAGED, "        if damage := judge(self.path, self, deep=True):\n", "        if damage := ():\n", "what is published is what was read back"),
+    Mutant(_VERIFICATION, "    if count != rows:\n", "    if False:\n", "a staged file has the rows that were written"),
     Mutant(_STAGED, "write_page_checksum=True", "write_page_checksum=False", "published files: page checksums are written"),
     Mutant(_STAGED, "        fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n", "", "a living process's temporary file is marked"),
     Mutant(_STAGED, "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", "only an abandoned temporary file is removed"),
@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant("resources/publishing/partition_rows.py", "pads.ParquetFragmentScanOptions(page_checksum_verification=True)",
            "pads.ParquetFragmentScanOptions()", "reading as a dataset verifies page checksums"),
     Mutant(_FILES, "                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", "one publisher at a time (flock)"),
-    Mutant(_FILES, " and files.sha256_of(path) == record.sha256\n", "\n", "a file is a version by its SHA-256"),
+    Mutant(_VERIFICATION, " and files.sha256_of(path) == record.sha256\n", "\n", "a file is a version by its SHA-256"),
     Mutant(_FILES, "        if sha256 != record.sha256:\n", "        if False:\n", "a copy is compared with its record"),
     Mutant(_FILES, "        files.sync_directory(self.published.parent)\n", "", "a rename that a killed process left is made durable"),
     Mutant(_FILES, "        self.keep_aside_unless(manifest.published, notes)\n", "", "what no backup holds is kept before it is replaced"),

@@ -27,8 +27,9 @@ from resources.publishing.errors import (
     PartitionBusyError,
     RecordDamagedError,
 )
-from resources.publishing.record import PartitionManifest, PendingPublication, PublishedRecord
+from resources.publishing.record import PartitionVersions, PendingPublication, PublishedRecord
 from resources.publishing.staged_file import InUseMark
+from resources.publishing.verification import is_whole
 from resources.storage import files
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
 
@@ -85,16 +86,7 @@ class PartitionFiles:
 
     def holds(self, path: Path, record: PublishedRecord | None) -> bool:
         """Whether a file is, to the byte, the version of the record. A file that cannot be read is not."""
-        if record is None:
-            return False
-        try:
-            return path.stat().st_size == record.bytes and files.sha256_of(path) == record.sha256
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return False
+        return is_whole(path, record)
 
     def peek(self) -> PublishedRecord | None:
         """The record of the file that readers see, without writing anything. Needs no lock."""
@@ -105,7 +97,7 @@ class PartitionFiles:
             return manifest.pending.record
         return manifest.published
 
-    def settle(self) -> tuple[PartitionManifest, list[str]]:
+    def settle(self) -> tuple[PartitionVersions, list[str]]:
         """The manifest, after what an interruption left was finished, taken back or removed, without loss.
 
         Also says what was done. Raises RecordDamagedError where neither copy of the record can be read.
@@ -118,7 +110,7 @@ class PartitionFiles:
         return manifest, repairs
 
     def put_in_place(
-        self, temporary: Path, record: PublishedRecord, manifest: PartitionManifest, notes: list[str]
+        self, temporary: Path, record: PublishedRecord, manifest: PartitionVersions, notes: list[str]
     ) -> None:
         """Publish a durable temporary file as the version of ``record``, after that of ``manifest``."""
         kept = self._verified_versions(manifest, notes)
@@ -168,7 +160,7 @@ class PartitionFiles:
             )
         return copy
 
-    def _verified_versions(self, manifest: PartitionManifest, notes: list[str]) -> list[PublishedRecord]:
+    def _verified_versions(self, manifest: PartitionVersions, notes: list[str]) -> list[PublishedRecord]:
         """The versions that really exist as backups, newest first; what does not verify goes aside."""
         current = manifest.published
         if current and not self.holds(self.slot(0), current) and self.holds(self.published, current):
@@ -196,9 +188,9 @@ class PartitionFiles:
         if not self.holds(self.slot(0), pending.record):
             copy = copy or self._copy(self.published, self.slot(0), pending.record)
             files.publish_replacing(copy, self.slot(0))
-        self._write_settled(PartitionManifest(self.key, pending.record, tuple(reversed(kept))))
+        self._write_settled(PartitionVersions(self.key, pending.record, tuple(reversed(kept))))
 
-    def _write_settled(self, manifest: PartitionManifest) -> None:
+    def _write_settled(self, manifest: PartitionVersions) -> None:
         # The copy first. It stands beside the backups: writing it makes their renames durable too.
         self._write_record(self.record_copy, manifest.to_bytes())
         self._write_record(self.record_path, manifest.to_bytes())
@@ -217,8 +209,8 @@ class PartitionFiles:
         return False
 
     def _finish_or_take_back(
-        self, manifest: PartitionManifest, pending: PendingPublication, repairs: list[str]
-    ) -> PartitionManifest:
+        self, manifest: PartitionVersions, pending: PendingPublication, repairs: list[str]
+    ) -> PartitionVersions:
         record = pending.record
         if not self.holds(self.published, record):
             whole = self._another(record, manifest.published)
@@ -256,9 +248,9 @@ class PartitionFiles:
         for path in self.staging.glob(f".{self.key}.*{files.TEMPORARY_SUFFIX}"):
             InUseMark.remove_if_abandoned(path)
 
-    def _read(self, path: Path) -> PartitionManifest | RecordDamagedError | None:
+    def _read(self, path: Path) -> PartitionVersions | RecordDamagedError | None:
         try:
-            return PartitionManifest.from_bytes(path.read_bytes(), key=self.key)
+            return PartitionVersions.from_bytes(path.read_bytes(), key=self.key)
         except FileNotFoundError:
             return None
         except RecordDamagedError as error:
@@ -268,10 +260,10 @@ class PartitionFiles:
                 raise
             return RecordDamagedError(f"the record {path} cannot be read: {error.strerror}")
 
-    def _first_readable(self) -> PartitionManifest | None:
+    def _first_readable(self) -> PartitionVersions | None:
         found = [self._read(path) for path in (self.record_path, self.record_copy)]
         for one in found:
-            if isinstance(one, PartitionManifest):
+            if isinstance(one, PartitionVersions):
                 return one
         for one in found:
             if isinstance(one, RecordDamagedError):
@@ -282,10 +274,10 @@ class PartitionFiles:
                 )
         return None
 
-    def _load(self, repairs: list[str]) -> PartitionManifest:
+    def _load(self, repairs: list[str]) -> PartitionVersions:
         manifest = self._first_readable()
         if manifest is None:
-            return PartitionManifest(self.key)
+            return PartitionVersions(self.key)
         # While a publication is under way the copy may be behind, or ahead; settling it writes both.
         wanted = [self.record_path] if manifest.pending else self.record_paths
         for path in wanted:

@@ -28,9 +28,17 @@ from resources.publishing.errors import (
 )
 from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.partition_rows import PartitionRows
-from resources.publishing.record import PartitionManifest, PublishedRecord
-from resources.publishing.staged_file import InUseMark, StagedFile, read_back, write_rows
-from resources.publishing.verification import PUT_BACK, Finding, FindingKind, Verification, compare, judge
+from resources.publishing.record import PartitionVersions, PublishedRecord
+from resources.publishing.staged_file import InUseMark, StagedFile, write_rows
+from resources.publishing.verification import (
+    PUT_BACK,
+    Finding,
+    FindingKind,
+    Verification,
+    compare,
+    judge,
+    read_back,
+)
 from resources.storage import files
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
 
@@ -198,7 +206,7 @@ class PublishedPartitions:
             else:
                 record = partition.peek()
             # A publisher is at work, so the backups are on the move: only what readers see is judged.
-            return compare(partition, PartitionManifest(key, record), repairs, deep=deep, backups=False)
+            return compare(partition, PartitionVersions(key, record), repairs, deep=deep, backups=False)
         except RecordDamagedError as error:
             return Verification(key, None, (Finding(FindingKind.RECORD_DAMAGED, f"{error}"),))
 
@@ -261,7 +269,7 @@ class PublishedPartitions:
                     partition.move_aside(path, notes)
         return tuple(notes)
 
-    def _earlier(self, partition: PartitionFiles, manifest: PartitionManifest) -> str:
+    def _earlier(self, partition: PartitionFiles, manifest: PartitionVersions) -> str:
         return ", ".join(
             f"{partition.slot(number)} (version {version.sequence}, {version.rows} rows)"
             for number, version in enumerate(manifest.previous, start=1)

@@ -48,8 +48,8 @@ class PendingPublication:
 
 
 @dataclass(frozen=True)
-class PartitionManifest:
-    """All that ``.manifest/KEY.json`` says: the published version, those before it, and one under way."""
+class PartitionVersions:
+    """All that a partition's record says: the published version, those before it, and one under way."""
 
     key: str
     published: PublishedRecord | None = None
@@ -66,7 +66,7 @@ class PartitionManifest:
         return seal(json.dumps({"format": FORMAT, **asdict(self)}, indent=2).encode())
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, key: str) -> PartitionManifest:
+    def from_bytes(cls, data: bytes, *, key: str) -> PartitionVersions:
         """Read a manifest. Raises RecordDamagedError where it is not, to the byte, what was written.
 
         A record of a newer version is not damaged and must not be moved away: it raises FormatVersionError.

@@ -1,18 +1,15 @@
 """A partition's next file, written and read back but not yet published.
 
-What lives here: streaming rows into a temporary parquet file, reading it back fully, and comparing its ids
-with the expected ones. What does not: whether and how it is published
-(``resources.publishing.published``). The id
-set is compared here and refused there, so that the asset checks can run on the file and say what is wrong.
+What lives here: streaming rows into a temporary parquet file. What does not: reading it back and comparing
+its ids (``verification.py``), whether and how it is published (``published.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,45 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from resources.journal.key_sets import key_set_digest
 from resources.publishing.errors import DigestMismatchError, WrongIdSetError, WrongSchemaError
-from resources.publishing.partition_rows import BATCH_ROWS, ID_COLUMN, PartitionRows
+from resources.publishing.partition_rows import BATCH_ROWS, PartitionRows
+from resources.publishing.verification import IdSet, judge
 from resources.storage import files
 from resources.storage.layout import AssetFolders
-
-_SHOWN = 5
-
-
-@dataclass(frozen=True)
-class IdSet:
-    """The ids of a file against the expected ones: each number, and the first few ids of each kind."""
-
-    expected: int
-    found: int
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-    repeated: tuple[str, ...] = ()
-    nulls: int = 0
-
-    @property
-    def fits(self) -> bool:
-        """Whether the file holds every expected id once and nothing else."""
-        return not (self.missing or self.unexpected or self.repeated or self.nulls)
-
-    def sentence(self) -> str:
-        """Expected, found, and the first offending ids of each kind."""
-        parts = [f"{self.expected} ids expected, {self.found} rows found"]
-        for name, ids in (
-            ("missing", self.missing),
-            ("not expected", self.unexpected),
-            ("more than once", self.repeated),
-        ):
-            if ids:
-                shown = ", ".join(repr(one) for one in ids[:_SHOWN])
-                parts.append(f"{len(ids)} {name}: {shown}{', …' if len(ids) > _SHOWN else ''}")
-        if self.nulls:
-            parts.append(f"{self.nulls} without an id")
-        return "; ".join(parts)
 
 
 @dataclass
@@ -98,15 +61,11 @@ class StagedFile:
                 "Materialize the partition again; if it repeats, compare the catalogue's slice with the "
                 "journal."
             )
-        try:
-            found = files.sha256_of(self.path)
-        except OSError as error:
-            found = f"unreadable ({error.strerror or error})"
-        if found != self.sha256:
+        if damage := judge(self.path, self, deep=True):
             raise DigestMismatchError(
-                f"partition {self.key} is not published, because {self.path} changed after it was read back: "
-                f"its digest was {self.sha256[:12]} and is {found[:40]}. The published file stays as it was. "
-                "Materialize the partition again, and look at the disk's health."
+                f"partition {self.key} is not published, because it changed after it was read back: "
+                f"{damage[1]} The published file stays as it was. Materialize the partition again, and look "
+                "at the disk's health."
             )
 
     def discard(self) -> None:
@@ -172,41 +131,6 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterato
 
 def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{one.name}: {one.type}" for one in schema)
-
-
-def read_back(path: Path, *, rows: int, expected_ids: Collection[str]) -> tuple[IdSet, str]:
-    """Decode a file fully, page checksums verified, and compare its ids. Returns them and their digest.
-
-    Ids are all that stays in memory. Raises DurableWriteError where the file cannot be decoded or holds
-    another number of rows than were written.
-    """
-    found: set[str] = set()
-    repeated: dict[str, None] = {}
-    count = nulls = 0
-    try:
-        for batch in PartitionRows(path).iter_batches():
-            count += batch.num_rows
-            for one in batch.column(ID_COLUMN).to_pylist():
-                if one is None:
-                    nulls += 1
-                elif one in found:
-                    repeated[one] = None
-                else:
-                    found.add(one)
-    except (OSError, pa.ArrowException) as error:
-        raise files.DurableWriteError(errno.EIO, f"{path} cannot be read back: {error}") from error
-    if count != rows:
-        raise files.DurableWriteError(errno.EIO, f"{path} reads back {count} rows where {rows} were written")
-    expected = expected_ids if isinstance(expected_ids, Set) else frozenset(expected_ids)
-    ids = IdSet(
-        expected=len(expected),
-        found=count,
-        missing=tuple(sorted(one for one in expected if one not in found)),
-        unexpected=tuple(sorted(one for one in found if one not in expected)),
-        repeated=tuple(repeated),
-        nulls=nulls,
-    )
-    return ids, key_set_digest(found)
 
 
 class InUseMark:

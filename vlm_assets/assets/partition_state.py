@@ -19,7 +19,7 @@ from resources.journal.high_water_mark import read_marks
 from resources.journal.inspection import JournalInspection, inspect_journals
 from resources.publishing.errors import RecordDamagedError
 from resources.publishing.partition_files import PartitionFiles
-from resources.publishing.record import PartitionManifest, PublishedRecord
+from resources.publishing.record import PartitionVersions, PublishedRecord
 from resources.publishing.verification import FindingKind, judge
 from resources.state.workers import Worker, Workers
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
@@ -450,7 +450,7 @@ class RecordReading:
     unsettled: a change of it is under way or was interrupted; both copies are whole.
     """
 
-    manifest: PartitionManifest | None
+    manifest: PartitionVersions | None
     content: tuple[bytes | None, ...] = field(repr=False)
     damaged: tuple[str, ...]
     unsettled: bool
@@ -458,7 +458,7 @@ class RecordReading:
 
 def read_record(partition: PartitionFiles) -> RecordReading:
     """Read a partition's record without settling or locking anything."""
-    manifest: PartitionManifest | None = None
+    manifest: PartitionVersions | None = None
     content: list[bytes | None] = []
     damaged: list[str] = []
     unsettled = False
@@ -469,7 +469,7 @@ def read_record(partition: PartitionFiles) -> RecordReading:
             if manifest is not None and data == content[0]:
                 found = manifest
             else:
-                found = PartitionManifest.from_bytes(data, key=partition.key)
+                found = PartitionVersions.from_bytes(data, key=partition.key)
         except FileNotFoundError:
             damaged.append(f"{path} is missing")
         except (RecordDamagedError, OSError) as error:

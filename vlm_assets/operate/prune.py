@@ -17,7 +17,7 @@ from pathlib import Path
 from resources.journal.discarding import discard
 from resources.journal.high_water_mark import read_mark
 from resources.publishing.partition_files import PartitionFiles
-from resources.publishing.record import PartitionManifest, PublishedRecord
+from resources.publishing.record import PartitionVersions, PublishedRecord
 from resources.storage import files
 from resources.storage.layout import AssetFolders
 from vlm_assets.assets.partition_state import read_record
@@ -197,7 +197,7 @@ def _remove_of_partition(partition: PartitionFiles, removals: list[Removal]) -> 
                 yield f"Kept {one.path}: a process needs it." if one.path.exists() else f"Removed {one.path}."
 
 
-def _forget_earlier(partition: PartitionFiles, manifest: PartitionManifest) -> None:
+def _forget_earlier(partition: PartitionFiles, manifest: PartitionVersions) -> None:
     """Take the earlier versions out of the record before they go: it never names what is not there."""
     settled = replace(manifest, previous=()).to_bytes()
     files.write_replacing(partition.record_copy, settled, partition.staging)

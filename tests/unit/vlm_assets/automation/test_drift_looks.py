@@ -12,7 +12,7 @@ import pytest
 from resources.alerts.outbox import Outbox
 from resources.engine.server.served_model import ServerUnreachableError
 from resources.journal.high_water_mark import HighWaterMark, write_mark
-from resources.publishing.record import PartitionManifest, PendingPublication
+from resources.publishing.record import PartitionVersions, PendingPublication
 from resources.state.database import open_state
 from resources.state.workers import Workers
 from resources.storage.files import make_directory, write_replacing
@@ -158,7 +158,7 @@ def test_a_publication_under_way_is_no_drift(desk, key):
     pending = PendingPublication(dataclasses.replace(record, sequence=2, sha256="0" * 64), (record,))
     manifest = published.asset.partition(key).record
     settled = manifest.read_bytes()
-    write_replacing(manifest, PartitionManifest(key, record, (), pending).to_bytes())
+    write_replacing(manifest, PartitionVersions(key, record, (), pending).to_bytes())
     assert desk.tick() == []
     write_replacing(manifest, settled)
     assert desk.tick() == []

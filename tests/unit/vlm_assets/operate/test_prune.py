@@ -208,10 +208,10 @@ def test_an_interrupted_publication_keeps_everything(replaced):
     """Until a publication is finished, nobody knows which version is the last: all stay."""
     from dataclasses import replace
 
-    from resources.publishing.record import PartitionManifest, PendingPublication
+    from resources.publishing.record import PartitionVersions, PendingPublication
 
     files = replaced.settings.descriptions.partition(FIRST)
-    manifest = PartitionManifest.from_bytes(files.record.read_bytes(), key=FIRST)
+    manifest = PartitionVersions.from_bytes(files.record.read_bytes(), key=FIRST)
     pending = PendingPublication(replace(manifest.published, sequence=9, sha256="0" * 64), manifest.previous)
     files.record.write_bytes(replace(manifest, pending=pending).to_bytes())
     found = plan(replaced)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.devices.left_out import LeftOutDevices
-from resources.publishing.record import PartitionManifest
+from resources.publishing.record import PartitionVersions
 from resources.state import tables
 from resources.state.database import open_state
 from resources.state.pause import pause
@@ -238,7 +238,7 @@ def test_1350_partitions_take_two_seconds(dataset, tmp_path: Path) -> None:
             if "catalogue_slice" in parts:
                 parts["catalogue_slice"] = catalog.slice_digest(one)
             metadata = {**record.metadata, "parts": parts}
-            manifest = PartitionManifest(one.key, replace(record, key=one.key, metadata=metadata)).to_bytes()
+            manifest = PartitionVersions(one.key, replace(record, key=one.key, metadata=metadata)).to_bytes()
             paths.published.write_bytes(data)
             paths.version(0).write_bytes(data)
             paths.record.write_bytes(manifest)
