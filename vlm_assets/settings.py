@@ -85,26 +85,40 @@ class Settings(BaseSettings):
         description="Your own pydantic model as module:Class. It becomes prompt, grammar and columns.",
     )
     prompt: str | None = Field(None, description="Text of the question. Default: made from the schema.")
-    max_new_tokens: PositiveInt = Field(512, description="Tokens an answer may have in its first attempt.")
-    max_images: PositiveInt = Field(12, description="Images of a property shown to the model, at most.")
-    max_pixels: PositiveInt = Field(
-        1_000_000, description="Pixels an image may have before the model's own processor sees it."
+    max_new_tokens: PositiveInt = Field(
+        512, le=100_000, description="Tokens an answer may have in its first attempt."
+    )
+    max_images: PositiveInt = Field(
+        12, le=500, description="Images of a property shown to the model, at most."
+    )
+    max_pixels: int = Field(
+        1_000_000,
+        ge=4_096,
+        le=100_000_000,
+        description="Pixels an image may have before the model's own processor sees it.",
     )
     batch_size: PositiveInt = Field(
-        32, description="Properties described together, at most. A change keeps what is committed."
+        32, le=10_000, description="Properties described together, at most. A change keeps what is committed."
     )
     batch_images: PositiveInt = Field(
         64,
+        le=100_000,
         description="Images described together, at most; a property with more is a batch alone. A batch"
         " should take 20 s or less, for a kill loses it; a run warns where it takes longer.",
     )
     decode_workers: PositiveInt = Field(
         default_factory=lambda: max(1, min(8, (os.cpu_count() or 2) // 2)),
+        le=256,
         description="Processes that read and decode images and run the processor, ahead of the model.",
     )
-    prefetch_batches: PositiveInt = Field(2, description="Batches loaded ahead of the model, at most.")
-    decode_seconds: PositiveFloat = Field(
-        120.0, description="Seconds for one image, after which its worker is replaced; it has three tries."
+    prefetch_batches: PositiveInt = Field(
+        2, le=100, description="Batches loaded ahead of the model, at most."
+    )
+    decode_seconds: float = Field(
+        120.0,
+        ge=1.0,
+        le=3600.0,
+        description="Seconds for one image, after which its worker is replaced; it has three tries.",
     )
     engine: Literal["transformers", "server"] = Field(
         "transformers",

@@ -2,7 +2,7 @@
 
 What lives here: reading a file without ever blocking, decoding (Pillow), orientation, colour, size, and the
 named reasons why an image cannot be shown. What does not: which images a property has (the catalogue), and
-the processes that decode ahead of the model (``decode_workers``). Neither NumPy nor torch is imported, so
+the processes that do it (``worker``). Neither NumPy nor torch is imported, so
 that a worker starts in milliseconds.
 """
 
@@ -42,6 +42,9 @@ TRANSIENT_KINDS: Final[frozenset[ImageErrorKind]] = frozenset(
 """Kinds that another try may cure; the others stay as they are until a person changes the file."""
 
 MAX_FILE_BYTES: Final = 512 << 20
+MAX_JPEG_SCANS: Final = 500
+"""A progressive JPEG has about ten. Each is decoded over the whole image: 6,400 took 99 s."""
+
 MAX_SOURCE_PIXELS: Final = 178_956_970
 """Largest width times height that is decoded: the size at which Pillow itself refuses to open a file."""
 
@@ -49,9 +52,21 @@ PIXELS_AHEAD: Final = 256_000_000
 """Pixels that wait for the model, from which on no further batch is begun, at each stage before it: 768 MB as
 RGB, and some 330,000 vision tokens of 28 x 28 pixels."""
 
-FORMATS: Final = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000", "ICO", "TGA")
+FORMATS: Final = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "AVIF", "JPEG2000", "ICO", "PCX", "TGA")
 """What is read, MPO too: Pillow knows it as JPEG, and stumbles over the name. Left out on purpose: what runs
 a program (EPS starts Ghostscript) and what is no picture."""
+
+_SIGNATURES: Final = {
+    "JPEG": [(0, b"\xff\xd8\xff")],
+    "PNG": [(0, b"\x89PNG\r\n\x1a\n")],
+    "GIF": [(0, b"GIF87a"), (0, b"GIF89a")],
+    "WEBP": [(8, b"WEBP")],
+    "TIFF": [(0, b"II*\0"), (0, b"MM\0*"), (0, b"II+\0"), (0, b"MM\0+")],
+    "AVIF": [(4, b"ftypavif"), (4, b"ftypavis")],
+    "JPEG2000": [(0, b"\0\0\0\x0cjP  \r\n\x87\n"), (0, b"\xff\x4f\xff\x51")],
+    "BMP": [(0, b"BM")],
+    "ICO": [(0, b"\0\0\1\0")],
+}
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
 _DENIED = {errno.EACCES, errno.EPERM}
@@ -139,6 +154,7 @@ def load_image(path: Path, *, max_pixels: int, when_read: Callable[[], None] = l
     try:
         data = _read_regular_file(path)
         when_read()
+        _refuse_many_scans(data, path)
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return _pixels(image, path, max_pixels)
     except ImageError:
@@ -161,6 +177,21 @@ def load_image(path: Path, *, max_pixels: int, when_read: Callable[[], None] = l
         raise ImageError(
             "unreadable", f"{path} is damaged or cut short and cannot be decoded: {reason}."
         ) from error
+
+
+def recognised_format(head: bytes) -> str | None:
+    """The format of a file that begins with these bytes (32 are enough), whatever its name; None: no image.
+
+    TGA is not among them: it has nothing at its beginning by which it could be told.
+    """
+    for name, signatures in _SIGNATURES.items():
+        if any(head[at : at + len(said)] == said for at, said in signatures):
+            return name
+    if head[:1] == b"P" and head[1:2] in b"123456" and head[2:3].isspace():
+        return "PPM"
+    if head[:1] == b"\x0a" and head[1:2] in b"\x00\x02\x03\x04\x05" and head[2:3] == b"\x01":
+        return "PCX"
+    return None
 
 
 def fitted_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
@@ -225,6 +256,14 @@ def _looks_like(data: bytes) -> str:
     return f"it begins with {data[:8].hex(' ')}"
 
 
+def _refuse_many_scans(data: bytes, path: Path) -> None:
+    # In compressed data this marker never occurs: there a byte of 0xff is followed by a zero.
+    if data.startswith(b"\xff\xd8") and (scans := data.count(b"\xff\xda")) > MAX_JPEG_SCANS:
+        raise ImageError(
+            "too_large", f"{path} has {scans:,} scans; a JPEG with more than {MAX_JPEG_SCANS} is not decoded."
+        )
+
+
 def _pixels(image: Image.Image, path: Path, max_pixels: int) -> Image.Image:
     if image.width * image.height > MAX_SOURCE_PIXELS:
         raise ImageError(
@@ -241,7 +280,11 @@ def _pixels(image: Image.Image, path: Path, max_pixels: int) -> Image.Image:
     size = fitted_size(*rgb.size, max_pixels)
     if size != rgb.size:
         rgb = rgb.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
-    return rgb if upright is None else rgb.transpose(upright)
+    if upright is not None:
+        rgb = rgb.transpose(upright)
+    # Without its EXIF data: a processor that reads the orientation there would turn the image once more.
+    rgb.info = {}
+    return rgb
 
 
 def _orientation(image: Image.Image) -> int:
@@ -255,7 +298,8 @@ def _orientation(image: Image.Image) -> int:
 def _rgb(image: Image.Image) -> Image.Image:
     """To RGB; transparency over white, and more than 8 bits a channel scaled down instead of clipped."""
     if image.mode.startswith("I;16"):
-        image = image.point(lambda value: value * (1 / 256)).convert("L")
+        # By way of 32 bits: Pillow calculates with 16 in one byte order alone.
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     elif image.mode in ("I", "F"):
         image = _stretched(image)
     if image.has_transparency_data:

@@ -1,11 +1,11 @@
 """What a worker makes of a property's images: the output that an engine, or a page, asks for.
 
-``Pixels`` and ``Thumbnails`` live here; tensors and files for a server live with their engines.
+``Pixels`` lives here; thumbnails have a module of their own; tensors and files for a server live with their
+engines.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -47,26 +47,3 @@ class Pixels:
         import numpy as np
 
         return lambda images: Made([np.asarray(image) for image in images])
-
-
-@dataclass(frozen=True)
-class Thumbnails:
-    """Small JPEG files, as arrays of bytes. height: in pixels; none is wider than twice that."""
-
-    height: int
-
-    def load(self) -> Maker:
-        """See Output."""
-        import numpy as np
-
-        def make(images: Sequence[Image.Image]) -> Made:
-            files = []
-            for image in images:
-                # A panorama must not push the others off the page.
-                width = min(2 * self.height, max(1, round(image.width * self.height / image.height)))
-                stream = io.BytesIO()
-                image.resize((width, self.height), Image.Resampling.LANCZOS).save(stream, "JPEG", quality=72)
-                files.append(np.frombuffer(stream.getvalue(), np.uint8))
-            return Made(files)
-
-        return make

@@ -8,7 +8,6 @@ their meaning, and the work that fills them. What does not: the steps that both 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
 import hashlib
-import io
 import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +32,8 @@ from resources.engine.protocol import Engine, ModelLoadError
 from resources.engine.resource import VisionLanguageModel
 from resources.engine.schema import DescriptionSchema, load_schema
 from resources.engine.server.served_model import ServerUnreachableError
-from resources.images.images import ImageError, ImageFailure, LoadedProperty, PropertyJob, load_image
+from resources.images.images import ImageFailure, LoadedProperty, PropertyJob
+from resources.images.thumbnails import make_thumbnails
 from resources.images.worker_pool import WorkerPool
 from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
@@ -434,29 +434,28 @@ class DescriptionWork:
         quality = read_quality(PartitionRows(file))
         looked_at = [*quality.sample, *quality.failed[:FAILED_SHOWN]]
         return {
-            "contact sheet": dg.MetadataValue.md(contact_sheet([self._sheet_row(row) for row in looked_at])),
+            "contact sheet": dg.MetadataValue.md(contact_sheet(self._sheet_rows(looked_at))),
             "quality": dg.MetadataValue.md(quality.table()),
             "expected": dg.MetadataValue.int(len(self.ids)),
             "ok": dg.MetadataValue.int(quality.ok),
             "failed": dg.MetadataValue.int(quality.rows - quality.ok),
         }
 
-    def _sheet_row(self, row: Mapping[str, Any]) -> SheetRow:
-        job = self._job(PlannedProperty(row["property_id"], row["ordinal"], 0), {})
-        thumbnails = [_thumbnail(Path(path)) for path in job.image_paths[:IMAGES_A_PROPERTY]]
-        return SheetRow(row["property_id"], thumbnails, row.get("description"), row["error"])
-
-
-def _thumbnail(path: Path) -> bytes | None:
-    try:
-        image = load_image(path, max_pixels=512 * 512)
-    except ImageError:
-        return None
-    # A panorama must not push the others off the page.
-    width = min(2 * THUMBNAIL_HEIGHT, max(1, round(image.width * THUMBNAIL_HEIGHT / image.height)))
-    stream = io.BytesIO()
-    image.resize((width, THUMBNAIL_HEIGHT)).save(stream, "JPEG", quality=80)
-    return stream.getvalue()
+    def _sheet_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[SheetRow]:
+        jobs = [self._job(PlannedProperty(row["property_id"], row["ordinal"], 0), {}) for row in rows]
+        shown = [
+            replace(
+                job,
+                image_paths=job.image_paths[:IMAGES_A_PROPERTY],
+                image_uris=job.image_uris[:IMAGES_A_PROPERTY],
+            )
+            for job in jobs
+        ]
+        thumbnails = make_thumbnails(shown, height=THUMBNAIL_HEIGHT)
+        return [
+            SheetRow(row["property_id"], files, row.get("description"), row["error"])
+            for row, files in zip(rows, thumbnails, strict=True)
+        ]
 
 
 def long_batch(described: Sequence[Described], seconds: float) -> str | None:

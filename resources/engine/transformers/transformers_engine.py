@@ -221,7 +221,7 @@ class TransformersEngine:
         self._seconds["processor"] += time.monotonic() - began
         limits = [self._room(tokens, attempt) for tokens in inputs.prompt_tokens]
         guide = self._grammar.for_batch(len(batch))
-        processors: list[Any] = [guide]
+        processors: list[Any] = [_refuse_nan, guide]
         begin: Begin | None = None
         # The guide is all that decides about a token then: the generation's own settings are empty.
         if self._drafts.most > 0 and attempt.temperature == 0 and isinstance(guide, Guide):
@@ -282,6 +282,19 @@ class TransformersEngine:
             prompt_tokens=prompt_tokens,
             output_tokens=len(answer),
         )
+
+
+def _refuse_nan(input_ids: Any, scores: Any) -> Any:
+    """A logits processor that raises EngineError where the model computes no numbers.
+
+    Without it the first token of the vocabulary is chosen again and again, as the likeliest of all.
+    """
+    if scores.isnan().any():
+        raise EngineError(
+            "the model computes NaN for this property: its weights or the device are damaged, or its numbers"
+            " overflow in this precision; try another revision or device"
+        )
+    return scores
 
 
 def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -151,3 +151,22 @@ def test_an_allowed_host_is_a_name(hosts, tmp_path):
     with pytest.raises(SettingsError, match="no host name"):
         load_settings(home=tmp_path, allowed_hosts=hosts)
     assert load_settings(home=tmp_path, allowed_hosts="a.example 10.0.0.7").hosts == ["a.example", "10.0.0.7"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MAX_PIXELS", "10"),
+        ("MAX_PIXELS", "200000000"),
+        ("MAX_IMAGES", "0"),
+        ("MAX_IMAGES", "501"),
+        ("DECODE_WORKERS", "0"),
+        ("DECODE_SECONDS", "0.5"),
+        ("BATCH_SIZE", "10001"),
+    ],
+)
+def test_settings_with_which_nothing_sensible_can_come_out_are_refused(monkeypatch, name, value):
+    """An image of ten pixels shows nothing, and a run is refused before it begins."""
+    monkeypatch.setenv(f"VLM_ASSETS_{name}", value)
+    with pytest.raises(SettingsError, match=f"VLM_ASSETS_{name}=.?{value}"):
+        load_settings()

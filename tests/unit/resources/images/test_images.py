@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from resources.images.images import (
     MAX_SOURCE_PIXELS,
@@ -20,6 +20,7 @@ from resources.images.images import (
     PropertyJob,
     fitted_size,
     load_image,
+    recognised_format,
 )
 
 LEFT, RIGHT = (200, 40, 30), (30, 60, 190)
@@ -82,6 +83,9 @@ GREYS = {
     "grey.jpg": lambda p: picture().convert("L").save(p, quality=95),
     "grey.png": lambda p: picture().convert("L").save(p),
     "16-bit.png": lambda p: Image.fromarray((grey(picture()) * 257).astype(np.uint16)).save(p),
+    "16-bit-other-byte-order.tiff": lambda p: Image.frombytes(
+        "I;16B", (64, 48), (grey(picture()) * 257).astype(">u2").tobytes()
+    ).save(p),
     "16-bit.tiff": lambda p: Image.fromarray((grey(picture()) * 257).astype(np.uint16)).save(p),
     "32-bit.tiff": lambda p: Image.fromarray(grey(picture()).astype(np.int32)).save(p),
     "grey-and-alpha.png": lambda p: picture().convert("LA").save(p),
@@ -356,3 +360,45 @@ def test_failures_go_by_the_names_of_the_catalogue():
     """Guards: a failed image is reported by its URI where there is one, so that a row fits any machine."""
     assert PropertyJob("p", 0, ("/a/b.jpg",), ("b.jpg",)).uri(0) == "b.jpg"
     assert PropertyJob("p", 0, ("/a/b.jpg",)).uri(0) == "/a/b.jpg"
+
+
+def test_a_jpeg_of_thousands_of_scans_is_refused_at_once(tmp_path):
+    """Guards: a JPEG with 6,400 scans, which takes 99 s to decode, costs a count of its markers."""
+    path = tmp_path / "scans.jpg"
+    picture(64, 48).save(path, progressive=True)
+    data = path.read_bytes()
+    last = data.rindex(b"\xff\xda")
+    path.write_bytes(data[:last] + data[last:-2] * 6400 + data[-2:])
+    with pytest.raises(ImageError, match="scans") as refused:
+        load_image(path, max_pixels=1 << 20)
+    assert refused.value.kind == "too_large"
+
+
+@pytest.mark.parametrize("turned", [1, 3, 6, 8])
+def test_a_picture_is_turned_once(turned, tmp_path):
+    """Guards: a processor that looks for an orientation finds none any more."""
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    picture(64, 48).save(tmp_path / "turned.jpg", exif=exif)
+    image = load_image(tmp_path / "turned.jpg", max_pixels=1 << 20)
+    assert ImageOps.exif_transpose(image).tobytes() == image.tobytes()
+    assert 0x0112 not in image.getexif()
+
+
+@pytest.mark.parametrize(
+    "kind", ["JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "JPEG2000", "ICO", "PCX"]
+)
+def test_a_file_is_recognised_by_what_is_in_it(kind, tmp_path):
+    """Guards: a picture without a suffix, or with another's, is loaded, and is told from what is none."""
+    path = tmp_path / "no-suffix"
+    picture(64, 48).save(path, kind)
+    assert recognised_format(path.read_bytes()[:32]) == kind
+    assert load_image(path, max_pixels=1 << 20).mode == "RGB"
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"<html>", b"%PDF-1.7", b"property_id,price\n", b"Portland is", b"\x7fELF"]
+)
+def test_what_is_no_image_is_not_recognised(head):
+    """Guards: text, pages and programs are not taken for images."""
+    assert recognised_format(head) is None

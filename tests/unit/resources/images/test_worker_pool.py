@@ -1,6 +1,5 @@
 """Batches of properties decoded ahead of the model, the same whatever the workers and the prefetch."""
 
-import io
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from resources.images.images import (
     PropertyJob,
     load_image,
 )
-from resources.images.outputs import Pixels, Thumbnails
+from resources.images.outputs import Pixels
 from resources.images.worker_pool import WorkerPool, WorkerPoolError
 
 
@@ -256,17 +255,6 @@ class RefusesTwo:
             return Pixels().load()(images)
 
         return make
-
-
-def test_thumbnails_are_small_files(folder):
-    """Guards: a page gets JPEG files of one height, no wider than twice that."""
-    job = PropertyJob("p", 0, (str(folder / "3.jpg"), str(folder / "broken.jpg")))
-    with WorkerPool(Thumbnails(16), workers=1, prefetch_batches=0, max_pixels=4000, max_images=9) as pool:
-        one = pool.load(job)
-    [thumbnail] = one.images
-    with Image.open(io.BytesIO(thumbnail.tobytes())) as image:
-        assert (image.format, image.size) == ("JPEG", (22, 16))
-    assert [failure.kind for failure in one.failed] == ["unreadable"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Literal
 import pydantic
 import pytest
 
+from resources.engine.ladder import LadderSettings, describe_batch
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import Attempt, EngineError, EngineLostError, RequestTooLargeError
 from resources.engine.schema import DescriptionSchema
@@ -243,3 +244,20 @@ def test_a_property_that_the_processor_refuses_costs_itself_alone(engine, batch)
     first, error, last = engine.describe([batch[0], refused, batch[2]], attempt=GREEDY)
     assert [first, last] == expected
     assert (type(error), str(error)) == (EngineError, "ValueError: too wide")
+
+
+def test_a_model_that_computes_no_numbers_is_said_to(engine, batch, load_property):
+    """Guards: a model full of NaN is not told as one that repeats itself, and costs no retries."""
+    import torch
+
+    weights = engine._model.get_output_embeddings().weight
+    sound = weights.detach().clone()
+    with torch.no_grad():
+        weights.fill_(float("nan"))
+    try:
+        described = describe_batch(engine, SCHEMA, batch[:2], LadderSettings(max_new_tokens=60))
+    finally:
+        with torch.no_grad():
+            weights.copy_(sound)
+    assert [(one.error_kind, one.attempts) for one in described] == [("engine_error", 1)] * 2
+    assert all("the model computes NaN" in one.error for one in described)
