@@ -35,7 +35,7 @@ help:
 	@echo "make faults HOME_DIR=/mnt/disk   says whether that storage can be trusted, and why not"
 	@echo "make mutations      take out each safeguard of the commit protocol: a test must fail"
 	@echo "make example-model  train the small example model anew"
-	@echo "make bench          against a bare loop, Ray Data, Daft and a plain asset; ARGS='--quick', '--micro'"
+	@echo "make bench          against the best plain loop, Ray Data, Daft and a plain asset; ARGS='--quick', '--micro'"
 	@echo "make bench-gpu      what a GPU describes in a second, random weights; ARGS='--minutes 5'"
 	@echo "make clean          remove the environment and caches; results in data/ stay"
 

@@ -1,12 +1,14 @@
-"""This project against a bare loop and against what people would use instead: ``make bench``.
+"""This project against the best plain loop and against what people would use instead: ``make bench``.
 
 What lives here: the rounds, the figures that are made of them, and the command. What does not: the work
 (bench_task.py), one run (bench_runs.py), the table (bench_report.py), who contends (contenders/).
 
-Each round runs every contender once, in a fresh process, on the same properties, batches, model and
-threads, beginning with another one each time. A ratio compares two runs of one round, so that what else the
-machine does meets both alike. The floor is the faster, by its median, of a bare loop and the same loop with
-one loader process. Steady state: from the end of the first batch until every row is durable.
+This project runs with its default settings. All others run at batch sizes 8, 16, 32 and 64 once, and in all
+further rounds at the size at which they were fastest. Each round runs every contender once, in a fresh
+process, on the same properties, model and threads, beginning with another one each time. A ratio compares
+two runs of one round, so that whatever else the machine does meets both alike. The floor is the faster, by
+its median, of a plain loop with and without guided decoding. Steady state: from the end of the first batch
+until every row is durable.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -67,59 +70,108 @@ def main() -> None:
     become_subreaper()
     WORK.mkdir(parents=True, exist_ok=True)
     load_before = os.getloadavg()[0]
-    with _scratch() as folder:
+    with tempfile.TemporaryDirectory(dir=WORK) as folder:
         say(f"{arguments.properties} properties a run, {arguments.rounds} rounds; preparing ...")
         workload = Workload.prepare(
             WORK,
-            folder,
+            Path(folder),
             properties=arguments.properties,
-            batch=arguments.batch,
             threads=arguments.threads,
             seed=arguments.seed,
         )
-        errors: dict[str, str] = {}
-        if arguments.warm_up:
-            few = Workload.prepare(
-                WORK,
-                folder / "warm-up",
-                properties=2 * arguments.batch,
-                batch=arguments.batch,
-                threads=arguments.threads,
-                seed=arguments.seed,
-            )
-            _round(few, wanted, folder, errors, arguments.limit_seconds, name="warm-up, not counted")
+        bench = Bench(workload, Path(folder), arguments.limit_seconds)
+        bench.try_batches(wanted, arguments.batches)
         rounds = [
-            _round(
-                workload,
-                _rotated(wanted, number),
-                folder,
-                errors,
-                arguments.limit_seconds,
-                name=f"round {number + 1} of {arguments.rounds}",
-            )
+            bench.round(_rotated(wanted, number), name=f"round {number + 1} of {arguments.rounds}")
             for number in range(arguments.rounds)
         ]
     results = {
         **_facts(arguments, load_before),
-        **summary(wanted, rounds, errors),
+        **summary(wanted, rounds, bench),
     }
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     print_table(results)
     say(f"Figures of every round: {arguments.output}")
-    sys.exit(1 if errors else 0)
+    sys.exit(1 if bench.errors else 0)
 
 
-def summary(wanted: Sequence[Contender], rounds: Rounds, errors: Mapping[str, str]) -> dict[str, Any]:
+@dataclass
+class Bench:
+    """Runs contenders on one workload.
+
+    rates: properties a second of each contender at each batch size, tried once. errors: why a contender
+    failed, which is left out of what follows.
+    """
+
+    workload: Workload
+    folder: Path
+    limit_seconds: float
+    rates: dict[str, dict[int, float]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def try_batches(self, wanted: Sequence[Contender], batches: Sequence[int]) -> None:
+        """Run each contender at each size once; this also warms up the machine's file cache."""
+        for size in batches:
+            say(f"\nbatches of {size}; load {os.getloadavg()[0]:.1f}")
+            for contender in wanted:
+                if contender.batches and (run := self._run(contender, size)) is not None:
+                    self.rates.setdefault(contender.name, {})[size] = run.rate
+
+    def best_batch(self, contender: Contender) -> int:
+        """The size at which it was fastest; 0 where it has a size of its own."""
+        rates = self.rates.get(contender.name, {})
+        return max(rates, key=rates.__getitem__, default=0)
+
+    def round(self, order: Sequence[Contender], *, name: str) -> dict[str, Run]:
+        """Each contender once, at its best batch size."""
+        say(f"\n{name}; load {os.getloadavg()[0]:.1f}")
+        found = {one.name: self._run(one, self.best_batch(one)) for one in order}
+        return {name: run for name, run in found.items() if run is not None}
+
+    def _run(self, contender: Contender, batch: int) -> Run | None:
+        if contender.name in self.errors:
+            return None
+        place = self.folder / "run"
+        place.mkdir()
+        task, environment = self.workload.run(place, batch=batch, guided=contender.guided)
+        with contextlib.ExitStack() as end:
+            end.callback(shutil.rmtree, place)
+            try:
+                run = run_contender(contender, task, environment, place, seconds=self.limit_seconds)
+            except ContenderFailedError as error:
+                self.errors[contender.name] = str(error)
+                say(f"  {contender.title}: FAILED: {error}")
+                return None
+        at = f", batch {batch}" if batch else ""
+        ahead = "" if run.model_cpu is None else f" ({run.model_cpu:.1f} ms a property for the model)"
+        say(
+            f"  {contender.title}{at}: {run.rate:.2f} properties/s, start-up {run.startup:.1f} s,"
+            f" after the last row {run.ending:.1f} s, {run.cpu:.1f} s of CPU{ahead}, {run.rss:.0f} MiB"
+        )
+        return run
+
+
+def summary(wanted: Sequence[Contender], rounds: Rounds, bench: Bench) -> dict[str, Any]:
     """The figures of each contender, and which form of the loop was the floor."""
     floor = floor_of(rounds)
     contenders: dict[str, Any] = {}
     for one in wanted:
         runs = {number: found[one.name] for number, found in enumerate(rounds) if one.name in found}
-        if one.name in errors or not runs:
-            contenders[one.name] = {"title": one.title, "error": errors.get(one.name, "no round was run")}
+        if one.name in bench.errors or not runs:
+            contenders[one.name] = {
+                "title": one.title,
+                "error": bench.errors.get(one.name, "no round was run"),
+            }
             continue
-        contenders[one.name] = {"title": one.title, **_figures(runs, rounds, floor)}
+        contenders[one.name] = {
+            "title": one.title,
+            "batch": bench.best_batch(one) or None,
+            "properties_per_second_by_batch": {
+                size: round(rate, 2) for size, rate in bench.rates.get(one.name, {}).items()
+            },
+            **_figures(runs, rounds, floor),
+        }
         if one.environment:
             contenders[one.name]["environment"] = f"benchmarks/environments/{one.environment}.txt"
         contenders[one.name]["versions"] = versions_in(one, PACKAGES)
@@ -176,50 +228,9 @@ def _figures(runs: Mapping[int, Run], rounds: Rounds, floor: str | None) -> dict
     }
 
 
-def _round(
-    workload: Workload,
-    order: Sequence[Contender],
-    folder: Path,
-    errors: dict[str, str],
-    limit: float,
-    *,
-    name: str,
-) -> dict[str, Run]:
-    """Each contender once. One that fails is named in ``errors`` and left out of what follows."""
-    say(f"\n{name}; load {os.getloadavg()[0]:.1f}")
-    found: dict[str, Run] = {}
-    for contender in order:
-        if contender.name in errors:
-            continue
-        place = folder / "run"
-        place.mkdir()
-        task, environment = workload.run(place)
-        try:
-            run = run_contender(contender, task, environment, place, seconds=limit)
-        except ContenderFailedError as error:
-            errors[contender.name] = str(error)
-            say(f"  {contender.title}: FAILED: {error}")
-        else:
-            found[contender.name] = run
-            ahead = "" if run.model_cpu is None else f" ({run.model_cpu:.1f} ms a property for the model)"
-            say(
-                f"  {contender.title}: {run.rate:.2f} properties/s, start-up {run.startup:.1f} s,"
-                f" after the last row {run.ending:.1f} s, {run.cpu:.1f} s of CPU{ahead}, {run.rss:.0f} MiB"
-            )
-        shutil.rmtree(place)
-    return found
-
-
 def _rotated(wanted: Sequence[Contender], number: int) -> list[Contender]:
     start = number % len(wanted)
     return [*wanted[start:], *wanted[:start]]
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=WORK) as folder:
-        (Path(folder) / "warm-up").mkdir()
-        yield Path(folder)
 
 
 def _facts(arguments: argparse.Namespace, load_before: float) -> dict[str, Any]:
@@ -238,7 +249,7 @@ def _facts(arguments: argparse.Namespace, load_before: float) -> dict[str, Any]:
         "seed": arguments.seed,
         "properties": arguments.properties,
         "rounds": arguments.rounds,
-        "batch": arguments.batch,
+        "batches_tried": arguments.batches,
         "threads": arguments.threads,
         "machine": {
             "processor": model_names[0] if model_names else platform.processor(),
@@ -257,10 +268,14 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__.split("\n")[0])
     parser.add_argument("--properties", type=int, help="a run (default 480; multiples of the batch)")
     parser.add_argument("--rounds", type=int, help="(default 5)")
-    parser.add_argument("--quick", action="store_true", help="160 properties, 2 rounds: about 4 minutes")
-    parser.add_argument("--only", help=f"some of {','.join(names)}; the floor is loop and loader")
+    parser.add_argument("--quick", action="store_true", help="160 properties, 2 rounds: about 8 minutes")
+    parser.add_argument("--only", help=f"some of {','.join(names)}; the floor is loader and unguided")
     parser.add_argument("--micro", action="store_true", help="the micro-benchmarks and the growth instead")
-    parser.add_argument("--batch", type=int, default=8, help="properties described together")
+    parser.add_argument(
+        "--batches",
+        default="8,16,32,64",
+        help="sizes at which the others are tried; this project runs as by default",
+    )
     parser.add_argument(
         "--threads",
         type=int,
@@ -268,7 +283,6 @@ def _arguments() -> argparse.Namespace:
         help="of torch (default: half of the cores, as a CPU slot of this project has)",
     )
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--no-warm-up", dest="warm_up", action="store_false", help="no uncounted first round")
     parser.add_argument("--limit-seconds", type=float, default=600.0, help="a run that takes longer failed")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
@@ -277,7 +291,8 @@ def _arguments() -> argparse.Namespace:
     chosen = arguments.only.split(",") if arguments.only else names
     if unknown := set(chosen) - set(names):
         parser.error(f"there is no contender {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    if arguments.properties < 2 * arguments.batch:
+    arguments.batches = [int(size) for size in arguments.batches.split(",")]
+    if arguments.properties < 2 * max(arguments.batches):
         parser.error("the steady state needs two batches of properties at least")
     arguments.only = chosen
     return arguments

@@ -22,12 +22,13 @@ def print_table(results: Mapping[str, Any]) -> None:
     machine = results["machine"]
     table = Table(
         title=(
-            f"{results['properties']} properties, batch {results['batch']}, {results['threads']} threads, "
+            f"{results['properties']} properties, {results['threads']} threads, "
             f"{machine['cores']} cores, {results['rounds']} rounds"
         )
     )
     table.add_column("contender")
     for name in (
+        "batch",
         "properties/s",
         "ratio to the floor",
         "ours to this",
@@ -46,6 +47,7 @@ def print_table(results: Mapping[str, Any]) -> None:
         same = found["same_answers_as_floor"]
         table.add_row(
             title,
+            str(found["batch"] or "default"),
             _spread(found, "properties_per_second", 2),
             _spread(found, "ratio_to_floor", 3) if "ratio_to_floor" in found else "-",
             f"{found['ours_to_this']:.2f}" if "ours_to_this" in found else "-",
@@ -59,6 +61,10 @@ def print_table(results: Mapping[str, Any]) -> None:
         )
     wide = Console(width=max(_console.width, 130))
     wide.print(table)
+    for found in results["contenders"].values():
+        if rates := found.get("properties_per_second_by_batch"):
+            tried = ", ".join(f"{rate:.1f} at {size}" for size, rate in rates.items())
+            say(f"{found['title']}: {tried} properties/s by batch size, tried once")
     say("* the floor. Properties/s: from the first batch's end until all rows are durable.")
 
 

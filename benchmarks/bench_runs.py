@@ -38,13 +38,16 @@ _MIB = 1 << 20
 class Contender:
     """A program of ``benchmarks.contenders``.
 
-    environment: a folder of ENVIRONMENTS; None: the project's own.
+    environment: a folder of ENVIRONMENTS; None: the project's own. batches: whether it runs in batches of any
+    size, or as its settings say. guided: whether a grammar holds its answers.
     """
 
     name: str
     title: str
     module: str
     environment: str | None = None
+    batches: bool = True
+    guided: bool = True
 
     @property
     def python(self) -> Path:
@@ -55,14 +58,14 @@ class Contender:
 
 
 CONTENDERS: Final = (
-    Contender("loop", "floor: bare loop", "bare_loop"),
-    Contender("loader", "floor: loop and one loader", "loader_loop"),
-    Contender("ours", "this project", "ours"),
+    Contender("loader", "floor: loop and one loader, guided", "loader_loop"),
+    Contender("unguided", "floor: loop and one loader, unguided", "loader_loop", guided=False),
+    Contender("ours", "this project", "ours", batches=False),
     Contender("ray", "Ray Data", "ray_data", "ray"),
     Contender("daft", "Daft", "daft_udf", "daft"),
     Contender("dagster", "plain Dagster asset", "dagster_loop"),
 )
-FLOOR: Final = ("loop", "loader")
+FLOOR: Final = ("loader", "unguided")
 
 
 class ContenderFailedError(RuntimeError):

@@ -49,9 +49,7 @@ class Workload:
     threads: int
 
     @classmethod
-    def prepare(
-        cls, work: Path, folder: Path, *, properties: int, batch: int, threads: int, seed: int
-    ) -> Workload:
+    def prepare(cls, work: Path, folder: Path, *, properties: int, threads: int, seed: int) -> Workload:
         """Render what is not there yet (below ``work``, which is kept), and catalogue it below ``folder``."""
         rendered = min(properties, RENDERED)
         listing = write_example(work / f"example-{rendered}-{seed}", properties=rendered, seed=seed)
@@ -66,21 +64,14 @@ class Workload:
         many.write_text("".join(lines))
         template = folder / "template"
         ingest(many, template, range_size=properties)
-        # Batches bounded by properties alone, so that those who take the list as it comes make the same ones.
-        settings = load_settings(
-            home=template,
-            model=str(EXAMPLE_MODEL),
-            devices="cpu:1",
-            batch_size=batch,
-            batch_images=batch * load_settings().max_images,
-            seed=seed,
-        )
+        # All else as it is by default: batches, workers, durability and checks.
+        settings = load_settings(home=template, model=str(EXAMPLE_MODEL), devices="cpu:1", seed=seed)
         prepare_dagster_home(template / "dagster", catalog_id=Catalog.open(template).catalog_id, slots=1)
         ordered = folder / "properties.jsonl"
         ordered.write_text("".join(json.dumps(row) + "\n" for row in _in_order_of_the_plan(settings)))
         return cls(settings, template, ordered, threads)
 
-    def run(self, folder: Path) -> tuple[Task, dict[str, str]]:
+    def run(self, folder: Path, *, batch: int, guided: bool) -> tuple[Task, dict[str, str]]:
         """A new task and its environment, below an empty folder."""
         home = folder / "home"
         shutil.copytree(self.template, home)
@@ -93,7 +84,8 @@ class Workload:
             model=settings.model,
             prompt=build_prompt(schema, settings.prompt).text,
             description_schema=settings.description_schema,
-            batch=settings.batch_size,
+            batch=batch,
+            guided=guided,
             max_new_tokens=settings.max_new_tokens,
             max_images=settings.max_images,
             max_pixels=settings.max_pixels,
@@ -114,8 +106,6 @@ class Workload:
             "home": home,
             "model": self.settings.model,
             "devices": self.settings.devices,
-            "batch_size": self.settings.batch_size,
-            "batch_images": self.settings.batch_images,
             "seed": self.settings.seed,
         }
         return {

@@ -101,7 +101,7 @@ class Settings(BaseSettings):
         32, le=10_000, description="Properties described together, at most. A change keeps what is committed."
     )
     batch_images: PositiveInt = Field(
-        64,
+        256,
         le=100_000,
         description="Images described together, at most; a property with more is a batch alone. A batch"
         " should take 20 s or less, for a kill loses it; a run warns where it takes longer.",

@@ -1,4 +1,4 @@
-"""A plain Dagster asset around the bare loop, which writes one parquet file; no journal, no checks."""
+"""A plain Dagster asset around a bare loop, which writes one parquet file; no journal, no checks."""
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 

@@ -117,7 +117,9 @@ class Describer:
             sequences = self._model.generate(
                 **inputs,
                 max_new_tokens=min(self._task.max_new_tokens, self._context - length),
-                logits_processor=LogitsProcessorList([_Guide(self._grammar, len(batch))]),
+                logits_processor=LogitsProcessorList(
+                    [_Guide(self._grammar, len(batch))] if self._task.guided else []
+                ),
             )
         texts = self._tokenizer.batch_decode(
             sequences[:, length:], skip_special_tokens=True, clean_up_tokenization_spaces=False

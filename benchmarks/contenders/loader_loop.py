@@ -1,4 +1,4 @@
-"""The floor, second form: the same loop, one worker process of torch's DataLoader ahead of it.
+"""The floor: a plain loop with one worker process of torch's DataLoader ahead of it.
 
 The worker decodes and runs the processor; the loop has only the model, the grammar and the rows to do.
 """

@@ -26,7 +26,8 @@ class Task:
 
     properties: JSON lines of ``property_id``, ``ordinal`` and ``images`` (paths), in the order of the
     batches. output: folder for parquet files. marks: file that the moments are appended to. batch: properties
-    described together. threads: of torch. cores: of the machine, for what schedules by them. max_pixels: of
+    described together; this project has its own settings. guided: answers are held to the schema by a
+    grammar. threads: of torch. cores: of the machine, for what schedules by them. max_pixels: of
     an image before the processor sees it.
     """
 
@@ -37,6 +38,7 @@ class Task:
     prompt: str
     description_schema: str
     batch: int
+    guided: bool
     max_new_tokens: int
     max_images: int
     max_pixels: int
