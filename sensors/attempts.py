@@ -1,11 +1,12 @@
 """The ledger of the re-materialization: how often each partition was tried again, and what was launched.
 
-What lives here: the table ``attempts`` as entries. What does not: what is decided from it
-(``retry_decision.py``).
+What lives here: the table ``attempts`` as entries, and a person's wish for a look at once. What does not:
+what is decided from it (``retry_decision.py``).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
@@ -13,6 +14,9 @@ import sqlalchemy as sa
 
 from resources.state.database import ControlState
 from resources.state.tables import attempts as _table
+from resources.state.tables import meta
+
+_LOOK_ASKED = "look_asked"
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,37 @@ class Attempts:
             return True
 
         return self._state.write(write)
+
+
+@dataclass(frozen=True)
+class AskedLook:
+    """A person asked for a look. run_id: of the button's run; at_once: wait for no back-off."""
+
+    run_id: str
+    at_once: bool
+
+
+def ask_for_look(state: ControlState, asked: AskedLook) -> None:
+    """Write a wish down; one that was not answered yet is replaced. Raises ControlStateError."""
+
+    def write(connection: sa.Connection) -> None:
+        connection.execute(meta.delete().where(meta.c.name == _LOOK_ASKED))
+        connection.execute(meta.insert().values(name=_LOOK_ASKED, value=json.dumps(asdict(asked))))
+
+    state.write(write)
+
+
+def asked_look(state: ControlState) -> AskedLook | None:
+    """The wish that is not answered yet. Raises ControlStateError."""
+    query = sa.select(meta.c.value).where(meta.c.name == _LOOK_ASKED)
+    found = state.read(lambda connection: connection.execute(query).scalar())
+    return None if found is None else AskedLook(**json.loads(found))
+
+
+def look_answered(state: ControlState, asked: AskedLook) -> None:
+    """Forget a wish, unless another has replaced it. Raises ControlStateError."""
+    answered = (meta.c.name == _LOOK_ASKED, meta.c.value == json.dumps(asdict(asked)))
+    state.write(lambda connection: connection.execute(meta.delete().where(*answered)))
 
 
 def _entries(connection: sa.Connection) -> dict[str, Entry]:

@@ -7,6 +7,7 @@ does not: which partitions are not as they should be (``retry_candidates.py``), 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -96,6 +97,7 @@ class FailedPartitions:
         self._no_device = no_device
         self._clock = clock
         self._settled: dict[str, RunState] = {}
+        self._guard = threading.Lock()
         self.succeeded_until: float | None = None
 
     def tick(self, instance: dg.DagsterInstance, *, tick: str, at_once: bool = False) -> Ticked:
@@ -110,7 +112,9 @@ class FailedPartitions:
         if no_device is not None:
             # Each run would wait for a device, and end.
             return Ticked((), f"Nothing is started, because every device is left out. {no_device}")
-        return _Tick(self, instance, tick, at_once, self._clock()).run()
+        # The schedule and the sensor of the button tick in threads of one process.
+        with self._guard:
+            return _Tick(self, instance, tick, at_once, self._clock()).run()
 
     def states(
         self, instance: dg.DagsterInstance, run_ids: Collection[str], *, now: float

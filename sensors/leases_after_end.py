@@ -24,7 +24,7 @@ from resources.devices.lease_records import HeldDevice, LeaseRecord
 from resources.devices.leases import DeviceLeases
 from resources.processes import ProcessIdentity, boot_id
 from resources.state.workers import Worker
-from sensors.dagster_runs import RunOfProcess
+from sensors.dagster_internals.run_control import RunOfProcess
 from sensors.health_watch import Watch
 
 KIND = "lease_held"

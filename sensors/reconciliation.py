@@ -23,7 +23,7 @@ from resources.state.workers import Workers
 from resources.storage.layout import AssetFolders
 from sensors.dagster_internals.check_results import restore_results
 from sensors.dagster_internals.runs import runs_ended_since
-from sensors.dagster_runs import (
+from sensors.dagster_internals.run_control import (
     end_interrupted,
     free_slots_of_ended,
     process_of,

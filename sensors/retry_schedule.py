@@ -1,11 +1,13 @@
 """The schedule and the button of the re-materialization: two ways to the same tick.
 
-What lives here: the schedule, the job that a person launches, and how each launches runs. What does not:
-which runs (``failed_partitions.py``).
+What lives here: the schedule, the job that a person launches (the button), and the sensor that answers it.
+What does not: which runs are launched (``failed_partitions.py``). The button's run launches nothing itself:
+only schedules and sensors can do that through Dagster's public calls.
 """
 
 # No postponed annotations here: Dagster reads the parameters of schedules and ops from their real ones.
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +15,16 @@ from typing import Any
 
 import dagster as dg
 
-from sensors.dagster_internals.run_launching import launch_run
+from sensors.attempts import AskedLook, ask_for_look, asked_look, look_answered
 from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, sentences
 from sensors.ticks import note_tick
 
 SCHEDULE = "failed_partitions_again"
 BUTTON = "failed_partitions_now"
+ANSWER = "failed_partitions_asked"
+"""The sensor that looks when a person has pressed the button."""
+ANSWER_SECONDS = 5
 JOB = "failed_partitions"
 WHY = "vlm-assets/why"
 """Run tag: why a run of ours was launched."""
@@ -35,10 +40,11 @@ class FailedPartitionsNow(dg.Config):
 
 @dataclass(frozen=True)
 class Retrying:
-    """What the definitions take. jobs: that of the schedule's runs, and the button."""
+    """What the definitions take. jobs: that of the launched runs, and the button."""
 
     jobs: tuple[Any, ...]
     schedule: dg.ScheduleDefinition
+    sensor: dg.SensorDefinition
 
 
 RunConfigOf = Callable[[Sequence[str], Mapping[str, Any]], tuple[Mapping[str, Any], bool]]
@@ -106,23 +112,44 @@ def build_retrying(
         )
         return requests or dg.SkipReason(ticked.sentence)
 
+    @dg.sensor(
+        name=ANSWER,
+        job=again,
+        minimum_interval_seconds=ANSWER_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Looks for partitions to materialize again when a person has launched {BUTTON}.",
+    )
+    def failed_partitions_asked(context: dg.SensorEvaluationContext):  # type: ignore[no-untyped-def]
+        state = failed_partitions.state
+        asked = asked_look(state)
+        requests, said = [], "Nobody has asked for a look."
+        if asked is not None:
+            # A tick that is killed is repeated under the same name, and launches the same runs.
+            ticked = failed_partitions.tick(context.instance, tick=asked.run_id, at_once=asked.at_once)
+            said = ticked.sentence
+            for sentence in (said, *sentences(ticked.launches)):
+                context.log.info(sentence)
+            requests = [request(context.instance, launch, run_config) for launch in ticked.launches]
+            look_answered(state, asked)
+        note_tick(
+            ticks_directory, ANSWER, time.time(), interval_seconds=ANSWER_SECONDS, log=lambda: context.log
+        )
+        return requests or dg.SkipReason(said)
+
     @dg.op
-    def look_and_launch(context: dg.OpExecutionContext, config: FailedPartitionsNow) -> None:
-        ticked = failed_partitions.tick(context.instance, tick=context.run.run_id, at_once=config.at_once)
-        context.log.info(ticked.sentence)
-        for launch, sentence in zip(ticked.launches, sentences(ticked.launches), strict=True):
-            run_id = launch_run(context, JOB, request(context.instance, launch, run_config))
-            context.log.info(f"Run {run_id}: {sentence}")
+    def ask_for_a_look(context: dg.OpExecutionContext, config: FailedPartitionsNow) -> None:
+        ask_for_look(failed_partitions.state, AskedLook(context.run.run_id, config.at_once))
+        context.log.info(f"Asked: the sensor {ANSWER} looks within seconds and says what it launches.")
 
     @dg.job(
         name=BUTTON,
         description=(
-            "Looks at once, as the schedule does every few minutes. With `at_once: true` it waits for no"
-            " back-off and tries again what was given up."
+            "Asks for a look at once, as the schedule takes one every few minutes. With `at_once: true` it"
+            " waits for no back-off and tries again what was given up."
         ),
         executor_def=dg.in_process_executor,
     )
     def failed_partitions_now() -> None:
-        look_and_launch()
+        ask_for_a_look()
 
-    return Retrying((again, failed_partitions_now), failed_partitions_again)
+    return Retrying((again, failed_partitions_now), failed_partitions_again, failed_partitions_asked)

@@ -14,8 +14,8 @@ import dagster as dg
 
 from resources.alerts.alert import Alert
 from sensors.dagster_internals.partition_history import PartitionHistory
+from sensors.dagster_internals.run_control import runs_under_way
 from sensors.dagster_internals.runs import RunState, runs_ended_since
-from sensors.dagster_runs import runs_under_way
 
 FAILED, STANDS, STUCK = "run_failed", "queue_stands", "run_stuck"
 QUEUE = "queue"

@@ -27,7 +27,7 @@ from resources.devices.health import Verdict
 from resources.devices.left_out import LeftOutDevices, at_work_on
 from resources.processes import ProcessIdentity
 from resources.state.workers import Phase, Worker, Workers
-from sensors.dagster_runs import end_cancelled, fit_pool, mark_interrupted, run_of_process
+from sensors.dagster_internals.run_control import end_cancelled, fit_pool, mark_interrupted, run_of_process
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.left_out_alerts import tell_left_out, usable_devices

@@ -41,6 +41,7 @@ def build_defs(
     partitions = partitions_definition(ranges)
     watched = [*build_health_sensors(settings, ranges)]
     retrying = build_retries(settings, partitions)
+    watched.append(retrying.sensor)
     progress = build_dataset_progress(settings)
     watched.append(build_progress_sensor(settings, progress))
     audit = build_dataset_audit(settings, audited=[property_descriptions.ASSET, property_embeddings.ASSET])

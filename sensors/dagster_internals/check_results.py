@@ -2,6 +2,12 @@
 
 What lives here: reading what is new since a cursor, and the latest failures. What does not: what is told of
 them (``check_alerts.py``), and which of them stand (``partition_history.py``).
+
+Checked with dagster 1.13.27. Not public: the tables of events and of check executions, and a DELETE in the
+latter (``report_evaluation``). Public calls read one check at a time or not at all (``get_event_records``
+raises on SQLite). If the tables change: ``event_log_storage.get_asset_check_partition_info`` has the latest
+status of each partition. If the DELETE stops working: launch a run of a job with that one check, for results
+of runs replace each other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Dagster's pages as an ASGI application, which its own command would serve unguarded."""
+"""Dagster's pages as an ASGI application, which its own command would serve unguarded.
+
+Checked with dagster 1.13.27 and dagster-webserver 1.13.27. Not public: ``WorkspaceProcessContext``,
+``WorkspaceFileTarget``, ``create_app_from_workspace_process_context``, ``optimize_for_webserver``. If they
+go: start ``dagster-webserver`` on a loopback port of its own and put the guard in front of it as a proxy.
+"""
 
 from __future__ import annotations
 

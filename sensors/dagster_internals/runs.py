@@ -3,6 +3,11 @@
 What lives here: reading many at once, without a run's body. What does not: what follows from it
 (``retry_decision.py``, ``cancels.py``, ``run_alerts.py``). The public calls deserialize each run, which costs
 seconds a tick where ten thousand have failed.
+
+Checked with dagster 1.13.27. Not public: the tables of runs and of their tags, and the tags
+``dagster/will_retry``, ``dagster/failure_reason``, ``dagster/retry_number``. If the tables change:
+``get_run_records`` with a ``RunsFilter`` gives the same, slowly. If a tag goes: runs that Dagster retries
+are seen by their children's ``dagster/parent_run_id``.
 """
 
 from __future__ import annotations

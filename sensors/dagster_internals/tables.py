@@ -3,6 +3,10 @@
 What lives here: the tables, the two databases that they are in, the forms of a time and of an event. What
 does not: what is asked of them (the modules beside this one). Imported inside functions: SQLAlchemy and
 Dagster's storage cost a tenth of a second that no step needs.
+
+Checked with dagster 1.13.27, on SQLite and on Postgres. If a table or a column changes, the tests of this
+folder (``tests/integration/sensors/test_dagster_internals.py``) fail, and each module beside this one says
+what replaces what it reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Imports point one way, so that engines run without Dagster and a module is found where it belongs."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,37 @@ def test_what_dagster_does_not_promise_is_used_in_one_package_alone():
     private = [path for path in MODULES if any(name.startswith("dagster._") for name in imported(path))]
     assert private
     assert {path.parent.relative_to(CHECKOUT) for path in private} == {Path("sensors/dagster_internals")}
+
+
+NOT_PUBLIC = {
+    "event_log_storage",
+    "run_storage",
+    "schedule_storage",
+    "report_run_failed",
+    "report_run_canceled",
+}
+"""Attributes of a Dagster instance that are not public, though nothing in their names says so."""
+
+
+def test_private_parts_of_an_instance_are_used_there_too():
+    """An attribute of an instance needs no import, and changes with Dagster all the same."""
+    users = set()
+    for path in MODULES:
+        nodes = ast.walk(ast.parse(path.read_text()))
+        if any(isinstance(node, ast.Attribute) and node.attr in NOT_PUBLIC for node in nodes):
+            users.add(path.parent.relative_to(CHECKOUT))
+    assert users == {Path("sensors/dagster_internals")}
+
+
+def test_each_use_of_dagsters_private_parts_says_its_version_and_what_replaces_it():
+    """With another version in constraints.txt, somebody has looked at each of them again."""
+    (pinned,) = re.findall(r"^dagster==(.+)$", (CHECKOUT / "constraints.txt").read_text(), re.MULTILINE)
+    modules = [path for path in MODULES if path.parent.name == "dagster_internals" and path.stat().st_size]
+    assert modules
+    for path in modules:
+        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert f"Checked with dagster {pinned}" in said, path.name
+        assert re.search(r"\b[Ii]f\s", said.partition("Checked with dagster")[2]), path.name
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.name == "__init__.py"], ids=str)

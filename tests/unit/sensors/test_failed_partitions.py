@@ -8,7 +8,7 @@ from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
 from resources.state.database import open_state
 from resources.state.pause import pause, resume
-from sensors.attempts import Attempts
+from sensors.attempts import AskedLook, Attempts, ask_for_look, asked_look, look_answered
 from sensors.dagster_internals.runs import LAUNCHED_BY, NEEDS_PERSON, NO_ATTEMPT, RETRY
 from sensors.done_again import done_again_since
 from sensors.retry_schedule import request
@@ -520,3 +520,17 @@ def test_a_new_database_is_read_from_its_start(orchestrator, another_instance):
     orchestrator.instance = another_instance
     orchestrator.ahead += HOUR
     assert orchestrator.tick() == []
+
+
+def test_a_wish_for_a_look_is_answered_once(orchestrator):
+    """A wish that comes while one is being answered is not forgotten with it."""
+    state = open_state(orchestrator.state)
+    first, second = AskedLook("r1", at_once=False), AskedLook("r2", at_once=True)
+    assert asked_look(state) is None
+    ask_for_look(state, first)
+    assert asked_look(state) == first
+    ask_for_look(state, second)
+    look_answered(state, first)
+    assert asked_look(state) == second
+    look_answered(state, second)
+    assert asked_look(state) is None

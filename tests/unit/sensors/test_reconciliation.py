@@ -20,7 +20,7 @@ from resources.publishing.published import PublishedPartitions
 from resources.state.database import open_state
 from resources.state.workers import Workers
 from resources.storage.layout import Home
-from sensors.dagster_runs import free_slots_of_ended, process_of
+from sensors.dagster_internals.run_control import free_slots_of_ended, process_of
 from sensors.reconciliation import PublishedAsset, end_dead_runs, report_published
 
 HERE = {".dagster/grpc_info": json.dumps({"host": "localhost", "socket": "/somewhere"})}

@@ -101,11 +101,13 @@ def _initialise_storage(dagster_home: Path, *, slots: int) -> None:
     """Create the database before several processes come first at once, and set the pool's limit."""
     import dagster as dg
 
+    from sensors.dagster_internals.run_control import set_pool
+
     with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
         instance.get_runs_count()
         instance.all_instigator_state()
         # Before the first launch: a limit that comes later, or a default one, lets the first runs through.
-        instance.event_log_storage.set_concurrency_slots(POOL, slots)
+        set_pool(instance, POOL, slots)
 
 
 @contextlib.contextmanager

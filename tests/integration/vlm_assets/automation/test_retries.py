@@ -154,7 +154,7 @@ def test_a_pause_is_what_the_schedule_says_and_the_button_tries_again(
             "repositoryName": "__repository__",
             "pipelineName": BUTTON,
         },
-        config={"ops": {"look_and_launch": {"config": {"at_once": True}}}},
+        config={"ops": {"ask_for_a_look": {"config": {"at_once": True}}}},
     )
     assert answer["launchRun"]["__typename"] == "LaunchRunSuccess", answer
     running.wait_until(lambda: running.published(key), "published by the button")

@@ -14,8 +14,8 @@ from dagster import DagsterRunStatus
 from resources.processes import ProcessIdentity, boot_id
 from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
+from sensors.dagster_internals.run_control import mark_interrupted
 from sensors.dagster_internals.runs import run_states
-from sensors.dagster_runs import mark_interrupted
 from sensors.health_watch import Watch
 from sensors.worker_health import build_worker_health_sensor
 

@@ -14,15 +14,23 @@ from vlm_assets.automation.health_sensors import build_health_sensors, worker_li
 from vlm_assets.automation.retries import build_retries
 from vlm_assets.definitions import build_defs
 
-NAMES = ["failed_partitions_again", "reconciliation", "published_file_drift", "worker_health"]
+NAMES = [
+    "failed_partitions_again",
+    "failed_partitions_asked",
+    "reconciliation",
+    "published_file_drift",
+    "worker_health",
+]
 
 
 @pytest.fixture
 def tick(dataset):
     """Ticks one of them, by name."""
     partitions = dg.StaticPartitionsDefinition(list(dataset.keys))
-    schedule = build_retries(dataset.settings, partitions).schedule
-    sensors = {one.name: one for one in build_health_sensors(dataset.settings, dataset.catalog.ranges)}
+    retrying = build_retries(dataset.settings, partitions)
+    schedule = retrying.schedule
+    built = [retrying.sensor, *build_health_sensors(dataset.settings, dataset.catalog.ranges)]
+    sensors = {one.name: one for one in built}
 
     def tick(name):
         if name in sensors:
@@ -49,6 +57,7 @@ def test_a_tick_that_fails_is_not_noted(tick, dataset, monkeypatch, name):
 
     with monkeypatch.context() as patched:
         patched.setattr(FailedPartitions, "tick", fail)
+        patched.setattr("sensors.retry_schedule.asked_look", fail)
         patched.setattr("sensors.reconciliation.report_published", fail)
         patched.setattr(DriftWatcher, "look", fail)
         patched.setattr(HealthWatcher, "look", fail)
@@ -116,5 +125,5 @@ def test_a_tick_with_nothing_to_tell_leaves_no_file_with_dagster(dataset, tmp_pa
         # The first look at the files has much to tell.
         tick_all(instance, "first")
         tick_all(instance, "second")
-    assert len(last_ticks(dataset.settings.state_directory / "ticks")) == 6
+    assert len(last_ticks(dataset.settings.state_directory / "ticks")) == 7
     assert list(tmp_path.rglob("second.*")) == []

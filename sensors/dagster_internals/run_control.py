@@ -1,7 +1,12 @@
-"""Runs as Dagster keeps them: which are under way here, their processes, and how one is ended from outside.
+"""Runs under way: which are here, their processes, how one is ended from outside, and the pool's limit.
 
-What lives here: asking the instance for that. What does not: who is ended and why (``reconciliation.py``,
-``worker_health.py``), and how partitions stand (``dagster_internals``).
+What does not live here: which runs are ended and why (``reconciliation.py``, ``worker_health.py``).
+
+Checked with dagster 1.13.27. Not public: ``event_log_storage`` (pools), ``report_run_failed``,
+``report_run_canceled``, ``all_logs``, ``get_materialized_partitions``, and the tags ``.dagster/grpc_info``
+and ``dagster/failure_reason``. If one goes: GraphQL has ``terminateRuns`` (policy
+MARK_AS_CANCELED_IMMEDIATELY) and ``setConcurrencyLimit``; without the tags, runs that were ended from
+outside count as failed attempts.
 """
 
 from __future__ import annotations
@@ -144,4 +149,9 @@ def fit_pool(instance: dg.DagsterInstance, pool: str, *, before: int, now: int) 
     limits = {one.name: one.limit for one in instance.event_log_storage.get_pool_limits()}
     limit = limits.get(pool)
     if limit is not None and limit != now and (limit > now or limit in (before, 0)):
-        instance.event_log_storage.set_concurrency_slots(pool, now)
+        set_pool(instance, pool, now)
+
+
+def set_pool(instance: dg.DagsterInstance, pool: str, slots: int) -> None:
+    """Set a pool's limit."""
+    instance.event_log_storage.set_concurrency_slots(pool, slots)
