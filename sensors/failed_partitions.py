@@ -95,7 +95,7 @@ class FailedPartitions:
         self.policy = policy
         self.cap = cap
         self._no_device = no_device
-        self._clock = clock
+        self.clock = clock
         self._settled: dict[str, RunState] = {}
         self._guard = threading.Lock()
         self.succeeded_until: float | None = None
@@ -114,7 +114,7 @@ class FailedPartitions:
             return Ticked((), f"Nothing is started, because every device is left out. {no_device}")
         # The schedule and the sensor of the button tick in threads of one process.
         with self._guard:
-            return _Tick(self, instance, tick, at_once, self._clock()).run()
+            return _Tick(self, instance, tick, at_once, self.clock()).run()
 
     def states(
         self, instance: dg.DagsterInstance, run_ids: Collection[str], *, now: float

@@ -346,7 +346,7 @@ def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> 
         said = watcher.look(tell, failing)
         for sentence in said[_SHOWN:]:
             context.log.info(sentence)
-        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
+        note_tick(ticks, NAME, watcher.clock(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
         return dg.SkipReason(" ".join(said[:_SHOWN]) or "Nothing has changed on disk since the last look.")
 
     return published_file_drift

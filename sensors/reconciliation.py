@@ -22,7 +22,6 @@ from resources.publishing.record import PublishedRecord
 from resources.state.workers import Workers
 from resources.storage.layout import AssetFolders
 from sensors.dagster_internals.check_results import restore_results
-from sensors.dagster_internals.runs import runs_ended_since
 from sensors.dagster_internals.run_control import (
     end_interrupted,
     free_slots_of_ended,
@@ -30,6 +29,7 @@ from sensors.dagster_internals.run_control import (
     runs_under_way,
     unknown_to_dagster,
 )
+from sensors.dagster_internals.runs import runs_ended_since
 from sensors.ticks import note_tick
 
 NAME = "reconciliation"
@@ -202,7 +202,11 @@ def _from_disk(asset: str, record: PublishedRecord) -> dg.AssetMaterialization:
 
 
 def build_reconciliation_sensor(
-    assets: Sequence[PublishedAsset], *, workers: Workers, ticks: Path
+    assets: Sequence[PublishedAsset],
+    *,
+    workers: Workers,
+    ticks: Path,
+    clock: Callable[[], float] = time.time,
 ) -> dg.SensorDefinition:
     """The sensor. ticks: the folder where each sensor notes that it ticked."""
 
@@ -227,7 +231,7 @@ def build_reconciliation_sensor(
             tuple(restore_results_of_cancelled(instance, handled, now=time.time())),
         )
         context.update_cursor(json.dumps({run: asdict(process) for run, process in still.items()}))
-        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
+        note_tick(ticks, NAME, clock(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
         return dg.SkipReason(done.sentence())
 
     return reconciliation

@@ -7,7 +7,6 @@ only schedules and sensors can do that through Dagster's public calls.
 
 # No postponed annotations here: Dagster reads the parameters of schedules and ops from their real ones.
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +131,11 @@ def build_retrying(
             requests = [request(context.instance, launch, run_config) for launch in ticked.launches]
             look_answered(state, asked)
         note_tick(
-            ticks_directory, ANSWER, time.time(), interval_seconds=ANSWER_SECONDS, log=lambda: context.log
+            ticks_directory,
+            ANSWER,
+            failed_partitions.clock(),
+            interval_seconds=ANSWER_SECONDS,
+            log=lambda: context.log,
         )
         return requests or dg.SkipReason(said)
 

@@ -333,7 +333,7 @@ def build_worker_health_sensor(
             before, now = usable_devices(watch, told_before), usable_devices(watch, watch.left_out)
             fit_pool(instance, pool, before=before, now=now)
         context.update_cursor(json.dumps(asdict(watch)))
-        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
+        note_tick(ticks, NAME, watcher.clock(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
         return dg.SkipReason(" ".join(said) or "Every worker moves and every device is sound.")
 
     return worker_health
