@@ -149,7 +149,11 @@ def restore_results(instance: DagsterInstance, run_ids: Collection[str]) -> list
             .limit(1)
         )
         for result in events_where(instance, before):
-            event = entry_of(result["event"]).dagster_event
+            try:
+                event = entry_of(result["event"]).dagster_event
+            except Exception as error:  # private to Dagster: whatever it raises, the other rows count
+                _log.warning("A check result in Dagster's database cannot be read: %s", error)
+                continue
             found = event.event_specific_data if event else None
             if isinstance(found, AssetCheckEvaluation) and found.passed:
                 report_evaluation(instance, found)
