@@ -217,10 +217,14 @@ class Workers:
         expected: int,
         restored: int = 0,
         device: str | None = None,
+        began: float | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> WorkerBeat:
-        """Begin the heartbeat of this process's materialization. Raises WorkerRecordError."""
+        """Begin the heartbeat of this process's materialization. Raises WorkerRecordError.
+
+        began: when its process was launched, in unix seconds; its start-up is part of the rate.
+        """
         now = clock()
         worker = Worker(
             run_id=run_id,
@@ -231,7 +235,7 @@ class Workers:
             process_start=process_start(os.getpid()),
             host=socket.gethostname(),
             boot_id=boot_id(),
-            started_at=now,
+            started_at=now if began is None else began,
             beat_at=now,
             expected=expected,
             restored=restored,

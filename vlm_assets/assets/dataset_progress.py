@@ -56,7 +56,7 @@ def picture_of(status: Status) -> bytes:
             for asset in status.assets
         },
         throughput(stretch for rows in status.published.values() for stretch in rows.stretches),
-        [DeviceBar(one.id, one.properties_per_second, one.now, _note(one)) for one in status.devices],
+        [DeviceBar(one.id, one.properties_per_second, _note(one)) for one in status.devices],
         paused=_first_upper(status.paused) if status.paused else None,
     )
 
@@ -81,7 +81,7 @@ def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
         "what happens next": dg.MetadataValue.md("\n".join(f"- {step}" for step in status.next_steps)),
         "percent described": dg.MetadataValue.float(round(100.0 * properties / max(1, status.properties), 2)),
         "properties described": dg.MetadataValue.int(properties),
-        "properties/s now": dg.MetadataValue.float(round(sum(one.now or 0.0 for one in status.devices), 2)),
+        "properties/s": dg.MetadataValue.float(round(status.properties_per_second or 0.0, 2)),
         "failed rows": dg.MetadataValue.int(sum(status.failed_by_kind.values())),
     }
     metadata["tried again and done in a day"] = dg.MetadataValue.int(len(status.done_again))

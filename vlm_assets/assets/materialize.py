@@ -212,6 +212,7 @@ class Materialization:
             asset=partition.asset,
             partition=partition.key,
             expected=len(partition.expected_ids),
+            began=_began(context, asset),
         ) as beat:
             yield cls(context, partition, work, options, beat)
 
@@ -370,7 +371,11 @@ class Materialization:
             self._work.rows_schema(),
             expected_ids=self.partition.expected_ids,
             fingerprint=self.partition.fingerprint.digest,
-            metadata={"generation": self._generation, "parts": dict(self.partition.fingerprint.parts)},
+            metadata={
+                "generation": self._generation,
+                "parts": dict(self.partition.fingerprint.parts),
+                "began": self._beat.worker.started_at,
+            },
         )
         with staged:
             failed = len(journal.failed_tries)
@@ -461,6 +466,15 @@ def root_run_of(context: dg.AssetExecutionContext) -> str:
 def _note(context: dg.AssetExecutionContext, tag: str) -> None:
     """Tag the run. NO_ATTEMPT: it says nothing of the partition. NEEDS_PERSON: a new start repeats it."""
     context.instance.add_run_tags(context.run.run_id, {tag: context.run.run_id})
+
+
+def _began(context: dg.AssetExecutionContext, asset: str) -> float:
+    """When the work on this asset began, in unix seconds: with the launch of the run, for its first asset."""
+    first = min(key.to_user_string() for key in context.selected_asset_keys)
+    stats = context.instance.get_run_stats(context.run.run_id)
+    launched = stats.launch_time or stats.start_time
+    # Descriptions come first in a run over both, also by their name.
+    return launched if launched is not None and asset == first else time.time()
 
 
 def _tell_restored(context: dg.AssetExecutionContext, recovery: Recovery) -> Metadata:

@@ -291,8 +291,8 @@ class DescriptionWork:
         spent = WorkTime(feeding.spent, engine.seconds, building, journal.commit_wait_seconds, seconds)
         return {
             "device": dg.MetadataValue.text(f"{self.model.device_name(device)} ({device.name})"),
-            "properties/s": dg.MetadataValue.float(round(progress.computed / seconds, 3)),
-            "images/s": dg.MetadataValue.float(round(images / seconds, 3)),
+            "properties/s": dg.MetadataValue.float(round(progress.rate, 3)),
+            "images": dg.MetadataValue.int(images),
             "seconds of the longest batch": dg.MetadataValue.float(round(longest, 3)),
             "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
             **spent.metadata(),

@@ -25,7 +25,7 @@ STRETCH_SECONDS = 600
 """Rows of one device are told in stretches of ten minutes at most: a month of them is still a small file."""
 
 _ABOUT = "May be deleted: what the published rows of each file say, by the file's digest. It is read anew."
-_FORMAT = 2
+_FORMAT = 3
 
 _QUERY = """
     SELECT filename, device, histogram(coalesce(error_kind, 'ok')), count(DISTINCT described_at),
@@ -62,13 +62,17 @@ class Stretch:
 
 @dataclass(frozen=True)
 class PublishedRows:
-    """The rows of one published file of descriptions. failed: by kind. sha256: of the file."""
+    """The rows of one published file of descriptions. failed: by kind. sha256: of the file.
+
+    began: when the run that published it was launched, in unix seconds; None if it does not say.
+    """
 
     sha256: str
     ok: int
     failed: Mapping[str, int]
     stretches: tuple[Stretch, ...]
     first_failed: tuple[FailedRow, ...] = ()
+    began: float | None = None
 
 
 class PublishedRowsNote:
@@ -146,6 +150,7 @@ def _read(files: Mapping[Path, PublishedRecord]) -> dict[Path, PublishedRows]:
             dict(of_file),
             tuple(stretches[path]),
             tuple(named[path]),
+            files[path].metadata.get("began"),
         )
         for path, of_file in kinds.items()
     }
@@ -163,4 +168,4 @@ def _ask(
 def _from_json(found: Mapping[str, Any]) -> PublishedRows:
     stretches = tuple(Stretch(**one) for one in found["stretches"])
     first = tuple(FailedRow(**one) for one in found["first_failed"])
-    return PublishedRows(found["sha256"], found["ok"], found["failed"], stretches, first)
+    return PublishedRows(found["sha256"], found["ok"], found["failed"], stretches, first, found["began"])

@@ -48,7 +48,7 @@ class Progress:
         self._beat.enter(Phase.LOADING, device=device)
 
     def start(self) -> None:
-        """The model is loaded and the first property is next: the rate counts from here."""
+        """The model is loaded and the first property is next."""
         self._started = time.monotonic()
         self._beat.enter(Phase.WORKING)
 
@@ -78,18 +78,20 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the work of this run began."""
+        """Since the model was loaded: what the shares of the time are of."""
         return time.monotonic() - self._started
 
     @property
     def rate(self) -> float:
-        """Rows a second computed in this run; 0 before the first."""
-        return self.computed / self.seconds if self.computed and self.seconds else 0.0
+        """Rows that this run committed per second of wall time since its launch; 0 before the first."""
+        seconds = time.time() - self._beat.worker.started_at
+        committed = self._journal.committed_rows - self._restored
+        return committed / seconds if committed > 0 and seconds > 0 else 0.0
 
     def report(self) -> None:
         """Say how far it is: a log line, and an observation of the partition."""
         self._last_report = time.monotonic()
-        done = self._restored + self.computed
+        done = self._journal.committed_rows
         percent = 100.0 * done / self._expected if self._expected else 100.0
         left = (self._expected - done) / self.rate if self.rate else None
         until = f", {timedelta(seconds=round(left))} left" if left is not None else ""

@@ -12,6 +12,7 @@ from pathlib import Path
 from vlm_assets.assets.partition_state import PartitionStates, VerifiedFiles
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.dagster_server.api import DagsterApi
+from vlm_assets.operate.rate import Rate, read_rate
 from vlm_assets.settings import load_settings
 
 ASSETS = ("property_descriptions", "property_embeddings")
@@ -91,6 +92,10 @@ class Backfill:
         states = PartitionStates(settings, Catalog.open(self.home), verified=verified).all()
         verified.save()
         return frozenset(self.keys).difference(one.key for one in states if not one.is_complete)
+
+    def rate(self) -> Rate:
+        """The rate of the data set, as ``vlm-assets status`` says it."""
+        return read_rate(load_settings(home=self.home), Catalog.open(self.home))
 
     def ended(self, now: BackfillProgress) -> bool:
         """Whether nothing more will happen: Dagster ended the backfills.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +18,7 @@ from vlm_assets.assets.failed_rows import FIRST, FailedRow
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.backfill import ASSETS, BackfillProgress
 from vlm_assets.operate.dagster_server.api import FailingCheck
+from vlm_assets.operate.rate import Rate
 
 _SHOWN = 5
 
@@ -28,11 +29,9 @@ class ProgressLine:
     Without a terminal: a line at every change.
     """
 
-    def __init__(self, console: Console, keys: Sequence[str], *, done_before: Collection[str]) -> None:
+    def __init__(self, console: Console, keys: Sequence[str]) -> None:
         self._console = console
         self._sizes = {key: len(PropertyRange.from_key(key)) for key in keys}
-        self._before = self._properties(done_before)
-        self._started = time.monotonic()
         self._said = ""
         self._bar = _BarAndState(
             BarColumn(),
@@ -52,14 +51,16 @@ class ProgressLine:
     ) -> None:
         self._bar.stop()
 
-    def show(self, now: BackfillProgress) -> None:
+    def show(self, now: BackfillProgress, rate: Rate) -> None:
         """Show how the partitions stand; without a terminal, a line for each change."""
         properties = self._properties(now.done)
-        rate = (properties - self._before) / (time.monotonic() - self._started)
+        left = rate.seconds_left(sum(self._sizes.values()) - properties)
         counts = (
             f"{len(now.done)}/{len(self._sizes)} partitions, {now.runs} running, {len(now.failed)} failed"
         )
-        state = f"{counts}; {properties:,} properties, {rate:.1f}/s"
+        state = f"{counts}; {properties:,} properties"
+        if rate.per_second is not None and left is not None:
+            state += f", {rate.per_second:.2f}/s, {timedelta(seconds=round(left))} left"
         self._bar.state = state
         self._bar.update(self._task, completed=len(now.done))
         if not self._console.is_terminal and counts != self._said:

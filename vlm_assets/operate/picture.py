@@ -71,11 +71,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class DeviceBar:
-    """One device: properties per second so far and now, None if unknown. note: shown in place of now."""
+    """One device: its properties per second, None if unknown. note: shown behind it."""
 
     name: str
-    so_far: float | None
-    now: float | None
+    rate: float | None
     note: str | None = None
 
 
@@ -290,18 +289,15 @@ def _span(seconds: int) -> str:
 
 
 def _draw_devices(page: _Page, devices: Sequence[DeviceBar], colours: Mapping[str, str]) -> None:
-    page.heading("Devices, properties a second", "bar: so far, line: now" if devices else "none is known yet")
+    page.heading("Devices, properties a second", "" if devices else "none is known yet")
     axes = page.panel(_BAR_HEIGHT * max(1, len(devices)))
-    highest = max((max(one.so_far or 0.0, one.now or 0.0) for one in devices), default=0.0) or 1.0
+    highest = max((one.rate or 0.0 for one in devices), default=0.0) or 1.0
     room = _INSIDE - _NAME_WIDTH - 190
     for number, one in enumerate(devices):
         middle = (number + 0.5) * _BAR_HEIGHT
         axes.text(0, middle, _shortened(one.name), size=9, color=_INK, va="center")
         _fill(axes, [(_NAME_WIDTH, middle - 7, room, 14)], "#f1efea")
-        _fill(axes, [(_NAME_WIDTH, middle - 7, room * (one.so_far or 0.0) / highest, 14)], colours[one.name])
-        if one.now:
-            x = _NAME_WIDTH + room * one.now / highest
-            axes.plot((x, x), (middle - 10, middle + 10), color=_INK, linewidth=2)
+        _fill(axes, [(_NAME_WIDTH, middle - 7, room * (one.rate or 0.0) / highest, 14)], colours[one.name])
         axes.text(_NAME_WIDTH + room + 14, middle, _figures(one), size=9, color=_FAINT, va="center")
 
 
@@ -310,6 +306,5 @@ def _shortened(name: str) -> str:
 
 
 def _figures(one: DeviceBar) -> str:
-    so_far = "no figure yet" if one.so_far is None else f"{one.so_far:.2f} so far"
-    now = one.note if one.now is None else f"{one.now:.2f} now"
-    return f"{so_far},  {now}" if now else so_far
+    rate = "no figure yet" if one.rate is None else f"{one.rate:.2f}"
+    return f"{rate},  {one.note}" if one.note else rate

@@ -165,19 +165,18 @@ def run_in_running(
 def _follow(
     dagster: RunningDagster, work: Backfill, accuracy: Callable[[], str | None], console: Console
 ) -> BackfillSummary:
-    before = work.progress()
     console.print(work.begin())
     dagster.start_daemon()
     if work.followed:
         # Often enough to watch, seldom enough that a large catalogue's keys are no load.
         interval = max(2.0, len(work.keys) / 2000)
-        with ProgressLine(console, work.keys, done_before=before.done) as line:
+        with ProgressLine(console, work.keys) as line:
             now = work.progress()
-            line.show(now)
+            line.show(now, work.rate())
             while not work.ended(now):
                 dagster.watch(interval)
                 now = work.progress()
-                line.show(now)
+                line.show(now, work.rate())
     failing = [check for asset in ASSETS for check in work.api.failing_checks(asset)]
     return BackfillSummary(
         partitions=len(work.keys),

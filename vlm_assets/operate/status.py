@@ -30,7 +30,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.control_state import control_state
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.expected_cost import ExpectedCost
-from vlm_assets.operate.pace import Pace, learned_paces, time_left, together
+from vlm_assets.operate.rate import Rate, measure
 from vlm_assets.settings import Settings
 
 WAITING = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.DAMAGED, State.NOT_STARTED})
@@ -43,9 +43,8 @@ DAY_SECONDS = 24 * 3600.0
 class PartitionStatus:
     """One partition of one asset. rows: published, or else committed; expected: of the catalogue.
 
-    images_left: of descriptions; None of embeddings, which cost next to nothing. seconds_left: of one device,
-    by what was learned; None where nothing was. turn: 1 runs first, None where it does not wait.
-    is_complete: as in PartitionState.
+    images_left: of descriptions; None of embeddings, which cost next to nothing. turn: 1 runs first, None
+    if it does not wait. is_complete: as in PartitionState.
     """
 
     asset: str
@@ -54,7 +53,6 @@ class PartitionStatus:
     rows: int
     expected: int
     images_left: int | None = None
-    seconds_left: float | None = None
     turn: int | None = None
     note: str | None = None
     is_complete: bool = False
@@ -75,18 +73,16 @@ class PartitionStatus:
 class DeviceStatus:
     """One device. is_here: of the devices of these settings on this machine, or at work.
 
-    partition: what it works on now; now: its properties a second at that. rows, properties_per_second,
-    images_per_second: of what it published, None where it is not known yet. left_out: the sentence that says
-    why, None where it is used.
+    partition: what it works on now. rows: published descriptions that it made. properties_per_second: its
+    share of the data set's rate; None if it made none in that time. left_out: the sentence that says why;
+    None if it is used.
     """
 
     id: str
     is_here: bool
     partition: str | None
-    now: float | None
     rows: int
     properties_per_second: float | None
-    images_per_second: float | None
     left_out: str | None
 
 
@@ -96,11 +92,11 @@ class Status:
 
     waiting_in_tail: properties that are in no partition yet, for they are too few to fill one.
     assets: in the order in which they are made. failed_by_kind, first_failed: published rows of properties
-    that could not be described. seconds_per_image: of one device. seconds_left: of all descriptions, on all
-    devices that are not left out. done_again: what was tried again by itself and came right since
-    ``done_again_since`` (unix seconds), oldest first. open_alerts: titles of what was told and is not right
-    again, oldest first. paused, dagster: since when and why it is paused, and where Dagster runs; None where
-    not. warnings: what could not be read.
+    that could not be described. properties_per_second: of all devices together, as in ``rate.py``;
+    seconds_left: of all descriptions at this rate. done_again: what was tried again by itself and came right
+    since ``done_again_since`` (unix seconds), oldest first. open_alerts: titles of what was told and is not
+    right again, oldest first. paused, dagster: since when and why it is paused, and where Dagster runs; None
+    where not. warnings: what could not be read.
     """
 
     home: str
@@ -113,7 +109,7 @@ class Status:
     failed_by_kind: Mapping[str, int]
     first_failed: tuple[FailedRow, ...]
     devices: tuple[DeviceStatus, ...]
-    seconds_per_image: float | None
+    properties_per_second: float | None
     seconds_left: float | None
     done_again_since: float
     done_again: tuple[DoneAgain, ...]
@@ -162,12 +158,12 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     described = [one for one in found if one.asset == settings.descriptions.name]
     embedded = [one for one in found if one.asset == settings.embeddings.name]
     published = _published(settings, described)
-    paces = learned_paces(published.values())
     cost = ExpectedCost.of(settings, catalog)
-    seconds_per_image = together(paces.values()).seconds_per_image or _told_by(workers, settings, cost)
-    descriptions = _with_cost(described, workers, settings, cost, seconds_per_image)
+    describing = [worker for worker in workers if worker.asset == settings.descriptions.name]
+    rate = measure(published.values(), describing, now)
+    descriptions = _with_cost(described, describing, cost)
     partitions = (*descriptions, *map(_without_cost, embedded))
-    devices, unread = _devices(settings, workers, paces)
+    devices, unread = _devices(settings, workers, published, rate)
     done_again = notes.done_again(since)
     open_alerts, untold = _open_alerts(state_directory)
     pause = pause_of(control_state(settings))
@@ -190,7 +186,6 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     if verified.unread:
         foreign.append(f"{verified.unread} published files are not read yet: look again.")
     warnings = (*unread, *untold, *notes.warnings, *foreign, *unknown)
-    usable = sum(1 for device in devices if device.is_here and device.left_out is None)
     return Status(
         home=str(settings.home),
         at=now,
@@ -202,8 +197,10 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
         failed_by_kind=dict(kinds.most_common()),
         first_failed=tuple(one for key in sorted(published) for one in published[key].first_failed)[:FIRST],
         devices=devices,
-        seconds_per_image=seconds_per_image,
-        seconds_left=_seconds_left(descriptions, usable),
+        properties_per_second=rate.per_second,
+        seconds_left=rate.seconds_left(
+            sum(one.expected - one.usable_rows for one in descriptions if not one.is_complete)
+        ),
         done_again_since=since,
         done_again=done_again,
         open_alerts=open_alerts,
@@ -257,25 +254,10 @@ def _published(settings: Settings, states: Sequence[PartitionState]) -> dict[str
     return found
 
 
-def _told_by(workers: Sequence[Worker], settings: Settings, cost: ExpectedCost) -> float | None:
-    """Seconds an image of those that work now, before anything is published."""
-    name = settings.descriptions.name
-    paces = [
-        worker.expected / (worker.rate * cost.whole[worker.partition])
-        for worker in workers
-        if worker.asset == name and worker.rate and cost.whole.get(worker.partition)
-    ]
-    return sum(paces) / len(paces) if paces else None
-
-
 def _with_cost(
-    states: Sequence[PartitionState],
-    workers: Sequence[Worker],
-    settings: Settings,
-    cost: ExpectedCost,
-    seconds_per_image: float | None,
+    states: Sequence[PartitionState], describing: Sequence[Worker], cost: ExpectedCost
 ) -> list[PartitionStatus]:
-    at_work = {worker.partition: worker for worker in workers if worker.asset == settings.descriptions.name}
+    at_work = {worker.partition: worker for worker in describing}
     left = {one.key: _images_left(one, at_work.get(one.key), cost) for one in states}
     waiting = [one.key for one in states if one.state in WAITING]
     order = sorted(waiting, key=lambda key: (-left[key], -cost.whole[key], key))
@@ -283,19 +265,14 @@ def _with_cost(
     found = []
     for one in states:
         worker = at_work.get(one.key)
-        rows = worker.restored + worker.computed if worker else one.rows
-        seconds = left[one.key] * seconds_per_image if seconds_per_image else None
-        if worker and worker.rate:
-            seconds = (one.expected - rows) / worker.rate
         found.append(
             PartitionStatus(
                 asset=one.asset,
                 key=one.key,
                 state=one.state,
-                rows=rows,
+                rows=worker.committed if worker else one.rows,
                 expected=one.expected,
                 images_left=left[one.key],
-                seconds_left=seconds,
                 turn=turns.get(one.key),
                 note=f"{worker.phase} on {worker.device or 'no device yet'}" if worker else one.note,
                 is_complete=one.is_complete,
@@ -310,7 +287,7 @@ def _images_left(one: PartitionState, worker: Worker | None, cost: ExpectedCost)
     if one.state in (State.DONE, State.STALE, State.LOST):
         return 0
     if worker is not None:
-        return round(whole * (1.0 - (worker.restored + worker.computed) / one.expected))
+        return round(whole * (1.0 - worker.committed / one.expected))
     # A damaged one is restored from its second copy, and a refused one has all its rows.
     return 0 if one.state is State.DAMAGED else round(whole * (1.0 - one.rows / one.expected))
 
@@ -328,7 +305,7 @@ def _without_cost(one: PartitionState) -> PartitionStatus:
 
 
 def _devices(
-    settings: Settings, workers: Sequence[Worker], paces: Mapping[str, Pace]
+    settings: Settings, workers: Sequence[Worker], published: Mapping[str, PublishedRows], rate: Rate
 ) -> tuple[tuple[DeviceStatus, ...], tuple[str, ...]]:
     """Every device that is here, works, or has worked; and what could not be read."""
     warnings: tuple[str, ...] = ()
@@ -338,19 +315,20 @@ def _devices(
         here, warnings = [], (f"The devices cannot be read: {error}",)
     left_out = LeftOutDevices(control_state(settings)).left_out()
     at_work = {worker.device: worker for worker in workers if worker.device}
+    rows: Counter[str] = Counter()
+    for of_file in published.values():
+        for stretch in of_file.stretches:
+            rows[stretch.device] += stretch.rows
     found = []
-    for id_ in dict.fromkeys((*here, *at_work, *left_out, *paces)):
-        pace, worker = paces.get(id_, Pace()), at_work.get(id_)
-        per_image = pace.seconds_per_image
+    for id_ in dict.fromkeys((*here, *at_work, *left_out, *sorted(rows))):
+        worker = at_work.get(id_)
         found.append(
             DeviceStatus(
                 id=id_,
                 is_here=id_ in here or worker is not None,
                 partition=worker.partition if worker else None,
-                now=worker.rate or None if worker else None,
-                rows=pace.rows,
-                properties_per_second=pace.properties_per_second,
-                images_per_second=1.0 / per_image if per_image else None,
+                rows=rows[id_],
+                properties_per_second=rate.of_device(id_),
                 left_out=left_out[id_].sentence(id_) if id_ in left_out else None,
             )
         )
@@ -364,16 +342,6 @@ def _open_alerts(state_directory: Path) -> tuple[tuple[str, ...], tuple[str, ...
     except OSError as error:
         return (), (f"The alerts cannot be read: {error}",)
     return tuple(alert.title for alert in standing), ()
-
-
-def _seconds_left(descriptions: Sequence[PartitionStatus], devices: int) -> float | None:
-    waiting = sorted((one for one in descriptions if one.turn is not None), key=lambda one: one.turn or 0)
-    running = [one for one in descriptions if one.state is State.RUNNING]
-    if any(one.seconds_left is None for one in (*waiting, *running)):
-        return None
-    return time_left(
-        [one.seconds_left or 0.0 for one in running], [one.seconds_left or 0.0 for one in waiting], devices
-    )
 
 
 def _next_steps(

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from vlm_assets.assets.partition_state import MEANING, State
-from vlm_assets.operate.status import WAITING, PartitionStatus, Status
+from vlm_assets.operate.status import PartitionStatus, Status
 
 SHOWN = 12
 """Partitions listed for people; the rest is counted, and ``--json`` lists all."""
@@ -80,6 +80,9 @@ def _heading(status: Status) -> Text:
     if status.paused:
         said.append(f"{status.paused[0].upper()}{status.paused[1:]}\n", style="bold yellow")
     said.append(f"Dagster: {status.dagster or 'not running'}\n")
+    rate = status.properties_per_second
+    if rate is not None:
+        said.append(f"{rate:.2f} properties/s, starts of processes and models included\n")
     said.append(f"Time left for the descriptions: {left}", style="bold")
     return said
 
@@ -95,12 +98,11 @@ def _counts(status: Status) -> Table:
 
 
 def _devices(status: Status) -> Table:
-    table = Table("device", "works on", "properties/s now", "properties/s so far", "described")
+    table = Table("device", "works on", "properties/s", "described")
     for device in status.devices:
         table.add_row(
             device.id,
             device.left_out or device.partition or ("nothing" if device.is_here else "is not here now"),
-            _rate(device.now),
             _rate(device.properties_per_second),
             str(device.rows),
         )
@@ -121,8 +123,6 @@ def _line(one: PartitionStatus) -> Text:
     said = Text(f"{one.asset} {one.key}: ")
     said.append(one.state.value, style="bold")
     said.append(f" at {one.percent:.0f}% ({one.rows} of {one.expected}): {one.note or MEANING[one.state]}")
-    if one.seconds_left and (one.state in WAITING or one.state is State.RUNNING):
-        said.append(f"; {_duration(one.seconds_left)} left")
     return said
 
 
@@ -146,7 +146,7 @@ def _order(status: Status) -> list[RenderableType]:
     waiting = status.order
     if not waiting:
         return []
-    table = Table("turn", Column("heaviest first", no_wrap=True), "state", "done", "images left", "takes")
+    table = Table("turn", Column("heaviest first", no_wrap=True), "state", "done", "images left")
     for one in waiting[:SHOWN]:
         table.add_row(
             str(one.turn),
@@ -154,7 +154,6 @@ def _order(status: Status) -> list[RenderableType]:
             one.state.value,
             f"{one.percent:.0f}%",
             str(one.images_left),
-            _duration(one.seconds_left),
         )
     rest = [Text(f"and {len(waiting) - SHOWN} more", style="dim")] if len(waiting) > SHOWN else []
     return [table, *rest]

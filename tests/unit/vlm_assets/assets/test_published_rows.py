@@ -13,7 +13,6 @@ from vlm_assets.assets.published_rows import (
     Stretch,
     read_published_rows,
 )
-from vlm_assets.operate.pace import Pace, learned_paces, time_left, together
 from vlm_assets.operate.throughput import MOST_BARS, throughput
 
 
@@ -69,27 +68,6 @@ def test_unchanged_files_are_not_read_again(dataset, tmp_path: Path) -> None:
 
 def stretch(device: str, first: float, last: float, rows: int, batches: int = 10) -> Stretch:
     return Stretch(device, first, last, rows, rows * 9, batches)
-
-
-def test_pace_is_learned_without_the_batch_whose_beginning_is_unknown() -> None:
-    """Ten batches end at ten moments: nine of them lie between the first and the last."""
-    rows = [PublishedRows("", 0, {}, (stretch("a", 0, 90, 100), stretch("b", 0, 180, 100)))]
-    paces = learned_paces(rows)
-    assert paces["a"].properties_per_second == 1.0
-    assert paces["b"].properties_per_second == 0.5
-    assert together(paces.values()).seconds_per_image == 270 / (180 * 9)
-    alone = learned_paces([PublishedRows("", 1, {}, (stretch("c", 5, 5, 1, batches=1),))])
-    assert alone == {"c": Pace(1, 9)}
-    assert alone["c"].seconds_per_image is None
-
-
-def test_time_left_is_that_of_the_last_device() -> None:
-    """Each device takes the next as soon as it is free: the heaviest first leaves the shortest last wave."""
-    assert time_left([], [4, 3, 3, 2], 2) == 6
-    assert time_left([], [2, 3, 3, 4], 2) == 7
-    assert time_left([10, 1], [4, 4], 2) == 10
-    assert time_left([5.0], [], 0) == 5.0
-    assert time_left([], [], 3) == 0
 
 
 def test_throughput_keeps_every_row_and_fits() -> None:

@@ -14,9 +14,9 @@ from vlm_assets.operate.throughput import throughput
 
 WORK = throughput([Stretch(f"gpu-{number}", 0, 5900, 900, 9000, 90) for number in range(3)])
 DEVICES = [
-    DeviceBar("gpu-0", 0.5, 0.4),
-    DeviceBar("gpu-1", 0.4, None, "left out"),
-    DeviceBar("x" * 60, None, None),
+    DeviceBar("gpu-0", 0.5),
+    DeviceBar("gpu-1", 0.4, "left out"),
+    DeviceBar("x" * 60, None),
 ]
 
 

@@ -66,15 +66,15 @@ def test_after_a_reboot_everything_waits_heaviest_first(uneven: Settings, commit
     assert [one.key for one in found.order] == [HEAVY, LAST, LIGHT, MIDDLE]
     interrupted = found.order[0]
     assert (interrupted.percent, interrupted.images_left, interrupted.turn) == (50.0, 8, 1)
-    assert interrupted.seconds_left is None
+    assert found.seconds_left is None
     said = text(found)
     assert f"{HEAVY}: interrupted at 50% (1 of 2): resumes from what is committed" in said
     assert "unknown until something was described" in said
     assert "1 interrupted: the next run of each goes on" in said
 
 
-def test_cost_in_time_is_learned_from_what_is_published(dataset) -> None:
-    """Published rows say what an image takes; what is left is that much on the devices that are used."""
+def test_rate_and_time_left_follow_from_what_is_committed(dataset) -> None:
+    """Rows per second of wall time; the time left is that of the rows left at this rate."""
     key = dataset.keys[2]
     for asset in (dataset.settings.descriptions, dataset.settings.embeddings):
         paths = asset.partition(key)
@@ -82,29 +82,33 @@ def test_cost_in_time_is_learned_from_what_is_published(dataset) -> None:
             path.unlink()
     found = status_of(dataset.settings)
     assert states(found)[key] is State.NOT_STARTED
-    # Two images a property in two seconds were published; the three that are left have one image each.
-    assert found.seconds_per_image == pytest.approx(1.0)
-    assert found.order[0].seconds_left == pytest.approx(3.0)
-    assert found.seconds_left == pytest.approx(3.0)
+    # Six properties in ten seconds, from the first to the last; three are left.
+    assert found.properties_per_second == pytest.approx(0.6)
+    assert found.seconds_left == pytest.approx(5.0)
     assert (found.ok, dict(found.failed_by_kind)) == (5, {"missing": 1})
 
 
 def test_a_worker_that_lives_is_running_and_tells_its_rate(uneven: Settings) -> None:
-    """A heartbeat whose lock is held: running, at its own rate, on its device; afterwards it is not."""
+    """A heartbeat whose lock is held: running, on its device, from its launch on; afterwards it is not."""
     workers = Workers(open_state(uneven.state_directory))
-    now = [0.0]
     with workers.begin(
-        run_id="r1", asset="property_descriptions", partition=HEAVY, expected=2, monotonic=lambda: now[0]
+        run_id="r1",
+        asset="property_descriptions",
+        partition=HEAVY,
+        expected=2,
+        began=time.time() - 100.0,
     ) as beat:
         beat.enter(Phase.WORKING, device="cpu-1")
-        now[0] = 10.0
         beat.beat(computed=1, committed=1)
         found = status_of(uneven)
         assert states(found)[HEAVY] is State.RUNNING
         (running,) = [one for one in found.partitions if one.state is State.RUNNING]
-        assert (running.percent, running.seconds_left, running.turn) == (50.0, 10.0, None)
+        assert (running.percent, running.turn) == (50.0, None)
         device = next(one for one in found.devices if one.id == "cpu-1")
-        assert (device.partition, device.now) == (HEAVY, 0.1)
+        assert device.partition == HEAVY
+        # One row in the hundred seconds since its process was launched; seven are left.
+        assert device.properties_per_second == found.properties_per_second == pytest.approx(0.01, rel=0.2)
+        assert found.seconds_left == pytest.approx(700, rel=0.2)
         assert "working on cpu-1" in text(found)
     assert states(status_of(uneven))[HEAVY] is State.NOT_STARTED
 
