@@ -76,7 +76,7 @@ class JournalLossError(JournalError):
         super().__init__(
             f"{key} (generation {generation}): committed rows cannot be restored from {directory}. "
             f"{restorable_rows} rows can be restored, {promised_rows} were committed. "
-            f"Missing: {'; '.join(reasons)}. Nothing was changed. Copies to look at first: {places}. "
+            f"Missing: {first_few(reasons)}. Nothing was changed. Copies to look at first: {places}. "
             f"Put the missing files back and start again, or accept the loss with: {self.command}"
         )
 
@@ -119,6 +119,12 @@ def storage_error(error: OSError, *, doing: str, where: Path) -> JournalStorageE
         f"{doing} failed at {where}: {error}. Nothing of it counts as committed, all that was committed "
         f"before is safe. What to do: {advice}; then start again, it resumes by itself."
     )
+
+
+def first_few(reasons: Sequence[str], limit: int = 3) -> str:
+    """The first reasons, and how many more there are: a journal may have thousands of segments."""
+    more = f"; and {len(reasons) - limit} more" if len(reasons) > limit else ""
+    return "; ".join(reasons[:limit]) + more
 
 
 def sample(ids: Iterable[str], limit: int = 5) -> str:
