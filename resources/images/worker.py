@@ -42,8 +42,8 @@ READY: Final = b"ready"
 """From the template: the output is loaded."""
 
 DECODE_BYTES: Final = 3 << 30
-"""Memory that the decoding of one image may take beyond what the worker has. The largest image that is
-decoded takes 2.1 GB where it is transparent."""
+"""Memory that the decoding of a property's images may take beyond what the worker has. The largest image
+that is decoded takes 2.1 GB where it is transparent."""
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST_MESSAGE = 1 << 16
@@ -168,22 +168,22 @@ def _answer(task: Task, progress: Progress, make: Maker) -> Parcel:
     watch = _StopWatch()
     images: list[Image.Image] = []
     failed: list[tuple[int, str, str]] = []
-    for number, path in enumerate(task.paths):
-        if len(images) == task.max_images:
-            break
-        if number in task.given_up:
-            continue
-        progress.publish(task.number, number)
-        watch.begin("reading")
-        try:
-            with _memory_limit():
-                images.append(
-                    load_image(
-                        Path(path), max_pixels=task.max_pixels, when_read=lambda: watch.begin("decoding")
-                    )
+    with _memory_limit():
+        for number, path in enumerate(task.paths):
+            if len(images) == task.max_images:
+                break
+            if number in task.given_up:
+                continue
+            progress.publish(task.number, number)
+            watch.begin("reading")
+            try:
+                image = load_image(
+                    Path(path), max_pixels=task.max_pixels, when_read=lambda: watch.begin("decoding")
                 )
-        except ImageError as error:
-            failed.append((number, error.kind, str(error)))
+            except ImageError as error:
+                failed.append((number, error.kind, str(error)))
+            else:
+                images.append(image)
     progress.publish(task.number, len(task.paths))
     watch.begin("processing")
     made, refusal = Made(), None
