@@ -194,10 +194,12 @@ def _row_schema(staged: Path, schema: pa.Schema) -> CheckOutcome:
 
 
 def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimits, key: str) -> CheckOutcome:
-    rows = connection.sql("SELECT count(*) FROM staged").fetchall()[0][0]
-    failed, first = _ids(connection, "SELECT property_id FROM staged WHERE status = 'failed'")
+    # A withdrawn property is no failure.
+    connection.sql("CREATE VIEW tried AS SELECT * FROM staged WHERE error_kind IS DISTINCT FROM 'withdrawn'")
+    rows = connection.sql("SELECT count(*) FROM tried").fetchall()[0][0]
+    failed, first = _ids(connection, "SELECT property_id FROM tried WHERE status = 'failed'")
     kinds = connection.sql(
-        "SELECT error_kind, count(*) FROM staged WHERE status = 'failed' GROUP BY 1 ORDER BY 2 DESC, 1"
+        "SELECT error_kind, count(*) FROM tried WHERE status = 'failed' GROUP BY 1 ORDER BY 2 DESC, 1"
     ).fetchall()
     share = failed / rows if rows else 0.0
     judged = failed >= limits.rows_at_least

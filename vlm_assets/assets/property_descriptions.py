@@ -64,6 +64,7 @@ from vlm_assets.assets.time_spent import WorkTime
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.catalog.tombstones import WITHDRAWN, is_tombstone
 from vlm_assets.settings import Settings
 
 ASSET = "property_descriptions"
@@ -388,7 +389,7 @@ class DescriptionWork:
                 "property_id": one.property_id,
                 "ordinal": one.ordinal,
                 "status": one.status,
-                "error_kind": one.error_kind,
+                "error_kind": WITHDRAWN if is_tombstone(one.property_id) else one.error_kind,
                 "error": one.error,
                 "description": one.description,
                 "raw_text": one.raw_text,

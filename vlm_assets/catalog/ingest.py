@@ -46,6 +46,7 @@ from vlm_assets.catalog.listing import (
 )
 from vlm_assets.catalog.ranges import ORDINAL_LIMIT, PropertyRange, cut_ranges
 from vlm_assets.catalog.report import IngestReport
+from vlm_assets.catalog.tombstones import is_tombstone, tombstone_id
 
 DEFAULT_RANGE_SIZE = 1000
 """Properties a range where nobody says otherwise: minutes to hours of work for most models."""
@@ -139,7 +140,7 @@ def _ingest(
         listing = open_listing(
             source, image_root=Path(root.path), pool=pool, problems=problems, options=options
         )
-        with _only_ingest(home, f"source {source}"):
+        with only_ingest(home, f"source {source}"):
             known = _known(home)
             _check_root(known, root, update)
 
@@ -182,7 +183,7 @@ def close_tail(home: Path) -> PropertyRange | None:
     """
     if Catalog.open(home).tail is None:
         return None
-    with _only_ingest(home, "closing the tail"):
+    with only_ingest(home, "closing the tail"):
         known = Catalog.open(home)
         if known.tail is None:
             return None
@@ -206,6 +207,7 @@ class _Merge:
     changed_in_tail: bool = False
     changed: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
+    withdrawn: set[str] = field(default_factory=set)
     stale: list[PropertyRange] = field(default_factory=list)
     new_ranges: tuple[PropertyRange, ...] = ()
 
@@ -228,6 +230,10 @@ class _Merge:
             else:
                 writer.add(one, table)
                 closed = one.stop
+        if known is not None and self.withdrawn:
+            for name, code in self.listed.codes.items():
+                if tombstone_id(known.catalog_id, name) in self.withdrawn:
+                    is_new[code] = False
         codes = np.flatnonzero(is_new)
         self.new = len(codes)
         stop = rows + len(codes)
@@ -260,8 +266,9 @@ class _Merge:
         here = np.flatnonzero(codes >= 0)
         self.readable_before |= bool(pc.any(pc.is_valid(pc.list_flatten(table["image_bytes"]))).as_py())
         names = table["property_id"].to_pylist()
-        gone = (names[row] for row in np.flatnonzero(codes < 0))
-        self.gone += [name for name in gone if name not in self.listed.left_out]
+        missing = [names[row] for row in np.flatnonzero(codes < 0)]
+        self.withdrawn |= {name for name in missing if is_tombstone(name)}
+        self.gone += [name for name in missing if name not in self.listed.left_out and not is_tombstone(name)]
         before = table.take(pa.array(here)).combine_chunks()
         uris, sizes = self.listed.images_of(codes[here])
         after = before.set_column(2, SCHEMA.field(2), uris).set_column(3, SCHEMA.field(3), sizes)
@@ -299,7 +306,7 @@ def _known(home: Path) -> Catalog | None:
 
 
 @contextmanager
-def _only_ingest(home: Path, doing: str) -> Iterator[None]:
+def only_ingest(home: Path, doing: str) -> Iterator[None]:
     """Hold the home's ingest lock, which the kernel frees however this process ends."""
     state = Home(home).state
     make_directory(state)

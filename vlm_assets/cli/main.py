@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli import alerts, care, devices, example, ingest, pause, publish, run, trial
+from vlm_assets.cli import alerts, care, devices, example, ingest, pause, publish, run, trial, withdraw
 from vlm_assets.cli.options import AsJson, Home, chosen_settings
 from vlm_assets.operate.terminal import VisibleFormatter, say, visible_line
 from vlm_assets.settings import PREFIX, require_models
@@ -140,5 +140,5 @@ def show(
         say(visible_line(line))
 
 
-for commands in (alerts, care, devices, example, ingest, pause, publish, run, trial):
+for commands in (alerts, care, devices, example, ingest, pause, publish, run, trial, withdraw):
     commands.register(app)

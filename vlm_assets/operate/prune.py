@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -64,10 +64,13 @@ class PrunePlan:
         return sum(one.bytes for one in self.removals)
 
 
-def plan_prune(settings: Settings, catalog: Catalog) -> PrunePlan:
-    """Find what may go; changes nothing. Reads every byte of the partitions that have something to go."""
+def plan_prune(settings: Settings, catalog: Catalog, keys: Sequence[str] | None = None) -> PrunePlan:
+    """Find what may go; changes nothing. Reads every byte of the partitions that have something to go.
+
+    keys: partitions to look at; all unless given.
+    """
     plan = PrunePlan()
-    keys = [one.key for one in catalog.ranges]
+    keys = [one.key for one in catalog.ranges] if keys is None else keys
     for asset in (settings.descriptions, settings.embeddings):
         verdicts: dict[str, str | None] = {}
         for one in _candidates(asset, keys):
@@ -85,7 +88,7 @@ def plan_prune(settings: Settings, catalog: Catalog) -> PrunePlan:
     return plan
 
 
-def _candidates(asset: AssetFolders, keys: list[str]) -> Iterator[Removal]:
+def _candidates(asset: AssetFolders, keys: Sequence[str]) -> Iterator[Removal]:
     temporary = defaultdict(list)
     for path in sorted(asset.staging.glob(f".*{files.TEMPORARY_SUFFIX}")):
         temporary[path.name.split(".")[1]].append(path)

@@ -27,6 +27,7 @@ from vlm_assets.assets.partition_state import MEANING, PartitionState, Partition
 from vlm_assets.assets.published_rows import PublishedRows, PublishedRowsNote, read_published_rows
 from vlm_assets.automation.retry_notes import RetryNotes
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.tombstones import withdrawal_note
 from vlm_assets.control_state import control_state
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.expected_cost import ExpectedCost
@@ -185,7 +186,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     ]
     if verified.unread:
         foreign.append(f"{verified.unread} published files are not read yet: look again.")
-    warnings = (*unread, *untold, *notes.warnings, *foreign, *unknown)
+    warnings = (*unread, *untold, *notes.warnings, *foreign, *unknown, *_withdrawal(settings))
     return Status(
         home=str(settings.home),
         at=now,
@@ -226,6 +227,12 @@ def _with_retries(found: Sequence[PartitionState], notes: RetryNotes) -> list[Pa
         state, note = notes.of(one.asset, one.key, one.state)
         noted.append(replace(one, state=state, note=note or one.note))
     return noted
+
+
+def _withdrawal(settings: Settings) -> tuple[str, ...]:
+    if not withdrawal_note(settings.state_directory).exists():
+        return ()
+    return ("A withdrawal was cut short, so what it should remove is not all gone: `vlm-assets withdraw`.",)
 
 
 def _with_failures(settings: Settings, one: PartitionState) -> PartitionState:

@@ -1,0 +1,183 @@
+"""Withdrawn properties are gone from every file of a home; killed anywhere, a withdrawal is finished."""
+
+import json
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from faults.file_operations import FileOperations
+from resources.devices.resource import GpuResource
+from resources.publishing.published import PublishedPartitions
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.tombstones import WITHDRAWN
+from vlm_assets.operate.audit.audit import audit
+from vlm_assets.operate.status import read_status
+from vlm_assets.operate.withdraw import (
+    UnknownIdsError,
+    Withdrawal,
+    pending_withdrawal,
+    plan_withdrawal,
+    withdraw,
+)
+from vlm_assets.settings import load_settings
+
+KEY, SECOND = "000000000-000000007", "000000008-000000015"
+ASSETS = ("property_descriptions", "property_embeddings")
+
+
+class NoDevice(GpuResource):
+    """A GPU resource that must not be asked for a device."""
+
+    def lease(self, **_):
+        raise AssertionError("a device was asked for")
+
+
+def ids_of(settings, number=0):
+    catalog = Catalog.open(settings.home)
+    return catalog.slice(catalog.ranges[number])["property_id"].to_pylist()
+
+
+def files_with(home, property_id):
+    """Every file of a home in which an id stands, parquet files decoded."""
+    found = []
+    for path in home.rglob("*"):
+        if not path.is_file():
+            continue
+        if path.suffix == ".parquet":
+            values = pq.read_table(path).to_pylist()
+            if property_id in json.dumps(values, default=str):
+                found.append(path)
+        if property_id.encode() in path.read_bytes():
+            found.append(path)
+    return found
+
+
+def done(settings, ids) -> list[str]:
+    return list(withdraw(settings, plan_withdrawal(settings, ids)))
+
+
+def is_whole(settings, gone):
+    """The audit finds nothing wrong, and exactly these properties gone, each a tombstone."""
+    assert audit(settings, Catalog.open(settings.home), deep=True).wrong == ()
+    for asset in (settings.descriptions, settings.embeddings):
+        table = pq.read_table(asset.partition(KEY).published)
+        left = [one for one in table["property_id"].to_pylist() if not one.startswith(WITHDRAWN)]
+        assert len(left) == table.num_rows - len(gone)
+        assert not set(gone).intersection(left)
+
+
+def test_nothing_of_a_withdrawn_property_is_left_and_all_else_is_as_it_was(desk, listing):
+    """Files, earlier versions, copies, catalogue; the rest stays, and is still what the settings mean."""
+    assert desk.materialize(*ASSETS).success
+    assert desk.materialize(*ASSETS, config={"recompute": True}).success
+    gone = ids_of(desk.settings)[2:4]
+    before = [row for row in pq.read_table(desk.file).to_pylist() if row["property_id"] not in gone]
+    assert len(files_with(desk.settings.home, gone[0])) > 6
+    said = done(desk.settings, gone)
+    assert any(str(desk.file) in one for one in said)
+    assert any(str(desk.paths.version(1)) in one for one in said)
+    for one in gone:
+        assert files_with(desk.settings.home, one) == []
+    is_whole(desk.settings, gone)
+    after = pq.read_table(desk.file).to_pylist()
+    same = [name for name in before[0] if name != "fingerprint"]
+    assert [[row[name] for name in same] for row in after if row["error_kind"] != WITHDRAWN] == [
+        [row[name] for name in same] for row in before
+    ]
+    gpu = NoDevice(leases_directory=str(desk.settings.state_directory / "leases"), devices="cpu:1")
+    again = desk.materialize(*ASSETS, gpu=gpu)
+    assert again.success, again.failure
+    assert pending_withdrawal(desk.settings) is None
+    report = ingest(listing, desk.settings.home, range_size=8, close=True)
+    assert report.new_ranges == ()
+    assert not set(gone).intersection(ids_of(desk.settings))
+
+
+def test_unpublished_work_of_the_others_is_kept(desk):
+    """A journal with the property goes; what is finished of the others is in a new one before."""
+    catalog = Catalog.open(desk.settings.home)
+    rows = catalog.slice(catalog.ranges[0]).to_pylist()
+    folders = [catalog.image_path(row["image_uris"][0]).parent for row in rows[:3]]
+    for folder in folders:
+        folder.rename(f"{folder}.away")
+    try:
+        assert not desk.materialize().success
+        gone = rows[5]["property_id"]
+        assert files_with(desk.settings.home, gone)
+        done(desk.settings, [gone])
+        assert files_with(desk.settings.home, gone) == []
+    finally:
+        for folder in folders:
+            folder.with_name(f"{folder.name}.away").rename(folder)
+    finished = desk.materialize()
+    assert finished.success, finished.failure
+    assert finished.published[0].metadata["restored rows"].value == 4
+    found = pq.read_table(desk.file)
+    assert found["error_kind"].to_pylist()[5] == WITHDRAWN
+    assert found["status"].to_pylist().count("ok") >= 6
+
+
+def test_ids_that_are_not_there_change_nothing(desk):
+    """A misspelt id is named, and none of the others is withdrawn."""
+    with pytest.raises(UnknownIdsError, match="nobody"):
+        plan_withdrawal(desk.settings, [ids_of(desk.settings)[0], "nobody"])
+    assert pending_withdrawal(desk.settings) is None
+
+
+class Died(BaseException):
+    """The process is gone: no operation of it reaches the disk any more."""
+
+
+def test_a_withdrawal_that_is_killed_anywhere_is_finished_by_the_next(desk, tmp_path):
+    """Whatever was done before, nothing is left of the property and nothing of the others is lost."""
+    assert desk.materialize(*ASSETS).success
+    assert desk.materialize(*ASSETS, config={"recompute": True}).success
+    gone = ids_of(desk.settings)[2:3]
+    kills = 0
+    for at in range(1, 10_000, 9):
+        home = tmp_path / f"home-{at}"
+        shutil.copytree(desk.settings.home, home, symlinks=True)
+        settings = load_settings(home=home, devices="cpu:1")
+
+        def die(operation, operations, at=at):
+            # The locks of a process that is gone are free.
+            if operations.count >= at and operation.name != "close":
+                raise Died
+
+        wanted = plan_withdrawal(settings, gone)
+        with FileOperations(home, before=die).watched():
+            try:
+                list(withdraw(settings, wanted))
+                finished = True
+            except Died:
+                finished = False
+        if not finished:
+            kills += 1
+            pending = pending_withdrawal(settings)
+            assert pending in (None, wanted)
+            if pending is None and files_with(home, gone[0]):
+                pending = wanted
+            if pending is not None:
+                assert isinstance(pending, Withdrawal)
+                list(withdraw(settings, pending))
+        assert files_with(home, gone[0]) == [], at
+        is_whole(settings, gone)
+        assert PublishedPartitions(settings.descriptions).verify(KEY, deep=True).ok
+        shutil.rmtree(home)
+        if finished:
+            break
+    assert kills > 10, "the sweep met fewer file operations than a withdrawal has"
+
+
+def test_status_names_a_withdrawal_that_was_cut_short(desk):
+    """Nobody believes that all is gone while it is not."""
+    wanted = plan_withdrawal(desk.settings, ids_of(desk.settings)[:1])
+    steps = withdraw(desk.settings, wanted)
+    next(steps)
+    steps.close()
+    warnings = read_status(desk.settings, Catalog.open(desk.settings.home)).warnings
+    assert any("vlm-assets withdraw" in one for one in warnings)
+    assert pa.array(list(wanted.tombstones)).null_count == 0

@@ -1,0 +1,270 @@
+"""Withdrawing properties for good: from the catalogue, published files, earlier versions and journals.
+
+What lives here: the order of the steps, each of which may be repeated. What they have to do is written down
+first, so that a withdrawal that was cut short is finished by starting it again. What does not: the command
+(``cli/withdraw.py``). A property leaves a tombstone in its place: a row of the catalogue with the same
+ordinal, no images and a digest for an id, and a failed row of the kind ``withdrawn`` in each file. So
+ordinals stay, every count adds up, and an ingest of the same listing knows that it was withdrawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from resources.journal.discarding import discard
+from resources.journal.high_water_mark import read_marks, slots
+from resources.publishing.partition_rows import PartitionRows
+from resources.publishing.published import PublishedPartitions
+from resources.state.workers import Workers
+from resources.storage.files import sync_directory
+from resources.storage.layout import AssetFolders, PartitionPaths
+from resources.storage.sealed_json import read_sealed, write_sealed
+from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
+from vlm_assets.assets.generations import INPUTS, adopt_rows, generation_of
+from vlm_assets.assets.partition import Partition
+from vlm_assets.assets.property_descriptions import DescriptionWork, texts_digest
+from vlm_assets.catalog.catalog import Catalog, CatalogError
+from vlm_assets.catalog.catalog_file import inputs_digest
+from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.catalog.tombstones import WITHDRAWN, tombstone_id, withdrawal_note
+from vlm_assets.catalog.withdrawal import replace_by_tombstones
+from vlm_assets.control_state import control_state
+from vlm_assets.models import build_vision_language_model
+from vlm_assets.operate.prune import plan_prune, remove
+from vlm_assets.settings import Settings
+
+_ABOUT = "A withdrawal under way. It is removed when all is done; `vlm-assets withdraw` finishes it."
+
+
+class UnknownIdsError(CatalogError):
+    """Ids to withdraw that the catalogue does not have. Nothing was changed."""
+
+
+class PartitionAtWorkError(Exception):
+    """A run works on a partition of the properties to withdraw. Nothing was changed."""
+
+
+@dataclass(frozen=True)
+class Withdrawal:
+    """What is to be withdrawn.
+
+    tombstones: by the id of each property. slices: of each partition of theirs, the digest of its rows of the
+    catalogue before. texts: of each, the digest of its published texts before, where there are any.
+    """
+
+    tombstones: Mapping[str, str]
+    slices: Mapping[str, str]
+    texts: Mapping[str, str]
+
+    @property
+    def keys(self) -> list[str]:
+        """The partitions, in order."""
+        return sorted(self.slices)
+
+
+def plan_withdrawal(settings: Settings, ids: Collection[str]) -> Withdrawal:
+    """Find the partitions of these properties; changes nothing. Raises CatalogError, UnknownIdsError."""
+    catalog = Catalog.open(settings.home)
+    wanted, found = frozenset(ids), set[str]()
+    slices, texts = {}, {}
+    published = PublishedPartitions(settings.descriptions)
+    for one, table in catalog.slices(with_tail=True):
+        here = wanted.intersection(table["property_id"].to_pylist())
+        found |= here
+        if here and one != catalog.tail:
+            slices[one.key] = catalog.slice_digest(one)
+            record = published.record(one.key)
+            if record is not None:
+                texts[one.key] = str(record.metadata.get(TEXTS))
+    if unknown := sorted(wanted - found):
+        raise UnknownIdsError(
+            f"{catalog.path} does not have {len(unknown)} of these {len(wanted)} ids, such as"
+            f" {', '.join(map(repr, unknown[:3]))}. Nothing was changed. Ids are compared exactly, blanks and"
+            " case too: take them out of the file, then do it again."
+        )
+    tombstones = {one: tombstone_id(catalog.catalog_id, one) for one in sorted(wanted)}
+    return Withdrawal(tombstones, slices, texts)
+
+
+def pending_withdrawal(settings: Settings) -> Withdrawal | None:
+    """A withdrawal that was cut short; None where there is none. Raises BrokenSealError, OSError."""
+    try:
+        found = read_sealed(withdrawal_note(settings.state_directory))
+    except FileNotFoundError:
+        return None
+    return Withdrawal(found["tombstones"], found["slices"], found["texts"])
+
+
+def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
+    """Withdraw, and say what was removed. Killed anywhere, it is finished by doing it again.
+
+    Raises PartitionAtWorkError with nothing changed; PublishedError, JournalError, CatalogError,
+    ModelLoadError or OSError with everything not yet said still to do.
+    """
+    at_work = {one.partition for one in Workers(control_state(settings)).living()}
+    if busy := sorted(at_work.intersection(wanted.keys)):
+        raise PartitionAtWorkError(
+            f"A run works on {', '.join(busy[:3])}. Nothing was changed. Wait for it, or `vlm-assets pause`,"
+            " then do it again."
+        )
+    note = withdrawal_note(settings.state_directory)
+    write_sealed(
+        note,
+        {
+            "about": _ABOUT,
+            "tombstones": dict(wanted.tombstones),
+            "slices": dict(wanted.slices),
+            "texts": dict(wanted.texts),
+        },
+    )
+    for path in replace_by_tombstones(settings.home, wanted.tombstones):
+        yield f"Removed {len(wanted.tombstones)} properties from {path}."
+    catalog = Catalog.open(settings.home)
+    for key in wanted.keys:
+        yield from _withdraw_published(settings, catalog, key, wanted)
+        yield from _withdraw_journals(settings, catalog, key)
+    plan = plan_prune(settings, catalog, keys=wanted.keys)
+    yield from plan.kept
+    yield from remove(settings, plan.removals)
+    # It names failed properties.
+    (settings.state_directory / "published_rows.json").unlink(missing_ok=True)
+    note.unlink(missing_ok=True)
+    sync_directory(note.parent)
+
+
+def _withdraw_published(settings: Settings, catalog: Catalog, key: str, wanted: Withdrawal) -> Iterator[str]:
+    one = PropertyRange.from_key(key)
+    ids = catalog.slice(one)["property_id"].to_pylist()
+    changes = {CATALOGUE_SLICE: (wanted.slices[key], catalog.slice_digest(one))}
+    if _rewrite(settings.descriptions, key, wanted.tombstones, ids, changes):
+        yield f"Removed their rows from {settings.descriptions.partition(key).published}."
+    record = PublishedPartitions(settings.descriptions).record(key)
+    if record is not None:
+        changes = {TEXTS: (wanted.texts.get(key, ""), str(record.metadata.get(TEXTS)))}
+        if _rewrite(settings.embeddings, key, wanted.tombstones, ids, changes):
+            yield f"Removed their rows from {settings.embeddings.partition(key).published}."
+
+
+def _rewrite(
+    asset: AssetFolders,
+    key: str,
+    tombstones: Mapping[str, str],
+    ids: Collection[str],
+    changes: Mapping[str, tuple[str, str]],
+) -> bool:
+    """Publish a partition without these properties' rows. changes: parts of its fingerprint, from and to.
+
+    A part that is not what it was before stays, so that what was stale stays so.
+    """
+    published = PublishedPartitions(asset)
+    # First, a publication that was cut short is finished or taken back, and damage is put right.
+    if not published.verify(key, deep=True).ok and published.record(key) is not None:
+        published.restore(key)
+    record = published.record(key)
+    if record is None:
+        return False
+    rows = published.read(key)
+    found = pa.chunked_array([batch["property_id"] for batch in rows.iter_batches(["property_id"])])
+    if not any(one in tombstones for one in found.to_pylist()):
+        return False
+    parts = dict(record.metadata["parts"])
+    parts |= {name: after for name, (before, after) in changes.items() if parts.get(name) == before}
+    fingerprint = Fingerprint(parts).digest
+    batches = (_without(batch, tombstones, parts, fingerprint) for batch in rows.iter_batches())
+    metadata = {**record.metadata, "parts": parts, "generation": fingerprint}
+    staged = published.stage(
+        key, batches, rows.schema, expected_ids=ids, fingerprint=fingerprint, metadata=metadata
+    )
+    with staged:
+        if TEXTS in record.metadata:
+            staged.metadata = {**staged.metadata, TEXTS: texts_digest(PartitionRows(staged.path))}
+        published.publish(staged)
+    return True
+
+
+def _without(
+    batch: pa.RecordBatch, tombstones: Mapping[str, str], parts: Mapping[str, str], fingerprint: str
+) -> pa.RecordBatch:
+    position = batch.schema.get_field_index("fingerprint")
+    batch = batch.set_column(position, batch.schema.field(position), pa.array([fingerprint] * batch.num_rows))
+    if not any(one in tombstones for one in batch["property_id"].to_pylist()):
+        return batch
+    rows = [
+        _tombstone(row, tombstones[row["property_id"]], parts, batch.schema)
+        if row["property_id"] in tombstones
+        else row
+        for row in batch.to_pylist()
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=batch.schema)
+
+
+def _tombstone(
+    row: Mapping[str, Any], property_id: str, parts: Mapping[str, str], schema: pa.Schema
+) -> dict[str, Any]:
+    """The row that stays: where it is, what made it, and nothing of the property."""
+    meaning = {name: part for name, part in parts.items() if name not in (CATALOGUE_SLICE, TEXTS)}
+    inputs = {"text": None} if TEXTS in parts else {"images": inputs_digest((), ())}
+    kept = ("ordinal", "model", "model_revision", "fingerprint", "device", "described_at", "embedded_at")
+    said = {
+        "property_id": property_id,
+        "status": "failed",
+        "error_kind": WITHDRAWN,
+        "error": "it was withdrawn",
+        "tries": 1,
+        INPUTS: digest_of({**inputs, **meaning}),
+    }
+    return {field.name: said.get(field.name, _nothing(field.type)) for field in schema} | {
+        name: row[name] for name in kept if name in row
+    }
+
+
+def _nothing(kind: pa.DataType) -> Any:
+    if pa.types.is_list(kind):
+        return []
+    return 0 if pa.types.is_integer(kind) or pa.types.is_floating(kind) else None
+
+
+def _withdraw_journals(settings: Settings, catalog: Catalog, key: str) -> Iterator[str]:
+    """Take the rows of the others over into a new journal, then remove those that may hold the properties."""
+    for asset in (settings.descriptions, settings.embeddings):
+        standing = sorted(path for path in asset.partition(key).journals.glob("*") if path.is_dir())
+        kept = None
+        if standing and asset == settings.descriptions:
+            kept = _adopt(settings, catalog, key)
+        for path in standing:
+            if path.name == kept:
+                continue
+            mark = asset.partition(key).high_water_mark(path.name)
+            if discard(path, key=key, generation=path.name, high_water_mark=mark):
+                yield f"Removed {path}."
+            else:
+                yield f"Kept {path}: no manifest in it reads. Delete it by hand."
+        _forget_marks(asset.partition(key))
+
+
+def _forget_marks(paths: PartitionPaths) -> None:
+    """Remove the marks of journals that were never published and are gone: nobody is to miss their rows."""
+    if PublishedPartitions(paths.asset).record(paths.key) is not None:
+        return
+    for mark in read_marks(paths.high_water_marks, paths.key):
+        if not paths.journal(mark.generation).exists():
+            for slot in slots(paths.high_water_mark(mark.generation)):
+                slot.unlink(missing_ok=True)
+
+
+def _adopt(settings: Settings, catalog: Catalog, key: str) -> str:
+    """Open the journal of what is wanted now, with all finished rows in it; gives its generation."""
+    wanted = PropertyRange.from_key(key)
+    work = DescriptionWork.of(settings, catalog, wanted, build_vision_language_model(settings))
+    partition = Partition.at_home(settings, settings.descriptions.name, key, work.ids, work.fingerprint)
+    published = PublishedPartitions(settings.descriptions)
+    record = published.record(key)
+    generation = generation_of(partition, record, None)
+    if record is None or record.fingerprint != work.fingerprint.digest:
+        with partition.open_journal(generation, work.rows_schema()) as journal:
+            adopt_rows(journal, partition, work.inputs, published, failed_too=False)
+    return generation
