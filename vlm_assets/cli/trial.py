@@ -67,9 +67,9 @@ def _show(trial: Trial) -> None:
             say(f"  image left out ({failure.kind}): {failure.error}")
     say(
         f"\n{len(trial.described)} properties in {trial.seconds:.1f} s on {trial.device}:"
-        f" {trial.images_per_second:.1f} images/s after the model had loaded in {trial.load_seconds:.1f} s."
-        f" In partitions of {trial.partition_rows}: {trial.properties_per_second:.2f} properties/s, starts of"
-        " processes and models included."
+        f" {trial.properties_per_second:.2f} properties/s, {trial.images_per_second:.1f} images/s"
+        f" (in partitions of {trial.partition_rows}, starts of processes and models included;"
+        f" the model loaded in {trial.load_seconds:.1f} s)"
     )
     say(
         f"All {trial.catalogue_rows} would take {_duration(trial.days)} on {trial.devices}"
