@@ -108,65 +108,6 @@ done_again = sa.Table(
     comment="Partitions that a retry completed, for people",
 )
 
-drift = sa.Table(
-    "drift",
-    metadata,
-    sa.Column("asset", sa.Text, primary_key=True),
-    sa.Column("partition", sa.Text, primary_key=True),
-    sa.Column("signature", sa.Text, nullable=False),
-    sa.Column("expectation", sa.Text, nullable=False),
-    sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("told", sa.Text, nullable=False),
-    sa.Column("owed", sa.Text, nullable=False),
-    sa.Column("at", sa.Double, nullable=False),
-    _seal(),
-    comment="What the drift sensor saw of each published file at its last look",
-)
-
-alerts = sa.Table(
-    "alerts",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("subject", sa.Text, nullable=False, index=True),
-    sa.Column("occurrence", sa.Text, nullable=False),
-    sa.Column("severity", sa.Text, nullable=False),
-    sa.Column("first_seen", sa.Double, nullable=False),
-    sa.Column("last_seen", sa.Double, nullable=False),
-    sa.Column("closed_at", sa.Double),
-    sa.Column("message", sa.Text, nullable=False),
-    sa.Column("payload", sa.JSON, nullable=False),
-    _seal(),
-    comment="Every alert by its stable id; closed_at is null while it is open. payload: all its fields",
-)
-
-alert_events = sa.Table(
-    "alert_events",
-    metadata,
-    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),
-    sa.Column("alert_id", sa.Text, nullable=False, index=True),
-    sa.Column("event", sa.Text, nullable=False),
-    sa.Column("at", sa.Double, nullable=False),
-    sa.Column("payload", sa.JSON, nullable=False),
-    _seal(),
-    comment="The history, in order, and the outbox: an alert was raised, came again, or its cause is gone",
-    # A number that was used is never used again: deliveries refer to it.
-    sqlite_autoincrement=True,
-)
-
-alert_deliveries = sa.Table(
-    "alert_deliveries",
-    metadata,
-    sa.Column("target", sa.Text, primary_key=True),
-    sa.Column("event_seq", sa.Integer, primary_key=True),
-    sa.Column("tries", sa.Integer, nullable=False),
-    sa.Column("next_try", sa.Double, nullable=False),
-    sa.Column("delivered_at", sa.Double),
-    _seal(),
-    comment="What each target was told of each event. target: a keyed digest, never the address",
-)
-
 restorations = sa.Table(
     "restorations",
     metadata,
@@ -183,14 +124,4 @@ workers = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("record", sa.JSON, nullable=False),
     comment="The last heartbeat of each materialization. Whether it lives is decided by its lock",
-)
-
-ticks = sa.Table(
-    "ticks",
-    liveness,
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("at", sa.Double, nullable=False),
-    sa.Column("interval_seconds", sa.Double, nullable=False),
-    sa.Column("since", sa.Double, nullable=False),
-    comment="The last tick of each sensor and schedule; since: from when it ticks without a long gap",
 )

@@ -10,6 +10,10 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGES = ("vlm_assets", "resources", "sensors")
 
 
+FOR_DAGSTER = {"dagster-aws"}
+"""Named in dagster.yaml by people who keep Dagster's logs on S3; our code does not import it."""
+
+
 def test_what_is_imported_is_declared_and_nothing_else():
     """A fresh environment has what the packages import, and installs nothing that they do not."""
     declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["dependencies"]
@@ -22,7 +26,7 @@ def test_what_is_imported_is_declared_and_nothing_else():
         for module in modules_of(ast.parse(path.read_text()))
         if module not in sys.stdlib_module_names and module not in (*PACKAGES, "examples")
     }
-    assert imported == wanted
+    assert imported == wanted - FOR_DAGSTER
 
 
 def modules_of(tree: ast.Module) -> set[str]:

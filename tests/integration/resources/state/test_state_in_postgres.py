@@ -32,9 +32,9 @@ def test_no_change_of_many_processes_is_lost_and_all_begin_at_once(postgres_url)
     assert [process.wait() for process in processes] == [0] * 4
     state = ControlState(None, postgres_url)
     assert state.read(lambda connection: connection.execute(sa.select(tables.pause.c.since)).scalar()) == 100
-    tick = tables.ticks.insert().values(name="x", at=1.0, interval_seconds=5.0, since=1.0)
+    tick = tables.workers.insert().values(name="x", record={"at": 1.0})
     state.beat(lambda connection: connection.execute(tick))
-    assert len(state.read_beats(lambda connection: connection.execute(sa.select(tables.ticks)).all())) == 1
+    assert len(state.read_beats(lambda connection: connection.execute(sa.select(tables.workers)).all())) == 1
 
 
 def test_a_postgres_that_is_away_is_named_without_its_password(tmp_path):

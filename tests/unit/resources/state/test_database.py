@@ -61,7 +61,7 @@ def state(directory):
 def test_reading_creates_nothing(state, directory):
     """A question about a home that does not exist, or is not ours to write in, leaves no trace."""
     assert cancelled(state) == set()
-    assert state.read_beats(lambda connection: connection.execute(sa.select(tables.ticks)).all()) == []
+    assert state.read_beats(lambda connection: connection.execute(sa.select(tables.workers)).all()) == []
     assert not directory.exists()
 
 
@@ -233,13 +233,13 @@ def test_a_newer_schema_is_refused(directory):
 def test_heartbeats_that_do_not_read_are_begun_anew(directory):
     """They say only what is true now."""
     state = ControlState(directory)
-    beat = tables.ticks.insert().values(name="x", at=1.0, interval_seconds=5.0, since=1.0)
+    beat = tables.workers.insert().values(name="x", record={"at": 1.0})
     state.beat(lambda connection: connection.execute(beat))
     state._store._liveness._close()
     damage_noise(directory / "liveness.db")
     state = ControlState(directory)
     state.beat(lambda connection: connection.execute(beat))
-    assert len(state.read_beats(lambda connection: connection.execute(sa.select(tables.ticks)).all())) == 1
+    assert len(state.read_beats(lambda connection: connection.execute(sa.select(tables.workers)).all())) == 1
     assert state.restorations() == []
 
 
