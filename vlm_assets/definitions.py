@@ -19,6 +19,7 @@ from vlm_assets.assets.dataset_audit import build_audit_sensor, build_dataset_au
 from vlm_assets.assets.dataset_progress import build_dataset_progress, build_progress_sensor
 from vlm_assets.assets.property_catalog import build_property_catalog
 from vlm_assets.automation.alert_sensor import build_alerts
+from vlm_assets.automation.catalog_sensor import build_catalog_sensor
 from vlm_assets.automation.health_sensors import build_health_sensors
 from vlm_assets.automation.retries import build_retries
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
@@ -39,7 +40,7 @@ def build_defs(
     """
     ranges = _ranges(settings)
     partitions = partitions_definition(ranges)
-    watched = [*build_health_sensors(settings, ranges)]
+    watched = [*build_health_sensors(settings, ranges), build_catalog_sensor(settings)]
     retrying = build_retries(settings, partitions)
     watched.append(retrying.sensor)
     progress = build_dataset_progress(settings)

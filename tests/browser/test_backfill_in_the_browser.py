@@ -15,7 +15,15 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 
 DESCRIPTIONS = "property_descriptions"
-CHECKS = ("failed_share", "ids_conserved", "published_file", "row_count", "row_schema", "unique_ids")
+CHECKS = (
+    "failed_share",
+    "ids_conserved",
+    "images_used",
+    "published_file",
+    "row_count",
+    "row_schema",
+    "unique_ids",
+)
 RANGE_SIZE = 6
 
 # Runs are processes with a model each, and the daemon looks for backfills every 30 s.

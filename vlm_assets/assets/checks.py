@@ -81,6 +81,7 @@ DESCRIPTION_CHECKS = {
     "row_count": "The file has as many rows as the catalogue has properties in this range.",
     "unique_ids": "No property has two rows.",
     "row_schema": "Columns and types are those of the description schema in the settings.",
+    "images_used": "Every image that can be read was shown to the model; VLM_ASSETS_MAX_IMAGES is the limit.",
     "failed_share": "The share of properties that could not be described stays under the limits.",
 }
 EMBEDDING_CHECKS = {
@@ -101,9 +102,11 @@ def check_descriptions(
 
     with duckdb.connect() as connection:
         _open(connection, staged, expected_ids)
+        shape = _row_schema(staged, schema)
         return [
             *_conservation(connection, len(expected_ids)),
-            _row_schema(staged, schema),
+            shape,
+            _images_used(connection) if shape.passed else _not_run("images_used", "row_schema"),
             _failed_share(connection, limits, key),
         ]
 
@@ -220,6 +223,27 @@ def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimi
             "`vlm-assets show ID` shows one of them. Put missing or damaged images back, then materialize"
             f" with `retry_failed: true`. To publish it as it is, this once: `vlm-assets publish {key}"
             " --accept-failed`."
+        ),
+    )
+
+
+def _images_used(connection: duckdb.DuckDBPyConnection) -> CheckOutcome:
+    cut, first = _ids(
+        connection, "SELECT property_id FROM staged WHERE status = 'ok' AND len(images_not_used) > 0"
+    )
+    images = connection.sql(
+        "SELECT coalesce(sum(len(images_not_used)), 0) FROM staged WHERE status = 'ok'"
+    ).fetchall()[0][0]
+    return CheckOutcome(
+        "images_used",
+        passed=not cut,
+        severity=Severity.WARN,
+        expected="all readable images of every described property to be shown to the model",
+        found=f"{images} images of {cut} properties that were not",
+        first_ids=first,
+        next_step=(
+            "The column `images_not_used` lists them. Raise VLM_ASSETS_MAX_IMAGES if the model should see"
+            " them: that makes the partition stale, and `recompute: true` computes it again."
         ),
     )
 

@@ -89,6 +89,8 @@ def description_rows(description: pa.StructType) -> pa.Schema:
             ("tries", pa.int32()),
             ("attempts", pa.int32()),
             ("images_seen", pa.int32()),
+            ("images_used", pa.list_(pa.string())),
+            ("images_not_used", pa.list_(pa.string())),
             ("images_failed", pa.list_(_IMAGE_FAILURE)),
             ("prompt_tokens", pa.int32()),
             ("output_tokens", pa.int32()),
@@ -396,6 +398,7 @@ class DescriptionWork:
                 "tries": tries.get(one.property_id, 0) + 1,
                 "attempts": one.attempts,
                 "images_seen": one.images_seen,
+                **self._images_of(one),
                 "images_failed": [vars(failure) for failure in one.images_failed],
                 "prompt_tokens": one.prompt_tokens,
                 "output_tokens": one.output_tokens,
@@ -407,6 +410,13 @@ class DescriptionWork:
             for one in described
         ]
         return pa.Table.from_pylist(rows, schema=self.rows_schema())
+
+    def _images_of(self, one: Described) -> dict[str, list[str]]:
+        """The images that the answer was made from, and those that were left out though nothing failed."""
+        failed = {failure.uri for failure in one.images_failed}
+        sound = [uri for uri in self.uris[one.ordinal] if uri not in failed]
+        # The model is shown the first images that can be read, in the catalogue's order.
+        return {"images_used": sound[: one.images_seen], "images_not_used": sound[one.images_seen :]}
 
     def check(self, file: Path, *, accepted: int) -> list[CheckOutcome]:
         """The checks of this range on a file. accepted: failed rows that a person accepted."""

@@ -125,7 +125,7 @@ def test_every_check_has_the_partitions_of_its_asset_and_a_sentence(home):
     settings = load_settings(home=home)
     partitioned = [asset for asset in build_defs(settings).assets if asset.partitions_def]
     specs = [spec for asset in partitioned for spec in asset.check_specs]
-    assert len(specs) == 13
+    assert len(specs) == 14
     for spec in specs:
         assert spec.blocking
         assert spec.description

@@ -270,3 +270,22 @@ def test_work_that_ends_early_is_resumed_and_no_content_check_is_blamed(desk, mo
     done = desk.materialize()
     assert done.success, done.failure
     assert done.published[0].metadata["restored rows"].value == 4
+
+
+def test_each_row_lists_the_images_that_were_used_and_those_that_were_not(desk):
+    """Images beyond the limit are not dropped without a word: the rows name them and a check warns."""
+    few = desk.changed(max_images=2)
+    done = few.materialize()
+    assert done.success
+    check = done.checks["images_used"]
+    assert (check.passed, check.severity.value) == (False, "WARN")
+    catalog = Catalog.open(few.settings.home)
+    properties = catalog.slice(catalog.ranges[0]).to_pylist()
+    rows = pq.read_table(few.file).to_pylist()
+    assert [row["property_id"] for row in rows] == [one["property_id"] for one in properties]
+    for row, one in zip(rows, properties, strict=True):
+        failed = [failure["uri"] for failure in row["images_failed"]]
+        assert len(row["images_used"]) == row["images_seen"] <= 2
+        assert sorted(row["images_used"] + row["images_not_used"] + failed) == sorted(one["image_uris"])
+        assert row["images_used"] == [uri for uri in one["image_uris"] if uri in row["images_used"]]
+    assert any(row["images_not_used"] for row in rows)

@@ -26,6 +26,7 @@ DESCRIPTIONS = pa.schema(
         ("status", pa.string()),
         ("error_kind", pa.string()),
         ("description", pa.struct([("roof", pa.string())])),
+        ("images_not_used", pa.list_(pa.string())),
     ]
 )
 EMBEDDINGS = pa.schema(
@@ -38,7 +39,7 @@ EMBEDDINGS = pa.schema(
 )
 
 
-def descriptions(path, ids=IDS, failed=(), schema=DESCRIPTIONS, roof=str):
+def descriptions(path, ids=IDS, failed=(), schema=DESCRIPTIONS, roof=str, not_used=()):
     rows = [
         {
             "property_id": one,
@@ -46,6 +47,7 @@ def descriptions(path, ids=IDS, failed=(), schema=DESCRIPTIONS, roof=str):
             "status": "failed" if one in failed else "ok",
             "error_kind": "missing" if one in failed else None,
             "description": None if one in failed else {"roof": roof(ordinal)},
+            "images_not_used": ["13.jpg", "14.jpg"] if one in not_used else [],
         }
         for ordinal, one in enumerate(ids)
     ]
@@ -152,6 +154,17 @@ def test_failed_rows_that_a_person_accepted_only_warn(tmp_path, failed, severity
     assert outcome.severity is severity
     assert "VLM_ASSETS_FAILED_SHARE_ERROR" in outcome.sentence()
     assert f"vlm-assets publish {KEY} --accept-failed" in outcome.sentence()
+
+
+def test_images_beyond_the_limit_warn_and_name_the_setting(tmp_path):
+    """What the model was not shown is said, with the setting; it keeps nothing from being published."""
+    staged = descriptions(tmp_path / "staged", not_used=IDS[3:5])
+    found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS, key=KEY))
+    assert list(found) == ["images_used"]
+    assert not found["images_used"].stops_publication
+    assert "4 images of 2 properties" in found["images_used"].sentence()
+    assert "VLM_ASSETS_MAX_IMAGES" in found["images_used"].sentence()
+    assert found["images_used"].first_ids == ("p3", "p4")
 
 
 def test_a_small_share_of_failed_rows_warns_and_publishes(tmp_path):

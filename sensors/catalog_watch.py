@@ -1,0 +1,104 @@
+"""The sensor that looks after the property catalogue: it compares its two copies and tells of a repair.
+
+Putting a damaged catalogue back is the catalogue's own module's work, which is handed in.
+"""
+
+# No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import dagster as dg
+
+from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
+from sensors.ticks import note_tick
+
+NAME = "catalog_watch"
+INTERVAL_SECONDS = 60
+COMPARE_SECONDS = 3600.0
+"""Between two comparisons of the copies, each of which reads both files. Readers verify rows at any time."""
+
+STANDS_SECONDS = 24 * 3600.0
+"""How long the alert of a repair stays open: it asks somebody to look at the disk."""
+
+_KIND = "catalog_damaged"
+_PUT_BACK, _LOST = "property_catalog/put_back", "property_catalog/lost"
+
+
+@dataclass
+class CatalogWatch:
+    """What a tick does. compare: puts the damaged copy right, or raises the error that says what to do.
+
+    last_put_back: when the catalogue was last put back (unix seconds), and a sentence about it.
+    """
+
+    compare: Callable[[], None]
+    last_put_back: Callable[[], tuple[float, str] | None]
+    errors: type[Exception]
+    outbox: Outbox
+    clock: Callable[[], float] = time.time
+    _compared_at: float = field(default=float("-inf"), init=False)
+
+    def look(self) -> str:
+        """One tick; a sentence about what was found."""
+        now = self.clock()
+        said = "The catalogue and its second copy are alike."
+        if now - self._compared_at >= COMPARE_SECONDS:
+            try:
+                self.compare()
+            except (self.errors, OSError) as error:
+                # Asked again at the next tick: a person is expected to put it right.
+                self._post(_LOST, "The catalogue cannot be read", str(error), str(error), now)
+                return str(error)
+            self._compared_at = now
+            if _LOST in self.outbox.open_subjects():
+                sentence = "The catalogue and its second copy read whole."
+                self.outbox.recovered(_LOST, occurrence=f"{now:.0f}", sentence=sentence, at=now)
+        repair = self.last_put_back()
+        if repair is None:
+            return said
+        at, sentence = repair
+        if now - at < STANDS_SECONDS:
+            step = f"{sentence} Look at the disk's health."
+            self._post(_PUT_BACK, "The catalogue was damaged and was put back", f"{at}", step, now)
+            return sentence
+        if _PUT_BACK in self.outbox.open_subjects():
+            over = "It was put back a day ago and has been whole since."
+            self.outbox.recovered(_PUT_BACK, occurrence=f"{at}", sentence=over, at=now)
+        return said
+
+    def _post(self, subject: str, title: str, occurrence: str, step: str, now: float) -> None:
+        self.outbox.post(
+            Alert(
+                kind=_KIND,
+                subject=subject,
+                occurrence=occurrence,
+                severity="error",
+                title=title,
+                next_step=step,
+                at=now,
+            )
+        )
+
+
+def build_catalog_watch_sensor(watch: CatalogWatch, *, ticks: Path) -> dg.SensorDefinition:
+    """The sensor. ticks: the folder where each sensor notes that it ticked."""
+
+    @dg.sensor(
+        name=NAME,
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=(
+            "Compares the property catalogue with its second copy every hour, puts the damaged one right, and"
+            " tells of every repair. It starts nothing."
+        ),
+    )
+    def catalog_watch(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        said = watch.look()
+        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
+        return dg.SkipReason(said)
+
+    return catalog_watch

@@ -1,0 +1,94 @@
+"""The look after the catalogue: damage is put right within the hour and told once, whoever put it right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resources.alerts.outbox import Outbox
+from sensors.catalog_watch import COMPARE_SECONDS, STANDS_SECONDS, CatalogWatch
+from tests.unit.vlm_assets.catalog.test_catalog import damage_rows, list_properties
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, last_put_back
+from vlm_assets.catalog.catalog_file import CatalogError
+from vlm_assets.catalog.ingest import ingest
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    ingest(list_properties(tmp_path, 20), tmp_path / "home", range_size=5)
+    return tmp_path / "home"
+
+
+def watch_of(home: Path, clock: Clock) -> CatalogWatch:
+    return CatalogWatch(
+        compare=lambda: check_copies(home),
+        last_put_back=lambda: last_put_back(home),
+        errors=CatalogError,
+        outbox=Outbox(home / ".state" / "alerts"),
+        clock=clock,
+    )
+
+
+def test_bit_rot_is_put_right_within_the_hour_and_told_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has to read the rows: the comparison finds and repairs the damage; one alert stands a day."""
+    clock = Clock(1_000_000.0)
+    monkeypatch.setattr("vlm_assets.catalog.catalog_copies.time.time", clock)
+    watch = watch_of(home, clock)
+    assert "alike" in watch.look()
+    damage_rows(catalog_path(home))
+    clock.now += 60.0
+    assert "alike" in watch.look(), "not every tick reads both files"
+    clock.now += COMPARE_SECONDS
+    assert "put back from its second copy" in watch.look()
+    assert catalog_path(home).read_bytes() == backup_paths(home)[0].read_bytes()
+    for _ in range(3):
+        clock.now += 60.0
+        watch.look()
+    (alert,) = watch.outbox.open_subjects().values()
+    assert alert.title == "The catalogue was damaged and was put back"
+    assert ".quarantine" in alert.next_step
+    clock.now += STANDS_SECONDS
+    watch.look()
+    assert not watch.outbox.open_subjects()
+
+
+def test_what_a_reader_put_back_is_told_too(home: Path) -> None:
+    """A run, a command or a page may meet the damage first."""
+    damage_rows(catalog_path(home))
+    Catalog.open(home).verify()
+    clock = Clock(last_put_back(home)[0] + 5.0)
+    watch_of(home, clock).look()
+    (alert,) = watch_of(home, clock).outbox.open_subjects().values()
+    assert alert.title == "The catalogue was damaged and was put back"
+
+
+def test_a_catalogue_that_nobody_can_put_back_is_told_until_a_person_did(home: Path) -> None:
+    """With both copies damaged the alert says what to do, and closes when the catalogue reads again."""
+    whole = catalog_path(home).read_bytes()
+    damage_rows(catalog_path(home))
+    backup_paths(home)[0].write_bytes(b"lost")
+    clock = Clock(1_000_000.0)
+    watch = watch_of(home, clock)
+    assert "cannot be read" in watch.look()
+    (alert,) = watch.outbox.open_subjects().values()
+    assert alert.title == "The catalogue cannot be read"
+    assert "Bring it back" in alert.next_step
+    catalog_path(home).write_bytes(whole)
+    clock.now += 60.0
+    watch.look()
+    assert not watch.outbox.open_subjects()
+    assert backup_paths(home)[0].read_bytes() == whole
