@@ -21,6 +21,7 @@ from vlm_assets.assets.property_catalog import build_property_catalog
 from vlm_assets.automation.alert_sensor import build_alerts
 from vlm_assets.automation.catalog_sensor import build_catalog_sensor
 from vlm_assets.automation.health_sensors import build_health_sensors
+from vlm_assets.automation.new_ranges_sensor import build_new_ranges
 from vlm_assets.automation.retries import build_retries
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog.ranges import PropertyRange, partitions_definition
@@ -41,6 +42,8 @@ def build_defs(
     ranges = _ranges(settings)
     partitions = partitions_definition(ranges)
     watched = [*build_health_sensors(settings, ranges), build_catalog_sensor(settings)]
+    if settings.run_new_ranges:
+        watched.append(build_new_ranges(settings, partitions))
     retrying = build_retries(settings, partitions)
     watched.append(retrying.sensor)
     progress = build_dataset_progress(settings)

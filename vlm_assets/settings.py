@@ -213,6 +213,14 @@ class Settings(BaseSettings):
     retry_runs: PositiveInt = Field(
         10, description="Partitions tried again that are queued or running at once, at most."
     )
+    run_new_ranges: bool = Field(
+        False, description="Run new partitions by themselves, as soon as they are catalogued."
+    )
+    run_new_ranges_after_hours: NonNegativeFloat = Field(
+        24.0,
+        description="Hours that the last properties of the catalogue wait until they fill a partition; then"
+        " they become a smaller one. Only with VLM_ASSETS_RUN_NEW_RANGES.",
+    )
     retry_attempts: PositiveInt = Field(
         5, description="Attempts in a row without a new row after which a partition is given up."
     )
