@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -82,7 +83,8 @@ class Settings(BaseSettings):
     )
     description_schema: str = Field(
         "vlm_assets.property_description:PropertyDescription",
-        description="Your own pydantic model as module:Class. It becomes prompt, grammar and columns.",
+        description="Your own pydantic model as module:Class. It becomes prompt, grammar and columns. The"
+        " module is installed, or a file in the working directory or the checkout.",
     )
     prompt: str | None = Field(None, description="Text of the question. Default: made from the schema.")
     max_new_tokens: PositiveInt = Field(
@@ -390,6 +392,7 @@ def load_settings(**overrides: object) -> Settings:
             f"{PREFIX}FAILED_SHARE_WARN ({settings.failed_share_warn}) is above"
             f" {PREFIX}FAILED_SHARE_ERROR ({settings.failed_share_error}); set it to at most that."
         )
+    _find_modules_beside(settings.description_schema)
     if settings.model is None and holds_example(settings.home) and EXAMPLE_MODEL.is_dir():
         settings = settings.model_copy(update={"model": str(EXAMPLE_MODEL)})
     _refuse_unused_server_settings(settings)
@@ -400,6 +403,15 @@ def load_settings(**overrides: object) -> Settings:
     except UnusableHomeError as error:
         raise SettingsError(f"{PREFIX}HOME: {error}") from error
     return settings
+
+
+def _find_modules_beside(schema: str) -> None:
+    """Let ``my_module:MyClass`` be a file in the working directory or in the checkout, beside the Makefile.
+
+    Both come last, so that they hide no installed module.
+    """
+    if schema != Settings.model_fields["description_schema"].default:
+        sys.path.extend(folder for folder in (str(Path.cwd()), str(CHECKOUT)) if folder not in sys.path)
 
 
 def holds_example(home: Path) -> bool:

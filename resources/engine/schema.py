@@ -102,7 +102,7 @@ def load_schema(name: str) -> DescriptionSchema:
     except ModuleNotFoundError as error:
         raise SchemaError(
             f"description schema {name!r}: no module named {error.name!r}; "
-            "is it installed in this environment, or its folder on PYTHONPATH?"
+            "put its file into the folder where you start the command, or install it in this environment"
         ) from error
     except Exception as error:  # the user's module is code: whatever it raises belongs in the sentence
         raise SchemaError(

@@ -5,7 +5,6 @@ What lives here: arguments, output, exit codes. What does not: anything that a c
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli.options import AsJson, Home, chosen_settings
+from vlm_assets.cli.options import AsJson, Home, chosen_settings, say_as_json
 from vlm_assets.operate.terminal import say
 
 if TYPE_CHECKING:
@@ -24,7 +23,11 @@ _SECONDS = 30.0
 
 Limit = Annotated[int, typer.Option(min=1, help="How many of each list.")]
 
-app = typer.Typer(help="What is wrong and whom it was told.", invoke_without_command=True)
+app = typer.Typer(
+    help="What is wrong and whom it was told.",
+    epilog="vlm-assets alerts --limit 5",
+    invoke_without_command=True,
+)
 
 
 def register(to: typer.Typer) -> None:
@@ -46,7 +49,7 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
     recent = delivery.outbox.recent(limit)
     if as_json:
         found = {"open": [alert.as_json() | {"id": alert.id} for alert in standing], "recent": recent}
-        say(json.dumps(found, indent=2))
+        say_as_json(found)
         return
     say(f"{len(standing)} open", bold=True)
     for alert in standing[-limit:]:
@@ -59,7 +62,7 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
     _say_how_delivery_stands(delivery.backlog(), delivery.outbox.damaged_lines())
 
 
-@app.command()
+@app.command(epilog="vlm-assets alerts test")
 def test(home: Home = None) -> None:
     """Send a test message to every target and say what each answered. Exit code 1 if one did not take it."""
     from resources.alerts.messages import Sender, trial
@@ -82,7 +85,7 @@ def test(home: Home = None) -> None:
     raise typer.Exit(1 if refused else 0)
 
 
-@app.command()
+@app.command(epilog="vlm-assets alerts close SUBJECT --reason 'the card was taken out'")
 def close(
     name: Annotated[str, typer.Argument(metavar="SUBJECT", help="As the list shows it, or a message's id.")],
     home: Home = None,
@@ -100,7 +103,7 @@ def close(
     say(f"Closed: {alert.title} ({len(outbox.open_subjects())} open)")
 
 
-@app.command()
+@app.command(epilog="vlm-assets alerts deliver")
 def deliver(home: Home = None) -> None:
     """Notice a silent daemon or alerts sensor, and deliver what waits: for cron or a systemd timer.
 

@@ -5,12 +5,11 @@ What lives here: arguments and output. What does not: what is found and noted (`
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from vlm_assets.cli.options import AsJson, Home, chosen_settings
+from vlm_assets.cli.options import AsJson, Home, chosen_settings, say_as_json
 from vlm_assets.operate.terminal import say
 
 TakeBack = Annotated[
@@ -20,7 +19,7 @@ TakeBack = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(devices)
+    app.command(epilog="vlm-assets devices --take-back GPU-1")(devices)
 
 
 def devices(home: Home = None, take_back: TakeBack = None, as_json: AsJson = False) -> None:
@@ -48,7 +47,7 @@ def devices(home: Home = None, take_back: TakeBack = None, as_json: AsJson = Fal
         said += [residents[device.id].sentence()] if device.id in residents else []
         shown.append({"id": device.id, "name": device.name, "state": state, "said": " ".join(said)})
     if as_json:
-        say(json.dumps(shown, indent=2))
+        say_as_json(shown)
         return
     for one in shown:
         say(f"{one['id']}  {one['name']}: {one['state']}. {one['said']}".rstrip())

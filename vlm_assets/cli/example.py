@@ -41,8 +41,8 @@ class OwnCatalogError(RuntimeError):
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(example)
-    app.command()(demo)
+    app.command(epilog="vlm-assets example --properties 60 --home /tmp/example")(example)
+    app.command(epilog="vlm-assets demo --exit --seed 9 --home /tmp/other")(demo)
 
 
 def example(

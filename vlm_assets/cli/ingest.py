@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli.options import Home, chosen_settings
+from vlm_assets.cli.options import AsJson, Home, chosen_settings, say_as_json
 from vlm_assets.operate.terminal import say
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def ingest(
         str | None, typer.Option(help="Of a CSV or JSONL, such as windows-1252. Default: found out.")
     ] = None,
     image_separator: Annotated[str, typer.Option(help="Between several images of one CSV field.")] = "|",
+    as_json: AsJson = False,
 ) -> None:
     """Take properties into the catalogue. What is in it already never moves."""
     from vlm_assets.catalog.ingest import ingest as take_in
@@ -107,12 +108,17 @@ def ingest(
             max_images=current.max_images,
             progress=progress,
         )
-    for sentence in report.sentences():
-        say(sentence)
+    said = list(report.sentences())
     if report.new_ranges:
         from vlm_assets.operate.dagster_server.reload import reload_running
 
-        say(reload_running(current.dagster_home))
+        said.append(reload_running(current.dagster_home))
+    if as_json:
+        ranges = {name: [one.key for one in getattr(report, name)] for name in ("new_ranges", "stale_ranges")}
+        say_as_json(vars(report) | ranges | {"said": said})
+        return
+    for sentence in said:
+        say(sentence)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
-"""The command line: ``vlm-assets`` and its commands.
+"""The command line: ``vlm-assets``. Each module beside this one has the arguments and output of a command.
 
-What lives here: arguments, output and exit codes. What does not: anything that a command does. Heavy imports
-stay inside the commands, so that ``--help`` answers at once.
+Heavy imports stay inside the commands, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -10,38 +9,47 @@ import io
 import logging
 import sys
 import traceback
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
-from vlm_assets.cli import alerts, care, devices, example, ingest, pause, publish, run, trial, withdraw
-from vlm_assets.cli.options import AsJson, Home, chosen_settings
-from vlm_assets.operate.terminal import VisibleFormatter, say, visible_line
-from vlm_assets.settings import PREFIX, require_models
-
-if TYPE_CHECKING:
-    from vlm_assets.operate.status import Status
+from vlm_assets.cli import (
+    alerts,
+    audit,
+    devices,
+    example,
+    ingest,
+    pause,
+    prune,
+    publish,
+    repair,
+    run,
+    serve,
+    settings,
+    show,
+    status,
+    trial,
+)
+from vlm_assets.operate.terminal import VisibleFormatter, say, show_home_in_commands
+from vlm_assets.settings import SettingsError
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Property descriptions and embeddings as Dagster partitions that are never lost.",
 )
 
-
-_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
-"""Times of the clock on the wall, as people write them."""
 
 _OURS = frozenset({"vlm_assets", "resources", "sensors", "examples"})
 
 
 def main() -> None:
-    """Run a command. Our own errors are sentences that say what to do: no traceback, exit code 2.
+    """Run a command. Exit codes: 0 fine, 1 something is wrong, 2 the command or a setting is.
 
-    So are those of a file that cannot be read or written. What a terminal cannot show, or would obey, is
-    shown escaped, in tracebacks and log records too.
+    Our own errors are sentences that say what to do, without a traceback; so are those of a file that cannot
+    be read or written. What a terminal cannot show, or would obey, is shown escaped, in tracebacks and log
+    records too.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -59,86 +67,43 @@ def main() -> None:
             say(traceback.format_exc(), err=True)
             sys.exit(1)
         say(said, fg="red", err=True)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, SettingsError) else 1)
 
 
-@app.command()
-def settings() -> None:
-    """List every setting, its value and what it means, those that are set in bold."""
-    current = chosen_settings()
-    for name, field in type(current).model_fields.items():
-        value = getattr(current, name)
-        # Whole names and values, however narrow the terminal: they are copied and searched for.
-        said = f"{PREFIX}{name.upper()}={'' if value is None else value}"
-        say(said, bold=name in current.model_fields_set)
-        say(f"    {field.description}")
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        say(f"vlm-assets {version('vlm-assets')}")
+        raise typer.Exit
 
 
-@app.command()
-def serve(
-    home: Home = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the pages, on loopback.")] = 3000,
+@app.callback()
+def vlm_assets(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
-    """Dagster UI, daemon, schedules and alerts of a home, until it is told to end; for a service manager."""
-    from vlm_assets.operate.dagster_server import serving
-    from vlm_assets.operate.terminal_console import TerminalConsole
-    from vlm_assets.resource_settings import build_gpu
+    """Property descriptions and embeddings as Dagster partitions that are never lost.
 
-    current = chosen_settings(home)
-    require_models(current)
-    serving.serve(
-        home=current.home,
-        dagster_home=current.dagster_home,
-        slots=len(build_gpu(current).find()),
-        port=port,
-        grace_seconds=current.grace_seconds,
-        console=TerminalConsole(soft_wrap=True),
-    )
+    Exit codes: 0 fine, 1 something is wrong, 2 the command or a setting is wrong.
+    """
+    show_home_in_commands(None)
 
 
-@app.command()
-def status(
-    home: Home = None,
-    as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep it up to date until Ctrl-C.")] = False,
-    since: Annotated[
-        datetime | None,
-        typer.Option(formats=_TIMES, help="List what was tried again and done since then; else a day ago."),
-    ] = None,
-) -> None:
-    """Say where every partition stands, what is left, in which order it runs, from what is on disk."""
-    from vlm_assets.catalog.catalog import Catalog
-    from vlm_assets.operate import status_view
-    from vlm_assets.operate.status import read_status
-    from vlm_assets.operate.terminal_console import TerminalConsole
-
-    current = chosen_settings(home)
-
-    def read() -> Status:
-        catalog = Catalog.open(current.home)
-        return read_status(current, catalog, since=since.timestamp() if since else None)
-
-    if as_json:
-        say(read().to_json())
-    elif watch:
-        status_view.watch(read, TerminalConsole())
-    else:
-        status_view.show(TerminalConsole(), read())
-
-
-@app.command()
-def show(
-    property_id: Annotated[str, typer.Argument(help="The property's id, as in the catalogue.")],
-    home: Home = None,
-) -> None:
-    """Show one property: its images, what was said of it, errors and attempts, and where that lies."""
-    from vlm_assets.catalog.catalog import Catalog
-    from vlm_assets.operate.property_view import view_property
-
-    current = chosen_settings(home)
-    for line in view_property(current, Catalog.open(current.home), property_id):
-        say(visible_line(line))
-
-
-for commands in (alerts, care, devices, example, ingest, pause, publish, run, trial, withdraw):
+for commands in (
+    alerts,
+    audit,
+    devices,
+    example,
+    ingest,
+    pause,
+    prune,
+    publish,
+    repair,
+    run,
+    serve,
+    settings,
+    show,
+    status,
+    trial,
+):
     commands.register(app)

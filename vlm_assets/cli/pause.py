@@ -32,8 +32,8 @@ class NoHomeError(Exception):
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(pause)
-    app.command()(resume)
+    app.command(epilog="vlm-assets pause --reason 'a new kernel'")(pause)
+    app.command(epilog="vlm-assets resume")(resume)
 
 
 def pause(

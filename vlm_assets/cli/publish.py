@@ -10,11 +10,10 @@ from typing import Annotated
 
 import typer
 
-from vlm_assets.cli.care import Yes, agreed
-from vlm_assets.cli.options import Home, chosen_settings
+from vlm_assets.cli.options import Home, Yes, agreed, chosen_settings
 from vlm_assets.operate.terminal import say
 
-_EXAMPLES = """\\b
+_EXAMPLES = """\b
 vlm-assets publish 000000000-000000999 --accept-failed"""
 
 

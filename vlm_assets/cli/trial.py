@@ -1,21 +1,23 @@
-"""The command ``vlm-assets try``: a few properties described without a partition, before weeks of it.
-
-What lives here: arguments and output. What does not: the trial (``trial.py``, ``batch_trials.py``).
-"""
+"""``vlm-assets try``: a few properties described without a partition, before weeks of it."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli.options import Home, chosen_settings
+from vlm_assets.cli.options import AsJson, Home, chosen_settings, say_as_json
 from vlm_assets.operate.terminal import say
 from vlm_assets.settings import PREFIX, require_models
 
 if TYPE_CHECKING:
     from vlm_assets.operate.batch_trials import BatchTrial
     from vlm_assets.operate.trial import Trial
+
+_EXAMPLES = """\b
+vlm-assets try --limit 20
+vlm-assets try --batch-images 32 --batch-images 64    which batch pays"""
 
 Limit = Annotated[int, typer.Option(min=1, help="Properties to describe.")]
 Batches = Annotated[
@@ -30,14 +32,14 @@ Batches = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("try")(try_)
+    app.command("try", epilog=_EXAMPLES)(try_)
 
 
-def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None) -> None:
+def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None, as_json: AsJson = False) -> None:
     """Describe a few properties without a partition: the answers, the rate, and what all would take."""
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.models import build_vision_language_model
-    from vlm_assets.operate.batch_trials import try_batches
+    from vlm_assets.operate.batch_trials import choose, try_batches
     from vlm_assets.operate.trial import run_trial
     from vlm_assets.resource_settings import build_gpu
 
@@ -46,13 +48,31 @@ def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None) -> 
     require_models(current)
     gpu, model = build_gpu(current), build_vision_language_model(current)
     if not batch_images:
-        _show(run_trial(current, catalog, gpu, model, limit=limit))
+        trial = run_trial(current, catalog, gpu, model, limit=limit)
+        if as_json:
+            say_as_json(_as_json(trial))
+        else:
+            _show(trial)
         return
     tried = []
     for one in try_batches(current, catalog, gpu, model, sizes=batch_images):
-        say(_line(one))
+        if not as_json:
+            say(_line(one))
         tried.append(one)
-    say(_advice(tried))
+    if as_json:
+        chosen = choose(tried)
+        sizes = [_as_json(one.trial) | {"images_a_batch": one.images, "held": one.held} for one in tried]
+        say_as_json({"tried": sizes, "batch_images": None if chosen is None else chosen.images})
+    else:
+        say(_advice(tried))
+
+
+def _as_json(trial: Trial) -> dict[str, object]:
+    measured = {
+        name: getattr(trial, name)
+        for name in ("properties_per_second", "images_per_second", "days", "disk_bytes")
+    }
+    return asdict(trial) | measured
 
 
 def _show(trial: Trial) -> None:

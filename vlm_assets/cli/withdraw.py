@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vlm_assets.cli.care import Yes, agreed
-from vlm_assets.cli.options import Home, chosen_settings
+from vlm_assets.cli.options import Home, Yes, agreed, chosen_settings
 from vlm_assets.operate.terminal import say
 
 _EXAMPLES = """\b

@@ -1,12 +1,10 @@
-"""One property for a person: its images, description, error and attempts, and where each of these lies.
-
-What lives here: reading them and putting them into lines. What does not: printing.
-"""
+"""One property: its images, its rows with description, errors and attempts, and the files that hold them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,36 +24,103 @@ class UnknownPropertyError(CatalogError):
     """An id that the catalogue does not have."""
 
 
-def view_property(settings: Settings, catalog: Catalog, property_id: str) -> Iterator[str]:
-    """Lines about one property. Raises UnknownPropertyError, PublishedError."""
+Row = Mapping[str, Any]
+"""A row of a partition's file."""
+
+
+@dataclass(frozen=True)
+class ListedImage:
+    """An image of the catalogue. bytes: its size when catalogued, None if it was not readable then."""
+
+    uri: str
+    bytes: int | None
+    there: bool
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class CommittedRow:
+    """A row of work that is not published. trouble: why the file does not read; then there is no row."""
+
+    path: str
+    row: Row | None
+    trouble: str | None = None
+
+
+@dataclass(frozen=True)
+class PropertyView:
+    """What is known of one property. partition: None while it waits for a partition to fill.
+
+    published: its rows in ``file`` (one, or the audit says more). not_published: why there is no file.
+    """
+
+    property_id: str
+    ordinal: int
+    partition: str | None
+    image_root: str
+    images: Sequence[ListedImage]
+    file: str | None = None
+    published: Sequence[Row] = ()
+    not_published: str | None = None
+    committed: Sequence[CommittedRow] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as plain values, but for times."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """Everything in words."""
+        where = "in no partition yet" if self.partition is None else f"partition {self.partition}"
+        yield f"{self.property_id}: ordinal {self.ordinal}, {where}"
+        yield f"{len(self.images)} images under {self.image_root}:"
+        for image in self.images:
+            if image.refused is not None:
+                yield f"  {image.uri}: refused, {image.refused}"
+                continue
+            size = "not readable" if image.bytes is None else f"{image.bytes} bytes"
+            yield f"  {image.uri}: {'there' if image.there else 'not there now'}, {size} when catalogued"
+        if self.not_published is not None:
+            yield f"Not published: {self.not_published}"
+        for row in self.published:
+            yield from _row_lines(row)
+        if self.file is not None:
+            yield f"File: {self.file}"
+        for one in self.committed:
+            if one.row is None:
+                yield f"{one.path} does not read: {one.trouble}"
+            else:
+                yield f"Committed and not published, in {one.path}:"
+                yield from _row_lines(one.row)
+
+
+def read_property(settings: Settings, catalog: Catalog, property_id: str) -> PropertyView:
+    """Read everything about one property. Raises UnknownPropertyError, PublishedError."""
     known = catalog.find(property_id)
     if known is None:
         raise UnknownPropertyError(
             f"{catalog.path} has no property {property_id!r}. Ids are compared exactly, blanks and case too."
         )
+    view = PropertyView(
+        property_id, known.ordinal, known.range.key, catalog.image_root, tuple(_images(catalog, known))
+    )
     if known.range == catalog.tail:
-        yield (
-            f"{property_id}: ordinal {known.ordinal}, in no partition yet. {catalog.waiting} properties wait"
-            " until they fill one; `vlm-assets run --missing` does not wait."
+        waits = (
+            f"{catalog.waiting} properties wait until they fill a partition;"
+            " `vlm-assets run --missing` does not wait."
         )
-        yield from _images(catalog, known)
-        return
-    yield f"{property_id}: ordinal {known.ordinal}, partition {known.range.key}"
-    yield from _images(catalog, known)
+        return replace(view, partition=None, not_published=waits)
+    committed = tuple(_committed(settings.descriptions.partition(known.range.key).journals, property_id))
+    view = replace(view, committed=committed)
     descriptions = PublishedPartitions(settings.descriptions)
     try:
         table = descriptions.read(known.range.key).to_table()
     except NotPublishedError as error:
-        yield f"Not published: {error}"
-    else:
-        rows: list[dict[str, Any]] = table.filter(pc.equal(table["property_id"], property_id)).to_pylist()
-        for row in rows:
-            yield from _row(row)
-        yield f"Lies in {descriptions.path(known.range.key)}"
-    yield from _unpublished(settings.descriptions.partition(known.range.key).journals, property_id)
+        return replace(view, not_published=str(error))
+    rows = table.filter(pc.equal(table["property_id"], property_id)).to_pylist()
+    return replace(view, published=rows, file=str(descriptions.path(known.range.key)))
 
 
-def _unpublished(journals: Path, property_id: str) -> Iterator[str]:
+def _committed(journals: Path, property_id: str) -> Iterator[CommittedRow]:
     """What stands in the work under way, or in what a check refused; the latest last. Changes nothing."""
     segments = []
     for path in journals.glob("*/*"):
@@ -67,26 +132,21 @@ def _unpublished(journals: Path, property_id: str) -> Iterator[str]:
         try:
             table = pq.read_table(path, filters=wanted, partitioning=None, page_checksum_verification=True)
         except (OSError, pa.ArrowException) as error:
-            yield f"{path} does not read: {error}"
+            yield CommittedRow(str(path), None, str(error))
             continue
         for row in table.to_pylist():
-            yield f"Committed and not published, in {path}:"
-            yield from _row(row)
+            yield CommittedRow(str(path), row)
 
 
-def _images(catalog: Catalog, known: CatalogRow) -> Iterator[str]:
-    yield f"{len(known.image_uris)} images under {catalog.image_root}:"
+def _images(catalog: Catalog, known: CatalogRow) -> Iterator[ListedImage]:
     for uri, size in zip(known.image_uris, known.image_bytes, strict=True):
         try:
-            there = catalog.image_path(uri).is_file()
+            yield ListedImage(uri, size, catalog.image_path(uri).is_file())
         except InvalidImagePathError as error:
-            yield f"  {uri}: refused, {error}"
-            continue
-        catalogued = "not readable when catalogued" if size is None else f"{size} bytes when catalogued"
-        yield f"  {uri}: {'there' if there else 'not there now'}, {catalogued}"
+            yield ListedImage(uri, size, there=False, refused=str(error))
 
 
-def _row(row: dict[str, Any]) -> Iterator[str]:
+def _row_lines(row: Row) -> Iterator[str]:
     yield f"Status {row['status']} after {row['attempts']} attempts, {row['images_seen']} images seen"
     if row["error_kind"] is not None:
         yield f"Error {row['error_kind']}: {row['error']}"

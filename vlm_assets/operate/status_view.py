@@ -16,6 +16,7 @@ from rich.text import Text
 
 from vlm_assets.assets.partition_state import MEANING, State
 from vlm_assets.operate.status import PartitionStatus, Status
+from vlm_assets.operate.terminal import with_home
 
 SHOWN = 12
 """Partitions listed for people; the rest is counted, and ``--json`` lists all."""
@@ -68,7 +69,7 @@ def view(status: Status) -> RenderableType:
     if (more := sum(status.failed_by_kind.values()) - len(status.first_failed)) > 0 and status.first_failed:
         parts.append(Text(f"  and {more} more; `vlm-assets show ID` shows one of them", style="dim"))
     parts += [Text(warning, style="yellow") for warning in status.warnings]
-    parts += [Text(f"→ {step}") for step in status.next_steps]
+    parts += [Text(f"→ {with_home(step)}") for step in status.next_steps]
     return Group(*parts)
 
 
@@ -169,5 +170,5 @@ def _rate(rate: float | None) -> str:
 
 def _duration(seconds: float | None) -> str:
     if seconds is None:
-        return "unknown until something was described"
+        return "unknown yet"
     return "less than a second" if 0 < seconds < 1 else str(timedelta(seconds=round(seconds)))

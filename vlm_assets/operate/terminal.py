@@ -8,7 +8,10 @@ every text is escaped before it is styled. Commands write with ``say`` (never ``
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -30,9 +33,29 @@ def visible_line(text: str) -> str:
     return text.translate(_ESCAPED)
 
 
+_COMMAND = re.compile(r"\bvlm-assets (?:alerts (?:test|close|deliver)|(?!settings\b)[a-z]+)\b(?! --home)")
+_home_option: list[str] = []
+"""The ``--home`` that this command was given, quoted for a shell; empty without one."""
+
+
+def show_home_in_commands(home: Path | None) -> None:
+    """Have every `vlm-assets` command that is shown from now on carry ``--home``; None: no more."""
+    _home_option[:] = [] if home is None else [shlex.quote(str(home))]
+
+
+def with_home(text: str) -> str:
+    """The text; the commands in it name the home that this command was given."""
+    return _COMMAND.sub(lambda found: f"{found[0]} --home {_home_option[0]}", text) if _home_option else text
+
+
 def say(text: object = "", *, err: bool = False, **style: Any) -> None:
     """Write a text to the terminal, escaped. style: as for ``typer.secho`` (fg, bold)."""
-    typer.secho(visible(str(text)), err=err, **style)  # noqa: TID251 - here is where it is escaped
+    typer.secho(visible(with_home(str(text))), err=err, **style)  # noqa: TID251 - here is where it is escaped
+
+
+def say_json(text: str) -> None:
+    """Write JSON as it is; what a terminal would obey is escaped in it already."""
+    typer.secho(visible(text))  # noqa: TID251 - here is where it is escaped
 
 
 class VisibleFormatter(logging.Formatter):

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from vlm_assets.operate.terminal import visible
+from vlm_assets.operate.terminal import visible, with_home
 
 
 class TerminalConsole(Console):
@@ -17,7 +17,7 @@ class TerminalConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """A string as it is laid out: escaped before its width is measured."""
-        return super().render_str(visible(text), **options)
+        return super().render_str(visible(with_home(text)), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The pieces of anything printed. Only rich's own control segments steer the cursor."""

@@ -29,7 +29,8 @@ def test_a_left_out_device_is_shown_with_the_way_back_and_taken_back(home):
         left_out.note_failure("cpu-1", occurrence=occurrence, why="It is lost.")
     shown = json.loads(run(home, "--json").stdout)
     assert [(one["id"], one["state"]) for one in shown] == [("cpu-1", "left out"), ("cpu-0", "free")][::-1]
-    assert "It is lost. When it is sound again: vlm-assets devices --take-back cpu-1" in run(home).stdout
+    way_back = f"It is lost. When it is sound again: vlm-assets devices --home {home} --take-back cpu-1"
+    assert way_back in run(home).stdout
     assert "used again" in run(home, "--take-back", "cpu-1").stdout
     assert not left_out.records()
     assert isinstance(run(home, "--take-back", "cpu-1").exception, UnknownDeviceError)

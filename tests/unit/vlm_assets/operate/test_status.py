@@ -69,7 +69,7 @@ def test_after_a_reboot_everything_waits_heaviest_first(uneven: Settings, commit
     assert found.seconds_left is None
     said = text(found)
     assert f"{HEAVY}: interrupted at 50% (1 of 2): resumes from what is committed" in said
-    assert "unknown until something was described" in said
+    assert "unknown yet" in said
     assert "1 interrupted: the next run of each goes on" in said
 
 

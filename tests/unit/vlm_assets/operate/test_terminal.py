@@ -73,7 +73,7 @@ def test_a_refused_listing_is_shown_escaped(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["vlm-assets", "ingest", str(listing), "--home", str(tmp_path / "home")])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert ended.value.code == 2
+    assert ended.value.code == 1
     assert unsteered(capsys.readouterr().err)
 
 

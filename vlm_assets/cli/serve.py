@@ -1,0 +1,34 @@
+"""``vlm-assets serve``: Dagster for a home, for a service manager."""
+
+from __future__ import annotations
+
+import typer
+
+from vlm_assets.cli.options import Home, Port, chosen_settings
+from vlm_assets.settings import require_models
+
+_EXAMPLES = """\b
+vlm-assets serve --home /srv/properties --port 3000"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=_EXAMPLES)(serve)
+
+
+def serve(home: Home = None, port: Port = 3000) -> None:
+    """Run the Dagster UI, daemon, schedules and alerts of a home until SIGTERM or Ctrl-C."""
+    from vlm_assets.operate.dagster_server import serving
+    from vlm_assets.operate.terminal_console import TerminalConsole
+    from vlm_assets.resource_settings import build_gpu
+
+    current = chosen_settings(home)
+    require_models(current)
+    serving.serve(
+        home=current.home,
+        dagster_home=current.dagster_home,
+        slots=len(build_gpu(current).find()),
+        port=port,
+        grace_seconds=current.grace_seconds,
+        console=TerminalConsole(soft_wrap=True),
+    )
