@@ -30,6 +30,7 @@ from vlm_assets.cli import (
     show,
     status,
     trial,
+    withdraw,
 )
 from vlm_assets.operate.terminal import VisibleFormatter, say, show_home_in_commands
 from vlm_assets.settings import SettingsError
@@ -105,5 +106,6 @@ for commands in (
     show,
     status,
     trial,
+    withdraw,
 ):
     commands.register(app)
