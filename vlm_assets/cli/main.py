@@ -79,6 +79,7 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def vlm_assets(
+    context: typer.Context,
     _version: Annotated[
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version.")
     ] = False,
@@ -87,7 +88,8 @@ def vlm_assets(
 
     Exit codes: 0 fine, 1 something is wrong, 2 the command or a setting is wrong.
     """
-    show_home_in_commands(None)
+    # Another command in the same process may mean another home.
+    context.call_on_close(lambda: show_home_in_commands(None))
 
 
 for commands in (

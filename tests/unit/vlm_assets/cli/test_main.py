@@ -13,6 +13,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from vlm_assets.cli import main as cli
+from vlm_assets.operate.terminal import with_home
 
 
 def test_a_file_that_may_not_be_written_is_a_sentence(monkeypatch, capsys):
@@ -120,6 +121,12 @@ def test_next_steps_name_the_home_that_was_given(dataset, monkeypatch):
     assert named.output.replace("\n", "").replace(" ", "").count(f"--home'{home}'".replace(" ", "")) == len(
         commands
     )
+
+
+def test_a_home_is_named_by_its_own_command_alone(dataset):
+    """What is shown after a command in the same process does not name that command's home."""
+    CliRunner().invoke(cli.app, ["status", "--home", str(dataset.settings.home)])
+    assert with_home("`vlm-assets audit`") == "`vlm-assets audit`"
 
 
 def test_a_schema_beside_the_makefile_is_found(tmp_path):
