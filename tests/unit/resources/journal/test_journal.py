@@ -6,6 +6,7 @@ import random
 import pyarrow as pa
 import pytest
 
+from faults.file_operations import FileOperations
 from resources.journal import commits
 from resources.journal import journal as journal_module
 from resources.journal.errors import (
@@ -178,6 +179,23 @@ def test_a_writer_whose_lock_was_taken_in_place_commits_nothing(home):
     with pytest.raises(FencedError):
         journal.close()
     assert home.restored() == []
+
+
+def test_a_writer_whose_lock_was_taken_after_its_segment_names_no_manifest(committed):
+    """Promise 10: overtaken between segment and manifest, it acknowledges nothing; the rows wait for recovery."""
+
+    def take_over(operation):
+        if operation.name == "link" and "segment" in operation.paths[1]:
+            (committed.directory / "writer.lock").write_text("process 1 on elsewhere\n")
+
+    with pytest.raises(FencedError), committed.open() as journal:
+        before = committed.manifests()
+        with FileOperations(committed.root, after=take_over).watched():
+            journal.submit(committed.rows(9))
+            with pytest.raises(FencedError):
+                journal.flush()
+        assert len(committed.segments()) == 4
+        assert committed.manifests() == before
 
 
 @pytest.mark.parametrize(("taken", "named"), [(True, FencedError), (False, SegmentUnreadableError)])

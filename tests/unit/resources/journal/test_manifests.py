@@ -1,12 +1,13 @@
-"""resources/journal/manifests.py: of two writers at one number, one is fenced."""
+"""resources/journal/manifests.py: of two writers, the one that was overtaken is fenced."""
 
 import dataclasses
 
 import pytest
 
+from faults.file_operations import FileOperations, strike_at
 from resources.journal import manifests
 from resources.journal.errors import FencedError
-from resources.journal.manifests import newest_manifest, publish
+from resources.journal.manifests import newest_manifest, prune, publish
 
 
 def test_a_number_taken_between_the_look_and_the_link_fences(committed, monkeypatch):
@@ -30,3 +31,37 @@ def test_a_writer_that_was_overtaken_leaves_no_segment_behind(committed):
         journal.submit(committed.rows(9))
         journal.flush()
     assert committed.segments() == before
+
+
+def test_a_writer_whose_number_was_taken_and_pruned_leaves_no_manifest_behind(committed):
+    """Promise 10: an overtaken writer finds its number free again, and yet writes no manifest under it."""
+    following = following_of(committed)
+    go_on(committed, states=5)
+    before = committed.manifests()
+    with pytest.raises(FencedError, match="another writer"):
+        publish(committed.directory, following)
+    assert committed.manifests() == before
+    assert not list(committed.directory.glob(".*.tmp"))
+
+
+def test_a_number_taken_and_pruned_between_the_look_and_the_link_fences(committed):
+    """Promise 10: paused just before its manifest has its name, the overtaken writer acknowledges nothing."""
+    following = following_of(committed)
+    paused = strike_at(1, lambda: go_on(committed, states=5), only="link")
+    with FileOperations(committed.root, paused).watched(), pytest.raises(FencedError, match="another writer"):
+        publish(committed.directory, following)
+    assert newest_manifest(committed.directory).sequence == following.sequence + 4
+
+
+def following_of(home):
+    """The next manifest of a writer that knows the newest one."""
+    standing = newest_manifest(home.directory)
+    return dataclasses.replace(standing, sequence=standing.sequence + 1)
+
+
+def go_on(home, states):
+    """Another writer takes over and publishes so many manifests; the oldest ones are pruned."""
+    for _ in range(states):
+        following = dataclasses.replace(following_of(home), epoch=9)
+        publish(home.directory, following)
+        prune(home.directory, following.sequence)
