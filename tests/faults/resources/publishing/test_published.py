@@ -267,9 +267,9 @@ def test_bytes_changed_before_the_read_back(base: Path) -> None:
     """A disk that acknowledges what it did not keep is noticed, for every file and every write."""
     shutil.copytree(base, trial := base.parent / "trial")
     log = operations_of(trial, lambda: publish(trial, "d"))
-    writes = [number for number, operation in enumerate(log) if operation.name == "fsync"]
-    assert len(writes) == 6
-    for number in writes:
+    syncs = [number for number, operation in enumerate(log) if operation.name == "fsync"]
+    assert {one.paths for one in log if one.name == "write"} == {log[number].paths for number in syncs}
+    for number in syncs:
         shutil.copytree(base, folder := base.parent / f"lying{number}")
         operations = FileOperations(folder)
 
@@ -403,3 +403,22 @@ def test_power_cut_keeps_what_was_damaged(memory_path: Path, bad: str, action: s
         if operation:
             disk.apply(operation)
     assert list(files_of(root).quarantine.glob("*"))
+
+
+def test_power_cut_after_setting_aside(memory_path: Path) -> None:
+    """Promise 9: what a person set aside is in the quarantine for good; no old name comes back."""
+    base, root = memory_path / "base", memory_path / "root"
+    base.mkdir()
+    for text in "abc":
+        publish(base, text)
+    partition = files_of(base)
+    names = [partition.published, *map(partition.slot, (0, 1, 2)), *partition.record_paths]
+    shutil.copytree(base, root)
+    disk = LossyDisk.holding(base)
+    for operation in operations_of(root, lambda: published(root).set_aside(KEY)):
+        disk.apply(operation)
+    disk.after_power_cut(left := memory_path / "left", None)
+    assert not [path for path in names if (left / path.relative_to(base)).exists()]
+    kept = [path.read_bytes() for path in files_of(left).quarantine.iterdir()]
+    assert sorted(kept) == sorted(path.read_bytes() for path in names)
+    assert published(left).record(KEY) is None
