@@ -182,7 +182,7 @@ def test_a_writer_whose_lock_was_taken_in_place_commits_nothing(home):
 
 
 def test_a_writer_whose_lock_was_taken_after_its_segment_names_no_manifest(committed):
-    """Promise 10: overtaken between segment and manifest, it acknowledges nothing; the rows wait for recovery."""
+    """Promise 10: a writer that was overtaken between segment and manifest acknowledges nothing."""
 
     def take_over(operation):
         if operation.name == "link" and "segment" in operation.paths[1]:
