@@ -1,8 +1,8 @@
 """Durable files: every byte this project must not lose is written and renamed here, and nowhere else.
 
 What lives here: write, fsync, read back, publish under a name, fsync the directory. What does not: what
-the bytes mean. The order of the steps is the commit protocol of docs/durability.md; a test records the
-system calls and holds it.
+the bytes mean. The order of the steps is the commit protocol of docs/durability.md. The power cuts on a
+simulated disk in tests/faults/test_power_cuts.py hold it.
 """
 
 from __future__ import annotations

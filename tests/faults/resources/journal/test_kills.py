@@ -23,17 +23,21 @@ def test_a_kill_at_every_operation_loses_nothing_promised(writers):
 
 def test_a_write_torn_by_a_kill_is_never_taken_for_a_result(writers):
     """Fault 1: half a write, then the kill; the half never counts."""
+    kills = 0
     for at in itertools.count(1):
         home = writers.new_home()
         struck = writers.run(home, "torn", at, only="write")
         writers.finish(home, set(struck.promised), again=struck.promised_again)
         if struck.finished:
             break
+        kills += struck.killed
+    assert kills > 10, "the sweep met fewer writes than three commits have"
 
 
 @pytest.mark.parametrize("first", [9, 24, 31, 40, 47])
 def test_a_kill_during_recovery_converges(writers, first):
     """Fault 6: a kill at each operation of the next open, and the one after it reaches the same rows."""
+    kills = 0
     for at in itertools.count(1):
         home = writers.new_home()
         struck = writers.run(home, "kill", first)
@@ -44,6 +48,8 @@ def test_a_kill_during_recovery_converges(writers, first):
         writers.finish(home, set(struck.promised), again=struck.promised_again)
         if again.finished:
             break
+        kills += again.killed
+    assert kills > 20, "the sweep met fewer file operations than a recovery has"
 
 
 def test_many_kills_in_a_row_at_random_points_lose_nothing(writers, rounds, seed):

@@ -74,3 +74,15 @@ def test_a_file_that_stands_already_is_left_alone_and_nothing_else_is_left(tmp_p
     with pytest.raises(FileExistsError):
         files.write_new(tmp_path / "note", b"second")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("note", b"first")]
+
+
+@pytest.mark.parametrize("write", [files.write_temporary, lambda path, data: TemporaryFile(path).write(data)])
+def test_a_temporary_name_that_is_taken_is_refused(tmp_path, monkeypatch, write):
+    """Promise 9: a file that stands under the temporary name, by a link too, is not written to."""
+    (tmp_path / "another").write_bytes(b"first")
+    taken = tmp_path / "taken.tmp"
+    taken.symlink_to(tmp_path / "another")
+    monkeypatch.setattr(files, "temporary_name", lambda path, staging=None: taken)
+    with pytest.raises(DurableWriteError):
+        write(tmp_path / "file", b"second")
+    assert (tmp_path / "another").read_bytes() == b"first"
