@@ -23,6 +23,8 @@ from faults.results import Results
 
 _TURN_SECONDS = 10.0
 _GIVE_UP_AFTER_FAILURES = 5
+FRUITLESS_CASES = 50
+"""A part in which so many cases struck nothing has failed: it proves nothing."""
 
 
 class Places:
@@ -101,13 +103,18 @@ def _turn(
             return False
         number = mine.cases
         mine.cases += 1
+        replay = f"make faults ARGS='--seed {results.seed} --replay {part.name}:{number}'"
         try:
             mine.counts.update(run_case(part, number, results.seed, place))
         except PromiseBrokenError as broken:
-            replay = f"make faults ARGS='--seed {results.seed} --replay {part.name}:{number}'"
             mine.failures.append({"case": number, "broken": str(broken), "replay": replay})
             tell(f"BROKEN in {part.name}, case {number}: {broken}\n  replay: {replay}")
             if len(mine.failures) >= _GIVE_UP_AFTER_FAILURES:
                 return True
         mine.seconds += time.monotonic() - started
+        if mine.cases >= FRUITLESS_CASES and not mine.counts[part.unit] and not mine.failures:
+            fruitless = f"{mine.cases} cases and no {part.unit}: nothing was tried"
+            mine.failures.append({"case": number, "broken": fruitless, "replay": replay})
+            tell(f"BROKEN in {part.name}: {fruitless}")
+            return True
     return True

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from faults import flips, kills
 from faults.ledger import PromiseBrokenError
+from faults.runner import FRUITLESS_CASES
 from resources.storage.layout import Home, UnusableHomeError
 
 NETWORK = frozenset(
@@ -217,10 +218,13 @@ def _campaign(scratch: Path, verdict: Verdict, seconds: float) -> None:
     for case, unit, share in ((kills.at_random, "kills", 0.8), (flips.anywhere, "flips", 0.2)):
         deadline, number, done = time.monotonic() + share * seconds, 0, 0
         try:
-            while time.monotonic() < deadline:
+            while time.monotonic() < deadline or (not done and number < FRUITLESS_CASES):
                 done += case(random.Random(number), scratch, number)[unit]
                 number += 1
         except PromiseBrokenError as broken:
             verdict.against.append(f"After {done} {unit}: {broken}.")
+            return
+        if not done:
+            verdict.against.append(f"No {unit} took place in {number} cases: nothing was tried.")
             return
         verdict.notes.append(f"{done} {unit}: nothing committed was lost, doubled or changed.")

@@ -27,7 +27,7 @@ _VERSIONS, _STAGING, _JOURNAL, _QUARANTINE, _STATE = (
     ".state",
 )
 _WORKING_FOLDERS = (_VERSIONS, _STAGING, _JOURNAL, _QUARANTINE)
-_OLD_FOLDERS = (".manifest", ".backup", ".journal", ".quarantine")
+OLD_FOLDERS = (".manifest", ".backup", ".journal", ".quarantine")
 _PARQUET = ".parquet"
 
 
@@ -73,7 +73,7 @@ class Home:
     def _old_folders(self) -> Iterator[Path]:
         for asset in _folders_in(self.root):
             if not asset.name.startswith("."):
-                yield from (asset / name for name in _OLD_FOLDERS if (asset / name).is_dir())
+                yield from (asset / name for name in OLD_FOLDERS if (asset / name).is_dir())
 
     def _on_other_devices(self) -> Iterator[Path]:
         if not self.root.is_dir():

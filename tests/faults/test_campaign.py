@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from faults.lives import Life, live_to_the_end, live_until_operation
 from faults.mounts import LOG_FLUSHED, LOG_LOST
 from faults.parts import PARTS, part_named
 from faults.results import Results
-from faults.runner import run, run_case
+from faults.runner import FRUITLESS_CASES, run, run_case
 from resources.journal.errors import CrossDeviceError
 from resources.journal.journal import Journal
 
@@ -170,6 +171,14 @@ def test_a_broken_promise_is_kept_with_the_command_that_replays_it(
     monkeypatch.undo()
     assert main(["--seed", "7", "--replay", "flips:0", "--directory", str(tmp_path)]) == 0
     assert results.code_digest() in (tmp_path / "r.json").read_text()
+
+
+def test_a_part_that_strikes_nothing_does_not_pass(tmp_path: Path) -> None:
+    """A campaign whose lives all end by themselves has proved nothing, and says so."""
+    idle = replace(part_named("kills-swept"), case=lambda chance, place, number: Counter(cases=1))
+    run(Results.load(tmp_path / "r.json", SEED), (idle,), directory=tmp_path, tell=lambda said: None)
+    (failure,) = Results.load(tmp_path / "r.json", SEED).of(idle).failures
+    assert failure["broken"] == f"{FRUITLESS_CASES} cases and no kills: nothing was tried"
 
 
 def _blind() -> object:

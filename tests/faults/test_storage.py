@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,14 @@ def test_storage_that_lies_is_not_trusted(
     """A lock that does not exclude, no hard links, fsync that fails, other bytes read back: each by name."""
     monkeypatch.setattr(owner, name, broken)
     assert said in against(disk)
+
+
+def test_storage_on_which_nothing_was_killed_is_not_trusted(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills that never came say nothing of a disk."""
+    monkeypatch.setattr("faults.kills.at_random", lambda chance, place, number: Counter(cases=1))
+    assert "No kills took place" in against(disk)
 
 
 def test_a_part_of_the_home_on_another_device_is_found(disk: Path, mounted) -> None:

@@ -7,7 +7,8 @@ import tomllib
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PACKAGES = ("vlm_assets", "resources", "sensors")
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+PACKAGES = tuple(name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"])
 
 
 FOR_DAGSTER = {"dagster-aws"}
@@ -16,7 +17,7 @@ FOR_DAGSTER = {"dagster-aws"}
 
 def test_what_is_imported_is_declared_and_nothing_else():
     """A fresh environment has what the packages import, and installs nothing that they do not."""
-    declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["dependencies"]
+    declared = PROJECT["project"]["dependencies"]
     wanted = {one.split("~")[0].split(">")[0] for one in declared}
     names = importlib.metadata.packages_distributions()
     imported = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,6 +38,9 @@ class Stopped(BaseException):
 
 class PublishedStates(RuleBasedStateMachine):
     """``versions`` is what must be there, newest first; one file at most is damaged at a time."""
+
+    happened: ClassVar[Counter[str]] = Counter()
+    """What was done to all of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,6 +98,7 @@ class PublishedStates(RuleBasedStateMachine):
                 try:
                     action()
                 except Stopped:
+                    self.happened["stopped"] += 1
                     limit = len(operations.log) + again
         record = self.partitions.record(KEY)
         if record and record.fingerprint == text:
@@ -111,6 +116,7 @@ class PublishedStates(RuleBasedStateMachine):
             data = bytearray(path.read_bytes())
             data[int(at * len(data))] ^= 1
             path.write_bytes(data)
+        self.happened["deleted" if delete else "flipped"] += 1
         self.damaged = which < 2
         found = self.partitions.verify(KEY)
         assert found.ok is not self.damaged
@@ -121,6 +127,7 @@ class PublishedStates(RuleBasedStateMachine):
     def restore(self) -> None:
         """Restoring puts right what is damaged, and nothing else."""
         assert self.partitions.restore(KEY).changed is self.damaged
+        self.happened["restored"] += self.damaged
         self.damaged = False
 
     @invariant()
@@ -139,6 +146,7 @@ class PublishedStates(RuleBasedStateMachine):
 
 def test_any_sequence() -> None:
     """Whatever happens in whatever order, the versions are those that were published, and each is whole."""
+    PublishedStates.happened.clear()
     run_state_machine_as_test(
         PublishedStates,
         settings=settings(
@@ -149,3 +157,5 @@ def test_any_sequence() -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
+    happened = PublishedStates.happened
+    assert all(happened[one] for one in ("stopped", "deleted", "flipped", "restored")), happened

@@ -92,6 +92,7 @@ def killed_at_each(action: str, base: Path) -> list[Path]:
     """A copy of the base for every file operation that the action makes, killed there; and a finished one."""
     shutil.copytree(base, counted := base.parent / "counted")
     count = int(run(action, 0, [counted])[0])
+    assert count >= 10, "fewer file operations than the action has: nearly nothing would be killed"
     homes = [base.parent / f"at{number}" for number in range(1, count + 2)]
     for home in homes:
         shutil.copytree(base, home)
@@ -108,12 +109,14 @@ def test_prune_killed_at_every_operation(base: Path) -> None:
     aside = paths_of(base).quarantine / f"{KEY}.parquet.abc"
     aside.parent.mkdir(parents=True)
     aside.write_bytes(b"damaged")
+    retired = []
     for home in killed_at_each("prune", base):
         settings, catalog = load_settings(home=home), Catalog.open(home)
         found = audit(settings, catalog, deep=True)
         assert found.ok, (home, found.wrong)
         mark = read_mark(mark_of(home), key=KEY, generation="old").mark
         assert mark is not None and mark.rows == 1
+        retired.append(mark.retired)
         if not mark.retired:
             shutil.copytree(home, again := home.with_name(f"{home.name}-resumed"))
             with open_journal(again) as journal:
@@ -127,6 +130,7 @@ def test_prune_killed_at_every_operation(base: Path) -> None:
         assert read_mark(mark_of(home), key=KEY, generation="old").mark.retired
         found = audit(settings, catalog, deep=True)
         assert found.ok and not found.warnings, found.problems
+    assert set(retired) == {False, True}, "kills came before and after the journal was given up"
 
 
 def test_repair_killed_at_every_operation(base: Path) -> None:
@@ -135,10 +139,12 @@ def test_repair_killed_at_every_operation(base: Path) -> None:
     sound = published.read_bytes()
     published.write_bytes(sound[:-30])
     (base / ASSET / "mine.parquet").write_bytes(b"mine")
+    met = set()
     for home in killed_at_each("repair", base):
         settings, catalog = load_settings(home=home), Catalog.open(home)
         seen = (home / ASSET / f"{KEY}.parquet").read_bytes()
         assert seen in (sound, sound[:-30])
+        met.add(seen)
         for repair in plan_repairs(settings, audit(settings, catalog, deep=True)):
             put_right(settings, repair)
         assert (home / ASSET / f"{KEY}.parquet").read_bytes() == sound
@@ -146,3 +152,4 @@ def test_repair_killed_at_every_operation(base: Path) -> None:
         kept = {path.read_bytes() for path in aside if path.is_file()}
         assert kept == {sound[:-30], b"mine"}
         assert audit(settings, catalog, deep=True).ok
+    assert met == {sound, sound[:-30]}, "kills came before and after the file was put right"

@@ -16,9 +16,7 @@ DO = "Put the missing images back."
 def test_a_failing_check_reaches_the_receiver_with_all_that_is_needed_and_then_its_recovery(bench):
     """Partition, expected, found, link and next step, in one tick; told once; a notice when it passes."""
     run = bench.run("check")
-    started = time.monotonic()
     bench.tick()
-    assert time.monotonic() - started < 30
     assert bench.receiver.titles == [f"row_count failed: rows {KEY}"], "the failed run is told by its check"
     said = bench.lines_of(0)
     for wanted in (

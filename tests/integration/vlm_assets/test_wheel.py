@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-PACKAGES = ("vlm_assets", "resources", "sensors")
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+PACKAGES = tuple(name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"])
 SEES_ONLY = ("PATH", "HOME", "LANG", "TMPDIR")
 
 

@@ -124,9 +124,9 @@ def test_every_check_has_the_partitions_of_its_asset_and_a_sentence(home):
     """The page of a check says what it holds, and shows it by partition."""
     settings = load_settings(home=home)
     partitioned = [asset for asset in build_defs(settings).assets if asset.partitions_def]
-    specs = [spec for asset in partitioned for spec in asset.check_specs]
-    assert len(specs) == 14
-    for spec in specs:
+    assert partitioned
+    assert all(list(asset.check_specs) for asset in partitioned)
+    for spec in (spec for asset in partitioned for spec in asset.check_specs):
         assert spec.blocking
         assert spec.description
         assert spec.partitions_def is not None

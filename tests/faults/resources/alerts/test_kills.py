@@ -70,6 +70,7 @@ def test_many_kills_at_random_moments_lose_nothing_and_repeat_only_with_the_same
         unfinished = [] if struck.finished else mine[len(struck.posted) :]
         kills += struck.killed
     posters.run(home, numbers=unfinished, deliver=True)
+    assert promised
     lost = promised - set(receiver.ids)
     assert not lost, (seed, lost)
     assert sum(title.startswith("Right again") for title in set(receiver.titles)) >= recovered, seed

@@ -1,5 +1,6 @@
 """Batches of properties decoded ahead of the model, the same whatever the workers and the prefetch."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -257,9 +258,12 @@ class RefusesTwo:
         return make
 
 
-@pytest.mark.parametrize(
-    "wrong", ["workers", "prefetch_batches", "max_pixels", "max_images", "image_seconds"]
-)
+NUMBERS = [
+    name for name, one in inspect.signature(WorkerPool).parameters.items() if one.kind is one.KEYWORD_ONLY
+]
+
+
+@pytest.mark.parametrize("wrong", NUMBERS)
 def test_impossible_settings_are_refused(wrong):
     """Guards: a wrong setting is refused at once, not by a run that never moves."""
     options = {"workers": 1, "prefetch_batches": 1, "max_pixels": 1, "max_images": 1} | {wrong: -1}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.storage.layout import Home, UnusableHomeError
+from resources.storage.layout import OLD_FOLDERS, Home, UnusableHomeError
 from vlm_assets.settings import SettingsError, load_settings
 
 KEY = "000000000-000000009"
@@ -26,7 +26,7 @@ def test_a_published_folder_is_above_nothing_else(tmp_path: Path) -> None:
         assert path.relative_to(tmp_path).parts[0].startswith(".")
 
 
-@pytest.mark.parametrize("left", [".manifest", ".backup", ".journal", ".quarantine"])
+@pytest.mark.parametrize("left", OLD_FOLDERS)
 def test_a_home_of_the_old_layout_is_refused(tmp_path: Path, left: str) -> None:
     """The settings refuse such a home and say what to do: nothing is mixed with older files."""
     old = tmp_path / "property_descriptions" / left

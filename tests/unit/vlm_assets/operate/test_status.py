@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import resource
-import subprocess
-import sys
 import time
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -20,18 +18,15 @@ from typer.testing import CliRunner
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.devices.left_out import LeftOutDevices
-from resources.publishing.record import PartitionVersions
 from resources.state import tables
 from resources.state.database import open_state
 from resources.state.pause import pause
 from resources.state.workers import Phase, Workers
-from resources.storage.files import make_directory, sha256_of
-from resources.storage.layout import Home
 from sensors.attempts import Attempts, Entry
 from sensors.done_again import DoneAgain, note_done_again
+from vlm_assets.assets import partition_state, published_rows
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.cli.main import app
 from vlm_assets.control_state import control_state
 from vlm_assets.operate.status import Status, read_status
@@ -216,48 +211,29 @@ def test_watch_follows_until_ctrl_c(uneven: Settings, commit) -> None:
     assert "at 50% (1 of 2)" in console.file.getvalue()
 
 
-def test_1350_partitions_take_two_seconds(dataset, tmp_path: Path) -> None:
-    """The whole command, before anything is noted, takes about 2 s of CPU; the limit allows for load."""
-    home = tmp_path / "large"
-    listing = tmp_path / "large.jsonl"
-    listing.write_text(
-        "".join(
-            json.dumps({"property_id": f"p{n}", "images": [f"{n}/{image}.jpg" for image in range(9)]}) + "\n"
-            for n in range(4050)
-        )
-    )
-    ingest(listing, home, range_size=3)
-    source = dataset.keys[0]
-    for published in (dataset.descriptions, dataset.embeddings):
-        record = published.record(source)
-        data = published.path(source).read_bytes()
-        assert sha256_of(published.path(source)) == record.sha256
-        asset = Home(home).asset(published.asset.name)
-        for folder in (asset.published, asset.versions):
-            make_directory(folder)
-        catalog = Catalog.open(home)
-        for one in catalog.ranges[:1300]:
-            paths = asset.partition(one.key)
-            parts = dict(record.metadata["parts"])
-            if "catalogue_slice" in parts:
-                parts["catalogue_slice"] = catalog.slice_digest(one)
-            metadata = {**record.metadata, "parts": parts}
-            manifest = PartitionVersions(one.key, replace(record, key=one.key, metadata=metadata)).to_bytes()
-            paths.published.write_bytes(data)
-            paths.version(0).write_bytes(data)
-            paths.record.write_bytes(manifest)
-            paths.record_copy.write_bytes(manifest)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [Path(sys.executable).with_name("vlm-assets"), "status", "--home", home],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "VLM_ASSETS_DEVICES": "cpu:1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stderr
-    assert "1300" in done.stdout
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"{seconds:.2f} s of CPU")
-    assert seconds <= 3.0
+def test_each_published_file_is_read_once_and_not_again_at_the_next_look(
+    dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at thousands of partitions reads what is new; of each other one it reads the record, once."""
+    monkeypatch.setattr(partition_state, "_SETTLED_NS", 0)
+    read: Counter[str] = Counter()
+
+    def counted(module: ModuleType, name: str, count: Callable[..., int]) -> None:
+        original = getattr(module, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            read[name] += count(*arguments, **named)
+            return original(*arguments, **named)
+
+        monkeypatch.setattr(module, name, call)
+
+    counted(partition_state, "judge", lambda path, record, *, deep: int(deep))
+    counted(partition_state, "read_record", lambda files: 1)
+    counted(published_rows, "_ask", lambda connection, files: len(list(files)))
+    described, both = len(dataset.keys), 2 * len(dataset.keys)
+    first = status_of(dataset.settings)
+    assert read == {"judge": both, "read_record": both, "_ask": described}
+    read.clear()
+    again = status_of(dataset.settings)
+    assert read == {"read_record": both}
+    assert again.partitions == first.partitions

@@ -116,6 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.stub.reaction(body, self.headers)(self)
 
     def do_GET(self):
+        self.stub.looks += 1
         if self.stub.dead:
             self.respond(503, b"dead")
         else:
@@ -151,6 +152,7 @@ class Stub:
     """The server. ``script``: reactions to the next requests; after them ``otherwise``.
 
     ``by_images``: reactions to requests with so many images, before all others, whoever comes first.
+    ``looks``: how often it was asked which models it serves.
     """
 
     def __init__(self) -> None:
@@ -162,6 +164,7 @@ class Stub:
         self.times: list[float] = []
         self.models: list[dict] = [{"id": "house", "root": "/models/house"}]
         self.dead = False
+        self.looks = 0
         self.under_way = self.most_under_way = 0
         self.ended = threading.Event()
         self._lock = threading.Lock()

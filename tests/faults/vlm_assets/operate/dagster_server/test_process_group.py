@@ -18,7 +18,10 @@ def _start(kind: str, folder: Path, grace: float) -> tuple[subprocess.Popen[str]
     starter = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None
     said = json.loads(starter.stdout.readline())
-    return starter, [psutil.Process(pid) for pid in said["members"]]
+    processes = [psutil.Process(pid) for pid in said["members"]]
+    assert len(processes) == 3
+    assert not any(map(_ended, processes))
+    return starter, processes
 
 
 def _ended(process: psutil.Process) -> bool:
@@ -40,9 +43,8 @@ def _gone(processes: list[psutil.Process], seconds: float) -> bool:
 def test_killed_starter_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     """A starter that is killed takes child, grandchild and watchdog with it."""
     starter, processes = _start("polite", tmp_path, 10.0)
-    assert len(processes) == 3
     starter.send_signal(number)
-    starter.wait(10)
+    assert starter.wait(10) == -number
     assert _gone(processes, 9.0)
 
 
@@ -50,7 +52,7 @@ def test_deaf_process_is_killed_after_the_grace(tmp_path: Path) -> None:
     """A process that does not hear SIGTERM is killed once the grace is over, the starter being dead."""
     starter, processes = _start("deaf", tmp_path, 1.0)
     starter.kill()
-    starter.wait(10)
+    assert starter.wait(10) == -signal.SIGKILL
     assert _gone(processes, 9.0)
 
 
@@ -58,5 +60,5 @@ def test_interrupted_starter_ends_the_group_itself(tmp_path: Path) -> None:
     """After Ctrl-C the starter returns only when the whole group is gone."""
     starter, processes = _start("polite", tmp_path, 10.0)
     starter.send_signal(signal.SIGINT)
-    starter.wait(15)
+    assert starter.wait(15) != 0
     assert all(map(_ended, processes))
