@@ -243,6 +243,10 @@ def _moments(marks: Path, expected: int, log: Path) -> tuple[dict[str, Any], dic
     missing = [moment for moment in ("asked", "first_batch", "durable") if moment not in found]
     if missing:
         raise ContenderFailedError(f"never said {', '.join(missing)}: {_last_words(log)}")
+    if found["first_batch"]["rows"] == expected:
+        raise ContenderFailedError(
+            "its first batch was all there is, so it has no steady state: more --properties"
+        )
     return found["asked"], found["first_batch"], found["durable"]
 
 

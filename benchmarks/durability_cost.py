@@ -2,9 +2,9 @@
 
 The same properties, images in memory, are described by turns with the journal (a verified commit each
 ``--commit-seconds``, and a flush at the end) and with the rows merely kept in a list. One process, one loaded
-model, the order changing from round to round, so that what else the machine does meets both alike. Settings
-come from the environment as always: the example model on one CPU slot unless they say otherwise. On a busy
-machine the ratio says little; the CPU time of the commit thread, which Linux counts, says what it can cost.
+model, the order changing from round to round, so that what else the machine does meets both alike. The
+example model describes; other settings come from the environment. On a busy machine the ratio says little;
+the CPU time of the commit thread, which Linux counts, says what it can cost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vlm_assets.catalog.ingest import ingest
 from vlm_assets.control_state import control_state
 from vlm_assets.models import build_vision_language_model
 from vlm_assets.resource_settings import build_gpu
-from vlm_assets.settings import Settings, load_settings
+from vlm_assets.settings import EXAMPLE_MODEL, Settings, load_settings
 
 IMAGES = 3
 
@@ -123,7 +123,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
         home = catalogued(Path(folder), arguments.properties)
-        settings = load_settings(home=home, commit_seconds=arguments.commit_seconds)
+        settings = load_settings(home=home, model=str(EXAMPLE_MODEL), commit_seconds=arguments.commit_seconds)
         bench = Bench(settings)
         bench.without()  # what is compiled and allocated once
         pairs = []

@@ -90,11 +90,14 @@ def _template(folder: Path) -> Path:
 
 
 def _measure(template: Path, folder: Path) -> dict[str, float]:
+    from vlm_assets.settings import EXAMPLE_MODEL
+
     home = folder / "home"
     shutil.copytree(template, home)
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         "VLM_ASSETS_HOME": str(home),
+        "VLM_ASSETS_MODEL": str(EXAMPLE_MODEL),
         "VLM_ASSETS_DEVICES": "cpu:1",
         "DAGSTER_HOME": str(home / "dagster"),
     }
@@ -115,7 +118,7 @@ def _measure(template: Path, folder: Path) -> dict[str, float]:
     total = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     so_far, children = timed.pop("so far"), timed.pop("children")
     imports, load = timed.pop("imports"), timed.pop("model load")
-    parts = {**timed, "decode workers": children, "ending of the process": total - so_far - children}
+    parts = {**timed, "worker processes": children, "ending of the process": total - so_far - children}
     fixed = total - imports - load
     parts["all else"] = fixed - sum(parts.values())
     return {
@@ -144,7 +147,7 @@ def _run() -> None:
         ("model load", VisionLanguageModel, "load"),
         ("describing", DescriptionWork, "describe"),
         ("checks", DescriptionWork, "check"),
-        ("page for people", DescriptionWork, "for_people"),
+        ("metadata", DescriptionWork, "metadata"),
         ("staging", PublishedPartitions, "stage"),
         ("publishing", PublishedPartitions, "publish"),
         ("Dagster's events", dg.DagsterInstance, "handle_new_event"),

@@ -68,8 +68,7 @@ CASES: Final = (
     Case("smolvlm-2.2b", 384, output_tokens=384),
 )
 TINY_CASES: Final = (
-    Case("tiny-idefics3", 56, 3, 8, 2, plain=True, profile=True),
-    Case("tiny-idefics3", 112, 3, 8, 2),
+    Case("tiny-idefics3", 112, 3, 8, 2, plain=True, profile=True),
     Case("tiny-idefics3", 56, 3, 40, 4, alike=75, plain=True),
     Case("tiny-gemma3", 56, 3, 8, 2, plain=True, profile=True),
 )

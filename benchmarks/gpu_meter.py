@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -68,7 +68,8 @@ class StageClock:
     def restart(self) -> None:
         """Forget what was clocked."""
         self._stages = Stages()
-        self._forwards: list[_Forward] = []
+        self._calls: list[list[_Forward]] = []
+        """The forwards of each call of ``generate``: its prompt, then one for each step."""
         self._visions: list[_Forward] = []
 
     def __enter__(self) -> Self:
@@ -92,7 +93,9 @@ class StageClock:
         stages = replace(self._stages, prompts=[])
         stages.vision += sum(self._elapsed(one.began, one.ended) for one in self._visions)
         stages.tiles = sum(one.rows for one in self._visions)
-        for call in _by_call(self._forwards):
+        for call in self._calls:
+            if not call:  # the memory was too small for its images
+                continue
             first, *rest = call
             stages.prefill += self._elapsed(first.began, first.ended)
             stages.prompts.append((first.tokens, first.rows, len(rest)))
@@ -111,6 +114,7 @@ class StageClock:
         generate = self._model.generate
 
         def clocked(*arguments: Any, **named: Any) -> Any:
+            self._calls.append([])
             began = time.perf_counter()
             result = generate(*arguments, **named)
             self._stages.generate += time.perf_counter() - began
@@ -120,7 +124,7 @@ class StageClock:
         return lambda: delattr(self._model, "generate")
 
     def _forwards_now(self) -> list[_Forward]:
-        return self._forwards
+        return self._calls[-1]
 
     def _visions_now(self) -> list[_Forward]:
         return self._visions
@@ -130,7 +134,7 @@ class StageClock:
             names = ("input_ids", "inputs_embeds", "pixel_values")
             shown = next((one for name in names if (one := named.get(name)) is not None), None)
             rows, tokens = shown.shape[:2] if shown is not None else (0, 0)
-            inside = bool(self._forwards) and self._forwards[-1].ended is None
+            inside = bool(self._calls and self._calls[-1]) and self._calls[-1][-1].ended is None
             forwards().append(_Forward(tokens, rows, self._now(), time.perf_counter(), inside))
 
         return begin
@@ -156,18 +160,6 @@ class StageClock:
         if began is None or ended is None:
             return 0.0
         return float(began.elapsed_time(ended)) / 1000 if self._cuda else float(ended - began)
-
-
-def _by_call(forwards: list[_Forward]) -> Iterator[list[_Forward]]:
-    """The forward calls of each call of ``generate``: a prompt, then single tokens."""
-    call: list[_Forward] = []
-    for forward in forwards:
-        if forward.tokens != 1 and call:
-            yield call
-            call = []
-        call.append(forward)
-    if call:
-        yield call
 
 
 class DeviceSamples:

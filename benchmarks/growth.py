@@ -66,9 +66,9 @@ def _run(home: Path) -> None:
 
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.definitions import build_defs
-    from vlm_assets.settings import load_settings
+    from vlm_assets.settings import EXAMPLE_MODEL, load_settings
 
-    settings = load_settings(home=home, devices="cpu:1", commit_seconds=5)
+    settings = load_settings(home=home, model=str(EXAMPLE_MODEL), devices="cpu:1", commit_seconds=5)
     defs = build_defs(settings)
     started = time.monotonic()
     for name in ("property_descriptions", "property_embeddings"):
