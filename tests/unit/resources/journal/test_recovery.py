@@ -106,6 +106,16 @@ def test_a_listed_segment_that_is_gone_is_refused_and_back_when_put_back(committ
     assert committed.restored() == list(range(9))
 
 
+def test_a_listed_segment_that_does_not_verify_is_refused_without_the_mark_too(committed):
+    """Promise 8: the manifest alone says what was committed, where the high-water mark is lost."""
+    damaged = committed.segments()[1]
+    damaged.write_bytes(b"nothing")
+    shutil.rmtree(committed.mark.parent)
+    with pytest.raises(JournalLossError, match=rf"{damaged.name} \(3 rows\) does not verify"):
+        committed.open()
+    assert damaged.read_bytes() == b"nothing"
+
+
 def test_an_accepted_loss_is_recorded_and_only_the_lost_rows_are_done_again(committed):
     """After a person's word the damaged file is kept aside and exactly its rows are missing."""
     damaged = committed.segments()[1]
