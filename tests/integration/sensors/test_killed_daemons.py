@@ -59,7 +59,7 @@ class KilledDaemon:
         for one in everyone:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.send_signal(signal.SIGKILL)
-        self.process.wait()
+        assert self.process.wait() == -signal.SIGKILL, "it ended by itself: nothing was killed"
         psutil.wait_procs([one for one in everyone if one is not self.process], timeout=30)
 
     def live(self, seconds: float) -> None:
