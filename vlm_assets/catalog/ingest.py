@@ -423,5 +423,6 @@ def _report(catalog: Catalog, merge: _Merge, listing: Listing, *, written: bool,
         new_ranges=merge.new_ranges,
         stale_ranges=tuple(merge.stale),
         notes=dict(listing.notes),
+        not_images=tuple(listing.not_images),
         format=listing.format,
     )

@@ -1,8 +1,9 @@
 """Sources of properties and their images: folder trees, CSV, JSONL and parquet, read record by record.
 
 - A folder: every folder in it is a property and its name the id, in the order of the names' code points;
-  ``ID/*.jpg`` (IMAGE_SUFFIXES, in any case) are its images, in natural order (2.jpg before 10.jpg, any case).
-  Hidden names are passed over; other files, and folders deeper down, are counted in the notes.
+  the image files in it are its images, in natural order (2.jpg before 10.jpg, any case). A file with one of
+  IMAGE_SUFFIXES is an image; any other is recognised by its first bytes, whatever its name. Hidden names are
+  passed over; files that are no images are named, and folders deeper down are counted, in the report.
 - ``.csv``, ``.tsv``, ``.txt`` with a header; delimiter and encoding are found out (``text_listing.py``):
   ``property_id`` (or ``id``) and either ``images`` (or ``image_uris``), one row a property, the images
   separated by ``|`` or as a JSON array; or ``image`` (or ``image_uri``, ``image_path``), one row an image,
@@ -34,6 +35,7 @@ from typing import Any, NamedTuple, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from resources.images.images import recognised_format
 from resources.storage.files import make_directory
 from vlm_assets.catalog.image_root import is_utf8
 from vlm_assets.catalog.text_listing import (
@@ -47,15 +49,22 @@ from vlm_assets.catalog.text_listing import (
 )
 
 IMAGE_SUFFIXES = frozenset(
-    {".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".tif", ".tiff", ".bmp", ".gif", ".heic", ".heif"}
+    {".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".tif", ".tiff", ".bmp", ".gif"}
+    | {".tga", ".heic", ".heif"}
 )
-"""Of HEIC the row says that it cannot be read here; passed over, its property would seem to have no image."""
+"""Files with these suffixes are not opened: opening 12 million files takes hours on a network disk. If one is
+no image, its row says so; so it does of HEIC, which cannot be read here. TGA has no signature to look for."""
 
 ID_COLUMNS = ("property_id", "id")
 LIST_COLUMNS = ("images", "image_uris")
 SINGLE_COLUMNS = ("image", "image_uri", "image_path")
 
+NOT_IMAGES = "files that are not images"
+"""A kind of the notes, whose first files are named too."""
+
 _NAMED_PROBLEMS = 20
+_NAMED_NOT_IMAGES = 10
+_SIGNATURE_BYTES = 32
 _FOLDERS_AT_ONCE = 4096
 _DIGITS = re.compile(r"([0-9]+)")
 
@@ -174,6 +183,7 @@ class Listing:
     total: int = 0
     done: Callable[[], int] = lambda: 0
     format: str | None = None
+    not_images: list[str] = field(default_factory=list)
 
 
 def open_listing(
@@ -244,7 +254,7 @@ def _open_folders(source: Path, prefix: str, pool: Executor, problems: Problems)
 
     def records() -> Iterator[Listed]:
         nonlocal done
-        for one in _read_folders(source, names, prefix, pool, problems, notes):
+        for one in _read_folders(source, names, prefix, pool, problems, read):
             done += 1
             yield one
 
@@ -253,7 +263,7 @@ def _open_folders(source: Path, prefix: str, pool: Executor, problems: Problems)
 
 
 def _read_folders(
-    source: Path, names: list[str], prefix: str, pool: Executor, problems: Problems, notes: Counter[str]
+    source: Path, names: list[str], prefix: str, pool: Executor, problems: Problems, listing: Listing
 ) -> Iterator[Listed]:
     # Sorted as code points: an order that no locale and no file system changes.
     remaining = iter(sorted(names))
@@ -264,28 +274,54 @@ def _read_folders(
             if isinstance(found, OSError):
                 problems.add(0, f"a folder cannot be read ({found.strerror})", f"{source}/{name}")
                 continue
-            images, passed_over = found
-            notes.update(passed_over)
+            images, not_images, passed_over = found
+            listing.notes.update(passed_over)
+            room = _NAMED_NOT_IMAGES - len(listing.not_images)
+            listing.not_images += [f"{name}/{one}" for one in not_images[:room]]
             yield Listed(name, [f"{prefix}{name}/{image}" for image in images], 0)
 
 
-def _list_folder(folder: str) -> tuple[list[str], Counter[str]] | OSError:
+def _list_folder(folder: str) -> tuple[list[str], list[str], Counter[str]] | OSError:
+    """Its images, its files that are no images, and how many of each kind were passed over."""
     images: list[str] = []
+    not_images: list[str] = []
     passed_over: Counter[str] = Counter()
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     passed_over["hidden files or folders"] += 1
-                elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and not _is_folder(entry):  # noqa: PTH122 (millions of them)
-                    images.append(entry.name)
                 elif _is_folder(entry):
                     passed_over["folders inside property folders"] += 1
+                elif _is_image(entry):
+                    images.append(entry.name)
                 else:
-                    passed_over["files that are not images"] += 1
+                    not_images.append(entry.name)
+                    passed_over[NOT_IMAGES] += 1
     except OSError as error:
         return error
-    return sorted(images, key=_natural), passed_over
+    return sorted(images, key=_natural), sorted(not_images, key=_natural), passed_over
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    """Whether a file is an image: by its suffix, else by its first bytes.
+
+    A file that this user may not read counts as one, so that its row says why it was not seen. Raises OSError
+    if the disk fails.
+    """
+    if os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:  # noqa: PTH122 (millions of them)
+        return True
+    try:
+        if not entry.is_file():
+            return False  # a pipe or a socket, or a link that leads nowhere
+        with open(entry.path, "rb", buffering=0) as file:  # noqa: PTH123 (millions of them)
+            return recognised_format(file.read(_SIGNATURE_BYTES)) is not None
+    except PermissionError:
+        return True
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_assets.catalog.catalog_copies import backup_paths
+from vlm_assets.catalog.listing import NOT_IMAGES
 from vlm_assets.catalog.ranges import PropertyRange
 
 _NAMED = 10
@@ -19,6 +20,7 @@ class IngestReport:
     ``written``: whether the catalogue changed; ``moved``: whether its image root did. ``waiting``: properties
     in the unfilled tail, which is no partition yet. ``new_ranges``: partitions that did not exist before;
     ``stale_ranges``: known ones of which images were replaced. ``notes``: what else the source holds.
+    ``not_images``: the first files of a folder tree that are no images.
     ``format``: how it was read, if that is worth a sentence. ``refused``: entries that were left out, which
     stand in ``rejects``. ``more_images``: properties with more than ``max_images``.
     ``range_size_asked`` is set if it differs from ``range_size_before``, the size of the ranges before.
@@ -48,6 +50,7 @@ class IngestReport:
     new_ranges: tuple[PropertyRange, ...]
     stale_ranges: tuple[PropertyRange, ...]
     notes: Mapping[str, int]
+    not_images: tuple[str, ...] = ()
     format: str | None = None
     refused: int = 0
     rejects: Path | None = None
@@ -123,7 +126,9 @@ class IngestReport:
             )
         if self.without_images:
             said.append(f"{self.without_images} properties have no image: they will be failed rows.")
-        said += [f"Passed over: {count} {what}." for what, count in sorted(self.notes.items())]
+        for what, count in sorted(self.notes.items()):
+            names = f" ({_named(self.not_images, count)})" if what == NOT_IMAGES else ""
+            said.append(f"Passed over: {count} {what}{names}.")
         return tuple(said)
 
 

@@ -13,8 +13,10 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from vlm_assets.catalog.listing import (
+    NOT_IMAGES,
     EmptyListingError,
     Listing,
     ListingRefusedError,
@@ -75,10 +77,32 @@ def test_folder_trees_are_read_in_a_fixed_order(tmp_path: Path) -> None:
     assert found["b"] == []
     assert listing.notes == {
         "hidden files or folders": 2,
-        "files that are not images": 1,
+        NOT_IMAGES: 1,
         "folders inside property folders": 1,
         "files beside the property folders": 1,
     }
+
+
+def test_files_without_a_known_suffix_are_recognised_by_content(tmp_path: Path) -> None:
+    """A picture named .jp2, .ppm or nothing is an image; what is none is named; a pipe stops nothing."""
+    folder = tmp_path / "tree" / "a"
+    folder.mkdir(parents=True)
+    for name, kind in (
+        ("1.jp2", "JPEG2000"),
+        ("2.pcx", "PCX"),
+        ("3.ppm", "PPM"),
+        ("4", "PNG"),
+        ("5.x", "JPEG"),
+    ):
+        Image.new("RGB", (8, 8), (200, 10, 10)).save(folder / name, kind)
+    (folder / "prices.csv").write_text("property_id,price\n")
+    (folder / "empty").touch()
+    os.mkfifo(folder / "pipe")
+    source = tmp_path / "tree"
+    listing, _ = opened(source)
+    assert grouped(listing, source)[0] == {"a": ["a/1.jp2", "a/2.pcx", "a/3.ppm", "a/4", "a/5.x"]}
+    assert listing.notes == {NOT_IMAGES: 3}
+    assert listing.not_images == ["a/empty", "a/pipe", "a/prices.csv"]
 
 
 def test_a_link_in_a_circle_costs_one_image(tmp_path: Path) -> None:
