@@ -1,4 +1,4 @@
-"""CPU seconds of importing the definitions with many partitions: python benchmarks/definitions_import.py."""
+"""CPU seconds of importing the definitions with many partitions: python -m benchmarks.definitions_import."""
 
 from __future__ import annotations
 

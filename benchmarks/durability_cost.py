@@ -1,4 +1,4 @@
-"""What durability costs the model: python benchmarks/durability_cost.py [--properties 200] [--rounds 10]
+"""What durability costs the model: python -m benchmarks.durability_cost [--properties 200] [--rounds 10]
 
 The same properties, images in memory, are described by turns with the journal (a verified commit each
 ``--commit-seconds``, and a flush at the end) and with the rows merely kept in a list. One process, one loaded

@@ -1,4 +1,4 @@
-"""Memory and time of one run as its partition grows: python benchmarks/growth.py [--sizes 50 500 5000]
+"""Memory and time of one run as its partition grows: python -m benchmarks.growth [--sizes 50 500 5000]
 
 Each size is a process of its own that materializes one partition of that many properties, all checks and
 the journal on, with the example model. The images are the same few for every property, so that rendering
@@ -50,7 +50,10 @@ def _measure(folder: Path, size: int, images: int) -> dict[str, float]:
     home = folder / f"home-{size}"
     ingest(many, home, range_size=size)
     done = subprocess.run(
-        [sys.executable, __file__, RUN, str(home)], check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "benchmarks.growth", RUN, str(home)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     print(

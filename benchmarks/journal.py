@@ -1,4 +1,4 @@
-"""How long a commit and a re-open take: python benchmarks/journal.py [--directory /mnt/disk]
+"""How long a commit and a re-open take: python -m benchmarks.journal [--directory /mnt/disk]
 
 Rows have the columns of the descriptions. Three figures: a verified commit of 2,000 rows as the commit thread
 sees it, ``submit`` as the model's thread sees it, and opening a journal of 165,000 rows in 2,750 segments,
