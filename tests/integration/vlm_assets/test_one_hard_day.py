@@ -24,8 +24,8 @@ from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_serv
 from vlm_assets.operate.dagster_server.serving import prepare
 
 ASSETS = ["property_descriptions", "property_embeddings"]
-PROPERTIES = 200
-"""Enough that a partition is under way for several seconds, one property a batch."""
+PROPERTIES = 120
+"""Enough that a partition is under way for many seconds, one property a batch."""
 KEYS = [f"{start:09d}-{start + PROPERTIES - 1:09d}" for start in (0, PROPERTIES)]
 SMALL_STEPS = {
     "VLM_ASSETS_BATCH_SIZE": "1",
@@ -82,9 +82,9 @@ def process_of(instance: dg.DagsterInstance, run_id: str) -> psutil.Process:
 
 @pytest.fixture
 def day(listing: Path, tmp_path: Path, launch_run: Callable[..., str]) -> Day:
-    """Two partitions of 200 properties, over the images of sixteen rendered ones."""
+    """Two partitions of 120 properties, over the images of sixteen rendered ones."""
     home = tmp_path / "home"
-    images = [json.loads(line)["images"][:1] for line in listing.read_text().splitlines()]
+    images = [json.loads(line)["images"] for line in listing.read_text().splitlines()]
     many = listing.with_name("many.jsonl")
     many.write_text(
         "".join(
@@ -106,7 +106,9 @@ def test_runs_daemon_and_database_are_lost_and_every_row_comes_out_once(day: Day
         process_of(instance, run).kill()
         survived = day.committed_rows(first)
         assert 20 <= survived < PROPERTIES, "it must be killed in the middle"
-        day.wait_until(server, lambda: day.committed_rows(first) >= survived + 20)
+        failed = dg.DagsterRunStatus.FAILURE
+        day.wait_until(server, lambda: instance.get_run_by_id(run).status is failed)
+        day.wait_until(server, lambda: day.committed_rows(first) >= survived + 5)
         # 2. The same partition is launched twice: the second never writes beside the first.
         day.launch(server.api, ASSETS, second)
         day.wait_until(server, lambda: day.committed_rows(second) >= 20)

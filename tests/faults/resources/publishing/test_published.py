@@ -196,7 +196,9 @@ def test_power_cut_after_recovery(memory_path: Path) -> None:
         publish(base, text)
     shutil.copytree(base, trial := memory_path / "trial")
     log = operations_of(trial, lambda: publish(trial, "d"))
-    for stop in [number for number, one in enumerate(log) if number and one.name != "close"]:
+    stops = [number for number, one in enumerate(log) if number and one.name != "close"]
+    assert len(stops) > 20, "a publication has more operations than that"
+    for stop in stops:
         shutil.copytree(base, root := memory_path / f"root{stop}")
         operations = FileOperations(root)
 
@@ -232,6 +234,7 @@ def test_disk_fails_at_every_operation(base: Path, name: str) -> None:
     code = getattr(errno, name)
     shutil.copytree(base, trial := base.parent / "trial")
     count = len(operations_of(trial, lambda: publish(trial, "d")))
+    assert count > 20, "a publication has more operations than that: nothing would fail here"
     for number, folder in enumerate(copies(base, count)):
         operations = FileOperations(folder)
         calls = 0
@@ -354,6 +357,7 @@ def test_killed_and_then_damaged(memory_path: Path, bad: str) -> None:
     start = count // 2
     folders = copies(base, count - start + 1)
     assert set(run_killed(folders, "d", start=start)) == {"killed"}
+    damaged = 0
     for folder in folders:
         partition = files_of(folder)
         path = {
@@ -367,6 +371,7 @@ def test_killed_and_then_damaged(memory_path: Path, bad: str) -> None:
             data = bytearray(path.read_bytes())
             data[len(data) // 2] ^= 1
             path.write_bytes(data)
+            damaged += 1
         partitions = published(folder)
         partitions.verify(KEY)
         partitions.restore(KEY)
@@ -375,6 +380,7 @@ def test_killed_and_then_damaged(memory_path: Path, bad: str) -> None:
         publish(folder, "e")
         assert state(folder)[:2] == "ee"
         assert partitions.verify(KEY).ok
+    assert damaged > len(folders) // 2, "the file was there to be damaged in too few of the cases"
 
 
 @pytest.mark.parametrize("bad", ["published", "slot0"])
