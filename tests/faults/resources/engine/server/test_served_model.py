@@ -61,5 +61,6 @@ def test_what_is_no_model_server_is_said_to_be_none(address, stub):
 def test_revision_says_what_is_known_and_no_more():
     """The same model under the same name is the same revision, wherever it runs; another root is another."""
     assert ServedModel("house", "house").revision(None) == "served:house"
-    assert ServedModel("house", "/m").revision(None) == "served:house root:/m"
+    assert ServedModel("house", "/a/m").revision(None) == "served:house root:m"
+    assert ServedModel("house", "/b/m").revision(None) == "served:house root:m", "a folder may be moved"
     assert ServedModel("house").revision("abc") == "served:house said:abc"
