@@ -223,7 +223,7 @@ def test_a_launch_that_sets_a_resource_is_refused(desk) -> None:
     }
     tags = [{"key": "dagster/partition", "value": desk.keys[0]}]
     for key, resource in build_resources(load_settings(home=desk.home)).items():
-        config = {name: value for name, value in vars(resource).items() if value is not None}
+        config = {name: str(value) for name, value in vars(resource).items()}
         params = {
             "selector": selector,
             "runConfigData": {"resources": {key: {"config": config}}},
