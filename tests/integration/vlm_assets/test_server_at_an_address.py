@@ -150,7 +150,7 @@ def test_a_model_exchanged_at_the_start_describes_nothing(served_desk, model_ser
     """No row of one model stands under the fingerprint of another; the next run takes what is there."""
     exchange.append(lambda: model_server.models.__setitem__(0, becomes))
     done = served_desk.materialize(vision_language_model=model_of(served_desk, ExchangedModel))
-    assert "the model was exchanged while this materialization began" in done.failure
+    assert "model was exchanged while this materialization began" in done.failure
     assert committed_rows(served_desk.settings.descriptions, KEY) == 0
 
 

@@ -25,7 +25,7 @@ from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import load_settings
 
 DESCRIPTIONS = "property_descriptions"
-PROPERTIES = 60
+PROPERTIES = 500
 KEY = f"{0:09d}-{PROPERTIES - 1:09d}"
 # No commit falls due by itself: every committed row is one that was drained.
 SETTINGS = {
