@@ -390,7 +390,7 @@ def _next_steps(
         if is_well and not open_alerts:
             steps.append("Everything is published; `vlm-assets audit --deep` proves it.")
     elif dagster is None and not all(one.is_complete for one in partitions):
-        steps.append("No Dagster of `vlm-assets` runs on this home: `vlm-assets demo` goes on with it.")
+        steps.append("No Dagster of `vlm-assets` runs on this home: `vlm-assets run` goes on with it.")
     return tuple(steps)
 
 
