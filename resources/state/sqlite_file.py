@@ -154,7 +154,7 @@ class SqliteFile:
     def install(
         self, fill: Callable[[sqlite3.Connection], None], *, start: bytes | None, aside: Path
     ) -> None:
-        """Put a new file in place, in one step; what was there is kept in ``aside``. Only from ``replace``.
+        """Put a new file in place with one rename; keep the old one in ``aside``. Only ``replace`` calls it.
 
         start: the bytes it begins with; None: an empty database. fill: makes its tables and its rows.
         """

@@ -72,7 +72,7 @@ def test_a_long_list_and_a_long_text_are_cut():
     ],
 )
 def test_an_id_is_shown_as_it_is(property_id, shown):
-    """Spaces at its ends are seen, markup in it is text, and what is invisible is named."""
+    """The sheet shows spaces at the ends of an id, prints markup as text and names invisible characters."""
     assert sheet({}, property_id=property_id).split("\n\n")[0] == shown
 
 

@@ -84,7 +84,7 @@ def test_folder_trees_are_read_in_a_fixed_order(tmp_path: Path) -> None:
 
 
 def test_files_without_a_known_suffix_are_recognised_by_content(tmp_path: Path) -> None:
-    """A picture named .jp2, .ppm or nothing is an image; what is none is named; a pipe stops nothing."""
+    """A picture named .jp2, .ppm or nothing is an image; others are named; a pipe stops nothing."""
     folder = tmp_path / "tree" / "a"
     folder.mkdir(parents=True)
     for name, kind in (
