@@ -136,7 +136,7 @@ def _run() -> None:
 
     import dagster as dg
 
-    from resources.engine.resource import VisionLanguageModel
+    from resources.engine.models.vision_language_model import VisionLanguageModel
     from resources.publishing.published import PublishedPartitions
     from vlm_assets.assets.property_descriptions import ASSET, DescriptionWork
     from vlm_assets.catalog.catalog import Catalog

@@ -39,9 +39,9 @@ from benchmarks.gpu_loops import (
 from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceilings, profile_kernels
 from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_processor, vision_layers
 from benchmarks.gpu_report import print_case, print_table
+from resources.engine.model_source import ModelSource
 from resources.engine.protocol import Attempt
-from resources.engine.transformers.model_loading import ModelSource
-from resources.engine.transformers.tensor_output import Tensors
+from resources.engine.transformers.collation import Tensors
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.images.images import LoadedProperty
 from resources.images.outputs import Pixels

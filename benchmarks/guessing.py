@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 
 from examples.rendered_properties import list_properties, write_example
+from resources.engine.model_source import ModelSource
 from resources.engine.prompt import build_prompt
 from resources.engine.protocol import Answer, Attempt
 from resources.engine.schema import load_schema
-from resources.engine.transformers.model_loading import ModelSource
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.images.images import LoadedProperty, load_image
 from vlm_assets.settings import EXAMPLE_MODEL, load_settings

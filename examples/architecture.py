@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from examples.truth import draw_truth
-from resources.engine.embedder import description_text
+from resources.engine.schema import description_text
 from vlm_assets.property_description import PropertyDescription
 
 IMAGE_SIDE: Final = 64

@@ -20,8 +20,7 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.devices.errors import LeaseDirectoryError
 from resources.devices.find import Device
-from resources.devices.lease_records import HeldDevice, LeaseRecord
-from resources.devices.leases import DeviceLeases
+from resources.devices.leases import DeviceLeases, HeldDevice, LeaseRecord
 from resources.processes import ProcessIdentity, boot_id
 from resources.state.workers import Worker
 from sensors.dagster_internals.run_control import RunOfProcess

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from resources.engine.resource import TextEmbeddingModel, VisionLanguageModel
+from resources.engine.models.text_embedding import TextEmbeddingModel
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.server.choice import ServerChoice
 from vlm_assets.settings import Settings
 

@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _mark_moments(task: Task) -> None:
-    from resources.engine.resource import VisionLanguageModel
+    from resources.engine.models.vision_language_model import VisionLanguageModel
     from resources.journal.journal import Journal
 
     submitted: list[int] = []

@@ -1,16 +1,19 @@
 """One holder a device, by an operating-system lock that dies with its process: leases and who holds them.
 
-The lock (flock) on ``ID.lock`` is the truth; ``ID.json`` beside it is for people and may be deleted.
-Which devices there are is devices.py's, what is refused is health.py's. A lease belongs to its process.
+The lock (flock) on ``ID.lock`` is the truth; the record ``ID.json`` beside it is for people, may be deleted,
+and is never asked whether the holder lives. Which devices there are is find.py's, what is refused is
+health.py's. A lease belongs to its process.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,13 +22,16 @@ from urllib.parse import quote
 
 from resources.devices.errors import LeaseDirectoryError, NoDeviceFreeError
 from resources.devices.find import Device
-from resources.devices.lease_records import HeldDevice, LeaseHolder, LeaseRecord
 from resources.processes import process_start
-from resources.storage.files import make_directory
+from resources.storage.files import make_directory, write_replacing
 from resources.storage.lock_files import LockFile
 
 _POLL_SECONDS = 0.5
 _NOTICE_SECONDS = 60.0
+_ABOUT = (
+    "For people; this file may be deleted. Whether the device is held is decided by the lock on the .lock "
+    "file beside it, which must stay while anything runs."
+)
 
 Refusals = Callable[[Device], Sequence[str]]
 """Why a device should not be used now, in sentences; asked with its lock held, so that nobody else moves."""
@@ -41,6 +47,64 @@ class Clock(Protocol):
     def sleep(self, seconds: float, /) -> None:
         """Wait; a signal handler that raises ends it."""
         ...
+
+
+@dataclass(frozen=True)
+class LeaseHolder:
+    """What the device is used for."""
+
+    run_id: str
+    partition: str
+    step: str
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """One holder. ``process_start`` (clock ticks since boot) tells it from a later one with its pid."""
+
+    device: str
+    holder: LeaseHolder
+    pid: int
+    process_start: int | None
+    host: str
+    since: str
+
+    def write(self, path: Path) -> None:
+        """Replace what stands at ``path``. Raises OSError."""
+        write_replacing(path, json.dumps({"about": _ABOUT, **asdict(self)}, indent=2).encode())
+
+    @classmethod
+    def read(cls, path: Path) -> LeaseRecord | None:
+        """What stands at ``path``; None where nothing legible does."""
+        try:
+            fields = json.loads(path.read_bytes())
+            fields.pop("about", None)
+            return cls(**{**fields, "holder": LeaseHolder(**fields["holder"])})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def written_by_the_dead(self) -> bool:
+        """Whether its process is certainly gone; false where that cannot be seen from this machine."""
+        return self.host == socket.gethostname() and process_start(self.pid) != self.process_start
+
+
+@dataclass(frozen=True)
+class HeldDevice:
+    """A device whose lock is held, and the record beside it, if there is one."""
+
+    device: Device
+    record: LeaseRecord | None
+
+    def sentence(self) -> str:
+        """Who holds the device, for people."""
+        record = self.record
+        if record is None or record.written_by_the_dead():
+            return f"{self.device.id} is held by a process that has not said who it is."
+        holder = record.holder
+        return (
+            f"{self.device.id} is held by run {holder.run_id} (partition {holder.partition}, {holder.step}), "
+            f"pid {record.pid} on {record.host}, since {record.since}."
+        )
 
 
 class Lease:

@@ -1,13 +1,13 @@
 """Devices that failed twice and are left out until a person takes them back, as the control state has them.
 
-What lives here: noting failures, leaving out, taking back. What does not: what counts as a device's failure
-(``device_failures.py``), whether a device is sound at the moment (``health.py``), and telling people.
+What lives here: which errors are a device's own and not the model's or the data's, noting them, leaving out,
+taking back. What does not: whether a device is sound at the moment (``health.py``), and telling people.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -23,8 +23,51 @@ WITHIN_SECONDS = 24 * 3600.0
 """Failures that are further apart are those of software or of chance."""
 
 
+_SIGNS = ("cuda error", "cublas_status", "cudnn_status", "nccl error", "uncorrectable ecc")
+"""In an error, and in the end of a model server's log, which names NCCL at each start."""
+
+_NOT_ITS_OWN = ("out of memory", "alloc_failed", "device-side assert")
+"""Too large a batch, and an index out of range in a model's code, fail on any device."""
+
+
 class UnknownDeviceError(DeviceError):
     """A device that is to be taken back is not left out."""
+
+
+class ImpossibleResultError(RuntimeError):
+    """What was computed cannot be right; the first sentence of the message says what it is.
+
+    The device may have done it, or the model: an occurrence of it counts on one device alone.
+    """
+
+
+def device_failure(error: BaseException) -> str | None:
+    """A sentence where the error is a device's own failure, else None. Looks at its causes too."""
+    for one in _causes(error):
+        if isinstance(one, MemoryError):
+            return None
+        text = str(one)
+        if isinstance(one, ImpossibleResultError):
+            return f"{text.partition('. ')[0].rstrip('.')}."
+        plain = text.lower()
+        if any(sign in plain for sign in _NOT_ITS_OWN):
+            return None
+        lines = text.splitlines()
+        telling = [line for line in lines if any(sign in line.lower() for sign in _SIGNS)]
+        # By name: torch is not imported where no model ran.
+        if telling or type(one).__name__ == "AcceleratorError":
+            return f"{type(one).__name__}: {(telling or lines or [''])[0].strip()}"
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error's causes, the first one first, and then itself."""
+    chain: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in chain:
+        chain.append(one)
+        one = one.__cause__
+    yield from reversed(chain)
 
 
 def at_work_on(asset: str, partition: str) -> str:

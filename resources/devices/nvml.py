@@ -1,6 +1,6 @@
 """What the NVIDIA driver says about its GPUs at one moment: the only place that talks to NVML.
 
-Reading lives here; which devices are used (devices.py) and which are refused (health.py) does not.
+Reading lives here; which devices are used (find.py) and which are refused (health.py) does not.
 Terms: NVML, MIG (a GPU cut into instances that count as devices of their own).
 """
 

@@ -1,18 +1,20 @@
-"""The one lease of this process, pinned for CUDA, taken once and given again to every later step.
+"""The one lease of this process: taken once, given again to every later step, and all that CUDA sees.
 
-How a device is locked is leases.py's, how CUDA is told is pinning.py's.
+CUDA reads CUDA_VISIBLE_DEVICES once, when it is initialised: pin before torch is imported. How a device is
+locked is leases.py's.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 
-from resources.devices.lease_records import LeaseHolder
-from resources.devices.leases import DeviceLeases, Lease
-from resources.devices.pinning import pin
+from resources.devices.errors import PinnedElsewhereError
+from resources.devices.find import Device
+from resources.devices.leases import DeviceLeases, Lease, LeaseHolder
 
 _lock = threading.Lock()
 _lease: Lease | None = None
@@ -44,6 +46,29 @@ def lease_for_process(
             raise
         _lease = lease
         return lease
+
+
+def pin(device: Device, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set CUDA_VISIBLE_DEVICES (and the order that numbers count in), for this process and its children.
+
+    A CPU slot hides every GPU, and bounds the threads that torch will compute with. Raises
+    PinnedElsewhereError where torch already runs CUDA here with another CUDA_VISIBLE_DEVICES.
+    """
+    torch = sys.modules.get("torch")
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if torch is not None and torch.cuda.is_initialized() and visible != device.visible:
+        before = "not set" if visible is None else f"= {visible!r}"
+        raise PinnedElsewhereError(
+            f"torch has already initialised CUDA in this process (pid {os.getpid()}), with "
+            f"CUDA_VISIBLE_DEVICES {before}: it cannot be moved to {device.id} any more. Lease the device "
+            "before anything uses CUDA, or start a new process."
+        )
+    environment["CUDA_VISIBLE_DEVICES"] = device.visible
+    if device.kind == "cuda":
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    if device.threads is not None:
+        # A number that a person has set stays.
+        environment.setdefault("OMP_NUM_THREADS", str(device.threads))
 
 
 def _renew_in_forked_child() -> None:

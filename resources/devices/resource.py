@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from resources.devices.device_failures import ImpossibleResultError, device_failure
 from resources.devices.errors import AllLeftOutError, NoDeviceFreeError
 from resources.devices.find import Device, find_devices
 from resources.devices.health import HealthCheck
-from resources.devices.lease_records import LeaseHolder
-from resources.devices.leases import DeviceLeases, Lease
-from resources.devices.left_out import LeftOutDevices, at_work_on
+from resources.devices.leases import DeviceLeases, Lease, LeaseHolder
+from resources.devices.left_out import ImpossibleResultError, LeftOutDevices, at_work_on, device_failure
 from resources.devices.nvml import DriverNvml
 from resources.devices.process_lease import lease_for_process
 from resources.devices.residents import ResidentError, Residents

@@ -1,8 +1,10 @@
 """The retry ladder: from a batch of loaded properties to one terminal result for each.
 
 What lives here: which answer counts, how a property whose answer does not is asked again, and when it is
-given up as failed with what the model said. What does not: the model (the engines), the verdict on a text
-(schema.py). Every decision is about one property; its neighbours in the batch do not matter.
+given up as failed with what the model said, and which failures may pass. What does not: the model (the
+engines), whether a text is a description (schema.py), how often a failed row is tried again
+(``vlm_assets/assets/generations.py``). Every decision is about one property; its neighbours in the batch do
+not matter.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from resources.engine.protocol import (
     Answer,
@@ -19,9 +21,10 @@ from resources.engine.protocol import (
     Engine,
     EngineError,
     EngineLostError,
+    InvalidDescription,
     RequestTooLargeError,
 )
-from resources.engine.verdict import InvalidDescription
+from resources.images.images import TRANSIENT_KINDS as TRANSIENT_IMAGE_KINDS
 from resources.images.images import ImageFailure, LoadedProperty
 
 if TYPE_CHECKING:
@@ -29,6 +32,14 @@ if TYPE_CHECKING:
 
 RAW_TEXT_LIMIT = 4000
 """Characters of a refused answer that are kept in the row."""
+
+TRANSIENT_KINDS: Final[frozenset[str]] = TRANSIENT_IMAGE_KINDS | {"engine_error", "out_of_memory"}
+"""Kinds of failed rows that another try may cure: of the moment, the device or the disk.
+
+All others go to a person. An answer that the model gave after the whole ladder (``truncated``,
+``repetition``, ``invalid_json``, ``schema_mismatch``) comes out the same again: seeds derive from the
+property and the attempt. Another prompt or limit may help, which is a person's choice.
+"""
 
 _ERROR_LIMIT = 500
 _REPEATED_UNIT = 100

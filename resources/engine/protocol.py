@@ -1,7 +1,8 @@
 """What an engine is: the small interface between a batch of loaded properties and a vision-language model.
 
 What lives here: the request, the answer, the interface and its errors. What does not: any model (the
-engines), what makes an answer valid (schema.py), what happens to one that is not (ladder.py).
+engines), what makes an answer valid (schema.py), what happens to one that is not (ladder.py). Imports nothing
+heavy: neither pydantic nor an image library.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 
-from resources.images.images import LoadedProperty
+if TYPE_CHECKING:
+    from resources.images.images import LoadedProperty
 
 FinishReason = Literal["stop", "length"]
+
+_MESSAGE_LIMIT: Final = 300
 
 
 class EngineError(Exception):
@@ -38,6 +42,20 @@ class RequestTooLargeError(EngineError):
 
 class EngineLostError(EngineError):
     """The device or the process's memory is lost: nothing asked of this engine can be answered any more."""
+
+
+class InvalidDescription(ValueError):  # noqa: N818 - said of an answer, and named as people read it in a row
+    """An answer is no description of the schema.
+
+    kind: ``invalid_json`` (does not parse as one strict JSON object) or ``schema_mismatch`` (parses, but the
+    model refuses it, or Arrow could not hold it).
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        self.kind = kind
+        long = len(message) > _MESSAGE_LIMIT
+        self.message = message[: _MESSAGE_LIMIT - 1] + "…" if long else message
+        super().__init__(f"{kind}: {self.message}")
 
 
 @dataclass(frozen=True, slots=True)

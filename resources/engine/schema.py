@@ -1,8 +1,8 @@
 """The description schema: one pydantic model as JSON schema, as Arrow struct, and as validator of answers.
 
-What lives here: loading the user's model, its two other forms, and parsing one answer of a vision-language
-model. What does not: the prompt (prompt.py), holding a decoder to the schema (guided.py), trying again
-(ladder.py).
+What lives here: loading the user's model, its two other forms, parsing one answer, and the canonical text of
+a description. What does not: the prompt (prompt.py), holding a decoder to the schema (guided.py), trying
+again (ladder.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pydantic
 
-from resources.engine.verdict import InvalidDescription
+from resources.engine.protocol import InvalidDescription
 
 _INT64 = range(-(2**63), 2**63)
 _SCALARS: dict[type, pa.DataType] = {
@@ -87,6 +87,19 @@ class DescriptionSchema:
         plain = _storable(parsed, self.arrow_type, where="")
         assert isinstance(plain, dict)
         return plain
+
+
+def description_text(description: Mapping[str, Any]) -> str:
+    """The canonical text of a description: compact JSON in schema order, without fields that are null."""
+    return json.dumps(_without_nulls(description), ensure_ascii=False, separators=(",", ":"))
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(field) for name, field in value.items() if field is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
 
 
 def load_schema(name: str) -> DescriptionSchema:

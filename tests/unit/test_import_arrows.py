@@ -15,7 +15,7 @@ MODULES = sorted(
 # The commands that a checkout has and an installed package lacks.
 OF_A_CHECKOUT = "vlm_assets/cli/example.py"
 # The thin Dagster classes: the only ones below resources/ that may import it.
-THIN = {"resources/devices/resource.py", "resources/engine/resource.py", "resources/publishing/parquet_io.py"}
+THIN = {"resources/publishing/parquet_io.py"}
 
 
 def imported(path: Path, *, in_functions: bool = True) -> set[str]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from resources.devices.device_failures import ImpossibleResultError
+from resources.devices.left_out import ImpossibleResultError
 from resources.engine.ladder import Described
 
 WINDOW = 40

@@ -2,7 +2,7 @@
 
 What lives here: the generation's name, the rows that others have made from the same inputs, and the tries of
 a failed row. What does not: the order of a materialization (``materialize.py``), which kinds of
-failure may pass (``resources/engine/failure_kinds.py``).
+failure may pass (``resources/engine/ladder.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from resources.engine.failure_kinds import TRANSIENT_KINDS
+from resources.engine.ladder import TRANSIENT_KINDS
 from resources.journal.errors import SegmentUnreadableError
 from resources.journal.high_water_mark import read_mark
 from resources.journal.journal import Journal

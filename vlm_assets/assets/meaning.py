@@ -17,7 +17,8 @@ from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.settings import Settings
 
 if TYPE_CHECKING:
-    from resources.engine.resource import TextEmbeddingModel, VisionLanguageModel
+    from resources.engine.models.text_embedding import TextEmbeddingModel
+    from resources.engine.models.vision_language_model import VisionLanguageModel
 
 _AGAIN_SECONDS = 60.0
 

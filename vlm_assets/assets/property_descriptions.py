@@ -24,13 +24,12 @@ import pyarrow as pa
 from resources.devices.find import Device
 from resources.devices.resource import GpuResource
 from resources.engine.batch_plan import Batch, PlannedProperty, plan_batches, remaining
-from resources.engine.embedder import description_text
 from resources.engine.feeding import DescribedBatch, Feeding
 from resources.engine.ladder import Described, LadderSettings
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.prompt import Prompt, build_prompt
 from resources.engine.protocol import Engine, ModelLoadError
-from resources.engine.resource import VisionLanguageModel
-from resources.engine.schema import DescriptionSchema, load_schema
+from resources.engine.schema import DescriptionSchema, description_text, load_schema
 from resources.engine.server.served_model import ServerUnreachableError
 from resources.images.images import ImageFailure, LoadedProperty, PropertyJob
 from resources.images.thumbnails import make_thumbnails

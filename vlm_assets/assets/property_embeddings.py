@@ -2,7 +2,7 @@
 
 What lives here: the asset, whose function is the story of its materialization, the columns, what decides
 their meaning, and the work that fills them. What does not: the steps that both assets share
-(``materialize.py``), the model (``resources/engine/embedder.py``).
+(``materialize.py``), the model (``resources/engine/models/text_embedding.py``).
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -22,9 +22,10 @@ import pyarrow.compute as pc
 
 from resources.devices.find import Device
 from resources.devices.resource import GpuResource
-from resources.engine.embedder import TextEmbedder, description_text
+from resources.engine.models.text_embedding import TextEmbedder, TextEmbeddingModel
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import ModelLoadError
-from resources.engine.resource import TextEmbeddingModel, VisionLanguageModel
+from resources.engine.schema import description_text
 from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
 from vlm_assets.assets.check_events import check_specs

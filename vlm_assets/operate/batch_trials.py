@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from resources.devices.resource import GpuResource
-from resources.engine.resource import VisionLanguageModel
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from vlm_assets.assets.property_descriptions import BATCH_SECONDS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.trial import Trial, run_trial, sample

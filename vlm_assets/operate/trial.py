@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from resources.devices.resource import GpuResource
 from resources.engine.ladder import Described
-from resources.engine.resource import VisionLanguageModel
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog

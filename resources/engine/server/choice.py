@@ -1,9 +1,8 @@
 """Which server describes: one that we start on the leased device, or one that runs at an address.
 
 What lives here: from the choice to an engine, to the model's exact name and revision, and to what of it
-decides an answer's meaning. What does not: Dagster (``resources/engine/resource.py``), how a server is
-started
-(``owned_server.py``) or asked (``engine.py``).
+decides an answer's meaning. What does not: how a server is started (``owned_server.py``)
+or asked (``server_engine.py``).
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from resources.devices.find import Device
+from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.protocol import ModelLoadError
 from resources.engine.server.answering import answering_arguments
 from resources.engine.server.image_transport import JPEG_QUALITY, DataUris, EncodedImages, ImageFiles
 from resources.engine.server.model_server import ModelServer, ServerAddress
 from resources.engine.server.served_model import served_model
 from resources.engine.server.server_plan import VLLM_COMMAND, ServerPlan
-from resources.engine.transformers.model_loading import ModelSource, exact_revision
 
 if TYPE_CHECKING:
     from resources.engine.prompt import Prompt

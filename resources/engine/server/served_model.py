@@ -1,7 +1,7 @@
 """Which model a server at an address serves, as far as it says so.
 
 What lives here: asking ``/v1/models``, choosing among what is served, and an honest revision of it. What does
-not: a server that we start, whose model is known to the byte (``model_loading.py``).
+not: a server that we start, whose model is known to the byte (``model_source.py``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Final
 
 from resources.devices.find import Device
 from resources.devices.nvml import DriverNvml, Nvml
-from resources.devices.pinning import pin
+from resources.devices.process_lease import pin
 
 PINS: Final[tuple[str, ...]] = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS")
 """What chooses device and threads, and is no secret."""

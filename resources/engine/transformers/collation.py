@@ -1,5 +1,6 @@
 """One batch of tensors from the tensors of its properties, equal to the processor's own batch bit for bit.
 
+What lives here: the tensors that a worker makes of one property, and joining those of a batch.
 Families of processors join properties in different ways: images one after another (LLaVA, Gemma, Qwen), or a
 row of images a property, padded to the longest (Idefics, SmolVLM); prompts are padded on the left. Which way
 each tensor is joined is found by trying: the processor makes a few properties together and singly, and the
@@ -9,11 +10,15 @@ two are compared. Where no way gives the processor's own batch, batches are proc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from PIL import Image
 
+from resources.engine.model_source import ModelSource
 from resources.engine.transformers.model_inputs import processed
+from resources.engine.transformers.model_loading import load_processor
+from resources.images.outputs import Made, Maker, Pixels
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -25,6 +30,37 @@ _PROBED: Final = (((64, 48),), ((180, 120), (40, 160), (64, 48)), ((48, 64), (10
 _ONE_AFTER_ANOTHER: Final = "one after another"
 _PADDED: Final = "padded with "
 _PADDED_ON_THE_LEFT: Final = "padded on the left with "
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The processor's tensors of each property, floats of ``dtype``. See ``outputs.Output``.
+
+    Workers of a family whose tensors cannot be joined hand over pixels instead, and the
+    engine processes whole batches.
+    """
+
+    source: ModelSource
+    prompt: str
+    dtype: str
+
+    def load(self) -> Maker:
+        """See Output."""
+        import torch
+
+        torch.set_num_threads(1)
+        processor = load_processor(self.source)
+        joins = learn_joins(processor, self.prompt)
+        if joins is None:
+            return Pixels().load()
+        dtype = getattr(torch, self.dtype)
+
+        def make(images: Sequence[Image.Image]) -> Made:
+            # Converted here: half as much to hand over, and nothing left to do for the model's process.
+            tensors = processed(processor, self.prompt, [images]).to("cpu", dtype)
+            return Made((), {name: (as_array(one), joins[name]) for name, one in tensors.items()})
+
+        return make
 
 
 def learn_joins(processor: Any, prompt: str) -> dict[str, str] | None:

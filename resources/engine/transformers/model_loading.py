@@ -1,112 +1,22 @@
-"""Loading models: which model, exactly which files, and its parts through transformers' Auto classes.
+"""Loading a model's parts through transformers' Auto classes, and the errors of that as sentences.
 
-What lives here: the model's name and revision, the digest that stands in a row's provenance, and the errors
-of loading as sentences. What does not: generating (transformers_engine.py), embedding (embedder.py).
+What does not live here: which files these are (``model_source.py``), generating (``transformers_engine.py``).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from resources.engine.file_digests import file_digest
-from resources.engine.hub_pins import pinned_commit
-from resources.engine.model_files import deciding_files, refuse_other_files
+from resources.engine.model_source import ModelSource, exact_revision, refuse_other_files
 from resources.engine.protocol import ModelLoadError
 from resources.engine.transformers.attention import avoid_attention_with_plans
 
 _INSTALL_TORCHVISION = ".venv/bin/pip install -c constraints.txt -e '.[torchvision]'"
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """Where a model comes from: a local folder, or a hub id with a revision (commit, tag or branch).
-
-    An empty name stands for no choice: a server at an address may know its model, everything else refuses it.
-
-    records: folder that remembers what it is: digests of a local folder's large files, and the commit that a
-    hub's branch stood for when this home first used it.
-    """
-
-    name: str
-    revision: str | None = None
-    trust_remote_code: bool = False
-    records: Path | None = None
-
-    @property
-    def folder(self) -> Path | None:
-        """The model's folder, where it is local."""
-        path = Path(self.name).expanduser()
-        return path if self.name and path.is_dir() else None
-
-    @property
-    def label(self) -> str:
-        """The model's name in rows: its hub id, or its folder's name. No path, for folders move."""
-        return self.name if self.folder is None else self.folder.absolute().name
-
-    @property
-    def location(self) -> str:
-        """What ``from_pretrained`` takes."""
-        return str(self.folder or self.name)
-
-
-def exact_revision(source: ModelSource) -> str:
-    """What exactly this source names now: ``sha256:…`` over a folder's files, or the hub's commit.
-
-    Needs no torch. A hub branch is asked for online and, where the hub cannot be reached, taken from the
-    local cache; with ``records`` it stays what it was at first. Raises ModelLoadError where nobody knows it.
-    """
-    if not source.name:
-        raise ModelLoadError(
-            "no model is chosen: set VLM_ASSETS_MODEL to a model's folder or hub id; with a server at an"
-            " address, VLM_ASSETS_EMBEDDING_MODEL too"
-        )
-    if source.folder is not None:
-        return _folder_digest(source.folder, source.records)
-    if source.records is None:
-        return _hub_commit(source.name, source.revision)
-    return pinned_commit(source.name, source.revision, source.records, _hub_commit)
-
-
-def _folder_digest(folder: Path, records: Path | None) -> str:
-    digest = hashlib.sha256()
-    for path in deciding_files(folder):
-        digest.update(f"{path.relative_to(folder)}\0{file_digest(path, records)}\n".encode())
-    return f"sha256:{digest.hexdigest()}"
-
-
-@cache
-def _hub_commit(name: str, revision: str | None) -> str:
-    import httpx2
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
-
-    try:
-        commit = huggingface_hub.HfApi().model_info(name, revision=revision, timeout=20).sha
-        if commit:
-            return str(commit)
-        reason: Exception | str = "the hub names no commit"
-    except (RepositoryNotFoundError, ValueError) as error:
-        raise ModelLoadError(
-            f"model {name}: neither a folder here nor a model on the hub; give a folder's path or "
-            f"owner/name ({error})"
-        ) from error
-    except (HfHubHTTPError, OfflineModeIsEnabled, httpx2.HTTPError, OSError) as error:
-        reason = error
-    cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
-    if isinstance(cached, str):
-        return Path(cached).parent.name
-    raise ModelLoadError(
-        f"model {name}: the hub cannot be reached and no copy of revision {revision or 'main'} is cached "
-        f"here; download it once with `.venv/bin/hf download {name}`, or give a local folder ({reason})"
-    )
 
 
 def load_processor(source: ModelSource) -> Any:
@@ -156,7 +66,7 @@ def load_config(source: ModelSource) -> Any:
 def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
     """The weights, in evaluation mode on ``device``: float32 on a CPU, bfloat16 on a GPU.
 
-    Only safetensors files of the model's own folder or repository (see ``model_files``). Raises
+    Only safetensors files of the model's own folder or repository (see ``model_source``). Raises
     ModelLoadError, also where the files lack weights that the architecture has: transformers would fill them
     with noise.
     """

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
+from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.protocol import (
     Answer,
     Attempt,
@@ -29,12 +30,7 @@ from resources.engine.transformers.drafts import Drafts
 from resources.engine.transformers.greedy_decoding import Begin, GreedyDecoding
 from resources.engine.transformers.guided import Grammar, SampledBatch
 from resources.engine.transformers.model_inputs import InputPreparation, ModelInputs
-from resources.engine.transformers.model_loading import (
-    ModelSource,
-    exact_revision,
-    load_model,
-    load_processor,
-)
+from resources.engine.transformers.model_loading import load_model, load_processor
 
 if TYPE_CHECKING:
     from resources.engine.prompt import Prompt

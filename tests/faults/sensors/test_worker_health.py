@@ -13,7 +13,7 @@ import pytest
 
 from resources.alerts.outbox import Outbox
 from resources.devices.health import Verdict
-from resources.devices.lease_records import LeaseHolder
+from resources.devices.leases import LeaseHolder
 from resources.devices.resource import GpuResource
 from resources.state.database import open_state
 from resources.state.workers import Workers

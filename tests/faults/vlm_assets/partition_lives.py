@@ -25,12 +25,12 @@ from PIL import Image
 
 from faults.file_operations import FileOperations, die, strike_at
 from resources.devices.find import Device
-from resources.engine.embedder import TextEmbedder
+from resources.engine.model_source import ModelSource
+from resources.engine.models.text_embedding import TextEmbedder, TextEmbeddingModel
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.prompt import Prompt, build_prompt
 from resources.engine.protocol import Engine
-from resources.engine.resource import TextEmbeddingModel, VisionLanguageModel
 from resources.engine.schema import DescriptionSchema, load_schema
-from resources.engine.transformers.model_loading import ModelSource
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.journal.journal import Journal
 from vlm_assets.definitions import build_defs

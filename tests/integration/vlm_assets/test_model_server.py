@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.devices.residents import Residents, end_residents
-from resources.engine.resource import VisionLanguageModel
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from vlm_assets.models import build_vision_language_model
 
 SECOND = "000000008-000000015"

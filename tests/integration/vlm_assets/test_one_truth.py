@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import EngineLostError
-from resources.engine.resource import VisionLanguageModel
 from resources.publishing.published import PublishedPartitions
 from vlm_assets.cli.main import app
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import EngineLostError
-from resources.engine.resource import VisionLanguageModel
 from resources.engine.server.running_server import RunningServer
 from resources.state.database import open_state
 from resources.state.pause import pause, resume

@@ -6,8 +6,8 @@ import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import EngineLostError
-from resources.engine.resource import VisionLanguageModel
 
 KEY = "000000000-000000007"
 

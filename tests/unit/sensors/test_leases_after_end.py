@@ -33,7 +33,7 @@ HANGING = """
 import logging, signal, sys
 from pathlib import Path
 from resources.devices.find import Device
-from resources.devices.lease_records import LeaseHolder
+from resources.devices.leases import LeaseHolder
 from resources.devices.leases import DeviceLeases
 leases = DeviceLeases(Path(sys.argv[1]), [Device("cpu-0", "cpu", "CPU slot", None, "")])
 lease = leases.acquire(LeaseHolder(sys.argv[2], "k", "s"), wait_seconds=0, log=logging.getLogger())

@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 from resources.devices.find import find_devices
-from resources.devices.lease_records import LeaseHolder
-from resources.devices.leases import DeviceLeases
+from resources.devices.leases import DeviceLeases, LeaseHolder
 
 if __name__ == "__main__":
     directory, witnesses, rounds = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

@@ -18,8 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from resources.devices.find import find_devices
-from resources.devices.lease_records import LeaseHolder
-from resources.devices.leases import DeviceLeases
+from resources.devices.leases import DeviceLeases, LeaseHolder
 
 
 def decode_for_ever(started: Connection) -> None:

@@ -16,8 +16,7 @@ import pytest
 
 from resources.devices.errors import NoDeviceFreeError
 from resources.devices.find import find_devices
-from resources.devices.lease_records import LeaseHolder
-from resources.devices.leases import DeviceLeases
+from resources.devices.leases import DeviceLeases, LeaseHolder
 
 LOG = logging.getLogger("test_killed_holder")
 NEXT = LeaseHolder("run-next", "000001000-000001999", "property_descriptions")

@@ -14,11 +14,11 @@ import pytest
 
 from examples.scenes import draw_property, render
 from examples.truth import FIELDS, draw_truth
-from resources.engine.embedder import TextEmbedder, description_text
 from resources.engine.ladder import LadderSettings, describe_batch
+from resources.engine.model_source import ModelSource
+from resources.engine.models.text_embedding import TextEmbedder
 from resources.engine.prompt import build_prompt
-from resources.engine.schema import load_schema
-from resources.engine.transformers.model_loading import ModelSource
+from resources.engine.schema import description_text, load_schema
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.images.images import LoadedProperty
 

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from dagster import DagsterExecutionInterruptedError
 
-from resources.engine.resource import VisionLanguageModel
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.publishing.published import PublishedPartitions
 from sensors.dagster_internals.runs import NEEDS_PERSON
 from vlm_assets.assets.property_descriptions import DescriptionWork

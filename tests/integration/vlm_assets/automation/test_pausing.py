@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import dagster as dg
 import pytest
 
-from resources.engine.resource import VisionLanguageModel
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.state.pause import pause, resume
 from sensors.dagster_internals.runs import run_states
 from vlm_assets.assets.partition_state import committed_rows

@@ -17,8 +17,7 @@ import pytest
 
 from resources.devices.errors import LeaseDirectoryError, NoDeviceFreeError
 from resources.devices.find import Device, find_devices
-from resources.devices.lease_records import LeaseHolder, LeaseRecord
-from resources.devices.leases import DeviceLeases
+from resources.devices.leases import DeviceLeases, LeaseHolder, LeaseRecord
 from resources.processes import process_start
 
 LOG = logging.getLogger("test_leases")
@@ -187,7 +186,7 @@ def test_a_record_that_cannot_be_written_costs_no_lease(
     def full(path: Path, data: bytes) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("resources.devices.lease_records.write_replacing", full)
+    monkeypatch.setattr("resources.devices.leases.write_replacing", full)
     with slots.acquire(ALICE, wait_seconds=0, log=LOG):
         assert len(slots.holders()) == 1
     assert "No space left" in caplog.text

@@ -5,10 +5,15 @@ import logging
 import pytest
 
 from resources.devices import process_lease
-from resources.devices.device_failures import device_failure
 from resources.devices.errors import AllLeftOutError
-from resources.devices.lease_records import LeaseHolder
-from resources.devices.left_out import WITHIN_SECONDS, LeftOutDevices, UnknownDeviceError, at_work_on
+from resources.devices.leases import LeaseHolder
+from resources.devices.left_out import (
+    WITHIN_SECONDS,
+    LeftOutDevices,
+    UnknownDeviceError,
+    at_work_on,
+    device_failure,
+)
 from resources.devices.resource import GpuResource
 from resources.engine.protocol import EngineLostError
 from resources.state.database import ControlState

@@ -11,7 +11,7 @@ import pytest
 
 from resources.devices import residents as module
 from resources.devices.errors import NoDeviceFreeError
-from resources.devices.lease_records import LeaseHolder
+from resources.devices.leases import LeaseHolder
 from resources.devices.nvml import GpuReading
 from resources.devices.residents import ResidentError, ResidentRecord, Residents, end_residents
 from resources.devices.resource import GpuResource

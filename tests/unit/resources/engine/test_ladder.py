@@ -1,12 +1,16 @@
 """The retry ladder, against an engine that answers by a script."""
 
 import json
+from pathlib import Path
+from typing import get_args
 
 import pydantic
 import pytest
 
+from resources.engine import ladder
 from resources.engine.ladder import (
     RAW_TEXT_LIMIT,
+    TRANSIENT_KINDS,
     LadderSettings,
     describe_batch,
     next_attempt,
@@ -14,7 +18,7 @@ from resources.engine.ladder import (
 )
 from resources.engine.protocol import Answer, Attempt, EngineError, EngineLostError, RequestTooLargeError
 from resources.engine.schema import DescriptionSchema
-from resources.images.images import ImageFailure
+from resources.images.images import ImageErrorKind, ImageFailure
 
 
 class House(pydantic.BaseModel):
@@ -246,3 +250,17 @@ def test_ladder_ends():
 def test_repeated_tail(text, unit):
     """Repetition is seen at the end of a text, and not in ordinary ones."""
     assert repeated_tail(text) == unit
+
+
+def test_only_known_kinds_are_transient():
+    """A kind that is renamed in the engine must not silently become permanent."""
+    sources = "".join(path.read_text() for path in Path(ladder.__file__).parent.rglob("*.py"))
+    for kind in TRANSIENT_KINDS - set(get_args(ImageErrorKind)):
+        assert sources.count(f'"{kind}"') > 1, f"{kind} is named here alone"
+
+
+def test_what_a_person_must_put_right_is_not_tried_again():
+    """Missing, damaged or forbidden images, and answers that come out the same."""
+    permanent = {"missing", "denied", "unreadable", "too_large", "truncated", "schema_mismatch", "no_images"}
+    assert not permanent & TRANSIENT_KINDS
+    assert {"io_error", "timed_out", "engine_error", "out_of_memory"} <= TRANSIENT_KINDS

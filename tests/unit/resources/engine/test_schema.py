@@ -9,8 +9,8 @@ import pyarrow as pa
 import pydantic
 import pytest
 
-from resources.engine.schema import DescriptionSchema, SchemaError, load_schema
-from resources.engine.verdict import InvalidDescription
+from resources.engine.protocol import InvalidDescription
+from resources.engine.schema import DescriptionSchema, SchemaError, description_text, load_schema
 
 
 class Kind(enum.Enum):
@@ -240,3 +240,9 @@ def test_load_schema_errors(user_module, name, says):
 def test_load_schema(user_module):
     """A dotted name leads to the user's model."""
     assert load_schema("user_schema:House").model is House
+
+
+def test_description_text():
+    """The canonical text is compact, in order, keeps letters as they are and leaves out what is not known."""
+    description = {"b": "Küche", "a": None, "rooms": [{"n": 1, "m": None}], "tags": []}
+    assert description_text(description) == '{"b":"Küche","rooms":[{"n":1}],"tags":[]}'

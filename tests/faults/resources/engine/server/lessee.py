@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 from resources.devices.find import find_devices
-from resources.devices.lease_records import LeaseHolder
-from resources.devices.leases import DeviceLeases
+from resources.devices.leases import DeviceLeases, LeaseHolder
 from resources.devices.residents import Residents
 from resources.engine.server.owned_server import start_or_adopt
 from resources.engine.server.server_plan import ServerPlan

@@ -21,8 +21,7 @@ from pathlib import Path
 import pytest
 
 from resources.devices.find import Device, find_devices
-from resources.devices.lease_records import LeaseHolder
-from resources.devices.leases import DeviceLeases
+from resources.devices.leases import DeviceLeases, LeaseHolder
 from resources.devices.residents import ResidentRecord, Residents, end_residents
 from resources.devices.resource import GpuResource
 from resources.engine.protocol import EngineLostError

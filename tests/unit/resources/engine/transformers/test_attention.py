@@ -2,8 +2,9 @@
 
 import pytest
 
+from resources.engine.model_source import ModelSource
 from resources.engine.transformers.attention import prefer_flash_attention
-from resources.engine.transformers.model_loading import ModelSource, load_model
+from resources.engine.transformers.model_loading import load_model
 
 
 @pytest.fixture

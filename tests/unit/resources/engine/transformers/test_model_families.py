@@ -7,7 +7,8 @@ from typing import Literal
 import pydantic
 import pytest
 
-from resources.engine.embedder import TextEmbedder
+from resources.engine.model_source import ModelSource
+from resources.engine.models.text_embedding import TextEmbedder
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import Attempt
 from resources.engine.schema import DescriptionSchema
@@ -16,7 +17,6 @@ from resources.engine.transformers.attention import share_keys_in_steps
 from resources.engine.transformers.drafts import Drafts
 from resources.engine.transformers.guided import Grammar
 from resources.engine.transformers.model_inputs import processed
-from resources.engine.transformers.model_loading import ModelSource
 from resources.engine.transformers.transformers_engine import TransformersEngine
 
 TEMPLATE = (

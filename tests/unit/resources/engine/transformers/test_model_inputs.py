@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from resources.engine.model_source import ModelSource
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import Attempt, EngineError
+from resources.engine.transformers.collation import Tensors
 from resources.engine.transformers.model_inputs import InputPreparation
-from resources.engine.transformers.model_loading import ModelSource, load_processor
-from resources.engine.transformers.tensor_output import Tensors
+from resources.engine.transformers.model_loading import load_processor
 from resources.images.images import PropertyJob
 from resources.images.outputs import Pixels
 from resources.images.worker_pool import WorkerPool

@@ -1,23 +1,16 @@
-"""Loading models: provenance, and errors that say what to do."""
+"""Loading models: files of the folder alone, and errors that say what to do."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 
 import pytest
-from huggingface_hub.errors import OfflineModeIsEnabled, RepositoryNotFoundError
 
-from resources.engine.model_files import INDEX, deciding_files
+from resources.engine.model_source import INDEX, ModelSource, deciding_files, exact_revision
 from resources.engine.protocol import ModelLoadError
 from resources.engine.transformers import model_loading
-from resources.engine.transformers.model_loading import (
-    ModelSource,
-    exact_revision,
-    load_model,
-    load_processor,
-)
+from resources.engine.transformers.model_loading import load_model, load_processor
 
 
 @pytest.fixture
@@ -53,24 +46,6 @@ def test_weights_are_those_of_the_file(torch, model_folder):
     assert torch.equal(model.lm_head.weight, stored["lm_head.weight"])
     assert model.dtype == torch.float32
     assert not model.training
-
-
-def test_revision_of_a_folder_follows_its_content(copied, model_folder):
-    """A copy has the same revision; a changed weight or setting another; a README changes nothing."""
-    original = exact_revision(ModelSource(str(model_folder)))
-    assert original.startswith("sha256:")
-    assert exact_revision(ModelSource(str(copied))) == original
-    (copied / "README.md").write_text("words")
-    assert exact_revision(ModelSource(str(copied))) == original
-    template = copied / "chat_template.jinja"
-    template.write_text(template.read_text() + " ")
-    changed = exact_revision(ModelSource(str(copied)))
-    assert changed != original
-    weights = copied / "model.safetensors"
-    damaged = bytearray(weights.read_bytes())
-    damaged[-1] ^= 1
-    weights.write_bytes(damaged)
-    assert exact_revision(ModelSource(str(copied))) not in (original, changed)
 
 
 def test_missing_weights_are_refused(copied):
@@ -135,7 +110,8 @@ sys.modules["torchvision"] = None  # not to be found, installed or not
 version = importlib.metadata.version
 importlib.metadata.version = lambda name: version("no-such-package" if name == "torchvision" else name)
 
-from resources.engine.transformers.model_loading import ModelLoadError, ModelSource, load_processor
+from resources.engine.model_source import ModelLoadError, ModelSource
+from resources.engine.transformers.model_loading import load_processor
 
 try:
     load_processor(ModelSource(sys.argv[1]))
@@ -163,83 +139,6 @@ def test_torchvision_of_another_torch(monkeypatch):
         model_loading._loading(ModelSource("."), "processor"),
     ):
         raise RuntimeError("operator torchvision::nms does not exist")
-
-
-class _Hub:
-    """The hub as it answers: a commit, or an error."""
-
-    def __init__(self, outcome):
-        self.outcome = outcome
-
-    def model_info(self, name, *, revision, timeout):
-        """A model's record."""
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        return type("Info", (), {"sha": self.outcome})
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """Let the hub answer in a given way; nothing is asked for over the network."""
-    import huggingface_hub
-
-    def answer(outcome):
-        model_loading._hub_commit.cache_clear()
-        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: _Hub(outcome))
-
-    yield answer
-    model_loading._hub_commit.cache_clear()
-
-
-def test_revision_on_the_hub_is_a_commit(hub):
-    """A hub branch is recorded as the commit that it names now."""
-    hub("c0ffee")
-    assert exact_revision(ModelSource("owner/name", revision="main")) == "c0ffee"
-
-
-def test_hub_out_of_reach(hub, monkeypatch):
-    """Without the hub the cached copy's commit counts; without a copy the error says how to get one."""
-    import huggingface_hub
-
-    hub(OfflineModeIsEnabled("offline"))
-    with pytest.raises(ModelLoadError, match="hf download owner/name"):
-        exact_revision(ModelSource("owner/name"))
-    monkeypatch.setattr(
-        huggingface_hub, "try_to_load_from_cache", lambda *a, **k: "/cache/snapshots/c0ffee/config.json"
-    )
-    assert exact_revision(ModelSource("owner/name")) == "c0ffee"
-
-
-NO_HUB = """
-import sys
-
-from resources.engine.transformers.model_loading import ModelLoadError, ModelSource, exact_revision
-
-try:
-    exact_revision(ModelSource(sys.argv[1]))
-except ModelLoadError as error:
-    print(error)
-"""
-
-
-def test_hub_that_nobody_answers_for(tmp_path):
-    """No network is a sentence that says what to do, not a traceback of the HTTP library."""
-    # In a process of its own: the hub's address is read when its library is imported.
-    command = [sys.executable, "-c", NO_HUB, "owner/name"]
-    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    told = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **nowhere}, check=True)
-    assert "the hub cannot be reached" in told.stdout
-    assert "hf download owner/name" in told.stdout
-
-
-def test_unknown_model(hub):
-    """A name that is neither folder nor hub model is said to be neither."""
-    import httpx2
-
-    request = httpx2.Request("GET", "https://hub.invalid")
-    hub(RepositoryNotFoundError("404", response=httpx2.Response(404, request=request)))
-    with pytest.raises(ModelLoadError, match="neither a folder here nor a model on the hub"):
-        exact_revision(ModelSource("owner/mistyped"))
 
 
 @pytest.fixture
@@ -351,7 +250,8 @@ def test_every_file_that_is_opened_is_in_the_revision(model_folder, tmp_path):
         "opened = set()\n"
         "sys.addaudithook(lambda event, args: opened.add(str(args[0])) if event == 'open' else None)\n"
         "from transformers import AutoModelForImageTextToText\n"
-        "from resources.engine.transformers.model_loading import *\n"
+        "from resources.engine.model_source import ModelSource\n"
+        "from resources.engine.transformers.model_loading import load_model, load_processor\n"
         "source = ModelSource(sys.argv[1])\n"
         "load_processor(source), load_model(source, AutoModelForImageTextToText, device='cpu')\n"
         "print(json.dumps(sorted(opened)))\n"

@@ -9,11 +9,11 @@ import pydantic
 import pytest
 
 from resources.engine.ladder import LadderSettings, describe_batch
+from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import Attempt, EngineError, EngineLostError, RequestTooLargeError
 from resources.engine.schema import DescriptionSchema
 from resources.engine.transformers import model_inputs
-from resources.engine.transformers.model_loading import ModelSource, exact_revision
 from resources.engine.transformers.transformers_engine import TransformersEngine
 
 GREEDY = Attempt(number=1, max_new_tokens=60)

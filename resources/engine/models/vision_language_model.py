@@ -1,6 +1,6 @@
-"""The models as the assets get them: settings in, an engine or an embedder on the leased device out.
+"""The model that describes properties, as the assets get it: settings in, an engine on the leased device out.
 
-They are plain objects, not configurable Dagster resources: run config cannot set any of their fields.
+A plain object, not a configurable Dagster resource: run config cannot set any of its fields.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from resources.devices.find import Device
+from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.prompt import Prompt
 from resources.engine.schema import DescriptionSchema
-from resources.engine.transformers.model_loading import ModelSource, exact_revision, load_config
 
 if TYPE_CHECKING:
-    from resources.engine.embedder import TextEmbedder
     from resources.engine.protocol import Engine
     from resources.engine.server.choice import ServerChoice
     from resources.images.outputs import Output
@@ -93,7 +92,7 @@ class VisionLanguageModel:
             from resources.images.outputs import Pixels
 
             return Pixels()
-        from resources.engine.transformers.tensor_output import Tensors
+        from resources.engine.transformers.collation import Tensors
 
         return Tensors(self.source, prompt.text, "float32" if device.kind == "cpu" else "bfloat16")
 
@@ -111,38 +110,3 @@ class VisionLanguageModel:
             device=device.kind,
             speculative_tokens=self.speculative_tokens,
         )
-
-
-@dataclass(frozen=True)
-class TextEmbeddingModel:
-    """The model that embeds the text of descriptions.
-
-    model: a local folder or a hub id; a vision-language model lends its text layers;
-    empty where none is chosen. The other fields are
-    those of VisionLanguageModel.
-    """
-
-    model: str
-    revision: str | None = None
-    trust_remote_code: bool = False
-    records_directory: str | None = None
-
-    @property
-    def source(self) -> ModelSource:
-        """Where the model comes from."""
-        records = Path(self.records_directory) if self.records_directory else None
-        return ModelSource(self.model, self.revision, self.trust_remote_code, records)
-
-    def exact_revision(self) -> str:
-        """What exactly the model is now; needs no device and no torch. Raises ModelLoadError."""
-        return exact_revision(self.source)
-
-    def width(self) -> int:
-        """Numbers a vector has, from the model's configuration alone. Raises ModelLoadError."""
-        return int(load_config(self.source).get_text_config().hidden_size)
-
-    def load(self, device: Device) -> TextEmbedder:
-        """An embedder on the leased device. Raises ModelLoadError."""
-        from resources.engine.embedder import TextEmbedder
-
-        return TextEmbedder(self.source, device=device.kind)

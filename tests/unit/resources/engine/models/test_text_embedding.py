@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from resources.engine.embedder import TextEmbedder, description_text
-from resources.engine.transformers.model_loading import ModelSource
+from resources.engine.model_source import ModelSource
+from resources.engine.models.text_embedding import TextEmbedder
 
 TEXTS = ["a", '{"roof":"flat","storeys":2}', "house " * 40, '{"roof":"gabled","storeys":2}', "näïve 屋根"]
 
@@ -53,7 +53,7 @@ def test_vectors_do_not_depend_on_the_batch(embedder):
 def test_many_batches_keep_the_order(embedder, monkeypatch):
     """Where texts are spread over batches by length, each vector still stands at its text."""
     expected = embedder.embed(TEXTS)
-    monkeypatch.setattr("resources.engine.embedder._BATCH_TOKENS", {"cpu": 30})
+    monkeypatch.setattr("resources.engine.models.text_embedding._BATCH_TOKENS", {"cpu": 30})
     assert np.abs(embedder.embed(TEXTS) - expected).max() < 1e-5
 
 
@@ -79,9 +79,3 @@ def test_text_without_tokens(embedder):
     """A text without tokens has no mean; it is an error rather than a row of NaN."""
     with pytest.raises(ValueError, match="no tokens"):
         embedder.embed(["a", ""])
-
-
-def test_description_text():
-    """The canonical text is compact, in order, keeps letters as they are and leaves out what is not known."""
-    description = {"b": "Küche", "a": None, "rooms": [{"n": 1, "m": None}], "tags": []}
-    assert description_text(description) == '{"b":"Küche","rooms":[{"n":1}],"tags":[]}'

@@ -3,12 +3,12 @@
 import pydantic
 
 from resources.devices.find import Device
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.prompt import Prompt
-from resources.engine.resource import VisionLanguageModel
 from resources.engine.schema import DescriptionSchema
 from resources.engine.server.choice import ServerChoice
 from resources.engine.server.image_transport import EncodedImages
-from resources.engine.transformers.tensor_output import Tensors
+from resources.engine.transformers.collation import Tensors
 from resources.images.outputs import Pixels
 
 

@@ -1,43 +1,60 @@
 """Embeddings of descriptions: texts to unit vectors, by a text model or a describing model's language layers.
 
-What lives here: the canonical text of a description, and mean-pooled embeddings of texts. What does not:
-where the vectors are kept, and their neighbours.
+What lives here: the embedding model of the settings, and mean-pooled embeddings of texts on the leased
+device. What does not: the text of a description (``engine/schema.py``), where the vectors are kept.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
+from resources.devices.find import Device
+from resources.engine.model_source import ModelSource, exact_revision
+from resources.engine.transformers.model_loading import load_config, load_model, load_tokenizer
 
-from resources.engine.transformers.model_loading import (
-    ModelSource,
-    exact_revision,
-    load_config,
-    load_model,
-    load_tokenizer,
-)
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
 """Padded tokens of one batch, by kind of device: what bounds its memory. On a CPU, 8192 took a third more
 time and 240 MiB more at its peak: blocks of that size leave the allocator's heap in holes."""
 
 
-def description_text(description: Mapping[str, Any]) -> str:
-    """The canonical text of a description: compact JSON in schema order, without fields that are null."""
-    return json.dumps(_without_nulls(description), ensure_ascii=False, separators=(",", ":"))
+@dataclass(frozen=True)
+class TextEmbeddingModel:
+    """The model that embeds the text of descriptions.
 
+    model: a local folder or a hub id; a vision-language model lends its text layers; empty where none is
+    chosen. The other fields are those of VisionLanguageModel. A plain object: see there.
+    """
 
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_nulls(field) for name, field in value.items() if field is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value
+    model: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+    records_directory: str | None = None
+
+    @property
+    def source(self) -> ModelSource:
+        """Where the model comes from."""
+        records = Path(self.records_directory) if self.records_directory else None
+        return ModelSource(self.model, self.revision, self.trust_remote_code, records)
+
+    def exact_revision(self) -> str:
+        """What exactly the model is now; needs no device and no torch. Raises ModelLoadError."""
+        return exact_revision(self.source)
+
+    def width(self) -> int:
+        """Numbers a vector has, from the model's configuration alone. Raises ModelLoadError."""
+        return int(load_config(self.source).get_text_config().hidden_size)
+
+    def load(self, device: Device) -> TextEmbedder:
+        """An embedder on the leased device. Raises ModelLoadError."""
+        return TextEmbedder(self.source, device=device.kind)
 
 
 class TextEmbedder:
@@ -64,6 +81,8 @@ class TextEmbedder:
 
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Unit vectors [texts, width], in order. Raises ValueError for a text without tokens."""
+        import numpy as np
+
         if not texts:
             return np.empty((0, self.width), dtype=np.float32)
         tokens: list[list[int]] = self._tokenizer(
