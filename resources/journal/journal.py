@@ -346,6 +346,9 @@ def clear_retired(directory: Path, high_water_mark: Path) -> bool:
             remove_temporaries(directory)
             clear_temporaries(high_water_mark)
             if head is not None:
+                # The name that we see may be that of a process killed before it could make it durable: a
+                # power cut after the mark would leave a journal that goes on and a mark that forbids it.
+                files.sync_directory(directory)
                 # The crash may have come before the mark: left as it was, it would promise rows for ever.
                 retired = mark_of(head)
                 said = read_mark(high_water_mark, key=retired.key, generation=retired.generation).mark

@@ -82,6 +82,31 @@ def test_a_recovery_makes_durable_what_it_found(memory_path: Path, whole_life: L
         assert_survive(home, killed, live_until_operation(home, 0, recorded=True, commits=0))
 
 
+def test_a_recovery_makes_durable_what_it_found_before_it_builds_on_it(
+    memory_path: Path, whole_life: Life
+) -> None:
+    """Faults 4, 5, 6: the power goes in the recovery itself, after any of its own syncs of a folder.
+
+    What it wrote down is durable then, and what it read in a killed process's page cache may be gone.
+    """
+    names = [at for at, one in enumerate(whole_life.done, start=1) if one.name in ("replace", "link")]
+    cuts = 0
+    for at in names:
+        home = memory_path / f"killed-{at}"
+        killed = live_until_operation(home, at + 1, recorded=True)
+        recovery = live_until_operation(home, 0, recorded=True, commits=0)
+        disk = LossyDisk()
+        disk.apply_all(killed.done)
+        disk.apply_all([])
+        for cut, one in enumerate(recovery.done, start=1):
+            changes = one.name == "fsync_directory" and one.paths[0] in disk.waiting
+            disk.apply(one)
+            if changes:
+                cuts += 1
+                assert_survive(memory_path / f"killed-{at}-cut-{cut}", killed, recovery.cut_at(cut))
+    assert cuts > len(names)
+
+
 def test_kills_and_cuts_in_a_row(memory_path: Path, seed: int, rounds: int) -> None:
     """Faults 2, 4, 5, 6: what a recovery takes from the page cache of a killed process, it makes durable."""
     part = part_named("power-simulated")
