@@ -1,7 +1,7 @@
 """When the progress picture is drawn anew: while something works, and once it has come to rest.
 
 The sensor draws it in its own tick and reports it without a run, so that the Runs page lists real work only.
-How it is drawn is in ``vlm_assets/assets/dataset_progress.py``.
+How it is drawn is in ``vlm_assets/automation/dataset_progress.py``.
 """
 
 import json

@@ -21,6 +21,7 @@ import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
+from resources.publishing.verification import PUBLISHED_FILE
 from resources.state.workers import Workers
 from resources.storage.files import make_directory, write_replacing
 from resources.storage.layout import AssetFolders
@@ -30,7 +31,6 @@ from sensors.dagster_internals.partition_history import PartitionHistory
 from sensors.ticks import note_tick
 
 NAME = "published_file_drift"
-CHECK = "published_file"
 INTERVAL_SECONDS = 60
 _LOOK_SECONDS = 15.0
 """Of a tick, for looking; what is left is looked at in the next ticks.
@@ -309,7 +309,7 @@ def evaluation(asset: str, key: str, verdict: Verdict, at: float) -> dg.AssetChe
     step = f" {verdict.next_step}" if verdict.next_step and not verdict.passed else ""
     return dg.AssetCheckEvaluation(
         asset_key=dg.AssetKey(asset),
-        check_name=CHECK,
+        check_name=PUBLISHED_FILE,
         partition=key,
         passed=verdict.passed,
         severity=dg.AssetCheckSeverity.WARN if verdict.severity == "WARN" else dg.AssetCheckSeverity.ERROR,

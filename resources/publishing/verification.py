@@ -32,6 +32,9 @@ PUT_BACK = (
 )
 """What to do about a published file that is not what its record says."""
 
+PUBLISHED_FILE = "published_file"
+"""The check under which Dagster shows what a verification said of a published file."""
+
 
 class Expected(Protocol):
     """What a file must be: a published record, or a file that was just staged. sha256: of all its bytes."""

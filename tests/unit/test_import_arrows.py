@@ -1,6 +1,7 @@
 """Imports point one way, so that engines run without Dagster and a module is found where it belongs."""
 
 import ast
+import graphlib
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ MODULES = sorted(
 )
 # The commands that a checkout has and an installed package lacks.
 OF_A_CHECKOUT = "vlm_assets/cli/example.py"
+DEFINITIONS = "vlm_assets.definitions"
 # The thin Dagster classes: the only ones below resources/ that may import it.
 THIN = {"resources/publishing/parquet_io.py"}
 
@@ -27,6 +29,38 @@ def imported(path: Path, *, in_functions: bool = True) -> set[str]:
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
+    return names
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(CHECKOUT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def folders_that_import() -> dict[str, set[str]]:
+    """Each folder of ours, as a package name, with the folders whose modules its own modules import.
+
+    The definitions are a node of their own: everything meets there, and nothing imports them.
+    """
+    paths = {module_of(path): path for path in MODULES if path.relative_to(CHECKOUT).parts[0] != "examples"}
+    folders = {
+        name: name if path.name == "__init__.py" or name == DEFINITIONS else name.rpartition(".")[0]
+        for name, path in paths.items()
+    }
+    # One node until the engine's folders are apart.
+    folders |= {name: "resources.engine" for name in folders if name.startswith("resources.engine")}
+    arrows: dict[str, set[str]] = {folder: set() for folder in folders.values()}
+    for name, path in paths.items():
+        of_module = {folders[module] for module in imported_modules(path) if module in folders}
+        arrows[folders[name]] |= of_module - {folders[name]}
+    return arrows
+
+
+def imported_modules(path: Path) -> set[str]:
+    """As ``imported``, with the modules that are taken out of a package by name."""
+    names = imported(path)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
     return names
 
 
@@ -51,6 +85,30 @@ def test_imports_point_from_assets_to_sensors_to_resources(path):
         ours = {module for module in imported(path) if module.partition(".")[0] == "resources"}
         assert all(module.startswith(("resources.journal", "resources.storage")) for module in ours)
         assert not tops(path) & {"dagster", "torch", "transformers", "numpy", "duckdb"}
+
+
+def test_no_folder_imports_one_that_imports_it():
+    """Folders form layers: a reader who starts at the bottom never has to look up again."""
+    arrows = folders_that_import()
+    assert len(arrows) > 15
+    graphlib.TopologicalSorter(arrows).prepare()  # A CycleError names the folders.
+
+
+def test_nothing_imports_the_definitions():
+    """They are the top: whatever imports them loads every asset and sensor."""
+    assert not [path for path in MODULES if DEFINITIONS in imported_modules(path)]
+
+
+WATCHERS = ("sensors", "vlm_assets.automation", "vlm_assets.operate", "vlm_assets.cli")
+DATA_PATH = ("vlm_assets/catalog/", "vlm_assets/assets/", "resources/")
+
+
+def test_the_data_path_does_not_import_the_watchers():
+    """A row is made and published in the same way whether anybody watches or not."""
+    on_path = [path for path in MODULES if str(path.relative_to(CHECKOUT)).startswith(DATA_PATH)]
+    watching = {name for path in on_path for name in imported(path) if name.startswith(WATCHERS)}
+    # The names of the tags by which a run says why it ended.
+    assert watching == {"sensors.dagster_internals.runs"}
 
 
 def test_what_dagster_does_not_promise_is_used_in_one_package_alone():

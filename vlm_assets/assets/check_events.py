@@ -11,11 +11,11 @@ import warnings
 import dagster as dg
 
 from resources.publishing.record import PublishedRecord
-from sensors.published_file_drift import CHECK
+from resources.publishing.verification import PUBLISHED_FILE
 from vlm_assets.assets.checks import CheckOutcome, Severity
 
-PUBLISHED_FILE = {
-    CHECK: (
+_OF_EVERY_ASSET = {
+    PUBLISHED_FILE: (
         "The file on disk is what was published last, of today's catalogue and settings. Looked at when a"
         " materialization ends, and by the sensor published_file_drift whenever the file changes."
     )
@@ -36,7 +36,7 @@ def check_specs(
             dg.AssetCheckSpec(
                 name, asset=asset, description=description, blocking=True, partitions_def=partitions
             )
-            for name, description in (descriptions | PUBLISHED_FILE).items()
+            for name, description in (descriptions | _OF_EVERY_ASSET).items()
         ]
 
 
@@ -70,4 +70,6 @@ def published_file_result(
     if record is not None:
         expected = "the file that was published last"
         found = damage or f"{record.rows} rows, digest {record.sha256[:12]}, read back"
-    return check_result(asset, CheckOutcome(CHECK, passed=not damage, expected=expected, found=found))
+    return check_result(
+        asset, CheckOutcome(PUBLISHED_FILE, passed=not damage, expected=expected, found=found)
+    )

@@ -41,7 +41,7 @@ from vlm_assets.assets.garbage import GarbageOutputError
 from vlm_assets.assets.generations import adopt_rows, generation_of, rows_to_try_again
 from vlm_assets.assets.images_away import ImagesAwayError
 from vlm_assets.assets.partition import Partition
-from vlm_assets.automation.pausing import PausableProgress, wait_while_paused
+from vlm_assets.assets.run_progress import Progress, wait_while_paused
 from vlm_assets.control_state import control_state
 from vlm_assets.settings import Settings
 
@@ -174,7 +174,7 @@ class Materialization:
         beat: WorkerBeat,
     ) -> None:
         self.partition = partition
-        self.progress: PausableProgress
+        self.progress: Progress
         self._context = context
         self._work = work
         self._options = options
@@ -280,7 +280,7 @@ class Materialization:
                     self._said["kept rows"] = dg.MetadataValue.int(adopted)
             restored = journal.committed_rows
             self._beat.resume(restored=restored)
-            self.progress = PausableProgress(
+            self.progress = Progress(
                 self._context,
                 expected=len(self.partition.expected_ids),
                 restored=restored,

@@ -1,13 +1,21 @@
-"""How far a materialization is, told to its page while it runs.
+"""How far a materialization is, and how it stands still while a pause stands.
 
-What lives here: percent, rate, time left, as events and log lines. What does not: what is done (the journal
-says that). Term: Dagster asset observations, which stream to the run page and stay with the partition.
+What lives here: percent, rate and time left as events and log lines of the run, and the looks at the pause,
+at the start and at each batch. What does not: what is done (the journal says that), the pause itself
+(``resources/state/pause.py``), and the schedules, which look at it themselves. Term: Dagster asset
+observations, which stream to the run page and stay with the partition.
+
+A run that starts while paused waits, and does not end: ended, a backfill's whole queue would go through the
+devices in minutes and leave a failed run for each partition. Waiting, no more runs than there are devices
+hold a process each, without a device and without a model; all others stay queued, and when the pause is
+lifted everything goes on by itself. A run that works commits and ends, so that its device is free: Dagster
+retries it as one that was interrupted, and the retry waits like any other start.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -15,14 +23,74 @@ import dagster as dg
 
 from resources.engine.protocol import Engine, WaitingEngine
 from resources.journal.journal import Journal
+from resources.state.database import ControlState
+from resources.state.pause import Pause, pause_of
+from resources.state.sqlite_file import ControlStateError
 from resources.state.workers import Phase, WorkerBeat
 
 INTERVAL_SECONDS = 30.0
 """Between two events: often enough to watch, seldom enough that weeks of them fit the event log."""
 
 
+_LOOK_SECONDS = 1.0
+
+_working: set[str] = set()
+"""Runs that have begun to work in this process, and may hold a device."""
+
+
+def wait_while_paused(
+    context: dg.AssetExecutionContext,
+    state: ControlState,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return when nothing is paused. A run that has worked already ends instead, as ``end_if_paused`` does.
+
+    There is no event to wait for: the pause may come from another machine. A control state that cannot be
+    read is waited for too: it may hold a pause.
+    """
+    standing = _pause_or_trouble(state)
+    if standing is None:
+        return
+    if isinstance(standing, Pause) and context.run.run_id in _working:
+        _end(context, standing)
+    said = standing.sentence() if isinstance(standing, Pause) else str(standing)
+    context.log.warning(f"Waiting, without a device: {said}.")
+    while _pause_or_trouble(state) is not None:
+        sleep(_LOOK_SECONDS)
+    context.log.info("Nothing is paused any more: going on.")
+
+
+def end_if_paused(context: dg.AssetExecutionContext, state: ControlState) -> None:
+    """Raise DagsterExecutionInterruptedError where a pause stands: what is submitted will be committed.
+
+    Work goes on where the control state cannot be read: rows are committed without it.
+    """
+    standing = _pause_or_trouble(state)
+    if isinstance(standing, Pause):
+        _end(context, standing)
+    if standing is not None:
+        context.log.warning(f"A pause would not be noticed now: {standing}")
+
+
+def _pause_or_trouble(state: ControlState) -> Pause | ControlStateError | None:
+    try:
+        return pause_of(state)
+    except ControlStateError as error:
+        return error
+
+
+def _end(context: dg.AssetExecutionContext, pause: Pause) -> None:
+    said = f"Interrupted, with all finished rows committed: {pause.sentence()}."
+    context.log.warning(said)
+    raise dg.DagsterExecutionInterruptedError(said)
+
+
 class Progress:
-    """Progress of one partition. ``done`` starts at what was restored, so the percentage never restarts."""
+    """Progress of one partition, which ends its work at the next batch where a pause stands.
+
+    ``done`` starts at what was restored, so the percentage never restarts.
+    """
 
     def __init__(
         self,
@@ -32,23 +100,31 @@ class Progress:
         restored: int,
         journal: Journal,
         beat: WorkerBeat,
+        state: ControlState,
     ) -> None:
         self._context = context
         self._expected = expected
         self._restored = restored
         self._journal = journal
         self._beat = beat
+        self._state = state
         self._started = self._last_report = time.monotonic()
         self.computed = 0
         # Commits come from the journal's own thread, between two batches and during a long one.
         journal.on_commit(beat.commit)
+        _working.add(beat.worker.run_id)
 
     def load(self, device: str | None) -> None:
-        """The device is leased and the model is next. None: the model computes elsewhere."""
+        """The device is leased and the model is next. None: the model computes elsewhere.
+
+        Where a pause began while the device was waited for, it is not used.
+        """
+        end_if_paused(self._context, self._state)
         self._beat.enter(Phase.LOADING, device=device)
 
     def start(self) -> None:
-        """The model is loaded and the first property is next."""
+        """The model is loaded and the first property is next, unless a pause began meanwhile."""
+        end_if_paused(self._context, self._state)
         self._started = time.monotonic()
         self._beat.enter(Phase.WORKING)
 
@@ -66,11 +142,15 @@ class Progress:
             self._beat.enter(Phase.WORKING)
 
     def advance(self, rows: int) -> None:
-        """Count rows that were computed in this run; tells the page at most every INTERVAL_SECONDS."""
+        """Count rows that were computed in this run; tells the page at most every INTERVAL_SECONDS.
+
+        The rows are submitted already, so that a pause loses none of them.
+        """
         self.computed += rows
         self._beat.beat(computed=self.computed, committed=self._journal.committed_rows)
         if time.monotonic() - self._last_report >= INTERVAL_SECONDS:
             self.report()
+        end_if_paused(self._context, self._state)
 
     def warn(self, advice: str) -> None:
         """Say what a person should change, on the run's page."""

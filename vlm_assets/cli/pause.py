@@ -1,7 +1,7 @@
 """Commands ``vlm-assets pause`` and ``resume``: before a reboot, or for a night's rest.
 
 What lives here: arguments, output, and waiting until the devices are free. What does not: the pause
-(``resources/state/pause.py``) and what stands still for it (``vlm_assets/automation/pausing.py``).
+(``resources/state/pause.py``) and what stands still for it (``vlm_assets/assets/run_progress.py``).
 """
 
 from __future__ import annotations

@@ -117,9 +117,9 @@ def _put_right(current: Settings, repairs: Sequence[Repair], tell: Callable[[str
 
 
 def _compute(current: Settings, found: Audit, repairs: Sequence[Repair], tell: Callable[[str], None]) -> bool:
-    from vlm_assets.assets.recomputation import commands, launch, recomputations
     from vlm_assets.operate.dagster_server.api import DagsterApi
     from vlm_assets.operate.dagster_server.home import running_address
+    from vlm_assets.operate.repair import commands, launch, recomputations
 
     if not repairs:
         return True

@@ -1,6 +1,6 @@
 """The progress picture: every partition as a cell, properties described over time, devices side by side.
 
-This module only draws. ``assets/dataset_progress.py`` collects what is drawn.
+This module only draws. ``automation/dataset_progress.py`` collects what is drawn.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
 """What would put a dataset right: restored in place where a whole copy is there, else computed again.
 
-What lives here: the plan, made from an audit, and the part of it that needs no device. What does not:
-asking Dagster to compute (``recomputation.py``), journals whose rows are lost (``accepted_loss.py``).
+What lives here: the plan, made from an audit; the part of it that needs no device; and what is computed
+again, through the running Dagster or by the commands to do it. What does not: journals whose rows are lost
+(``accepted_loss.py``).
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +23,8 @@ from resources.storage import files
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.assets.partition_state import Kind, Problem, State
 from vlm_assets.operate.audit.audit import Audit
-from vlm_assets.settings import Settings
+from vlm_assets.operate.dagster_server.api import DagsterApi
+from vlm_assets.settings import PREFIX, Settings
 
 
 class Way(StrEnum):
@@ -42,6 +46,10 @@ _OF_THE_FILES = frozenset(
     {Kind.FILE, Kind.SECOND_COPY, Kind.RECORD_COPY, Kind.COLUMNS, Kind.IDS, Kind.MIXED, Kind.PENDING}
 )
 _OF_THE_ROWS = frozenset({Kind.COLUMNS, Kind.IDS, Kind.MIXED})
+
+_LAUNCHED_BY = "vlm-assets/launched-by"
+
+_RUN_OPTIONS = {Way.COMPUTE: "recompute", Way.RETRY_FAILED: "retry_failed"}
 
 
 @dataclass(frozen=True)
@@ -174,3 +182,75 @@ def put_right(settings: Settings, repair: Repair) -> list[str]:
         restoration = published.restore(repair.key)
         return [*restoration.notes] or [f"Partition {repair.key} of {repair.asset} is whole."]
     return []
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """Partitions that are materialized alike. ways: by asset, upstream first."""
+
+    ways: Mapping[str, Way]
+    keys: tuple[str, ...]
+
+    @property
+    def assets(self) -> tuple[str, ...]:
+        """The assets that are materialized together."""
+        return tuple(self.ways)
+
+    @property
+    def run_config(self) -> dict[str, object]:
+        """The run config of each partition's run; empty where finished work is kept as always."""
+        options = {asset: _RUN_OPTIONS[way] for asset, way in self.ways.items() if way in _RUN_OPTIONS}
+        if not options:
+            return {}
+        return {"ops": {asset: {"config": {option: True}} for asset, option in options.items()}}
+
+    def command(self, key: str) -> str:
+        """The command that materializes one of the partitions without a running Dagster."""
+        words = ["dagster", "asset", "materialize", "-m", "vlm_assets.definitions"]
+        words += ["--select", ",".join(self.assets), "--partition", key]
+        if self.run_config:
+            words += ["--config-json", json.dumps(self.run_config)]
+        return shlex.join(words)
+
+
+def recomputations(repairs: Iterable[Repair], descriptions: str, embeddings: str) -> list[Recomputation]:
+    """Group repairs that compute by what is done to each partition.
+
+    New descriptions always take their embeddings with them.
+    """
+    of_key: dict[str, dict[str, Way]] = defaultdict(dict)
+    for one in repairs:
+        if one.way in COMPUTING and one.key is not None:
+            of_key[one.key][one.asset] = one.way
+    groups: dict[tuple[tuple[str, Way], ...], list[str]] = defaultdict(list)
+    for key, ways in sorted(of_key.items()):
+        if descriptions in ways:
+            ways.setdefault(embeddings, Way.RESUME)
+        groups[tuple((asset, ways[asset]) for asset in (descriptions, embeddings) if asset in ways)].append(
+            key
+        )
+    return [Recomputation(dict(ways), tuple(keys)) for ways, keys in groups.items()]
+
+
+def launch(api: DagsterApi, wanted: Sequence[Recomputation]) -> list[str]:
+    """Launch one backfill for each; says which. Raises DagsterApiError."""
+    said = []
+    for one in wanted:
+        title = f"repair: {len(one.keys)} partitions"
+        backfill = api.launch_backfill(
+            one.assets, one.keys, title=title, tags={_LAUNCHED_BY: "repair"}, run_config=one.run_config
+        )
+        said.append(
+            f"Launched backfill {backfill} of {len(one.keys)} partitions ({', '.join(one.assets)}):"
+            f" {api.url}/runs/b/{backfill}"
+        )
+    return said
+
+
+def commands(settings: Settings, wanted: Sequence[Recomputation]) -> list[str]:
+    """The shell commands that compute all of it where no Dagster runs, one partition after the other."""
+    return [
+        f"export {PREFIX}HOME={shlex.quote(str(settings.home))}"
+        f" DAGSTER_HOME={shlex.quote(str(settings.dagster_home))}",
+        *(one.command(key) for one in wanted for key in one.keys),
+    ]

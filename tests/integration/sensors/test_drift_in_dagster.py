@@ -5,10 +5,11 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
+from resources.publishing.verification import PUBLISHED_FILE
 from sensors.check_alerts import alert_of
 from sensors.dagster_internals.check_results import evaluations_since, report_evaluation
 from sensors.dagster_internals.partition_history import PartitionHistory
-from sensors.published_file_drift import CHECK, Verdict, evaluation
+from sensors.published_file_drift import Verdict, evaluation
 
 PARTITIONS = dg.StaticPartitionsDefinition(["k0", "k1"])
 DAMAGED = Verdict("truncated", "ERROR", "3 rows", "a truncated file.", "Materialize it.")
@@ -37,7 +38,7 @@ def failing(instance):
 def test_a_verdict_is_a_check_result_of_its_partition(instance):
     """Told as it is, by partition: an ERROR fails it, a WARN does not, and a sound look ends both."""
     report_evaluation(instance, evaluation("a", "k1", DAMAGED, AT))
-    assert failing(instance) == {"k1": [(CHECK, "ERROR", "a truncated file.")]}
+    assert failing(instance) == {"k1": [(PUBLISHED_FILE, "ERROR", "a truncated file.")]}
     report_evaluation(instance, evaluation("a", "k0", STALE, AT))
     assert set(failing(instance)) == {"k1"}
     report_evaluation(instance, evaluation("a", "k1", SOUND, AT))

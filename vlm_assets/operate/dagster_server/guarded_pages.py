@@ -1,17 +1,147 @@
-"""Dagster's pages behind the guard: the process that ``make run`` and ``vlm-assets serve`` start.
+"""Dagster's pages behind a guard, which judges who may ask them, from which page, and in which form.
 
-``python -m vlm_assets.operate.dagster_server.guarded_pages HOST PORT WORKSPACE``
+``python -m vlm_assets.operate.dagster_server.guarded_pages HOST PORT WORKSPACE`` is the process that
+``make run`` and ``vlm-assets serve`` start.
+
+The pages have no login and listen on loopback. A browser on this machine can reach them on behalf of any web
+site that it shows. So a request is judged by headers that a foreign site's script can neither set nor omit:
+
+- ``Host`` must be a loopback name or an allowed host. Otherwise a site whose name resolves to 127.0.0.1 (DNS
+  rebinding) would count as our own page.
+- ``Origin``, on a websocket too, must be our own.
+- ``Sec-Fetch-Site``: another site may open a page (a link in a mail), and do nothing else.
+- A request that changes something must be ``application/json``. A browser sends that to another origin only
+  after a preflight request, which is refused here.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sensors.dagster_internals.pages import GRAPHQL, REPORTS, pages
-from vlm_assets.operate.web_guard import WebGuard
 from vlm_assets.settings import current_settings
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = "x-vlm-assets"
+"""A request for one of the ``with_header`` paths must have this header, with any value."""
+
+_READS = frozenset({"GET", "HEAD"})
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+_POLICY_VIOLATION = 1008
+
+
+class WebGuard:
+    """ASGI middleware that answers 403, 405 or 415 with a sentence, or passes the request on.
+
+    allowed_hosts: names under which the pages may be asked, beside the loopback names. posted: paths that
+    answer POST only, whatever the application itself would do with a GET. with_header: beginnings of paths
+    that need the header ``X-Vlm-Assets``.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        allowed_hosts: Collection[str] = (),
+        posted: Collection[str] = (),
+        with_header: Collection[str] = (),
+    ) -> None:
+        self._app = app
+        self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
+        self._posted = frozenset(posted)
+        self._with_header = tuple(with_header)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request or websocket."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, _unframed(send))
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal[1][:120]})
+        else:
+            await _answer(send, *refusal)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """The status and the sentence of a refusal; None for a request that may pass."""
+        headers = _Headers(scope)
+        host = headers.only("host")
+        if host is None or not self._is_allowed(host):
+            return 403, (
+                f"These pages do not answer to the host {host or '(none)'}. Open them as localhost, or add"
+                " the name to VLM_ASSETS_ALLOWED_HOSTS."
+            )
+        origin = headers.only("origin", missing=f"http://{host}")
+        if origin not in (f"http://{host}", f"https://{host}"):
+            return 403, "A page of another origin asked for this, so it was refused."
+        if headers.only("sec-fetch-site", missing="none") not in ("same-origin", "none") and not (
+            scope["type"] == "http"
+            and scope["method"] in _READS
+            and headers.only("sec-fetch-mode") == "navigate"
+            and headers.only("sec-fetch-dest") == "document"
+        ):
+            return 403, "A page of another site asked for this, so it was refused. It may only link here."
+        return None if scope["type"] == "websocket" else self._refused_form(scope, headers)
+
+    def _refused_form(self, scope: Scope, headers: _Headers) -> tuple[int, str] | None:
+        path, reads = scope["path"].rstrip("/"), scope["method"] in _READS
+        if path in self._posted and scope["method"] != "POST":
+            return 405, f"{path} answers POST requests only."
+        if path.startswith(self._with_header) and headers.only(HEADER) is None:
+            return 403, f"{path} needs the header 'X-Vlm-Assets: 1', which no other site's page can send."
+        media_type = (headers.only("content-type") or "").partition(";")[0].strip()
+        if not reads and media_type != "application/json":
+            return 415, "A request that changes something must be of the content type application/json."
+        return None
+
+    def _is_allowed(self, host: str) -> bool:
+        matched = _HOST.fullmatch(host)
+        if matched is None:
+            return False
+        name = matched[1].strip("[]").removesuffix(".")
+        if name == "localhost" or name in self._allowed_hosts:
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+
+class _Headers:
+    """Headers of a request, in lower case. One that is there twice is a value that fits nowhere."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._all: list[tuple[bytes, bytes]] = scope["headers"]
+
+    def only(self, name: str, missing: str | None = None) -> str | None:
+        found = [value.decode("latin-1").strip().lower() for key, value in self._all if key == name.encode()]
+        return missing if not found else ", ".join(found)
+
+
+def _unframed(send: Send) -> Send:
+    """Let no other site show a page inside its own, where a person would click on it unknowingly."""
+
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", []), (b"x-frame-options", b"SAMEORIGIN")]
+        await send(message)
+
+    return with_headers
+
+
+async def _answer(send: Send, status: int, sentence: str) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": f"{sentence}\n".encode()})
 
 
 def main(arguments: Sequence[str]) -> None:

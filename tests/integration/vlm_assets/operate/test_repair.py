@@ -10,12 +10,11 @@ import pytest
 from resources.journal.errors import JournalLossError
 from resources.journal.journal import Journal
 from resources.publishing.published import PublishedPartitions
-from vlm_assets.assets.recomputation import recomputations
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.definitions import build_defs
 from vlm_assets.operate.accepted_loss import accept, find_losses
 from vlm_assets.operate.audit.audit import audit
-from vlm_assets.operate.repair import plan_repairs, put_right
+from vlm_assets.operate.repair import plan_repairs, put_right, recomputations
 
 KEY = "000000000-000000007"
 BOTH = ("property_descriptions", "property_embeddings")

@@ -15,7 +15,8 @@ SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64())])
 
 def test_a_commit_beside_a_long_batch_is_said_at_once(tmp_path):
     """Its worker has just committed: it is not ended as one that stands still."""
-    workers = Workers(open_state(tmp_path))
+    state = open_state(tmp_path)
+    workers = Workers(state)
     with (
         workers.begin(run_id="r", asset="a", partition="k", expected=2) as beat,
         Journal.open(
@@ -29,7 +30,7 @@ def test_a_commit_beside_a_long_batch_is_said_at_once(tmp_path):
         ) as journal,
     ):
         context = dg.build_asset_context()
-        progress = Progress(context, expected=2, restored=0, journal=journal, beat=beat)
+        progress = Progress(context, expected=2, restored=0, journal=journal, beat=beat, state=state)
         progress.start()
         before = beat.worker.moved
         journal.submit(pa.table({"property_id": ["p0"], "ordinal": [0]}, schema=SCHEMA))

@@ -7,7 +7,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from vlm_assets.operate.web_guard import WebGuard
+from vlm_assets.operate.dagster_server.guarded_pages import WebGuard
 
 OURS = "localhost:3000"
 JSON = {"content-type": "application/json"}

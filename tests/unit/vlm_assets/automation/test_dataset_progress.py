@@ -17,14 +17,14 @@ from resources.publishing.published import PublishedPartitions
 from resources.state.database import open_state
 from resources.state.pause import pause, resume
 from resources.state.workers import Workers
-from vlm_assets.assets.dataset_progress import (
+from vlm_assets.assets.partition_state import State
+from vlm_assets.automation.dataset_progress import (
     LOOKS,
     build_dataset_progress,
     build_progress_sensor,
     picture_of,
     progress_metadata,
 )
-from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.control_state import control_state
 from vlm_assets.operate.status import read_status

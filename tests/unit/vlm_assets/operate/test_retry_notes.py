@@ -3,7 +3,7 @@
 from resources.state.database import ControlState
 from sensors.attempts import Attempts, Entry
 from vlm_assets.assets.partition_state import State
-from vlm_assets.automation.retry_notes import RetryNotes
+from vlm_assets.operate.retry_notes import RetryNotes
 
 
 def test_what_was_given_up_says_so_in_words(tmp_path):
