@@ -22,8 +22,8 @@ from resources.engine.schema import load_schema
 from vlm_assets.assets.property_descriptions import ASSET, DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.models import build_vision_language_model
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
+from vlm_assets.resource_settings import build_vision_language_model
 from vlm_assets.settings import EXAMPLE_MODEL, PREFIX, Settings, load_settings
 
 RENDERED = 240

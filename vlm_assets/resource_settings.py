@@ -1,28 +1,40 @@
 """Which settings each resource is handed. Resources receive values, never the settings object.
 
 Every field comes from the settings alone. Anyone who reaches the pages can write run config, so a resource
-refuses it.
+refuses it. Dagster and the models' code are imported inside functions, so that status and audit stay quick.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import dagster as dg
-
-from resources.devices.resource import GpuResource
-from resources.publishing.parquet_io import ParquetIOManager
-from vlm_assets.control_state import control_state
-from vlm_assets.models import build_text_embedding_model, build_vision_language_model
+from resources.state.database import ControlState, open_state
 from vlm_assets.settings import Settings
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from resources.devices.resource import GpuResource
+    from resources.engine.models.text_embedding import TextEmbeddingModel
+    from resources.engine.models.vision_language_model import VisionLanguageModel
+    from resources.engine.server.choice import ServerChoice
 
 IO_MANAGER = "io_manager"
 """Dagster's key of the default IO manager. Without ours under it, every job would carry Dagster's own, which
 reads and writes pickles in a folder that run config may name."""
 
 
+def control_state(settings: Settings) -> ControlState:
+    """The control state of these settings. Raises ControlStateError where the home is on a network disk."""
+    url = settings.state_url
+    return open_state(settings.state_directory, None if url is None else url.get_secret_value())
+
+
 def build_gpu(settings: Settings) -> GpuResource:
     """The devices of these settings."""
+    from resources.devices.resource import GpuResource
+
     return GpuResource(
         leases_directory=str(settings.state_directory / "leases"),
         devices=settings.devices,
@@ -32,8 +44,57 @@ def build_gpu(settings: Settings) -> GpuResource:
     )
 
 
+def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
+    """The describing model of these settings."""
+    from resources.engine.models.vision_language_model import VisionLanguageModel
+
+    return VisionLanguageModel(
+        model=settings.model or "",
+        revision=settings.model_revision,
+        trust_remote_code=settings.trust_remote_code,
+        records_directory=str(settings.state_directory / "models"),
+        speculative_tokens=settings.speculative_tokens,
+        server=build_model_server(settings) if settings.engine == "server" else None,
+    )
+
+
+def build_model_server(settings: Settings) -> ServerChoice:
+    """The model server of these settings."""
+    from resources.engine.server.choice import ServerChoice
+
+    key = settings.server_key
+    folder = settings.server_image_folder
+    return ServerChoice(
+        state_directory=str(settings.state_directory),
+        command=settings.server_command,
+        url=settings.server_url,
+        key=(key.get_secret_value() or None) if key is not None else None,
+        model=settings.server_model,
+        most_at_once=settings.server_requests,
+        token_seconds=settings.server_token_seconds,
+        answer_seconds=settings.server_answer_seconds,
+        start_seconds=settings.server_start_seconds,
+        idle_seconds=settings.server_idle_seconds,
+        image_folder=None if folder is None else str(folder),
+    )
+
+
+def build_text_embedding_model(settings: Settings) -> TextEmbeddingModel:
+    """The embedding model of these settings."""
+    from resources.engine.models.text_embedding import TextEmbeddingModel
+
+    return TextEmbeddingModel(
+        model=settings.embedding_model or settings.model or "",
+        revision=settings.embedding_revision if settings.embedding_model else settings.model_revision,
+        trust_remote_code=settings.trust_remote_code,
+        records_directory=str(settings.state_directory / "models"),
+    )
+
+
 def build_resources(settings: Settings) -> dict[str, object]:
     """All resources by the key under which assets ask for them."""
+    from resources.publishing.parquet_io import ParquetIOManager
+
     return {
         IO_MANAGER: ParquetIOManager(home=str(settings.home)),
         "gpu": build_gpu(settings),
@@ -48,6 +109,8 @@ def fixed(resources: Mapping[str, object]) -> dict[str, dg.ResourceDefinition]:
 
 
 def _fixed(resource: object) -> dg.ResourceDefinition:
+    import dagster as dg
+
     if isinstance(resource, dg.IOManager):
         return dg.IOManagerDefinition(lambda _: resource, config_schema={}, input_config_schema={})
     return dg.ResourceDefinition(lambda _: resource, config_schema={})

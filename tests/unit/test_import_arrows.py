@@ -46,8 +46,6 @@ def folders_that_import() -> dict[str, set[str]]:
         name: name if path.name == "__init__.py" or name == DEFINITIONS else name.rpartition(".")[0]
         for name, path in paths.items()
     }
-    # One node until the engine's folders are apart.
-    folders |= {name: "resources.engine" for name in folders if name.startswith("resources.engine")}
     arrows: dict[str, set[str]] = {folder: set() for folder in folders.values()}
     for name, path in paths.items():
         of_module = {folders[module] for module in imported_modules(path) if module in folders}

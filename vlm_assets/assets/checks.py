@@ -1,23 +1,28 @@
-"""What must hold for a partition before it is published, as plain functions over its staged file.
+"""What must hold for a partition before it is published, and how Dagster shows what the checks found.
 
-What lives here: the checks and what they found, in words and numbers. What does not: when they run and
-what a failure stops (``materialize.py``). DuckDB does the counting. Term: Dagster asset checks.
+What lives here: the checks as plain functions over the staged file, counted by DuckDB; their specs with
+partitions, which is the one place that touches Dagster's preview API for them; and turning an outcome into a
+result. What does not: when they run and what a failure stops (``materialize.py``). Term: asset checks.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import dagster as dg
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from resources.publishing.partition_rows import PartitionRows
+from resources.publishing.record import PublishedRecord
+from resources.publishing.verification import PUBLISHED_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -307,3 +312,64 @@ def _matches_descriptions(connection: duckdb.DuckDBPyConnection) -> CheckOutcome
 
 def _not_run(name: str, because: str) -> CheckOutcome:
     return CheckOutcome(name, passed=False, expected="a readable file", found=f"{because} failed first")
+
+
+_OF_EVERY_ASSET = {
+    PUBLISHED_FILE: (
+        "The file on disk is what was published last, of today's catalogue and settings. Looked at when a"
+        " materialization ends, and by the sensor published_file_drift whenever the file changes."
+    )
+}
+
+
+def check_specs(
+    asset: str, descriptions: dict[str, str], partitions: dg.PartitionsDefinition[str]
+) -> list[dg.AssetCheckSpec]:
+    """Blocking, inline checks of an asset, each with the asset's partitions and a sentence for people.
+
+    With them ``published_file``, which every asset has that is published as files.
+    """
+    with warnings.catch_warnings():
+        # Partitioned checks are a preview in Dagster 1.13; a change of that API touches this file only.
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        return [
+            dg.AssetCheckSpec(
+                name, asset=asset, description=description, blocking=True, partitions_def=partitions
+            )
+            for name, description in (descriptions | _OF_EVERY_ASSET).items()
+        ]
+
+
+def check_result(asset: str, outcome: CheckOutcome) -> dg.AssetCheckResult:
+    """An outcome with expected, found and the first offending ids where the page shows them."""
+    metadata: dict[str, str | dg.MetadataValue] = {"expected": outcome.expected, "found": outcome.found}
+    if outcome.first_ids:
+        metadata["first ids"] = dg.MetadataValue.json(list(outcome.first_ids))
+    if outcome.next_step and not outcome.passed:
+        metadata["what to do"] = outcome.next_step
+    return dg.AssetCheckResult(
+        passed=outcome.passed,
+        asset_key=asset,
+        check_name=outcome.name,
+        severity=(
+            dg.AssetCheckSeverity.WARN if outcome.severity is Severity.WARN else dg.AssetCheckSeverity.ERROR
+        ),
+        description=outcome.sentence(),
+        metadata=metadata,
+    )
+
+
+def published_file_result(
+    asset: str, record: PublishedRecord | None, *, damage: str = ""
+) -> dg.AssetCheckResult:
+    """What a materialization says of the file that stands when it ends: it was read back, or stays as it was.
+
+    record: of that file; None where none was published before and none is now. damage: what is wrong with it.
+    """
+    expected = found = "nothing published yet"
+    if record is not None:
+        expected = "the file that was published last"
+        found = damage or f"{record.rows} rows, digest {record.sha256[:12]}, read back"
+    return check_result(
+        asset, CheckOutcome(PUBLISHED_FILE, passed=not damage, expected=expected, found=found)
+    )

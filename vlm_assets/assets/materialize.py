@@ -2,7 +2,7 @@
 
 They are: begin; where the partition is complete, verify; else resume, compute the rows on a device, publish.
 What does not live here: what a row is and how it is made (``property_descriptions.py``,
-``property_embeddings.py``), which generation is worked at (``generations.py``), how bytes become durable
+``property_embeddings.py``), which generation is worked at (``partition.py``), how bytes become durable
 (``resources``). A refused file yields its failing check results before the error: that leaves a failed check
 with its partition, a failed partition, and the old file in place.
 """
@@ -34,15 +34,12 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.staged_file import StagedFile
 from resources.state.workers import Phase, WorkerBeat, Workers
 from sensors.dagster_internals.runs import NEEDS_PERSON, NO_ATTEMPT
-from vlm_assets.assets.check_events import check_result, published_file_result
-from vlm_assets.assets.checks import CheckOutcome
+from vlm_assets.assets.checks import CheckOutcome, check_result, published_file_result
 from vlm_assets.assets.fingerprint import Fingerprint
-from vlm_assets.assets.garbage import GarbageOutputError
-from vlm_assets.assets.generations import adopt_rows, generation_of, rows_to_try_again
-from vlm_assets.assets.images_away import ImagesAwayError
-from vlm_assets.assets.partition import Partition
+from vlm_assets.assets.partition import Partition, adopt_rows, generation_of, rows_to_try_again
 from vlm_assets.assets.run_progress import Progress, wait_while_paused
-from vlm_assets.control_state import control_state
+from vlm_assets.assets.work_guards import GarbageOutputError, ImagesAwayError
+from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
 Metadata = dict[str, dg.MetadataValue]

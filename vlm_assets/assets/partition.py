@@ -1,18 +1,32 @@
-"""One partition of an asset: which rows are to come out, and opening the journal of its work under way.
+"""One partition of an asset: its expected rows, its journal, and the finished rows that it adopts.
 
-What does not live here: where its files lie (``resources/storage/layout.py``), the order of a materialization
-(``materialize.py``), what a row is (``property_descriptions.py``, ``property_embeddings.py``).
+What lives here: the name of the generation that a materialization works at, opening its journal, the rows
+that others have made from the same inputs, and which failed rows are tried again. What does not: where its
+files lie (``resources/storage/layout.py``), the order of a materialization (``materialize.py``), what a row
+is (``property_descriptions.py``, ``property_embeddings.py``), which failures may pass
+(``resources/engine/ladder.py``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import pyarrow as pa
+
+from resources.engine.ladder import TRANSIENT_KINDS
+from resources.journal.errors import SegmentUnreadableError
+from resources.journal.high_water_mark import read_mark
 from resources.journal.journal import Journal
+from resources.journal.segments import segment_paths, verified_rows
+from resources.publishing.errors import NotPublishedError, PublishedError
+from resources.publishing.published import PublishedPartitions
+from resources.publishing.record import PublishedRecord
 from resources.state.database import ControlState
-from vlm_assets.control_state import control_state
+from vlm_assets.resource_settings import control_state
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,3 +94,109 @@ class Partition:
             commit_seconds=self.commit_seconds,
             commit_rows=self.commit_rows,
         )
+
+
+OK = "ok"
+
+TRIES = 3
+"""How often a property is tried that fails for a reason that may pass."""
+
+INPUTS = "inputs_digest"
+"""The column with the digest of all that decides a row: its property's inputs, the model, the settings."""
+
+_AFTER = "-after-"
+
+
+def generation_of(partition: Partition, record: PublishedRecord | None, asked_by: str | None) -> str:
+    """The name of the generation under these settings.
+
+    record: of what is published. asked_by: the root run by which a person asks for rows anew, which has a
+    generation of its own: a crashed one resumes, and a finished one is not repeated.
+    """
+    generation = partition.fingerprint.generation(asked_by)
+    if record is not None and (asked_by or record.fingerprint != partition.fingerprint.digest):
+        published = str(record.metadata.get("generation"))
+        if published == generation or published.startswith(f"{generation}{_AFTER}"):
+            return published
+        # Back to settings whose output was published once and replaced since, or an old run with an option
+        # is re-executed: that generation is closed, so this is another one, named by what it replaces so
+        # that a crash resumes it.
+        path = partition.paths.high_water_mark(generation)
+        mark = read_mark(path, key=partition.key, generation=generation).mark
+        if mark is not None and mark.retired:
+            return f"{generation}{_AFTER}{record.sequence}"
+    return generation
+
+
+def rows_to_try_again(journal: Journal) -> frozenset[str]:
+    """Ids of committed rows that failed for a reason that may pass, and have a try left."""
+    tries = journal.failed_tries
+    if all(number >= TRIES for number in tries.values()):
+        return frozenset()
+    return frozenset(
+        row["property_id"]
+        for batch in journal.read_ordered()
+        for row in batch.select(["property_id", "error_kind"]).to_pylist()
+        if 0 < tries.get(row["property_id"], 0) < TRIES and row["error_kind"] in TRANSIENT_KINDS
+    )
+
+
+def adopt_rows(
+    journal: Journal,
+    partition: Partition,
+    inputs: Mapping[str, str],
+    published: PublishedPartitions,
+    *,
+    failed_too: bool,
+) -> tuple[int, list[str]]:
+    """Take the ok rows that other generations, or what is published, made from the same inputs.
+
+    inputs: of each id, the digest of all that decides its row. failed_too: the failed rows of what is
+    published as well. Returns how many were taken, and sentences about files that do not read: their rows are
+    computed again. Interrupted, it is done again: only missing rows are taken.
+    """
+    if not journal.missing_ids:
+        return 0, []
+    schema, notes = journal.schema, list[str]()
+    adopted = 0
+    for status in ("ok", "failed") if failed_too else ("ok",):
+        donors = _published_rows(published, partition.key, notes)
+        if status == OK:
+            donors = chain(_other_journals(partition, journal.generation, notes), donors)
+        for table in donors:
+            missing = journal.missing_ids
+            rows = zip(*(table[name].to_pylist() for name in ("property_id", "status", INPUTS)), strict=True)
+            fits = [
+                one in missing and found == status and inputs[one] == made_of for one, found, made_of in rows
+            ]
+            if any(fits):
+                taken = table.filter(pa.array(fits)).select(schema.names).cast(schema)
+                journal.submit(_with_fingerprint(taken, partition.fingerprint.digest))
+                journal.flush()
+                adopted += taken.num_rows
+    return adopted, list(dict.fromkeys(notes))
+
+
+def _other_journals(partition: Partition, generation: str, notes: list[str]) -> Iterator[pa.Table]:
+    for folder in sorted(partition.paths.journals.glob("*")):
+        for path in segment_paths(folder) if folder.name != generation else []:
+            try:
+                yield verified_rows(path)
+            except SegmentUnreadableError as error:
+                notes.append(f"{error}. Its rows are not adopted.")
+
+
+def _published_rows(published: PublishedPartitions, key: str, notes: list[str]) -> Iterator[pa.Table]:
+    try:
+        for batch in published.read(key).iter_batches():
+            yield pa.Table.from_batches([batch])
+    except NotPublishedError:
+        return
+    except (PublishedError, OSError, pa.ArrowException) as error:
+        notes.append(f"{error} Its rows are not adopted.")
+
+
+def _with_fingerprint(rows: pa.Table, fingerprint: str) -> pa.Table:
+    """The rows as those of this generation: from the same inputs it would have made the same."""
+    position = rows.schema.get_field_index("fingerprint")
+    return rows.set_column(position, rows.schema.field(position), pa.array([fingerprint] * len(rows)))

@@ -24,11 +24,10 @@ from resources.publishing.verification import FindingKind, judge
 from resources.state.workers import Worker, Workers
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
 from resources.storage.sealed_json import BrokenSealError, FormatVersionError, read_sealed, write_sealed
-from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS
-from vlm_assets.assets.meaning import Meanings
+from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Meanings
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.control_state import control_state
+from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
 _LOOKS = 3

@@ -36,18 +36,14 @@ from resources.images.thumbnails import make_thumbnails
 from resources.images.worker_pool import WorkerPool
 from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
-from vlm_assets.assets.check_events import check_specs
 from vlm_assets.assets.checks import (
     DESCRIPTION_CHECKS,
     CheckOutcome,
     FailedShareLimits,
     check_descriptions,
+    check_specs,
 )
-from vlm_assets.assets.contact_sheet import IMAGES_A_PROPERTY, THUMBNAIL_HEIGHT, SheetRow, contact_sheet
-from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
-from vlm_assets.assets.garbage import AnswerGuard
-from vlm_assets.assets.generations import INPUTS
-from vlm_assets.assets.images_away import ImagesAwayError, ImagesWatch
+from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, description_parts, digest_of
 from vlm_assets.assets.materialize import (
     Event,
     Materialization,
@@ -56,10 +52,17 @@ from vlm_assets.assets.materialize import (
     one_partition,
     wait_until_available,
 )
-from vlm_assets.assets.meaning import description_parts
-from vlm_assets.assets.quality import FAILED_SHOWN, read_quality
-from vlm_assets.assets.run_progress import Progress
-from vlm_assets.assets.time_spent import WorkTime
+from vlm_assets.assets.partition import INPUTS
+from vlm_assets.assets.partition_page import (
+    FAILED_SHOWN,
+    IMAGES_A_PROPERTY,
+    THUMBNAIL_HEIGHT,
+    SheetRow,
+    contact_sheet,
+    read_quality,
+)
+from vlm_assets.assets.run_progress import Progress, WorkTime
+from vlm_assets.assets.work_guards import AnswerGuard, ImagesAwayError, ImagesWatch
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.catalog.ranges import PropertyRange

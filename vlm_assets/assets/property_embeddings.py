@@ -28,14 +28,12 @@ from resources.engine.protocol import ModelLoadError
 from resources.engine.schema import description_text
 from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
-from vlm_assets.assets.check_events import check_specs
-from vlm_assets.assets.checks import EMBEDDING_CHECKS, CheckOutcome, check_embeddings
-from vlm_assets.assets.fingerprint import TEXTS, Fingerprint, digest_of
-from vlm_assets.assets.garbage import refuse_unsound
-from vlm_assets.assets.generations import INPUTS, OK
+from vlm_assets.assets.checks import EMBEDDING_CHECKS, CheckOutcome, check_embeddings, check_specs
+from vlm_assets.assets.fingerprint import TEXTS, Fingerprint, digest_of, embedding_parts
 from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunOptions, one_partition
-from vlm_assets.assets.meaning import embedding_parts
+from vlm_assets.assets.partition import INPUTS, OK
 from vlm_assets.assets.run_progress import Progress
+from vlm_assets.assets.work_guards import refuse_unsound
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.settings import Settings

@@ -1,9 +1,9 @@
-"""How far a materialization is, and how it stands still while a pause stands.
+"""How far a materialization is, where its time went, and how it stands still while a pause stands.
 
-What lives here: percent, rate and time left as events and log lines of the run, and the looks at the pause,
-at the start and at each batch. What does not: what is done (the journal says that), the pause itself
-(``resources/state/pause.py``), and the schedules, which look at it themselves. Term: Dagster asset
-observations, which stream to the run page and stay with the partition.
+What lives here: percent, rate and time left as events and log lines of the run; the seconds of its work as
+numbers and a table; and the looks at the pause, at the start and at each batch. What does not: what is done
+(the journal says that), the pause itself (``resources/state/pause.py``), and the schedules, which look at it
+themselves. Term: Dagster asset observations, which stream to the run page and stay with the partition.
 
 A run that starts while paused waits, and does not end: ended, a backfill's whole queue would go through the
 devices in minutes and leave a failed run for each partition. Waiting, no more runs than there are devices
@@ -15,12 +15,14 @@ retries it as one that was interrupted, and the retry waits like any other start
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import dagster as dg
 
+from resources.engine.feeding import TimeSpent
 from resources.engine.protocol import Engine, WaitingEngine
 from resources.journal.journal import Journal
 from resources.state.database import ControlState
@@ -190,3 +192,73 @@ class Progress:
                 asset_key=self._context.asset_key, partition=self._context.partition_key, metadata=metadata
             )
         )
+
+
+@dataclass
+class WorkTime:
+    """Seconds of the work on one partition, after the model was loaded.
+
+    feeding: the model's and what it waited for. phases: of the model's seconds, what the engine can tell
+    apart (see ``Engine.seconds``). rows: results to Arrow. commit: waiting for the journal, its last flush
+    included. total: from the first property to the last commit.
+    """
+
+    feeding: TimeSpent = field(default_factory=TimeSpent)
+    phases: Mapping[str, float] = field(default_factory=dict)
+    rows: float = 0.0
+    commit: float = 0.0
+    total: float = 0.0
+
+    def metadata(self) -> dict[str, dg.MetadataValue]:
+        """Each number by itself, and the table."""
+        spent = self.feeding
+        seconds = {
+            "in model": spent.model,
+            **{f"in {name}": self.phases[name] for name in ("prefill", "generation") if name in self.phases},
+            "validating": spent.validating,
+            "building rows": self.rows,
+            "waiting for images": spent.waiting,
+            "waiting for commit": self.commit,
+            "reading images": spent.reading,
+            "decoding images": spent.decoding,
+            "in processor": spent.preparing + self.phases.get("processor", 0.0),
+        }
+        numbers: dict[str, dg.MetadataValue] = {
+            f"seconds {name}": dg.MetadataValue.float(round(value, 3)) for name, value in seconds.items()
+        }
+        return {**numbers, "where the time went": dg.MetadataValue.md(self.table())}
+
+    def table(self) -> str:
+        """Shares of the whole: what the device did, what it waited for, and what went on beside it."""
+        spent = self.feeding
+        phases = dict(self.phases)
+        # Where the engine takes several batches at once, they are validated beside each other and the model.
+        validating = spent.validating if phases else 0.0
+        parts = {
+            "images and prompt (prefill)": phases.pop("prefill", 0.0),
+            "answers (generation)": phases.pop("generation", 0.0),
+            "processor, not ahead": phases.pop("processor", 0.0),
+            "validation": validating,
+        }
+        parts["model, else" if self.phases else "model"] = max(0.0, spent.model - sum(parts.values()))
+        parts |= {
+            "waiting for images": spent.waiting,
+            "rows": self.rows,
+            "waiting for commit": self.commit,
+        }
+        parts["else"] = max(0.0, self.total - sum(parts.values()))
+        beside = {
+            "reading images": spent.reading,
+            "decoding images": spent.decoding,
+            "processor": spent.preparing,
+        }
+        rows = [
+            *(_row(name, seconds, self.total) for name, seconds in parts.items()),
+            *(_row(f"*beside it:* {name}", seconds, self.total) for name, seconds in beside.items()),
+        ]
+        return "\n".join(["| | s | share |", "|---|--:|--:|", *filter(None, rows)])
+
+
+def _row(name: str, seconds: float, total: float) -> str:
+    """A line of the table; none for what took no time."""
+    return f"| {name} | {seconds:.1f} | {seconds / total:.1%} |" if seconds >= 0.0005 * total > 0 else ""

@@ -14,7 +14,7 @@ from resources.state.workers import Workers
 from sensors.alerts import build_alerts_sensor
 from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.automation.alert_settings import build_delivery, pages_address, ticks_directory
-from vlm_assets.control_state import control_state
+from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
 _USUAL_INTERVAL = 30.0

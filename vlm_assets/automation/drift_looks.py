@@ -9,8 +9,7 @@ from resources.publishing.record import PublishedRecord
 from resources.publishing.verification import FindingKind
 from resources.storage.layout import AssetFolders
 from sensors.published_file_drift import SOUND, STALE, Verdict
-from vlm_assets.assets.fingerprint import TEXTS, digest_of
-from vlm_assets.assets.meaning import Meanings
+from vlm_assets.assets.fingerprint import TEXTS, Meanings, digest_of
 from vlm_assets.assets.partition_state import Kind, PartitionState, PartitionStates, VerifiedFiles
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.operate.expected_cost import ExpectedCost

@@ -22,9 +22,8 @@ from sensors.worker_health import HealthWatcher, build_worker_health_sensor
 from sensors.worker_judgement import WorkerLimits
 from vlm_assets.automation.drift_looks import description_looks, embedding_looks
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.control_state import control_state
 from vlm_assets.operate.dagster_server.home import POOL
-from vlm_assets.resource_settings import build_gpu
+from vlm_assets.resource_settings import build_gpu, control_state
 from vlm_assets.settings import Settings
 
 _SERVER_SLACK_SECONDS = 180.0

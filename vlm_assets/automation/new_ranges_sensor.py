@@ -12,9 +12,9 @@ from sensors.new_ranges import NewRanges, build_new_ranges_sensor
 from vlm_assets.automation.retries import ASSETS
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.ingest import IngestBusyError, close_tail
-from vlm_assets.control_state import control_state
 from vlm_assets.operate.dagster_server.reload import reload_running
 from vlm_assets.operate.expected_cost import heaviest_first
+from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
 

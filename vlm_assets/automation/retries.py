@@ -20,13 +20,11 @@ from sensors.retry_candidates import Watched
 from sensors.retry_decision import Policy
 from sensors.retry_schedule import Retrying, build_retrying
 from vlm_assets.assets import property_descriptions, property_embeddings
-from vlm_assets.assets.fingerprint import TEXTS
-from vlm_assets.assets.meaning import Meanings
+from vlm_assets.assets.fingerprint import TEXTS, Meanings
 from vlm_assets.assets.partition_state import PartitionStates, State, VerifiedFiles
 from vlm_assets.catalog.catalog import Catalog, CatalogError
-from vlm_assets.control_state import control_state
 from vlm_assets.operate.expected_cost import heaviest_first
-from vlm_assets.resource_settings import build_gpu
+from vlm_assets.resource_settings import build_gpu, control_state
 from vlm_assets.settings import Settings
 
 ASSETS = (property_descriptions.ASSET, property_embeddings.ASSET)

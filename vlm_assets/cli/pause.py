@@ -48,8 +48,7 @@ def pause(
     """
     from resources.devices.residents import end_residents
     from resources.state.pause import pause as stand_still
-    from vlm_assets.control_state import control_state
-    from vlm_assets.resource_settings import build_gpu
+    from vlm_assets.resource_settings import build_gpu, control_state
 
     current = _of_a_home(chosen_settings(home))
     standing = stand_still(control_state(current), reason, now=time.time())
@@ -88,7 +87,7 @@ def _drained(gpu: GpuResource) -> list[str]:
 def resume(home: Home = None) -> None:
     """Lift the pause: waiting runs go on at once, schedules at their next tick."""
     from resources.state.pause import resume as go_on
-    from vlm_assets.control_state import control_state
+    from vlm_assets.resource_settings import control_state
 
     stood = go_on(control_state(_of_a_home(chosen_settings(home))))
     say("Nothing was paused." if stood is None else "The pause is lifted: everything goes on.")

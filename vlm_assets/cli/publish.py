@@ -36,8 +36,8 @@ def publish(
     The published record says that you accepted them, and the check warns from then on.
     Exit code 0 if the partition is published, 1 if not.
     """
-    from vlm_assets.assets.failed_rows import unpublished_failures
     from vlm_assets.assets.partition_state import MEANING, PartitionStates, State, VerifiedFiles
+    from vlm_assets.assets.published_rows import unpublished_failures
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.operate.dagster_server.home import running_address
     from vlm_assets.operate.run import known_keys, run_backfill, run_in_running

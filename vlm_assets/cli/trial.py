@@ -38,10 +38,9 @@ def register(app: typer.Typer) -> None:
 def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None, as_json: AsJson = False) -> None:
     """Describe a few properties without a partition: the answers, the rate, and what all would take."""
     from vlm_assets.catalog.catalog import Catalog
-    from vlm_assets.models import build_vision_language_model
     from vlm_assets.operate.batch_trials import choose, try_batches
     from vlm_assets.operate.trial import run_trial
-    from vlm_assets.resource_settings import build_gpu
+    from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)

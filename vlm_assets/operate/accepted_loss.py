@@ -23,7 +23,7 @@ from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.assets.property_embeddings import EmbeddingWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.models import build_text_embedding_model, build_vision_language_model
+from vlm_assets.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.settings import Settings
 
 

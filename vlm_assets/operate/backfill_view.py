@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 from rich.text import Text
 
-from vlm_assets.assets.failed_rows import FIRST, FailedRow
+from vlm_assets.assets.published_rows import FIRST, FailedRow
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.backfill import ASSETS, BackfillProgress
 from vlm_assets.operate.dagster_server.api import FailingCheck

@@ -16,7 +16,7 @@ from resources.publishing.published import PublishedPartitions
 from resources.state.workers import Worker, Workers
 from vlm_assets.assets.published_rows import PublishedRows, PublishedRowsNote, read_published_rows
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.control_state import control_state
+from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
 GAP_SECONDS = 900.0

@@ -22,16 +22,22 @@ from resources.devices.left_out import LeftOutDevices
 from resources.state.pause import pause_of
 from resources.state.workers import Worker, Workers
 from sensors.done_again import DoneAgain
-from vlm_assets.assets.failed_rows import FIRST, FailedRow, unpublished_failures
 from vlm_assets.assets.partition_state import MEANING, PartitionState, PartitionStates, State, VerifiedFiles
-from vlm_assets.assets.published_rows import PublishedRows, PublishedRowsNote, read_published_rows
+from vlm_assets.assets.published_rows import (
+    FIRST,
+    FailedRow,
+    PublishedRows,
+    PublishedRowsNote,
+    read_published_rows,
+    unpublished_failures,
+)
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.tombstones import withdrawal_note
-from vlm_assets.control_state import control_state
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.expected_cost import ExpectedCost
 from vlm_assets.operate.rate import Rate, measure
 from vlm_assets.operate.retry_notes import RetryNotes
+from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
 WAITING = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.DAMAGED, State.NOT_STARTED})

@@ -24,17 +24,15 @@ from resources.storage.files import sync_directory
 from resources.storage.layout import AssetFolders, PartitionPaths
 from resources.storage.sealed_json import read_sealed, write_sealed
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
-from vlm_assets.assets.generations import INPUTS, adopt_rows, generation_of
-from vlm_assets.assets.partition import Partition
+from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
 from vlm_assets.assets.property_descriptions import DescriptionWork, texts_digest
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.catalog_file import inputs_digest
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.catalog.tombstones import WITHDRAWN, tombstone_id, withdrawal_note
 from vlm_assets.catalog.withdrawal import replace_by_tombstones
-from vlm_assets.control_state import control_state
-from vlm_assets.models import build_vision_language_model
 from vlm_assets.operate.prune import plan_prune, remove
+from vlm_assets.resource_settings import build_vision_language_model, control_state
 from vlm_assets.settings import Settings
 
 _ABOUT = "A withdrawal under way. It is removed when all is done; `vlm-assets withdraw` finishes it."

@@ -23,8 +23,8 @@ from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.automation.alert_settings import build_delivery
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.control_state import control_state
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
+from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import CHECKOUT, load_settings
 
 KILLS_A_ROUND = 3

@@ -12,7 +12,7 @@ import pytest
 
 from resources.devices.residents import Residents, end_residents
 from resources.engine.models.vision_language_model import VisionLanguageModel
-from vlm_assets.models import build_vision_language_model
+from vlm_assets.resource_settings import build_vision_language_model
 
 SECOND = "000000008-000000015"
 COMMAND = (

@@ -18,7 +18,7 @@ from resources.engine.schema import DescriptionSchema
 from resources.engine.server.image_transport import EncodedImages
 from resources.engine.server.server_plan import VLLM_COMMAND
 from resources.images.images import LoadedProperty
-from vlm_assets.models import build_vision_language_model
+from vlm_assets.resource_settings import build_vision_language_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -3,9 +3,8 @@
 import pytest
 
 from resources.engine.protocol import ModelLoadError
-from vlm_assets.assets.fingerprint import digest_of
-from vlm_assets.assets.meaning import description_parts
-from vlm_assets.models import build_vision_language_model
+from vlm_assets.assets.fingerprint import description_parts, digest_of
+from vlm_assets.resource_settings import build_vision_language_model
 from vlm_assets.settings import SettingsError, load_settings
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from resources.engine.protocol import ModelLoadError
 from vlm_assets import settings as settings_module
-from vlm_assets.models import build_text_embedding_model, build_vision_language_model
+from vlm_assets.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.settings import (
     CHECKOUT,
     EXAMPLE_MODEL,

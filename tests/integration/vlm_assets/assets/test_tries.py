@@ -12,8 +12,8 @@ from sensors.dagster_internals.runs import NEEDS_PERSON
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.models import build_vision_language_model
 from vlm_assets.operate.property_view import read_property
+from vlm_assets.resource_settings import build_vision_language_model
 
 KEY = "000000000-000000007"
 

@@ -5,7 +5,7 @@ import pytest
 from resources.engine.ladder import Described
 from vlm_assets.assets.property_descriptions import DescriptionWork, long_batch
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.models import build_vision_language_model
+from vlm_assets.resource_settings import build_vision_language_model
 
 
 def described(images: int) -> Described:

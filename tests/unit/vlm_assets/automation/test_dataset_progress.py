@@ -26,8 +26,8 @@ from vlm_assets.automation.dataset_progress import (
     progress_metadata,
 )
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.control_state import control_state
 from vlm_assets.operate.status import read_status
+from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings, load_settings
 
 

@@ -17,8 +17,8 @@ from resources.state.database import open_state
 from resources.state.workers import Workers
 from resources.storage.files import make_directory, write_replacing
 from sensors.published_file_drift import Snapshot, evaluation
-from vlm_assets.assets import meaning, property_descriptions, property_embeddings
-from vlm_assets.assets.meaning import Meaning
+from vlm_assets.assets import fingerprint, property_descriptions, property_embeddings
+from vlm_assets.assets.fingerprint import Meaning
 from vlm_assets.automation.health_sensors import build_drift_watcher, published_assets
 
 ASSET = property_descriptions.ASSET
@@ -31,8 +31,8 @@ class Desk:
         self.dataset = dataset
         self.settings = dataset.settings
         self.now = {"maker": "s"}
-        monkeypatch.setattr(meaning, "description_parts", lambda *_: self.now)
-        monkeypatch.setattr(meaning, "embedding_parts", lambda *_: {"embedder": "m"})
+        monkeypatch.setattr(fingerprint, "description_parts", lambda *_: self.now)
+        monkeypatch.setattr(fingerprint, "embedding_parts", lambda *_: {"embedder": "m"})
         self.workers = Workers(open_state(self.settings.state_directory))
         self.outbox = Outbox(self.settings.state_directory / "alerts")
         self.failing = {}

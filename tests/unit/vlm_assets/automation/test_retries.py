@@ -4,7 +4,7 @@ import dagster as dg
 import pytest
 
 from resources.journal.high_water_mark import HighWaterMark, write_mark
-from vlm_assets.assets import meaning
+from vlm_assets.assets import fingerprint
 from vlm_assets.automation.retries import ASSETS, _Files, _kept, build_failed_partitions, retry_config
 from vlm_assets.resource_settings import build_gpu
 
@@ -56,8 +56,8 @@ def test_what_was_made_under_other_settings_is_stale(dataset, files, monkeypatch
     """Its file is not put right by computing all of it anew: that is a person's choice."""
     key = dataset.keys[0]
     assert not files.is_stale(DESCRIPTIONS, key)
-    monkeypatch.setattr(meaning, "description_parts", lambda *_: {"maker": "another"})
-    monkeypatch.setattr(meaning, "embedding_parts", lambda *_: {"embedder": "another"})
+    monkeypatch.setattr(fingerprint, "description_parts", lambda *_: {"maker": "another"})
+    monkeypatch.setattr(fingerprint, "embedding_parts", lambda *_: {"embedder": "another"})
     files = _Files(dataset.settings)
     assert files.is_stale(DESCRIPTIONS, key)
     assert files.is_stale(EMBEDDINGS, key)

@@ -1,8 +1,10 @@
-"""Images that could be read when they were catalogued and cannot be now: a few are gone, or their disk is.
+"""What stops the work on a partition while it runs: images that are away, answers that are no descriptions.
 
-What lives here: telling the two apart, before and while a range is described. What does not: why one image
-cannot be shown (``resources/images``), and the wait for a disk that comes back (``materialize.py``). A disk
-that is not mounted would make a failed row of every property, of a kind that no further try cures.
+What lives here: telling a few images that are gone from a disk that is not mounted, which would make a failed
+row of every property; and giving up before a partition fills with garbage answers or vectors. What does not:
+why one image cannot be shown (``resources/images``), what becomes of one property
+(``resources/engine/ladder.py``), the wait for a disk that comes back (``materialize.py``), and the checks of
+a finished file (``checks.py``).
 """
 
 from __future__ import annotations
@@ -10,13 +12,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from resources.devices.left_out import ImpossibleResultError
 from resources.engine.ladder import Described
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
@@ -146,3 +151,62 @@ def _spread(properties: pa.Table) -> Iterator[str]:
 def _evenly(count: int, most: int) -> Iterator[int]:
     picked = min(count, most)
     return (number * count // picked for number in range(picked))
+
+
+WINDOW = 40
+"""Answers of the model that are looked at together; before so many nothing is judged."""
+
+_SHOWN = 300
+
+
+class GarbageOutputError(RuntimeError):
+    """Too many of the model's last answers are no descriptions; what is committed stays."""
+
+
+class UnsoundVectorsError(ImpossibleResultError):
+    """Vectors that are not numbers, or zero; nothing of their batch was taken. The device is suspected."""
+
+
+class AnswerGuard:
+    """Watches the model's answers in one run. most: share of the last WINDOW that may be refused."""
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._last: deque[Described] = deque(maxlen=WINDOW)
+
+    def take(self, described: Sequence[Described]) -> None:
+        """Count the answers of a batch. Raises GarbageOutputError.
+
+        A property without a readable image never reached the model (it has no attempt) and does not count.
+        """
+        self._last.extend(one for one in described if one.attempts)
+        refused = [one for one in self._last if one.status == "failed"]
+        if len(self._last) < WINDOW or len(refused) <= self._most * WINDOW:
+            return
+        kinds = ", ".join(
+            f"{count} {kind}" for kind, count in Counter(str(one.error_kind) for one in refused).most_common()
+        )
+        example = refused[-1]
+        raise GarbageOutputError(
+            f"{len(refused)} of the model's last {WINDOW} answers are no descriptions ({kinds}), so this"
+            f" partition was stopped before it fills with failed rows. The last one, {example.property_id!r}:"
+            f" {example.error} It said: {(example.raw_text or 'nothing')[:_SHOWN]!r}. What is committed"
+            " stays. Look at the device (`vlm-assets devices`, `nvidia-smi`), and at the model, its revision,"
+            " the prompt and the schema with `vlm-assets try`; then materialize the partition with"
+            " `retry_failed: true`. If such answers are to be expected: VLM_ASSETS_INVALID_SHARE_STOP=1."
+        )
+
+
+def refuse_unsound(ids: Sequence[str], vectors: npt.NDArray[np.float32], device: str) -> None:
+    """Refuse vectors [ids, width] of which one is not finite, or zero. Raises UnsoundVectorsError."""
+    with np.errstate(all="ignore"):
+        sound = np.isfinite(vectors).all(axis=1) & (np.abs(vectors).max(axis=1, initial=0.0) > 0)
+    if sound.all():
+        return
+    first = [ids[row] for row in np.flatnonzero(~sound)[:5]]
+    raise UnsoundVectorsError(
+        f"{int((~sound).sum())} of {len(ids)} vectors computed on {device} are zero or not finite (first:"
+        f" {', '.join(map(repr, first))}). Nothing of this batch was taken; what is committed stays. Look at"
+        " the device (`nvidia-smi`, ECC errors), which comes last from now on; where another one gives the"
+        " same, at the embedding model. Materialize the partition again: it goes on from here."
+    )

@@ -1,4 +1,4 @@
-"""The images' disk goes away before a run or in its middle: no property fails for that, and it goes on."""
+"""A run stops before it fills with garbage, and waits for images that are away."""
 
 import json
 import shutil
@@ -8,11 +8,13 @@ import pytest
 
 from resources.devices.resource import GpuResource
 from resources.journal.journal import Journal
-from sensors.dagster_internals.runs import NO_ATTEMPT
+from sensors.dagster_internals.runs import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.assets.partition_state import committed_rows
+from vlm_assets.assets.work_guards import WINDOW
 from vlm_assets.catalog.ingest import ingest
 
 PROPERTIES = 10
+ANSWERED = 56
 
 
 class NoDevice(GpuResource):
@@ -78,3 +80,27 @@ def test_a_disk_that_goes_away_in_the_middle_costs_no_property(desk, disk, monke
     rows = pq.read_table(desk.settings.descriptions.partition(key).published).to_pylist()
     assert [row["error_kind"] for row in rows if row["error_kind"] == "missing"] == []
     assert len({row["property_id"] for row in rows}) == PROPERTIES
+
+
+def test_a_partition_of_garbage_stops_early_and_keeps_what_is_committed(desk, listing):
+    """Stopped after about a window of refused answers, not at the end; a person who expects them goes on."""
+    images = json.loads(listing.read_text().splitlines()[0])["images"][:1]
+    many = listing.with_name("many.jsonl")
+    many.write_text(
+        "".join(json.dumps({"property_id": f"g{n}", "images": images}) + "\n" for n in range(ANSWERED))
+    )
+    key = ingest(many, desk.settings.home, range_size=ANSWERED).new_ranges[0].key
+    cut_off = desk.changed(max_new_tokens=2, batch_size=8)
+    stopped = cut_off.materialize(key=key)
+    assert not stopped.success
+    assert f"of the model's last {WINDOW} answers are no descriptions" in stopped.failure
+    assert not stopped.published
+    tags = desk.instance.get_run_by_id(stopped.result.run_id).tags
+    assert tags[NEEDS_PERSON] == stopped.result.run_id, "its failed rows are new rows: for a person"
+    assert not stopped.checks
+    committed = committed_rows(desk.settings.descriptions, key)
+    assert WINDOW <= committed < ANSWERED
+
+    refused = cut_off.changed(invalid_share_stop=1.0).materialize(key=key)
+    assert not refused.checks["failed_share"].passed, "worked to its end, and refused by the check"
+    assert committed_rows(desk.settings.descriptions, key) == ANSWERED
