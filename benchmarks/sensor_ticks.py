@@ -20,6 +20,7 @@ from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, Sq
 from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
 from dagster._serdes import serialize_value
 
+from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.failed_partitions import FailedPartitions
 
 ASSETS = ("property_descriptions", "property_embeddings")
@@ -107,7 +108,11 @@ def measure_retries(count: int, *, failed: bool) -> str:
             # Each tick gets an instance of its own, as the code server makes one.
             with dg.DagsterInstance.from_config(folder) as instance:
                 seconds.append(
-                    cpu(lambda at=number, of=instance: launched.append(ticking.tick(of, tick=f"tick {at}")))
+                    cpu(
+                        lambda at=number, of=instance: launched.append(
+                            ticking.tick(InstanceFacts(of), tick=f"tick {at}", now=time.time())
+                        )
+                    )
                 )
         said = "all failed" if failed else "all complete"
         return (

@@ -20,9 +20,9 @@ from resources.alerts.delivery import Delivered, Delivery
 from resources.alerts.messages import alerts_cannot_be_written
 from resources.alerts.outbox import Outbox
 from sensors import check_alerts, run_alerts
-from sensors.dagster_internals.check_results import Evaluation
-from sensors.dagster_internals.partition_history import PartitionHistory
+from sensors.dagster_internals.events import Evaluation
 from sensors.left_out_alerts import NONE_LEFT
+from sensors.partition_history import PartitionHistory
 from sensors.silent_sensors import ALERTS, ALERTS_SECONDS, silent_sensors, ticking_again
 from sensors.ticks import record_tick
 

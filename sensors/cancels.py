@@ -18,8 +18,7 @@ from resources.state.tables import CANCELS_LOOKED_UNTIL as LOOKED_UNTIL
 from resources.state.tables import cancels, meta
 
 if TYPE_CHECKING:
-    import dagster as dg
-
+    from sensors.dagster_facts import DagsterFacts
     from sensors.dagster_internals.runs import RunState
 
 _OVERLAP_SECONDS = 120.0
@@ -69,7 +68,7 @@ class Cancels:
         self._state = state
         self._looked_until = 0.0
 
-    def look(self, instance: dg.DagsterInstance, now: float) -> dict[str, Cancel]:
+    def look(self, dagster: DagsterFacts, now: float) -> dict[str, Cancel]:
         """What stands cancelled now, written down before it is used. Raises ControlStateError."""
         known = self._state.read(_read)
         # What this process has looked at since it was last written is looked at only once. After the
@@ -79,11 +78,9 @@ class Cancels:
         # Not at the top: ``vlm-assets status`` reads cancels, and importing Dagster takes a second.
         from dagster import DagsterRunStatus
 
-        from sensors.dagster_internals.runs import runs_created_since, runs_ended_since
-
-        ended = runs_ended_since(instance, max(since, 0.0), [DagsterRunStatus.CANCELED])
+        ended = dagster.runs_ended_since(max(since, 0.0), [DagsterRunStatus.CANCELED])
         oldest = min([since, *(run.ended_at or now for run in ended)])
-        created = runs_created_since(instance, max(oldest, 0.0)) if known.partitions or ended else []
+        created = dagster.runs_created_since(max(oldest, 0.0)) if known.partitions or ended else []
         found = after(known, ended, created, now)
         changed = found.partitions != known.partitions
         if changed or now - known.looked_until > _NOTE_SECONDS:

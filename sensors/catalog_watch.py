@@ -3,9 +3,8 @@
 Putting a damaged catalogue back is the catalogue's own module's work, which is handed in.
 """
 
-# No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
+from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from sensors.ticks import note_tick
+from sensors.sensor_definition import Decided, build_sensor
 
 NAME = "catalog_watch"
 INTERVAL_SECONDS = 60
@@ -39,12 +38,10 @@ class CatalogWatch:
     last_put_back: Callable[[], tuple[float, str] | None]
     errors: type[Exception]
     outbox: Outbox
-    clock: Callable[[], float] = time.time
     _compared_at: float = field(default=float("-inf"), init=False)
 
-    def look(self) -> str:
-        """One tick; a sentence about what was found."""
-        now = self.clock()
+    def look(self, now: float) -> str:
+        """One tick, at this unix second; a sentence about what was found."""
         said = "The catalogue and its second copy are alike."
         if now - self._compared_at >= COMPARE_SECONDS:
             try:
@@ -86,19 +83,13 @@ class CatalogWatch:
 
 def build_catalog_watch_sensor(watch: CatalogWatch, *, ticks: Path) -> dg.SensorDefinition:
     """The sensor. ticks: the folder where each sensor notes that it ticked."""
-
-    @dg.sensor(
-        name=NAME,
-        minimum_interval_seconds=INTERVAL_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+    return build_sensor(
+        NAME,
+        lambda look: Decided(watch.look(look.now)),
+        interval_seconds=INTERVAL_SECONDS,
         description=(
             "Compares the property catalogue with its second copy every hour, puts the damaged one right, and"
             " tells of every repair. It starts nothing."
         ),
+        ticks=ticks,
     )
-    def catalog_watch(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        said = watch.look()
-        note_tick(ticks, NAME, time.time(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
-        return dg.SkipReason(said)
-
-    return catalog_watch

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 import dagster as dg
 
 from resources.alerts.alert import Alert
-from sensors.dagster_internals.check_results import Evaluation, evaluations_since, newest_evaluation
-from sensors.dagster_internals.partition_history import PartitionHistory
+from sensors.dagster_internals.events import Evaluation
+from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.partition_history import PartitionHistory
 
 FAILED, WARNED = "check_failed", "check_warning"
 
@@ -34,20 +35,21 @@ def new_evaluations(
     At the very first look (cursor None) of a long history: what stands failed now, not what once did. A
     history that was wiped or lost counts from 1 again: it is looked at as the first time.
     """
-    newest = newest_evaluation(instance)
+    dagster = InstanceFacts(instance)
+    newest = dagster.newest_evaluation()
     if cursor is None or newest < cursor:
-        found, until = evaluations_since(instance, 0, limit=_AT_ONCE)
+        found, until = dagster.evaluations_since(0, limit=_AT_ONCE)
         if until >= newest:
             return found, until
         history = PartitionHistory(assets)
-        history.look(instance)
+        history.look(dagster)
         return [one for asset in assets for of in history.failing(asset).values() for one in of], newest
-    found, until = evaluations_since(instance, cursor, look_back=_LOOK_BACK, limit=_AT_ONCE)
+    found, until = dagster.evaluations_since(cursor, look_back=_LOOK_BACK, limit=_AT_ONCE)
     before = cursor
     while until > before:
         # All of a storm in one tick, so that it is one message.
         before = until
-        more, until = evaluations_since(instance, before, limit=_AT_ONCE)
+        more, until = dagster.evaluations_since(before, limit=_AT_ONCE)
         found += more
     return found, until
 

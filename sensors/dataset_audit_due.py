@@ -3,17 +3,17 @@
 An audit that finds nothing wrong closes the alert of the audit before it, so a repair closes it by itself.
 """
 
-# No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
+from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import dagster as dg
 
-from sensors.ticks import note_tick
+from sensors.dagster_facts import DagsterFacts
+from sensors.sensor_definition import Decided, Look, build_sensor
 
 NAME = "dataset_audit_due"
 INTERVAL_SECONDS = 60
@@ -36,7 +36,7 @@ class SeenFiles:
     seen: str = ""
 
     @classmethod
-    def from_cursor(cls, cursor: str | None) -> "SeenFiles":
+    def from_cursor(cls, cursor: str | None) -> SeenFiles:
         """What the last tick wrote; nothing if there is none, or another version wrote it."""
         try:
             return cls(**json.loads(cursor)) if cursor else cls()
@@ -61,13 +61,10 @@ def why_due(
     return None
 
 
-def last_audit(instance: dg.DagsterInstance, asset: str) -> LastAudit | None:
+def last_audit(dagster: DagsterFacts, asset: str) -> LastAudit | None:
     """The latest audit that Dagster knows."""
-    entry = instance.get_latest_materialization_event(dg.AssetKey(asset))
-    if entry is None or entry.asset_materialization is None:
-        return None
-    problems = entry.asset_materialization.metadata.get("problems")
-    return LastAudit(entry.timestamp, int(str(problems.value)) if problems is not None else 0)
+    known = dagster.latest_materialization(asset)
+    return None if known is None else LastAudit(known[0], int(known[1].get("problems", 0)))
 
 
 def build_dataset_audit_sensor(
@@ -77,7 +74,6 @@ def build_dataset_audit_sensor(
     works: Callable[[], bool],
     paused: Callable[[], str | None],
     ticks: Path,
-    clock: Callable[[], float] = time.time,
 ) -> dg.SensorDefinition:
     """The sensor. target: the audit. signature: changes with every published file; empty: there is none.
 
@@ -85,40 +81,33 @@ def build_dataset_audit_sensor(
     sensor notes that it ticked.
     """
 
-    @dg.sensor(
-        name=NAME,
-        target=target,
-        minimum_interval_seconds=INTERVAL_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+    (asset,) = target.keys
+
+    def decide(look: Look) -> Decided:
+        pause, now = paused(), look.now
+        if pause:
+            return Decided(f"Nothing is started: {pause}.")
+        last, files = last_audit(look.dagster, asset.to_user_string()), SeenFiles.from_cursor(look.cursor)
+        if last is not None and not last.problems and now - last.at < DAY_SECONDS:
+            # The usual tick looks at no file.
+            return Decided("The last audit found nothing wrong.")
+        found = signature()
+        why = why_due(last, files, found, works=works(), now=now)
+        if why is None:
+            return Decided("No audit is due.", json.dumps(asdict(SeenFiles(files.audited, found))))
+        # One run for each cause: a tick that is killed before its cursor is kept asks with the same key.
+        run_key = f"{last.at if last else 0:.0f} {int(now // DAY_SECONDS)} {found}"
+        request = dg.RunRequest(run_key=run_key, tags={"vlm-assets/why": why})
+        return Decided(why, json.dumps(asdict(SeenFiles(found, found))), requests=[request])
+
+    return build_sensor(
+        NAME,
+        decide,
+        interval_seconds=INTERVAL_SECONDS,
         description=(
             "Audits the data set once a day, and again when files changed after an audit that found a fault,"
             " so that the alert of a fault closes by itself."
         ),
+        ticks=ticks,
+        target=target,
     )
-    def dataset_audit_due(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        now = clock()
-        result = look(context.instance, SeenFiles.from_cursor(context.cursor), now)
-        note_tick(ticks, NAME, now, interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
-        return result
-
-    def look(instance: dg.DagsterInstance, files: SeenFiles, now: float) -> dg.SensorResult:
-        pause = paused()
-        if pause:
-            return dg.SensorResult(skip_reason=f"Nothing is started: {pause}.")
-        (target_key,) = target.keys
-        last = last_audit(instance, target_key.to_user_string())
-        if last is not None and not last.problems and now - last.at < DAY_SECONDS:
-            # The usual tick looks at no file.
-            return dg.SensorResult(skip_reason="The last audit found nothing wrong.")
-        found = signature()
-        why = why_due(last, files, found, works=works(), now=now)
-        if why is None:
-            cursor = json.dumps(asdict(SeenFiles(files.audited, found)))
-            return dg.SensorResult(skip_reason="No audit is due.", cursor=cursor)
-        # One run for each cause: a tick that is killed before its cursor is kept asks with the same key.
-        run_key = f"{last.at if last else 0:.0f} {int(now // DAY_SECONDS)} {found}"
-        cursor = json.dumps(asdict(SeenFiles(found, found)))
-        request = dg.RunRequest(run_key=run_key, tags={"vlm-assets/why": why})
-        return dg.SensorResult(run_requests=[request], cursor=cursor)
-
-    return dataset_audit_due

@@ -8,7 +8,6 @@ does not: which partitions are not as they should be (``retry_candidates.py``), 
 from __future__ import annotations
 
 import threading
-import time
 from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,16 +21,10 @@ from resources.state.database import ControlState
 from resources.state.pause import pause_of
 from sensors.attempts import Attempts, Entry, Request
 from sensors.cancels import Cancels
-from sensors.dagster_internals.backfill_queue import awaited_partitions
-from sensors.dagster_internals.partition_history import PartitionHistory
-from sensors.dagster_internals.runs import (
-    RunState,
-    run_states,
-    runs_ended_since,
-    runs_with_key,
-    unfinished_partitions,
-)
+from sensors.dagster_facts import DagsterFacts
+from sensors.dagster_internals.runs import UNFINISHED, RunState
 from sensors.done_again import DoneAgain, note_done_again
+from sensors.partition_history import PartitionHistory
 from sensors.retry_alerts import given_up, interrupted_again, left_to_person, subject
 from sensors.retry_candidates import Candidate, Watched, candidates
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Decision, Facts, Policy, decide
@@ -84,7 +77,6 @@ class FailedPartitions:
         policy: Policy,
         cap: int,
         no_device: Callable[[], str | None] = lambda: None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.watched = watched
         self.state = state
@@ -95,12 +87,11 @@ class FailedPartitions:
         self.policy = policy
         self.cap = cap
         self._no_device = no_device
-        self.clock = clock
         self._settled: dict[str, RunState] = {}
         self._guard = threading.Lock()
         self.succeeded_until: float | None = None
 
-    def tick(self, instance: dg.DagsterInstance, *, tick: str, at_once: bool = False) -> Ticked:
+    def tick(self, dagster: DagsterFacts, *, tick: str, now: float, at_once: bool = False) -> Ticked:
         """Decide, write down, and say what to launch. ``tick`` names this tick, the same if it is repeated.
 
         at_once: a person asks: no back-off is waited for, and what was given up is tried again.
@@ -114,23 +105,23 @@ class FailedPartitions:
             return Ticked((), f"Nothing is started, because every device is left out. {no_device}")
         # The schedule and the sensor of the button tick in threads of one process.
         with self._guard:
-            return _Tick(self, instance, tick, at_once, self.clock()).run()
+            return _Tick(self, dagster, tick, at_once, now).run()
 
     def states(
-        self, instance: dg.DagsterInstance, run_ids: Collection[str], *, now: float
+        self, dagster: DagsterFacts, run_ids: Collection[str], *, now: float
     ) -> Mapping[str, RunState]:
         """Runs by id; what has long ended is read once."""
         new = [one for one in run_ids if one not in self._settled]
-        found = run_states(instance, new) if new else {}
+        found = dagster.run_states(new) if new else {}
         for one in found.values():
             if one.ended_at is not None and now - one.ended_at > _SETTLED_SECONDS:
                 self._settled[one.run_id] = one
         return ChainMap(found, self._settled)
 
-    def came_right(self, instance: dg.DagsterInstance, *, now: float) -> list[RunState]:
+    def came_right(self, dagster: DagsterFacts, *, now: float) -> list[RunState]:
         """Runs that succeeded since ``succeeded_until``, and that Dagster's run retries had started again."""
         since = now - _FIRST_LOOK_SECONDS if self.succeeded_until is None else self.succeeded_until
-        found = runs_ended_since(instance, since - _LOOK_BACK_SECONDS, [dg.DagsterRunStatus.SUCCESS])
+        found = dagster.runs_ended_since(since - _LOOK_BACK_SECONDS, [dg.DagsterRunStatus.SUCCESS])
         return [run for run in found if run.retry_number]
 
 
@@ -138,11 +129,11 @@ class _Tick:
     """One tick: what it read, and what it decides."""
 
     def __init__(
-        self, owner: FailedPartitions, instance: dg.DagsterInstance, tick: str, at_once: bool, now: float
+        self, owner: FailedPartitions, dagster: DagsterFacts, tick: str, at_once: bool, now: float
     ) -> None:
         self.owner = owner
         self.watched = owner.watched
-        self.instance = instance
+        self.dagster = dagster
         self.tick = tick
         self.at_once = at_once
         self.now = now
@@ -154,13 +145,13 @@ class _Tick:
 
     def run(self) -> Ticked:
         owner = self.owner
-        owner.history.look(self.instance)
-        cancelled = owner.cancels.look(self.instance, self.now)
+        owner.history.look(self.dagster)
+        cancelled = owner.cancels.look(self.dagster, self.now)
         before = owner.attempts.read()
         self.entries = dict(before)
         requested = {key: one.requested for key, one in before.items() if one.requested is not None}
-        self.own = runs_with_key(self.instance, [one.run_key for one in requested.values()])
-        states = partial(owner.states, self.instance, now=self.now)
+        self.own = self.dagster.runs_with_key([one.run_key for one in requested.values()])
+        states = partial(owner.states, self.dagster, now=self.now)
         looked = candidates(self.watched, owner.history, states, requested)
         launchable: dict[str, Decision] = {}
         for key, candidate in looked.found.items():
@@ -240,7 +231,7 @@ class _Tick:
             return
         if launched is not None and not mine:
             # Created and never queued, by a tick that was killed in between: it has done nothing.
-            self.instance.delete_run(launched.run_id)
+            self.dagster.delete_run(launched.run_id)
         self.entries[entry.key] = replace(entry, requested=replace(request, tick=self.tick, at=self.now))
         self.cut_short.append(self._launch(entry.key, candidate, request.run_key))
 
@@ -258,8 +249,8 @@ class _Tick:
         free = self.owner.cap - under_way - unborn
         chosen: list[Launch] = []
         if launchable and free > 0:
-            queued = unfinished_partitions(self.instance)
-            queued |= awaited_partitions(self.instance, self.watched.assets)
+            queued = {run.partition for run in self.dagster.runs_in(UNFINISHED)}
+            queued |= self.dagster.awaited_partitions(self.watched.assets)
             for key in self.watched.heaviest_first(launchable.keys()):
                 if len(chosen) == free:
                     break
@@ -310,7 +301,7 @@ class _Tick:
     def _done_again(self, well: Sequence[Entry], unwell: Collection[str]) -> list[DoneAgain]:
         """What was completed without a person since the last look."""
         done = []
-        for run in self.owner.came_right(self.instance, now=self.now):
+        for run in self.owner.came_right(self.dagster, now=self.now):
             key, at = run.partition, run.ended_at or self.now
             if key is not None and key in self.watched.keys and key not in unwell:
                 done.append(DoneAgain(key, at, run.retry_number, "its run crashed: Dagster's run retries"))

@@ -7,7 +7,7 @@ concluded from it (``worker_health.py``).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from resources.processes import boot_id
@@ -20,7 +20,8 @@ _BLIND_SECONDS = 120.0
 class Watch:
     """What the watcher remembers between ticks; may be lost, and then everybody's time counts anew.
 
-    at, since: monotonic seconds of the last tick, and of the first of those without a gap. ended: when
+    at, since: monotonic seconds of the last tick, and of the first of those without a gap. unix: the last
+    tick in unix seconds. ended: when
     SIGTERM was sent, by worker. slow: since when, by worker. sick: since when (unix seconds), by device;
     sick_again: since when without a break; sound: since when again; cool: the same of a
     device that was too hot. blind_since: since when (unix seconds)
@@ -33,6 +34,7 @@ class Watch:
     boot: str = ""
     at: float = 0.0
     since: float = 0.0
+    unix: float = 0.0
     ended: dict[str, float] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)
     sick: dict[str, float] = field(default_factory=dict)
@@ -48,8 +50,8 @@ class Watch:
     after_end_told: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, cursor: str | None, *, now: float) -> Watch:
-        """The watch of the last tick, or one that begins now."""
+    def read(cls, cursor: str | None, *, now: float, unix: float) -> Watch:
+        """The watch of the last tick, or one that begins now (monotonic and unix seconds)."""
         try:
             watch = cls(**json.loads(cursor or "{}"))
         except (ValueError, TypeError):
@@ -58,5 +60,9 @@ class Watch:
             watch = cls(boot=boot_id(), at=now, since=now, left_out=watch.left_out)
         elif now - watch.at > _BLIND_SECONDS:
             watch.since = now
-        watch.at = now
+        watch.at, watch.unix = now, unix
         return watch
+
+    def cursor(self) -> str:
+        """What Dagster keeps for the next tick."""
+        return json.dumps(asdict(self))

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from resources.alerts.alert import Alert
@@ -23,13 +23,34 @@ from resources.devices.find import Device
 from resources.devices.leases import DeviceLeases, HeldDevice, LeaseRecord
 from resources.processes import ProcessIdentity, boot_id
 from resources.state.workers import Worker
-from sensors.dagster_internals.run_control import RunOfProcess
+from sensors.dagster_facts import DagsterFacts
 from sensors.health_watch import Watch
 
 KIND = "lease_held"
 
 _END_SECONDS = 60.0
 """Beside the grace: a process writes its last events, and frees its model, before it ends."""
+
+
+class RunOfProcess(StrEnum):
+    """How the run stands that a process says it works for, as the second half of a sentence."""
+
+    UNDER_WAY = "under way"
+    FINISHED = "finished"
+    ELSEWHERE = "finished, and was not started by this machine's code server"
+    UNKNOWN = "not known to Dagster"
+
+
+def run_of_process(dagster: DagsterFacts, run_id: str, pid: int) -> RunOfProcess:
+    """How a run stands. FINISHED: and this pid is the one that its process gave when it began here."""
+    run = dagster.run_states([run_id]).get(run_id)
+    if run is None:
+        return RunOfProcess.UNKNOWN
+    if not run.finished:
+        return RunOfProcess.UNDER_WAY
+    said = dagster.process_of(run_id)
+    ours = run.is_here and said is not None and said[0] == pid
+    return RunOfProcess.FINISHED if ours else RunOfProcess.ELSEWHERE
 
 
 @dataclass(frozen=True)
@@ -46,21 +67,18 @@ class LeasesAfterEnd:
     """Looks at who holds a device. directory: of the leases. grace: seconds between SIGTERM and SIGKILL.
 
     silence: seconds for which a process may go without a heartbeat while it lives, whatever it loads: so long
-    is waited where Dagster does not know the run. clock: unix seconds.
+    is waited where Dagster does not know the run.
     """
 
     directory: Path
     outbox: Outbox
     grace: float
     silence: float
-    clock: Callable[[], float] = time.time
 
-    def look(
-        self, watch: Watch, living: Sequence[Worker], stands: Callable[[str, int], RunOfProcess]
-    ) -> list[str]:
+    def look(self, watch: Watch, living: Sequence[Worker], dagster: DagsterFacts) -> list[str]:
         """One tick: changes ``watch``, posts alerts, ends what hangs. Returns sentences.
 
-        living: whoever has a heartbeat; none of them is touched. stands: how a run and a pid stand.
+        living: whoever has a heartbeat; none of them is touched.
         """
         leases = DeviceLeases(self.directory, [Device(**one) for one in watch.devices.values()])
         try:
@@ -76,7 +94,7 @@ class LeasesAfterEnd:
                 continue
             if record.holder.run_id in at_work or record.pid in pids or not _is_run(record.holder.run_id):
                 continue
-            how = stands(record.holder.run_id, record.pid)
+            how = run_of_process(dagster, record.holder.run_id, record.pid)
             if how is not RunOfProcess.UNDER_WAY:
                 left[_name(record)] = _Left(one, record, how)
         watch.after_end = {name: max(watch.after_end.get(name, watch.at), watch.since) for name in left}
@@ -87,7 +105,7 @@ class LeasesAfterEnd:
             if watch.at - watch.after_end[name] > self._allowed(one.how)
             for sentence in self._end(watch, name, one, leases.lock_path(one.held.device))
         ]
-        self._tell_freed(left)
+        self._tell_freed(left, watch.unix)
         return said
 
     def _allowed(self, how: RunOfProcess) -> float:
@@ -128,14 +146,14 @@ class LeasesAfterEnd:
             expected="a process that ends with its run",
             found=f"{one.held.sentence()} So for {watch.at - watch.after_end[name]:.0f} s at least.",
             page=None if one.how is RunOfProcess.UNKNOWN else f"runs/{one.record.holder.run_id}",
-            at=self.clock(),
+            at=watch.unix,
         )
 
-    def _tell_freed(self, left: Mapping[str, object]) -> None:
+    def _tell_freed(self, left: Mapping[str, object], now: float) -> None:
         for subject, alert in self.outbox.open_subjects().items():
             if alert.kind == KIND and alert.occurrence not in left:
                 self.outbox.recovered(
-                    subject, occurrence=alert.occurrence, sentence="The device is free.", at=self.clock()
+                    subject, occurrence=alert.occurrence, sentence="The device is free.", at=now
                 )
 
 

@@ -4,15 +4,16 @@ The sensor draws it in its own tick and reports it without a run, so that the Ru
 How it is drawn is in ``vlm_assets/automation/dataset_progress.py``.
 """
 
+from __future__ import annotations
+
 import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import dagster as dg
 
-from sensors.ticks import note_tick
+from sensors.sensor_definition import Decided, Look, build_sensor
 
 NAME = "progress_picture"
 INTERVAL_SECONDS = 60
@@ -33,7 +34,7 @@ class Drawn:
     pause: str = ""
 
     @classmethod
-    def from_cursor(cls, cursor: str | None) -> "Drawn":
+    def from_cursor(cls, cursor: str | None) -> Drawn:
         """What the last tick wrote; nothing where there is none, or it is of another version."""
         try:
             return cls(**json.loads(cursor)) if cursor else cls()
@@ -59,7 +60,6 @@ def build_progress_picture_sensor(
     works: Callable[[], bool],
     paused: Callable[[], str | None],
     ticks: Path,
-    clock: Callable[[], float] = time.time,
 ) -> dg.SensorDefinition:
     """The sensor. target: the asset that has the picture. draw: makes its materialization.
 
@@ -67,31 +67,25 @@ def build_progress_picture_sensor(
     there is none. ticks: where each sensor notes that it ticked.
     """
 
-    @dg.sensor(
-        name=NAME,
-        target=target,
-        minimum_interval_seconds=INTERVAL_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+    def decide(look: Look) -> Decided:
+        drawn, there, pause = Drawn.from_cursor(look.cursor), moved(), paused() or ""
+        if not there:
+            return Decided("Nothing was ever started.")
+        if drawn.is_due(there, works=works(), now=look.now, pause=pause):
+            return Decided(
+                "Drawn.", json.dumps(asdict(Drawn(there, there, look.now, pause))), events=[draw()]
+            )
+        why = f"Nothing is started: {pause}." if pause else "Nothing has moved, or the picture is young."
+        return Decided(why, json.dumps(asdict(replace(drawn, seen=there))))
+
+    return build_sensor(
+        NAME,
+        decide,
+        interval_seconds=INTERVAL_SECONDS,
         description=(
             "Draws the picture of all partitions anew, without a run: every half hour while something works,"
             " and once everything is at rest or paused. A tick that draws nothing opens no partition."
         ),
+        ticks=ticks,
+        target=target,
     )
-    def progress_picture(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        now = clock()
-        result = look(context.cursor, now)
-        note_tick(ticks, NAME, now, interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
-        return result
-
-    def look(kept: str | None, now: float) -> dg.SensorResult:
-        drawn, there, pause = Drawn.from_cursor(kept), moved(), paused() or ""
-        if not there:
-            return dg.SensorResult(skip_reason="Nothing was ever started.")
-        if drawn.is_due(there, works=works(), now=now, pause=pause):
-            cursor = json.dumps(asdict(Drawn(there, there, now, pause)))
-            return dg.SensorResult(asset_events=[draw()], cursor=cursor)
-        cursor = json.dumps(asdict(replace(drawn, seen=there)))
-        why = f"Nothing is started: {pause}." if pause else "Nothing has moved, or the picture is young."
-        return dg.SensorResult(skip_reason=why, cursor=cursor)
-
-    return progress_picture

@@ -5,7 +5,7 @@ of the check ``published_file``. What does not: comparing a file with its record
 handed in, and putting anything right (the scheduled re-materialization, which verifies and restores).
 """
 
-# No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
+from __future__ import annotations
 
 import hashlib
 import json
@@ -26,9 +26,8 @@ from resources.state.workers import Workers
 from resources.storage.files import make_directory, write_replacing
 from resources.storage.layout import AssetFolders
 from sensors.check_alerts import FOUND_AT
-from sensors.dagster_internals.check_results import report_evaluation
-from sensors.dagster_internals.partition_history import PartitionHistory
-from sensors.ticks import note_tick
+from sensors.partition_history import PartitionHistory
+from sensors.sensor_definition import Decided, Look, build_sensor
 
 NAME = "published_file_drift"
 INTERVAL_SECONDS = 60
@@ -76,7 +75,7 @@ class Snapshot:
     is_lost: bool = False
 
     @classmethod
-    def read(cls, path: Path) -> "Snapshot":
+    def read(cls, path: Path) -> Snapshot:
         """The last one; a new one where there is none that reads."""
         try:
             said = json.loads(path.read_bytes())
@@ -166,11 +165,11 @@ class DriftWatcher:
     workers: Workers
     outbox: Outbox
     directory: Path
-    clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
 
-    def look(self, tell: Tell, failing: Callable[[str], Collection[str]]) -> list[str]:
+    def look(self, tell: Tell, failing: Callable[[str], Collection[str]], now: float) -> list[str]:
         """One tick. failing: the partitions of an asset whose check fails now, asked where nothing is known.
+        now: unix seconds.
 
         Returns what was found, in sentences.
         """
@@ -179,8 +178,8 @@ class DriftWatcher:
         for watched in self.watched:
             if not watched.keys:
                 continue  # No catalogue yet.
-            said += self._look_at(watched, tell, failing, time_for_looks)
-            said += self._tell_foreign(watched)
+            said += self._look_at(watched, tell, failing, time_for_looks, now)
+            said += self._tell_foreign(watched, now)
         return said
 
     def _look_at(
@@ -189,6 +188,7 @@ class DriftWatcher:
         tell: Tell,
         failing: Callable[[str], Collection[str]],
         time_for_looks: _Time,
+        now: float,
     ) -> list[str]:
         snapshot = Snapshot.read(self.directory / f"{watched.name}.json")
         expectation = watched.expectation()
@@ -226,10 +226,10 @@ class DriftWatcher:
                 continue
             seen = Seen(signature, expectation, verdict.kind, before.told if before is not None else "")
             if before is not None and before.owed:
-                at = before.at if before.owed == verdict.told else self.clock()
+                at = before.at if before.owed == verdict.told else now
                 owed[key], seen = verdict, seen._replace(owed=verdict.told, at=at)
             elif verdict.told != (seen.told or SOUND) or (not seen.told and key in failed_before):
-                owed[key], seen = verdict, seen._replace(owed=verdict.told, at=self.clock())
+                owed[key], seen = verdict, seen._replace(owed=verdict.told, at=now)
             snapshot.partitions[key] = seen
             if len(owed) >= _TOLD_AT_ONCE:
                 said += _tell_owed(watched.name, owed, snapshot, tell)
@@ -241,12 +241,11 @@ class DriftWatcher:
         snapshot.write()
         return said
 
-    def _tell_foreign(self, watched: DriftWatched) -> list[str]:
+    def _tell_foreign(self, watched: DriftWatched, now: float) -> list[str]:
         prefix = f"{watched.name}/{_FOREIGN}/"
         names = foreign_names(watched.asset, frozenset(watched.keys))
         standing = {prefix + name: watched.asset.partition(name).published for name in names}
         known = self.outbox.open_subjects()
-        now = self.clock()
         for subject, path in standing.items():
             if subject not in known:
                 self.outbox.post(
@@ -324,32 +323,28 @@ def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> 
     # Kept between ticks: a first look takes several, and each asks what fails now.
     histories = {one.name: PartitionHistory([one.name]) for one in watcher.watched}
 
-    @dg.sensor(
-        name=NAME,
-        minimum_interval_seconds=INTERVAL_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+    def decide(look: Look) -> Decided:
+        def tell(asset: str, key: str, verdict: Verdict, at: float) -> None:
+            look.dagster.report_evaluation(evaluation(asset, key, verdict, at))
+
+        def failing(asset: str) -> Collection[str]:
+            histories[asset].look(look.dagster)
+            return histories[asset].failing(asset)
+
+        said = watcher.look(tell, failing, look.now)
+        first = " ".join(said[:_SHOWN]) or "Nothing has changed on disk since the last look."
+        return Decided(first, logged=said[_SHOWN:])
+
+    return build_sensor(
+        NAME,
+        decide,
+        interval_seconds=INTERVAL_SECONDS,
         description=(
             "Looks at the published files themselves and fails the check published_file of a partition whose"
             " file is truncated, replaced, deleted, foreign or stale. It starts nothing."
         ),
+        ticks=ticks,
     )
-    def published_file_drift(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        instance = context.instance
-
-        def tell(asset: str, key: str, verdict: Verdict, at: float) -> None:
-            report_evaluation(instance, evaluation(asset, key, verdict, at))
-
-        def failing(asset: str) -> Collection[str]:
-            histories[asset].look(instance)
-            return histories[asset].failing(asset)
-
-        said = watcher.look(tell, failing)
-        for sentence in said[_SHOWN:]:
-            context.log.info(sentence)
-        note_tick(ticks, NAME, watcher.clock(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
-        return dg.SkipReason(" ".join(said[:_SHOWN]) or "Nothing has changed on disk since the last look.")
-
-    return published_file_drift
 
 
 def signatures(asset: AssetFolders, *, made_from: AssetFolders | None = None) -> dict[str, str]:

@@ -5,7 +5,7 @@ partitions that its database does not know. What does not: starting anything aga
 the scheduled re-materialization do that), and judging workers that live (``worker_health.py``).
 """
 
-# No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
+from __future__ import annotations
 
 import json
 import time
@@ -21,16 +21,9 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from resources.state.workers import Workers
 from resources.storage.layout import AssetFolders
-from sensors.dagster_internals.check_results import restore_results
-from sensors.dagster_internals.run_control import (
-    end_interrupted,
-    free_slots_of_ended,
-    process_of,
-    runs_under_way,
-    unknown_to_dagster,
-)
-from sensors.dagster_internals.runs import runs_ended_since
-from sensors.ticks import note_tick
+from sensors.dagster_facts import DagsterFacts
+from sensors.dagster_internals.runs import UNDER_WAY
+from sensors.sensor_definition import Decided, Look, build_sensor
 
 NAME = "reconciliation"
 INTERVAL_SECONDS = 30
@@ -94,7 +87,7 @@ Seen = dict[str, ProcessIdentity]
 
 
 def end_dead_runs(
-    instance: dg.DagsterInstance, workers: Workers, seen: Mapping[str, ProcessIdentity]
+    dagster: DagsterFacts, workers: Workers, seen: Mapping[str, ProcessIdentity]
 ) -> tuple[list[str], Seen]:
     """End every run under way whose process is certainly gone; a living worker is never ended.
 
@@ -105,23 +98,23 @@ def end_dead_runs(
     dead = {worker.run_id for worker in workers.dead()}
     ended: list[str] = []
     still: Seen = {}
-    for one in runs_under_way(instance):
-        run_id = one.run.run_id
+    for one in dagster.runs_in(UNDER_WAY):
+        run_id = one.run_id
         if run_id in living:
             continue
         if run_id not in dead:
-            if not one.here:
+            if not one.is_here:
                 continue
             process = seen.get(run_id)
             if process is None:
-                said = process_of(instance, run_id)
+                said = dagster.process_of(run_id)
                 if said is None:
                     continue  # Not begun: Dagster's own monitoring gives a start 180 seconds.
                 process = ProcessIdentity.that_spoke(*said)
             if process is not None and process.lives():
                 still[run_id] = process
                 continue
-        if end_interrupted(instance, run_id, _GONE):
+        if dagster.end_interrupted(run_id, _GONE):
             ended.append(run_id)
     # Looked at before the runs: what is dead then has no run under way any more.
     for worker in workers.dead():
@@ -131,7 +124,7 @@ def end_dead_runs(
 
 
 def report_published(
-    instance: dg.DagsterInstance,
+    dagster: DagsterFacts,
     assets: Sequence[PublishedAsset],
     workers: Workers,
     *,
@@ -146,8 +139,10 @@ def report_published(
     worked_on = {(worker.asset, worker.partition) for worker in workers.living()}
     for asset in assets:
         published = PublishedPartitions(asset.folders)
-        on_disk = _on_disk(asset)
-        for key in unknown_to_dagster(instance, asset.name, on_disk):
+        known = dagster.materialized_partitions(asset.name)
+        for key in _on_disk(asset):
+            if key in known:
+                continue
             if clock() > deadline:
                 return reported
             if (asset.name, key) in worked_on:
@@ -157,21 +152,21 @@ def report_published(
             except RecordDamagedError:
                 continue  # The drift sensor and the audit name it.
             if record is not None:
-                instance.report_runless_asset_event(_from_disk(asset.name, record))
+                dagster.report_materialization(_from_disk(asset.name, record))
                 reported.append((asset.name, key))
     return reported
 
 
 def restore_results_of_cancelled(
-    instance: dg.DagsterInstance, handled: set[str], *, now: float
+    dagster: DagsterFacts, handled: set[str], *, now: float
 ) -> list[tuple[str, str, str]]:
     """Show again what checks said before a run of theirs was cancelled: the published file stays what it was.
 
     handled: runs of the last day that earlier calls dealt with; this one adds to it.
     """
-    cancelled = runs_ended_since(instance, now - _CANCELLED_SECONDS, [dg.DagsterRunStatus.CANCELED])
+    cancelled = dagster.runs_ended_since(now - _CANCELLED_SECONDS, [dg.DagsterRunStatus.CANCELED])
     new = {run.run_id for run in cancelled} - handled
-    restored = restore_results(instance, new)
+    restored = dagster.restore_results(new)
     handled.intersection_update({run.run_id for run in cancelled})
     handled.update(new)
     return restored
@@ -206,35 +201,31 @@ def build_reconciliation_sensor(
     *,
     workers: Workers,
     ticks: Path,
-    clock: Callable[[], float] = time.time,
 ) -> dg.SensorDefinition:
     """The sensor. ticks: the folder where each sensor notes that it ticked."""
 
     handled: set[str] = set()
 
-    @dg.sensor(
-        name=NAME,
-        minimum_interval_seconds=INTERVAL_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+    def decide(look: Look) -> Decided:
+        ended, still = end_dead_runs(look.dagster, workers, _seen(look.cursor))
+        done = Reconciled(
+            tuple(ended),
+            tuple(look.dagster.free_slots_of_ended()),
+            tuple(report_published(look.dagster, assets, workers)),
+            tuple(restore_results_of_cancelled(look.dagster, handled, now=look.now)),
+        )
+        return Decided(done.sentence(), json.dumps({run: asdict(process) for run, process in still.items()}))
+
+    return build_sensor(
+        NAME,
+        decide,
+        interval_seconds=INTERVAL_SECONDS,
         description=(
             "Ends runs whose process is gone, frees what they held, and tells this database of published"
             " partitions that it does not know. It starts nothing."
         ),
+        ticks=ticks,
     )
-    def reconciliation(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        instance = context.instance
-        ended, still = end_dead_runs(instance, workers, _seen(context.cursor))
-        done = Reconciled(
-            tuple(ended),
-            tuple(free_slots_of_ended(instance)),
-            tuple(report_published(instance, assets, workers)),
-            tuple(restore_results_of_cancelled(instance, handled, now=time.time())),
-        )
-        context.update_cursor(json.dumps({run: asdict(process) for run, process in still.items()}))
-        note_tick(ticks, NAME, clock(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
-        return dg.SkipReason(done.sentence())
-
-    return reconciliation
 
 
 def _seen(cursor: str | None) -> Seen:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from sensors.dagster_internals.partition_history import PartitionHistory
 from sensors.dagster_internals.runs import RunState
+from sensors.partition_history import PartitionHistory
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ only schedules and sensors can do that through Dagster's public calls.
 
 # No postponed annotations here: Dagster reads the parameters of schedules and ops from their real ones.
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,11 @@ from typing import Any
 import dagster as dg
 
 from sensors.attempts import AskedLook, ask_for_look, asked_look, look_answered
+from sensors.dagster_facts import DagsterFacts
+from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, sentences
+from sensors.sensor_definition import Decided, Look, build_sensor
 from sensors.ticks import note_tick
 
 SCHEDULE = "failed_partitions_again"
@@ -51,15 +55,14 @@ RunConfigOf = Callable[[Sequence[str], Mapping[str, Any]], tuple[Mapping[str, An
 with what a person had asked of that one: as a retry of it, under its root run."""
 
 
-def request(instance: dg.DagsterInstance, launch: Launch, run_config: RunConfigOf) -> dg.RunRequest:
+def request(dagster: DagsterFacts, launch: Launch, run_config: RunConfigOf) -> dg.RunRequest:
     """The run of a launch. What a person asked of the run before it is asked of this one too."""
-    before = instance.get_run_by_id(launch.after) if launch.after is not None else None
-    config, goes_on = run_config(launch.assets, before.run_config if before is not None else {})
+    before = dagster.run_config(launch.after) if launch.after is not None else None
+    config, goes_on = run_config(launch.assets, before[0] if before is not None else {})
     tags = {LAUNCHED_BY: RETRY, WHY: launch.why[:_TAG_LENGTH]}
-    if goes_on and before is not None:
-        root = before.get_root_run_id() or before.run_id
-        tags |= {"dagster/root_run_id": root, "dagster/parent_run_id": before.run_id}
-        tags |= {GOES_ON_WITH: before.run_id}
+    if goes_on and before is not None and launch.after is not None:
+        tags |= {"dagster/root_run_id": before[1], "dagster/parent_run_id": launch.after}
+        tags |= {GOES_ON_WITH: launch.after}
     return dg.RunRequest(
         run_key=launch.run_key,
         partition_key=launch.key,
@@ -75,6 +78,7 @@ def build_retrying(
     every_minutes: int,
     run_config: RunConfigOf,
     ticks_directory: Path,
+    clock: Callable[[], float] = time.time,
 ) -> Retrying:
     """Schedule and button over the watched assets."""
     watched = failed_partitions.watched.assets
@@ -96,12 +100,13 @@ def build_retrying(
     )
     def failed_partitions_again(context: dg.ScheduleEvaluationContext):  # type: ignore[no-untyped-def]
         at = context.scheduled_execution_time
-        ticked = failed_partitions.tick(context.instance, tick=at.isoformat())
+        dagster = InstanceFacts(context.instance)
+        ticked = failed_partitions.tick(dagster, tick=at.isoformat(), now=clock())
         if ticked.launches:
             context.log.info(ticked.sentence)
         for sentence in sentences(ticked.launches):
             context.log.info(sentence)
-        requests = [request(context.instance, launch, run_config) for launch in ticked.launches]
+        requests = [request(dagster, launch, run_config) for launch in ticked.launches]
         note_tick(
             ticks_directory,
             SCHEDULE,
@@ -111,33 +116,25 @@ def build_retrying(
         )
         return requests or dg.SkipReason(ticked.sentence)
 
-    @dg.sensor(
-        name=ANSWER,
-        job=again,
-        minimum_interval_seconds=ANSWER_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+    def answer(look: Look) -> Decided:
+        asked = asked_look(failed_partitions.state)
+        if asked is None:
+            return Decided("Nobody has asked for a look.")
+        # A tick that is killed is repeated under the same name, and launches the same runs.
+        ticked = failed_partitions.tick(look.dagster, tick=asked.run_id, now=look.now, at_once=asked.at_once)
+        requests = [request(look.dagster, launch, run_config) for launch in ticked.launches]
+        look_answered(failed_partitions.state, asked)
+        logged = [ticked.sentence, *sentences(ticked.launches)]
+        return Decided(ticked.sentence, requests=requests, logged=logged)
+
+    failed_partitions_asked = build_sensor(
+        ANSWER,
+        answer,
+        interval_seconds=ANSWER_SECONDS,
         description=f"Looks for partitions to materialize again when a person has launched {BUTTON}.",
+        ticks=ticks_directory,
+        job=again,
     )
-    def failed_partitions_asked(context: dg.SensorEvaluationContext):  # type: ignore[no-untyped-def]
-        state = failed_partitions.state
-        asked = asked_look(state)
-        requests, said = [], "Nobody has asked for a look."
-        if asked is not None:
-            # A tick that is killed is repeated under the same name, and launches the same runs.
-            ticked = failed_partitions.tick(context.instance, tick=asked.run_id, at_once=asked.at_once)
-            said = ticked.sentence
-            for sentence in (said, *sentences(ticked.launches)):
-                context.log.info(sentence)
-            requests = [request(context.instance, launch, run_config) for launch in ticked.launches]
-            look_answered(state, asked)
-        note_tick(
-            ticks_directory,
-            ANSWER,
-            failed_partitions.clock(),
-            interval_seconds=ANSWER_SECONDS,
-            log=lambda: context.log,
-        )
-        return requests or dg.SkipReason(said)
 
     @dg.op
     def ask_for_a_look(context: dg.OpExecutionContext, config: FailedPartitionsNow) -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import dagster as dg
 
 from resources.alerts.alert import Alert
-from sensors.dagster_internals.partition_history import PartitionHistory
-from sensors.dagster_internals.run_control import runs_under_way
-from sensors.dagster_internals.runs import RunState, runs_ended_since
+from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.runs import UNDER_WAY, RunState
+from sensors.partition_history import PartitionHistory
 
 FAILED, STANDS, STUCK = "run_failed", "queue_stands", "run_stuck"
 QUEUE = "queue"
@@ -26,7 +26,6 @@ STANDSTILL_SECONDS = 900.0
 
 
 _JOB = "job"
-_PARTITION = "dagster/partition"
 _SETTLED_SECONDS = 3.0
 """A run is failed a moment before it says whether Dagster retries it."""
 
@@ -46,7 +45,7 @@ def failed_runs(
     """
     # A clock that was put back hides nothing.
     start = now - _FIRST_LOOK_SECONDS if since is None else min(since, now) - _LOOK_BACK_SECONDS
-    found = runs_ended_since(instance, start, [dg.DagsterRunStatus.FAILURE])
+    found = InstanceFacts(instance).runs_ended_since(start, [dg.DagsterRunStatus.FAILURE])
     return [one for one in found if _concerns_a_person(one, now)], now
 
 
@@ -60,7 +59,7 @@ def alerts_of(
 ) -> Iterator[Alert]:
     """What a person is told of these runs. history: how the partitions of their assets stand."""
     if failed:
-        history.look(instance)
+        history.look(InstanceFacts(instance))
     attempts = _assets_by_run(history)
     bodies = _bodies(instance, [one.run_id for one in failed])
     for number, one in enumerate(failed):
@@ -140,11 +139,11 @@ def silent_runs(
     instance: dg.DagsterInstance, working: Collection[str], before: Mapping[str, float], *, now: float
 ) -> list[SilentRun]:
     """Those at this moment. working: runs with a heartbeat. before: what the last look saw, since when."""
-    begun = [one.run for one in runs_under_way(instance) if one.here]
+    begun = [one for one in InstanceFacts(instance).runs_in(UNDER_WAY) if one.is_here]
     return [
-        SilentRun(run.run_id, run.tags[_PARTITION], before.get(run.run_id, now))
+        SilentRun(run.run_id, run.partition, before.get(run.run_id, now))
         for run in begun
-        if run.status is dg.DagsterRunStatus.STARTED and _PARTITION in run.tags and run.run_id not in working
+        if run.status is dg.DagsterRunStatus.STARTED and run.partition and run.run_id not in working
     ]
 
 
@@ -187,7 +186,7 @@ def right_again(
         if alert.kind != FAILED:
             continue
         if not looked:
-            history.look(instance)
+            history.look(InstanceFacts(instance))
             looked = True
         names = alert.subject.split("/")[0].split("+")
         if alert.partition is not None:

@@ -7,14 +7,12 @@ are held after a run (``leases_after_end.py``), and starting anything again: an 
 Dagster's run retries or the scheduled re-materialization take its partition up.
 """
 
-# No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
+from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 
 import dagster as dg
@@ -27,12 +25,12 @@ from resources.devices.health import Verdict
 from resources.devices.left_out import LeftOutDevices, at_work_on
 from resources.processes import ProcessIdentity
 from resources.state.workers import Phase, Worker, Workers
-from sensors.dagster_internals.run_control import end_cancelled, fit_pool, mark_interrupted, run_of_process
+from sensors.dagster_facts import DagsterFacts
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.left_out_alerts import tell_left_out, usable_devices
 from sensors.restored_state import tell_restorations
-from sensors.ticks import note_tick
+from sensors.sensor_definition import Decided, Look, build_sensor
 from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
 
 NAME = "worker_health"
@@ -48,8 +46,7 @@ class HealthWatcher:
     """What a tick looks at. Plain Python: what Dagster lends is handed in.
 
     find: the devices that the settings mean. judge: what speaks against each of them now, by id.
-    clock: unix seconds;
-    monotonic: seconds of the machine's clock.
+    monotonic: seconds of the machine's clock. send: signals a worker's process; False where it has ended.
     """
 
     workers: Workers
@@ -58,45 +55,33 @@ class HealthWatcher:
     find: Callable[[], Sequence[Device]]
     judge: Callable[[Sequence[Device]], Mapping[str, Verdict]]
     limits: WorkerLimits = field(default_factory=WorkerLimits)
-    clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
+    send: Callable[[Worker, signal.Signals], bool] = lambda worker, number: _process(worker).send(number)
 
-    def look(
-        self, watch: Watch, *, interrupt: Callable[[str], None], settle: Callable[[str], object]
-    ) -> list[str]:
-        """One tick: changes ``watch``, posts alerts, ends what is stuck. Returns sentences.
-
-        interrupt: says on a run that it is ended from outside, before its worker is told to. settle: ends a
-        run that a person is cancelling, before its worker is killed.
-        """
+    def look(self, watch: Watch, dagster: DagsterFacts) -> list[str]:
+        """One tick: changes ``watch``, posts alerts, ends what is stuck. Returns sentences."""
         living = [worker for worker in self.workers.living() if worker.pid]
         state = self.left_out.state
         state.copy_if_due()
-        tell_restorations(state, self.outbox, self.clock())
+        tell_restorations(state, self.outbox, watch.unix)
         return [
-            *self._end_stuck(watch, living, interrupt, settle),
+            *self._end_stuck(watch, living, dagster),
             *self._name_slow(watch, living),
             *self._look_at_devices(watch),
-            *tell_left_out(watch, self.left_out, self.outbox, self.clock()),
+            *tell_left_out(watch, self.left_out, self.outbox, watch.unix),
         ]
 
-    def _end_stuck(
-        self,
-        watch: Watch,
-        living: Sequence[Worker],
-        interrupt: Callable[[str], None],
-        settle: Callable[[str], object],
-    ) -> list[str]:
+    def _end_stuck(self, watch: Watch, living: Sequence[Worker], dagster: DagsterFacts) -> list[str]:
         said = []
         now = watch.at
         stuck = stuck_workers(living, self.limits, now=now, watched_since=watch.since)
         for one in stuck:
             if one.worker.name not in watch.ended:
-                self.outbox.post(self._stuck(one))
-                interrupt(one.worker.run_id)
+                self.outbox.post(self._stuck(one, watch.unix))
+                dagster.mark_interrupted(one.worker.run_id)
                 watch.ended[one.worker.name] = now
                 said.append(f"{_who(one.worker)} stands still for {one.still:.0f} s and is told to end.")
-                _send(one.worker, signal.SIGTERM, said)
+                self._end(one.worker, signal.SIGTERM, said)
         alive = {worker.name: worker for worker in living}
         for name, at in list(watch.ended.items()):
             worker = alive.get(name)
@@ -105,25 +90,35 @@ class HealthWatcher:
                 run_id, _, asset = name.partition(".")
                 said.append(f"The stuck worker of run {run_id} ({asset}) has ended; its device is free.")
             elif now - at >= self.limits.grace:
-                settle(worker.run_id)
-                if _send(worker, signal.SIGKILL, said):
+                # Cancelled before its process is killed: Dagster would start again what a person stopped.
+                dagster.end_cancelled(worker.run_id, _KILLED)
+                if self._end(worker, signal.SIGKILL, said):
                     self._hold_against_device(worker)
                     said.append(f"{_who(worker)} did not end when told to, and was killed.")
-        self._tell_freed(alive)
+        self._tell_freed(alive, watch.unix)
         return said
 
-    def _tell_freed(self, alive: dict[str, Worker]) -> None:
+    def _end(self, worker: Worker, number: signal.Signals, said: list[str]) -> bool:
+        """Whether the signal reached the worker; says so where it may not be sent."""
+        try:
+            return self.send(worker, number)
+        except PermissionError:
+            said.append(
+                f"{_who(worker)} is another user's process and cannot be ended from here: end it as that"
+                " user, or run Dagster as the user whose runs they are."
+            )
+            return False
+
+    def _tell_freed(self, alive: dict[str, Worker], now: float) -> None:
         for subject, alert in self.outbox.open_subjects().items():
             if alert.kind == "worker_stuck" and f"{alert.occurrence}.{subject.split('/')[0]}" not in alive:
                 sentence = (
                     "The stuck worker has ended and its device is free; its partition is retried unless a"
                     " person cancelled its run."
                 )
-                self.outbox.recovered(
-                    subject, occurrence=alert.occurrence, sentence=sentence, at=self.clock()
-                )
+                self.outbox.recovered(subject, occurrence=alert.occurrence, sentence=sentence, at=now)
 
-    def _stuck(self, one: Stuck) -> Alert:
+    def _stuck(self, one: Stuck, now: float) -> Alert:
         worker = one.worker
         return Alert(
             kind="worker_stuck",
@@ -141,7 +136,7 @@ class HealthWatcher:
             expected=f"a commit within {one.allowed:.0f} s ({worker.phase})",
             found=f"none for {one.still:.0f} s, at {worker.percent:.0f}% of the partition",
             page=f"runs/{worker.run_id}",
-            at=self.clock(),
+            at=now,
         )
 
     def _hold_against_device(self, worker: Worker) -> None:
@@ -180,7 +175,7 @@ class HealthWatcher:
                         expected=f"about {one.peers:.2f} properties a second, the median of the others",
                         found=f"{worker.rate:.2f} properties a second for {lasted / 60:.0f} minutes",
                         page=f"runs/{worker.run_id}",
-                        at=self.clock(),
+                        at=watch.unix,
                     )
                 )
         keep_pace = {one.device for one in living if one.rate > 0 and one.name not in watch.slow}
@@ -194,12 +189,12 @@ class HealthWatcher:
                 if is_over:
                     sentence = f"Nobody has worked for {self.limits.slow / 60:.0f} minutes."
                 self.outbox.recovered(
-                    subject, occurrence=f"{self.clock():.0f}", sentence=sentence, at=self.clock()
+                    subject, occurrence=f"{watch.unix:.0f}", sentence=sentence, at=watch.unix
                 )
         return told
 
     def _look_at_devices(self, watch: Watch) -> list[str]:
-        subject, now = "devices", self.clock()
+        subject, now = "devices", watch.unix
         opened = self.outbox.open_subjects()
         # What a watch that was lost had told of goes on: no second failure, and not told anew.
         for told, alert in opened.items():
@@ -243,7 +238,7 @@ class HealthWatcher:
 
     def _tell_hot(self, watch: Watch, device: str, why: str, *, is_told: bool) -> None:
         """A warning once while it lasts, and nothing more: slower is more than nothing."""
-        now = self.clock()
+        now = watch.unix
         if why:
             watch.cool.pop(device, None)
             if not is_told:
@@ -273,12 +268,12 @@ class HealthWatcher:
         since = watch.sound[device] = max(watch.sound.get(device, watch.at), watch.since)
         if watch.at - since >= _SICK_AGAIN_SECONDS:
             del watch.sick[device], watch.sound[device]
-            now = self.clock()
+            now = watch.unix
             sentence = f"Nothing has spoken against {device} for {_SICK_AGAIN_SECONDS / 60:.0f} minutes."
             self.outbox.recovered(f"devices/{device}", occurrence=f"{now:.0f}", sentence=sentence, at=now)
 
     def _tell_sick(self, watch: Watch, device: str, why: str) -> None:
-        now = self.clock()
+        now = watch.unix
         occurrence = f"sick since {watch.sick.setdefault(device, now):.0f}"
         watch.sound.pop(device, None)
         since = watch.sick_again[device] = max(watch.sick_again.get(device, watch.at), watch.since)
@@ -304,39 +299,39 @@ class HealthWatcher:
 
 
 def build_worker_health_sensor(
-    watcher: HealthWatcher, leases: LeasesAfterEnd, *, pool: str, ticks: Path
+    watcher: HealthWatcher,
+    leases: LeasesAfterEnd,
+    *,
+    pool: str,
+    ticks: Path,
+    clock: Callable[[], float] = time.time,
 ) -> dg.SensorDefinition:
     """The sensor. pool: its limit follows the devices in use. ticks: where it notes that it ticked."""
 
-    @dg.sensor(
-        name=NAME,
-        minimum_interval_seconds=INTERVAL_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+    def decide(look: Look) -> Decided:
+        dagster = look.dagster
+        watch = Watch.read(look.cursor, now=watcher.monotonic(), unix=look.now)
+        told_before = set(watch.left_out)
+        said = watcher.look(watch, dagster)
+        said += leases.look(watch, watcher.workers.living(), dagster)
+        # At each tick while one is left out: a new start sets the limit for all devices again.
+        if told_before or watch.left_out:
+            before, now = usable_devices(watch, told_before), usable_devices(watch, watch.left_out)
+            dagster.fit_pool(pool, before=before, now=now)
+        return Decided(" ".join(said) or "Every worker moves and every device is sound.", watch.cursor())
+
+    return build_sensor(
+        NAME,
+        decide,
+        interval_seconds=INTERVAL_SECONDS,
         description=(
             "Ends workers that commit nothing for twice their own learned time and processes that keep a"
             " device after their run, names slow ones, and leaves out devices that failed twice. It starts"
             " nothing."
         ),
+        ticks=ticks,
+        clock=clock,
     )
-    def worker_health(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        instance = context.instance
-        watch = Watch.read(context.cursor, now=watcher.monotonic())
-        told_before = set(watch.left_out)
-        said = watcher.look(
-            watch,
-            interrupt=lambda run_id: mark_interrupted(instance, run_id),
-            settle=lambda run_id: end_cancelled(instance, run_id, _KILLED),
-        )
-        said += leases.look(watch, watcher.workers.living(), partial(run_of_process, instance))
-        # At each tick while one is left out: a new start sets the limit for all devices again.
-        if told_before or watch.left_out:
-            before, now = usable_devices(watch, told_before), usable_devices(watch, watch.left_out)
-            fit_pool(instance, pool, before=before, now=now)
-        context.update_cursor(json.dumps(asdict(watch)))
-        note_tick(ticks, NAME, watcher.clock(), interval_seconds=INTERVAL_SECONDS, log=lambda: context.log)
-        return dg.SkipReason(" ".join(said) or "Every worker moves and every device is sound.")
-
-    return worker_health
 
 
 def _hot(device: str) -> str:
@@ -345,18 +340,6 @@ def _hot(device: str) -> str:
 
 def _process(worker: Worker) -> ProcessIdentity:
     return ProcessIdentity(worker.pid, worker.process_start or 0, worker.boot_id)
-
-
-def _send(worker: Worker, number: signal.Signals, said: list[str]) -> bool:
-    """Whether the signal reached the worker; says so where it may not be sent."""
-    try:
-        return _process(worker).send(number)
-    except PermissionError:
-        said.append(
-            f"{_who(worker)} is another user's process and cannot be ended from here: end it as that user,"
-            " or run Dagster as the user whose runs they are."
-        )
-        return False
 
 
 def _may_be_the_device(worker: Worker) -> bool:

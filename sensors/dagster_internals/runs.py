@@ -1,21 +1,29 @@
-"""Runs by the rows of Dagster's tables: in what state, of which partition, launched and ended by whom.
+"""Runs by the rows of Dagster's tables: their states, processes and places in pools, and ending one.
 
-What lives here: reading many at once, without a run's body. What does not: what follows from it
-(``retry_decision.py``, ``cancels.py``, ``run_alerts.py``). The public calls deserialize each run, which costs
-seconds a tick where ten thousand have failed.
+What lives here: reading many runs at once, without a body, and what is told of one. What does not: what
+follows from it (``failed_partitions.py``, ``cancels.py``, ``reconciliation.py``, ``run_alerts.py``). The
+public calls deserialize each run, which costs seconds a tick where ten thousand have failed.
 
-Checked with dagster 1.13.27. Not public: the tables of runs and of their tags, and the tags
-``dagster/will_retry``, ``dagster/failure_reason``, ``dagster/retry_number``. If the tables change:
-``get_run_records`` with a ``RunsFilter`` gives the same, slowly. If a tag goes: runs that Dagster retries
-are seen by their children's ``dagster/parent_run_id``.
+Checked with dagster 1.13.27. Not public: the tables of runs and of their tags; the tags
+``dagster/will_retry``, ``dagster/failure_reason``, ``dagster/retry_number`` and ``.dagster/grpc_info``;
+``get_backfills`` and the fields of ``asset_backfill_data``; ``all_logs``, ``event_log_storage`` (pools),
+``report_run_failed`` and ``report_run_canceled``. If the tables change: ``get_run_records`` with a
+``RunsFilter`` gives the same, slowly. If a tag goes: runs that Dagster retries are seen by their children's
+``dagster/parent_run_id``, and runs that were ended from outside count as failed attempts. If backfills
+change: GraphQL's ``partitionBackfillsOrError``; with an empty set, a partition that a backfill will launch
+may be launched by the retry schedule too, and its second run waits for the first one's lock. If ending or
+pools change: GraphQL has ``terminateRuns`` (MARK_AS_CANCELED_IMMEDIATELY) and ``setConcurrencyLimit``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import contextlib
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import dagster as dg
 from dagster import DagsterInstance, DagsterRunStatus
 
 from sensors.dagster_internals.tables import Row, naive, of_runs, run_table, tag_table, unix
@@ -41,11 +49,21 @@ _WILL_RETRY = "dagster/will_retry"
 _RETRY_NUMBER = "dagster/retry_number"
 _BACKFILL = "dagster/backfill"
 _PARENT = "dagster/parent_run_id"
-_TAGS = (_PARTITION, _RUN_KEY, _FAILURE_REASON, _WILL_RETRY, _RETRY_NUMBER, _BACKFILL, _PARENT)
+_SERVER = ".dagster/grpc_info"
+_TAGS = (_SERVER, _PARTITION, _RUN_KEY, _FAILURE_REASON, _WILL_RETRY, _RETRY_NUMBER, _BACKFILL, _PARENT)
 
 FINISHED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
+UNFINISHED = frozenset(DagsterRunStatus) - FINISHED
+_AT_WORK = frozenset({DagsterRunStatus.STARTING, DagsterRunStatus.STARTED})
+UNDER_WAY = _AT_WORK | {DagsterRunStatus.CANCELING}
+"""A run in one of these states may have a process."""
 
 _CHUNK = 500
+
+_INTERRUPTED = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
+"""What Dagster says of a run that was ended from outside. Its retries do not inherit this tag."""
+
+_HERE = {None, "", "localhost", "127.0.0.1", "::1"}
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,18 @@ class RunState:
     def run_key(self) -> str | None:
         """The key by which a tick that is repeated finds the run that it launched."""
         return self.tags.get(_RUN_KEY)
+
+    @property
+    def launched_by(self) -> str | None:
+        """Who launched it, where no person did."""
+        return self.tags.get(LAUNCHED_BY)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine's code server started it: any other launcher looks after its own runs."""
+        said = self.tags.get(_SERVER)
+        server = json.loads(said) if said is not None else {"host": "unknown"}
+        return bool(server.get("socket")) or server.get("host") in _HERE
 
     @property
     def backfill(self) -> str | None:
@@ -113,86 +143,172 @@ class RunState:
 
         One that a person re-executes inherits the schedule's tags; it is told by its parent.
         """
-        ours = self.tags.get(LAUNCHED_BY) == RETRY and self.tags.get(_PARENT) == self.tags.get(GOES_ON_WITH)
+        ours = self.launched_by == RETRY and self.tags.get(_PARENT) == self.tags.get(GOES_ON_WITH)
         return not ours and _RETRY_NUMBER not in self.tags
 
 
-def run_states(instance: DagsterInstance, run_ids: Collection[str]) -> dict[str, RunState]:
-    """Runs by id; one that was deleted is left out."""
-    runs = run_table()
-    wanted = sorted(set(run_ids))
-    found: dict[str, RunState] = {}
-    for start in range(0, len(wanted), _CHUNK):
-        chunk = wanted[start : start + _CHUNK]
-        found.update((one.run_id, one) for one in _runs_where(instance, runs.c.run_id.in_(chunk)))
-    return found
+class InstanceRuns:
+    """The part of ``DagsterFacts`` about runs, of a Dagster instance."""
 
+    def __init__(self, instance: DagsterInstance) -> None:
+        self.instance = instance
 
-def runs_with_key(instance: DagsterInstance, run_keys: Collection[str]) -> dict[str, RunState]:
-    """Runs by run key; the newest of each. Run keys that no run has are left out."""
-    import sqlalchemy as db
-
-    tags = tag_table()
-    wanted = sorted(set(run_keys))
-    found: dict[str, RunState] = {}
-    for start in range(0, len(wanted), _CHUNK):
-        chunk = wanted[start : start + _CHUNK]
+    def run_states(self, run_ids: Collection[str]) -> dict[str, RunState]:
+        """Runs by id; one that was deleted is left out."""
         runs = run_table()
-        of_keys = db.select(tags.c.run_id).where(tags.c.key == _RUN_KEY, tags.c.value.in_(chunk))
-        for one in _runs_where(instance, runs.c.run_id.in_(of_keys)):
-            if one.run_key is not None:
-                found[one.run_key] = one
-    return found
+        wanted = sorted(set(run_ids))
+        found: dict[str, RunState] = {}
+        for start in range(0, len(wanted), _CHUNK):
+            chunk = wanted[start : start + _CHUNK]
+            found.update((one.run_id, one) for one in self._runs_where(runs.c.run_id.in_(chunk)))
+        return found
+
+    def runs_with_key(self, run_keys: Collection[str]) -> dict[str, RunState]:
+        """Runs by run key; the newest of each. Run keys that no run has are left out."""
+        import sqlalchemy as db
+
+        tags = tag_table()
+        wanted = sorted(set(run_keys))
+        found: dict[str, RunState] = {}
+        for start in range(0, len(wanted), _CHUNK):
+            chunk = wanted[start : start + _CHUNK]
+            runs = run_table()
+            of_keys = db.select(tags.c.run_id).where(tags.c.key == _RUN_KEY, tags.c.value.in_(chunk))
+            for one in self._runs_where(runs.c.run_id.in_(of_keys)):
+                if one.run_key is not None:
+                    found[one.run_key] = one
+        return found
+
+    def runs_ended_since(self, since: float, statuses: Collection[DagsterRunStatus]) -> list[RunState]:
+        """Runs in one of these states that changed at or after ``since`` (unix seconds), oldest first."""
+        runs = run_table()
+        is_one = runs.c.status.in_([one.value for one in statuses])
+        return self._runs_where(is_one, runs.c.update_timestamp >= naive(since))
+
+    def runs_created_since(self, since: float) -> list[RunState]:
+        """Runs that were created at or after ``since`` (unix seconds), oldest first."""
+        return self._runs_where(run_table().c.create_timestamp >= naive(since))
+
+    def runs_in(self, statuses: Collection[DagsterRunStatus]) -> list[RunState]:
+        """Runs that are in one of these states now, oldest first."""
+        return self._runs_where(run_table().c.status.in_([one.value for one in statuses]))
+
+    def awaited_partitions(self, assets: Sequence[str]) -> set[str]:
+        """Partitions of these assets for which an unfinished backfill will launch a run."""
+        from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
+
+        awaited: set[str] = set()
+        unfinished = BulkActionsFilter(statuses=[BulkActionStatus.REQUESTED])
+        for backfill in self.instance.get_backfills(filters=unfinished):
+            data = backfill.asset_backfill_data
+            if data is None:
+                continue
+            subsets = (data.target_subset, data.requested_subset, data.failed_and_downstream_subset)
+            for asset in assets:
+                of = [one.partitions_subsets_by_asset_key.get(dg.AssetKey(asset)) for one in subsets]
+                targeted, *over = (frozenset(one.get_partition_keys()) if one else frozenset() for one in of)
+                awaited |= targeted.difference(*over)
+        return awaited
+
+    def run_config(self, run_id: str) -> tuple[Mapping[str, Any], str] | None:
+        """The run config of a run, and the id of its root run: its own where it goes on with none."""
+        run = self.instance.get_run_by_id(run_id)
+        return None if run is None else (run.run_config, run.get_root_run_id() or run_id)
+
+    def delete_run(self, run_id: str) -> None:
+        """Forget a run that has done nothing."""
+        self.instance.delete_run(run_id)
+
+    def process_of(self, run_id: str) -> tuple[int, float] | None:
+        """The pid that a run's process gave when it began, and when (unix seconds); None before that."""
+        for entry in self.instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
+            event = entry.get_dagster_event()
+            pid = event.engine_event_data.metadata.get("pid")
+            if pid is not None and event.step_key is None:
+                return int(str(pid.value)), entry.timestamp
+        return None
+
+    def end_interrupted(self, run_id: str, why: str) -> bool:
+        """End a run whose process is gone, as one that was interrupted; one being cancelled, as cancelled.
+
+        Its places in pools are freed. False where it has ended meanwhile.
+        """
+        run = self.instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:
+            return False
+        if not self.end_cancelled(run_id, why):
+            self.mark_interrupted(run_id)
+            self.instance.report_run_failed(run, why)
+        self.instance.event_log_storage.free_concurrency_slots_for_run(run_id)
+        return True
+
+    def end_cancelled(self, run_id: str, why: str) -> bool:
+        """End a run that a person is cancelling as cancelled; False where nobody is.
+
+        Before its process is killed: the code server calls a killed one failed, whatever was asked for, and
+        Dagster would start again what a person has just stopped.
+        """
+        run = self.instance.get_run_by_id(run_id)
+        if run is None or run.status is not DagsterRunStatus.CANCELING:
+            return False
+        self.instance.report_run_canceled(run, why)
+        return True
+
+    def mark_interrupted(self, run_id: str) -> None:
+        """Say on a run, before it is ended from outside, that this is no failure of its partition.
+
+        Not on one that a person cancels: it would be retried. One that Dagster forgot has nothing to say.
+        """
+        run = self.instance.get_run_by_id(run_id)
+        if run is not None and run.status in _AT_WORK:
+            with contextlib.suppress(dg.DagsterRunNotFoundError):  # deleted since it was looked at
+                self.instance.add_run_tags(run_id, _INTERRUPTED)
+
+    def free_slots_of_ended(self) -> list[str]:
+        """Free what ended or forgotten runs still hold in pools. Returns their ids."""
+        storage = self.instance.event_log_storage
+        if not storage.supports_global_concurrency_limits:
+            return []
+        freed = []
+        for run_id in sorted(storage.get_concurrency_run_ids()):
+            run = self.instance.get_run_by_id(run_id)
+            if run is None or run.is_finished:
+                storage.free_concurrency_slots_for_run(run_id)
+                freed.append(run_id)
+        return freed
+
+    def fit_pool(self, pool: str, *, before: int, now: int) -> None:
+        """Let a pool's limit follow the number of devices in use; a lower one that a person set is kept.
+
+        With 0 nothing is taken from the queue, and nothing in it is lost.
+        """
+        limits = {one.name: one.limit for one in self.instance.event_log_storage.get_pool_limits()}
+        limit = limits.get(pool)
+        if limit is not None and limit != now and (limit > now or limit in (before, 0)):
+            set_pool(self.instance, pool, now)
+
+    def _runs_where(self, *conditions: Any) -> list[RunState]:
+        """Runs by conditions on their table, oldest first."""
+        import sqlalchemy as db
+
+        runs, tags = run_table(), tag_table()
+        times = (runs.c.create_timestamp, runs.c.update_timestamp, runs.c.end_time)
+        query = db.select(runs.c.run_id, runs.c.status, *times).where(*conditions).order_by(runs.c.id)
+        wanted = (*_TAGS, LAUNCHED_BY, GOES_ON_WITH, NO_ATTEMPT, NEEDS_PERSON)
+        their_tags = db.select(tags.c.run_id, tags.c.key, tags.c.value).where(
+            tags.c.key.in_(wanted), tags.c.run_id.in_(db.select(runs.c.run_id).where(*conditions))
+        )
+        with of_runs(self.instance) as connection:
+            rows = connection.execute(query).mappings().all()
+            tags_of: dict[str, dict[str, str]] = {}
+            for run_id, key, value in connection.execute(their_tags).all() if rows else ():
+                tags_of.setdefault(run_id, {})[key] = value
+        return [_run_state(row, tags_of.get(row["run_id"], {})) for row in rows]
 
 
-def runs_ended_since(
-    instance: DagsterInstance, since: float, statuses: Collection[DagsterRunStatus]
-) -> list[RunState]:
-    """Runs that are in one of these states and changed at or after ``since`` (unix seconds), oldest first."""
-    runs = run_table()
-    return _runs_where(
-        instance,
-        runs.c.status.in_([one.value for one in statuses]),
-        runs.c.update_timestamp >= naive(since),
-    )
-
-
-def runs_created_since(instance: DagsterInstance, since: float) -> list[RunState]:
-    """Runs that were created at or after ``since`` (unix seconds), oldest first."""
-    return _runs_where(instance, run_table().c.create_timestamp >= naive(since))
-
-
-def unfinished_partitions(instance: DagsterInstance) -> set[str]:
-    """Partitions that have a run which is queued, starting, started or ending, or was just created."""
-    import sqlalchemy as db
-
-    runs, tags = run_table(), tag_table()
-    query = (
-        db.select(tags.c.value)
-        .join(runs, runs.c.run_id == tags.c.run_id)
-        .where(tags.c.key == _PARTITION, runs.c.status.not_in([one.value for one in FINISHED]))
-    )
-    with of_runs(instance) as connection:
-        return set(connection.execute(query).scalars())
-
-
-def _runs_where(instance: DagsterInstance, *conditions: Any) -> list[RunState]:
-    """Runs by conditions on their table, oldest first."""
-    import sqlalchemy as db
-
-    runs, tags = run_table(), tag_table()
-    times = (runs.c.create_timestamp, runs.c.update_timestamp, runs.c.end_time)
-    query = db.select(runs.c.run_id, runs.c.status, *times).where(*conditions).order_by(runs.c.id)
-    wanted = (*_TAGS, LAUNCHED_BY, GOES_ON_WITH, NO_ATTEMPT, NEEDS_PERSON)
-    their_tags = db.select(tags.c.run_id, tags.c.key, tags.c.value).where(
-        tags.c.key.in_(wanted), tags.c.run_id.in_(db.select(runs.c.run_id).where(*conditions))
-    )
-    with of_runs(instance) as connection:
-        rows = connection.execute(query).mappings().all()
-        tags_of: dict[str, dict[str, str]] = {}
-        for run_id, key, value in connection.execute(their_tags).all() if rows else ():
-            tags_of.setdefault(run_id, {})[key] = value
-    return [_run_state(row, tags_of.get(row["run_id"], {})) for row in rows]
+def set_pool(instance: DagsterInstance, pool: str, slots: int) -> None:
+    """Set a pool's limit."""
+    instance.event_log_storage.set_concurrency_slots(pool, slots)
 
 
 def _run_state(row: Row, tags: Mapping[str, str]) -> RunState:

@@ -68,18 +68,6 @@ def events_where(instance: DagsterInstance, query: Any) -> Sequence[Row]:
     return rows
 
 
-def newest_event(instance: DagsterInstance, *kinds: str) -> int:
-    """The id of the latest event of these kinds, of all where none is named; 0 where there is none."""
-    import sqlalchemy as db
-
-    events = event_table()
-    query = db.select(db.func.max(events.c.id))
-    if kinds:
-        query = query.where(events.c.dagster_event_type.in_(kinds))
-    with of_events(instance) as connection:
-        return int(connection.execute(query).scalar() or 0)
-
-
 def entry_of(text: str) -> EventLogEntry:
     """An event as Dagster keeps it."""
     from dagster._serdes import deserialize_value

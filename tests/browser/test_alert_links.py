@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from sensors.check_alerts import alert_of
-from sensors.dagster_internals.check_results import Evaluation
+from sensors.dagster_internals.events import Evaluation
 from sensors.run_alerts import queue_stands
 from sensors.silent_sensors import silent_daemon, silent_sensors
 from sensors.ticks import record_tick

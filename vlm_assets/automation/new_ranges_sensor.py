@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 
 import dagster as dg
@@ -23,7 +22,7 @@ def build_new_ranges(settings: Settings, partitions: dg.PartitionsDefinition[str
     new_ranges = NewRanges(
         assets=ASSETS,
         keys=tuple(partitions.get_partition_keys()),
-        close=lambda: close_old_tail(settings, now=time.time()),
+        close=lambda now: close_old_tail(settings, now=now),
         untouched=lambda keys: _untouched(settings, keys),
         heaviest_first=heaviest_first(settings),
         paused=lambda: pause_of(control_state(settings)) is not None,

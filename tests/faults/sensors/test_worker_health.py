@@ -20,6 +20,7 @@ from resources.state.workers import Workers
 from sensors.health_watch import Watch
 from sensors.worker_health import HealthWatcher
 from sensors.worker_judgement import WorkerLimits
+from tests.unit.sensors.dagster_in_memory import DagsterInMemory
 
 SCRIPT = Path(__file__).with_name("working_process.py")
 LOG = logging.getLogger("test")
@@ -60,16 +61,24 @@ def watcher(tmp_path, gpu):
     )
 
 
+class Interrupted(DagsterInMemory):
+    """Dagster's facts, that keep which runs were called interrupted."""
+
+    def __init__(self, interrupted):
+        super().__init__(time.time)
+        self.mark_interrupted = interrupted.append
+
+
 def tick(watcher, watch, interrupted):
-    watch.at = time.monotonic()
-    return watcher.look(watch, interrupt=interrupted.append, settle=lambda run_id: None)
+    watch.at, watch.unix = time.monotonic(), time.time()
+    return watcher.look(watch, Interrupted(interrupted))
 
 
 def test_a_stopped_worker_is_ended_and_its_device_freed(tmp_path, gpu, watcher):
     """In about twice its own learned time, by SIGKILL where SIGTERM does not reach it; told once."""
     stuck, device = working(tmp_path, "stuck")
     sound, other = working(tmp_path, "sound")
-    watch, interrupted = Watch.read(None, now=time.monotonic()), []
+    watch, interrupted = Watch.read(None, now=time.monotonic(), unix=time.time()), []
     try:
         until(lambda: all(one.committed > 5 for one in watcher.workers.living()), "five commits each")
         stuck.send_signal(signal.SIGSTOP)
@@ -99,7 +108,7 @@ def test_a_stopped_worker_is_ended_and_its_device_freed(tmp_path, gpu, watcher):
 
 def test_twice_stuck_on_a_device_leaves_it_out(tmp_path, gpu, watcher):
     """With two partitions: a person is told once how to take it back, and the other one takes over."""
-    watch, interrupted = Watch.read(None, now=time.monotonic()), []
+    watch, interrupted = Watch.read(None, now=time.monotonic(), unix=time.time()), []
     devices = []
     for run in ("r1", "r2", "r3"):
         gone = gpu.leases().acquire(OTHER, wait_seconds=0, log=LOG) if run == "r2" else None

@@ -6,9 +6,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sensors.dagster_internals.check_results import evaluations_since
-from sensors.dagster_internals.partition_history import PartitionHistory
-from sensors.dagster_internals.runs import run_states, runs_ended_since
+from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.partition_history import PartitionHistory
 
 RANGES = dg.StaticPartitionsDefinition(["a", "b", "c"])
 
@@ -41,30 +40,31 @@ def _materialize(instance: dg.DagsterInstance, key: str, *, passed: bool = True,
 
 def test_partitions_runs_and_results_read_alike_on_both_databases(instance):
     """What failed, what a check found and what was put right are seen, whichever database tells of it."""
+    dagster = InstanceFacts(instance)
     history = PartitionHistory(["described"])
-    history.look(instance)
+    history.look(dagster)
     assert history.failing("described") == {}
 
     sound = _materialize(instance, "a")
     refused = _materialize(instance, "b", passed=False)
     broken = _materialize(instance, "c", raises=True)
-    history.look(instance)
+    history.look(dagster)
     assert set(history.materialized["described"]) == {"a", "b"}
     assert history.open_attempts["described"]["c"].run_id == broken
     (failing,) = history.failing("described")["b"]
     assert (failing.check, failing.run_id, failing.metadata["expected"]) == ("rows", refused, "3 rows")
 
-    states = run_states(instance, [sound, refused, broken])
+    states = dagster.run_states([sound, refused, broken])
     assert {one.partition for one in states.values()} == {"a", "b", "c"}
-    ended = runs_ended_since(instance, 0.0, [dg.DagsterRunStatus.FAILURE])
+    ended = dagster.runs_ended_since(0.0, [dg.DagsterRunStatus.FAILURE])
     assert [one.run_id for one in ended] == [broken]
 
-    results, until = evaluations_since(instance, 0)
+    results, until = dagster.evaluations_since(0)
     assert {(one.partition, one.passed) for one in results} == {("a", True), ("b", False)}
-    assert evaluations_since(instance, until) == ([], until)
+    assert dagster.evaluations_since(until) == ([], until)
 
     _materialize(instance, "b")
     _materialize(instance, "c")
-    history.look(instance)
+    history.look(dagster)
     assert history.failing("described") == {}
     assert history.open_attempts["described"] == {}

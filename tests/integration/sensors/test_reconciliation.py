@@ -19,7 +19,8 @@ from resources.alerts.outbox import Outbox
 from resources.devices.left_out import LeftOutDevices
 from resources.state.database import open_state
 from resources.state.workers import Workers
-from sensors.dagster_internals.partition_history import PartitionHistory
+from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.partition_history import PartitionHistory
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
@@ -96,7 +97,7 @@ def assert_interrupted(instance, run_id):
 
 def failing(instance, key):
     history = PartitionHistory([DESCRIPTIONS])
-    history.look(instance)
+    history.look(InstanceFacts(instance))
     return [one.check for one in history.failing(DESCRIPTIONS).get(key, [])]
 
 

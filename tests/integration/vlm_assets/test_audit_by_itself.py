@@ -4,6 +4,7 @@ import dagster as dg
 import pytest
 
 from resources.alerts.outbox import Outbox
+from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.reconciliation import restore_results_of_cancelled
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.definitions import build_defs
@@ -82,11 +83,11 @@ def test_a_cancelled_run_leaves_the_checks_of_a_finished_partition_as_they_were(
 
     assert shown() == "PLANNED"
     handled = set()
-    restored = restore_results_of_cancelled(desk.instance, handled, now=run_time(desk, run))
+    restored = restore_results_of_cancelled(InstanceFacts(desk.instance), handled, now=run_time(desk, run))
     assert ("property_descriptions", "ids_conserved", KEY) in restored
     assert shown() == "SUCCEEDED"
-    assert restore_results_of_cancelled(desk.instance, handled, now=run_time(desk, run)) == []
-    assert restore_results_of_cancelled(desk.instance, set(), now=run_time(desk, run)) == []
+    assert restore_results_of_cancelled(InstanceFacts(desk.instance), handled, now=run_time(desk, run)) == []
+    assert restore_results_of_cancelled(InstanceFacts(desk.instance), set(), now=run_time(desk, run)) == []
 
 
 def run_time(desk, run):

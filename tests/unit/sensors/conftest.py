@@ -17,6 +17,7 @@ from dagster._core.events import (
 
 from resources.alerts.outbox import Outbox
 from resources.state.database import open_state
+from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, NO_ATTEMPT, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, Ticked
 from sensors.retry_candidates import Watched
@@ -92,13 +93,20 @@ class Orchestrator:
             policy=policy,
             cap=self.cap,
             no_device=lambda: told.no_device,
-            clock=lambda: time.time() + self.ahead,
         )
+
+    @property
+    def dagster(self) -> InstanceFacts:
+        """The facts of the instance."""
+        return InstanceFacts(self.instance)
 
     def look(self, *, tick: str | None = None, at_once: bool = False) -> Ticked:
         """One tick, whose launches are not made."""
         self.ticks += 1
-        return self.failed_partitions.tick(self.instance, tick=tick or f"tick {self.ticks}", at_once=at_once)
+        now = time.time() + self.ahead
+        return self.failed_partitions.tick(
+            self.dagster, tick=tick or f"tick {self.ticks}", now=now, at_once=at_once
+        )
 
     def tick(self, *, at_once: bool = False) -> list[str]:
         """One tick, and the runs that it launches. Gives the keys that were launched."""

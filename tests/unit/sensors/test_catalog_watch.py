@@ -31,13 +31,12 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def watch_of(home: Path, clock: Clock) -> CatalogWatch:
+def watch_of(home: Path) -> CatalogWatch:
     return CatalogWatch(
         compare=lambda: check_copies(home),
         last_put_back=lambda: last_put_back(home),
         errors=CatalogError,
         outbox=Outbox(home / ".state" / "alerts"),
-        clock=clock,
     )
 
 
@@ -47,22 +46,22 @@ def test_bit_rot_is_put_right_within_the_hour_and_told_once(
     """Nobody has to read the rows: the comparison finds and repairs the damage; one alert stands a day."""
     clock = Clock(1_000_000.0)
     monkeypatch.setattr("vlm_assets.catalog.catalog_copies.time.time", clock)
-    watch = watch_of(home, clock)
-    assert "alike" in watch.look()
+    watch = watch_of(home)
+    assert "alike" in watch.look(clock.now)
     damage_rows(catalog_path(home))
     clock.now += 60.0
-    assert "alike" in watch.look(), "not every tick reads both files"
+    assert "alike" in watch.look(clock.now), "not every tick reads both files"
     clock.now += COMPARE_SECONDS
-    assert "put back from its second copy" in watch.look()
+    assert "put back from its second copy" in watch.look(clock.now)
     assert catalog_path(home).read_bytes() == backup_paths(home)[0].read_bytes()
     for _ in range(3):
         clock.now += 60.0
-        watch.look()
+        watch.look(clock.now)
     (alert,) = watch.outbox.open_subjects().values()
     assert alert.title == "The catalogue was damaged and was put back"
     assert ".quarantine" in alert.next_step
     clock.now += STANDS_SECONDS
-    watch.look()
+    watch.look(clock.now)
     assert not watch.outbox.open_subjects()
 
 
@@ -71,8 +70,8 @@ def test_what_a_reader_put_back_is_told_too(home: Path) -> None:
     damage_rows(catalog_path(home))
     Catalog.open(home).verify()
     clock = Clock(last_put_back(home)[0] + 5.0)
-    watch_of(home, clock).look()
-    (alert,) = watch_of(home, clock).outbox.open_subjects().values()
+    watch_of(home).look(clock.now)
+    (alert,) = watch_of(home).outbox.open_subjects().values()
     assert alert.title == "The catalogue was damaged and was put back"
 
 
@@ -82,13 +81,13 @@ def test_a_catalogue_that_nobody_can_put_back_is_told_until_a_person_did(home: P
     damage_rows(catalog_path(home))
     backup_paths(home)[0].write_bytes(b"lost")
     clock = Clock(1_000_000.0)
-    watch = watch_of(home, clock)
-    assert "cannot be read" in watch.look()
+    watch = watch_of(home)
+    assert "cannot be read" in watch.look(clock.now)
     (alert,) = watch.outbox.open_subjects().values()
     assert alert.title == "The catalogue cannot be read"
     assert "Bring it back" in alert.next_step
     catalog_path(home).write_bytes(whole)
     clock.now += 60.0
-    watch.look()
+    watch.look(clock.now)
     assert not watch.outbox.open_subjects()
     assert backup_paths(home)[0].read_bytes() == whole

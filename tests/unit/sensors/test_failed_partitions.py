@@ -313,7 +313,7 @@ def test_a_run_goes_on_with_the_one_before_where_that_was_asked_for_more(orchest
     (before,) = orchestrator.instance.get_runs()
     (launch,) = orchestrator.look().launches
     assert launch.after == before.run_id
-    made = request(orchestrator.instance, launch, lambda assets, config: ({"ops": {}}, goes_on))
+    made = request(orchestrator.dagster, launch, lambda assets, config: ({"ops": {}}, goes_on))
     assert (made.partition_key, made.run_key) == ("a", launch.run_key)
     assert made.tags.get("dagster/root_run_id") == (before.run_id if goes_on else None)
 

@@ -101,7 +101,7 @@ def _initialise_storage(dagster_home: Path, *, slots: int) -> None:
     """Create the database before several processes come first at once, and set the pool's limit."""
     import dagster as dg
 
-    from sensors.dagster_internals.run_control import set_pool
+    from sensors.dagster_internals.runs import set_pool
 
     with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
         instance.get_runs_count()

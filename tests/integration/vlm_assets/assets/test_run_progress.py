@@ -8,7 +8,7 @@ import pytest
 
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.state.pause import pause, resume
-from sensors.dagster_internals.runs import run_states
+from sensors.dagster_internals.instance_facts import InstanceFacts
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.resource_settings import build_vision_language_model, control_state
 
@@ -47,7 +47,7 @@ def test_a_working_materialization_commits_its_batch_and_ends_as_interrupted(des
     assert not ended.success
     assert not ended.published
     assert committed_rows(desk.settings.descriptions, KEY) == 4
-    run = run_states(desk.instance, [ended.result.run_id])[ended.result.run_id]
+    run = InstanceFacts(desk.instance).run_states([ended.result.run_id])[ended.result.run_id]
     assert run.interrupted_by == "UNEXPECTED_TERMINATION"
     resume(state)
     done = desk.materialize()

@@ -5,9 +5,7 @@ from sensors.dagster_internals.runs import (
     LAUNCHED_BY,
     NO_ATTEMPT,
     RETRY,
-    run_states,
-    runs_with_key,
-    unfinished_partitions,
+    UNFINISHED,
 )
 
 
@@ -16,7 +14,7 @@ def test_a_run_of_ours_that_a_person_re_executes_is_by_hand(orchestrator):
     ours = {LAUNCHED_BY: RETRY, GOES_ON_WITH: "before", "dagster/parent_run_id": "before"}
     goes_on = orchestrator.created("a", **ours)
     again = orchestrator.created("a", **ours | {"dagster/parent_run_id": goes_on.run_id})
-    states = run_states(orchestrator.instance, [goes_on.run_id, again.run_id])
+    states = orchestrator.dagster.run_states([goes_on.run_id, again.run_id])
     assert not states[goes_on.run_id].is_by_hand
     assert states[again.run_id].is_by_hand
 
@@ -26,15 +24,15 @@ def test_the_states_of_runs_tell_who_launched_and_what_ended_them(orchestrator):
     ours = orchestrator.created("a", **{LAUNCHED_BY: RETRY, "dagster/run_key": "a:1"})
     retried = orchestrator.created("b", **{"dagster/retry_number": "1"})
     by_hand = orchestrator.created("c", **{NO_ATTEMPT: "another run, of which this is a retry"})
-    states = run_states(orchestrator.instance, [ours.run_id, retried.run_id, by_hand.run_id, "gone"])
+    states = orchestrator.dagster.run_states([ours.run_id, retried.run_id, by_hand.run_id, "gone"])
     assert [states[run.run_id].is_by_hand for run in (ours, retried, by_hand)] == [False, False, True]
     assert states.keys() == {ours.run_id, retried.run_id, by_hand.run_id}
     assert not states[ours.run_id].finished
     assert states[by_hand.run_id].interrupted_by is None
-    assert runs_with_key(orchestrator.instance, ["a:1", "a:2"])["a:1"].run_id == ours.run_id
-    assert unfinished_partitions(orchestrator.instance) == {"a", "b", "c"}
+    assert orchestrator.dagster.runs_with_key(["a:1", "a:2"])["a:1"].run_id == ours.run_id
+    assert {one.partition for one in orchestrator.dagster.runs_in(UNFINISHED)} == {"a", "b", "c"}
     orchestrator.ends(ours, "interrupt")
-    assert unfinished_partitions(orchestrator.instance) == {"b", "c"}
-    ended = run_states(orchestrator.instance, [ours.run_id])[ours.run_id]
+    assert {one.partition for one in orchestrator.dagster.runs_in(UNFINISHED)} == {"b", "c"}
+    ended = orchestrator.dagster.run_states([ours.run_id])[ours.run_id]
     assert ended.finished
     assert ended.interrupted_by == "UNEXPECTED_TERMINATION"

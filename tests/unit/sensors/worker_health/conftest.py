@@ -15,15 +15,7 @@ from resources.state.workers import Workers
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.worker_health import HealthWatcher
-
-
-class Clock:
-    """Seconds that stand still until they are moved."""
-
-    now = 1_000_000.0
-
-    def __call__(self):
-        return self.now
+from tests.unit.sensors.dagster_in_memory import Clock, DagsterInMemory
 
 
 class Machine:
@@ -70,7 +62,6 @@ def watcher(tmp_path, clock, machine):
         left_out=LeftOutDevices(ControlState(tmp_path / "state", clock=clock), clock),
         find=machine.find,
         judge=machine.judge,
-        clock=clock,
         monotonic=clock,
     )
 
@@ -78,15 +69,17 @@ def watcher(tmp_path, clock, machine):
 @pytest.fixture
 def leases(tmp_path, watcher, clock):
     """What a worker's device is freed by after its run."""
-    return LeasesAfterEnd(tmp_path / "leases", watcher.outbox, grace=10.0, silence=1800.0, clock=clock)
+    return LeasesAfterEnd(tmp_path / "leases", watcher.outbox, grace=10.0, silence=1800.0)
 
 
 @pytest.fixture
-def look(watcher):
-    """One look of the watcher, whose runs nobody has to be told of; gives what it said."""
+def look(watcher, clock):
+    """One look of the watcher, whose runs Dagster does not know; gives what it said."""
+    dagster = DagsterInMemory(clock)
 
     def look(watch):
-        return watcher.look(watch, interrupt=lambda run_id: None, settle=lambda run_id: None)
+        watch.unix = clock.now
+        return watcher.look(watch, dagster)
 
     return look
 

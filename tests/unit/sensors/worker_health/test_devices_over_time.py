@@ -131,12 +131,12 @@ def test_a_sick_device_that_was_told_of_is_known_though_the_watch_is_lost(watche
     """After a killed tick or a reboot it is the same trouble: one failure, one alert, and one recovery."""
     machine.against["GPU-1"] = [HOT]
     for _ in range(3):
-        look(Watch.read(None, now=clock.now))
+        look(Watch.read(None, now=clock.now, unix=clock.now))
         clock.now += 15
     assert len(watcher.outbox.recent(10)) == 1
     assert len(watcher.left_out.records()["GPU-1"].failures) == 1
     machine.against.clear()
-    watch = Watch.read(None, now=clock.now)
+    watch = Watch.read(None, now=clock.now, unix=clock.now)
     for _ in range(2):
         look(watch)
         watch.at += 600
@@ -147,7 +147,7 @@ def test_a_silence_of_the_driver_is_told_once_though_the_watch_is_lost(watcher, 
     """A tick that is killed after it told has lost what it remembered."""
     machine.is_lost = True
     for _ in range(3):
-        look(Watch.read(None, now=clock.now))
+        look(Watch.read(None, now=clock.now, unix=clock.now))
         clock.now += 15
     assert len(watcher.outbox.recent(10)) == 1
 

@@ -14,8 +14,7 @@ from dagster import DagsterRunStatus
 from resources.processes import ProcessIdentity, boot_id
 from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
-from sensors.dagster_internals.run_control import mark_interrupted
-from sensors.dagster_internals.runs import run_states
+from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.health_watch import Watch
 from sensors.worker_health import build_worker_health_sensor
 
@@ -69,10 +68,10 @@ def test_a_cancel_is_not_overruled_by_the_end_of_a_stuck_worker():
         marked = set()
         for status in set(DagsterRunStatus) - {DagsterRunStatus.QUEUED}:  # which has no worker
             run_id = instance.create_run_for_job(nothing, status=status).run_id
-            mark_interrupted(instance, run_id)
+            InstanceFacts(instance).mark_interrupted(run_id)
             if "dagster/failure_reason" in instance.get_run_by_id(run_id).tags:
                 marked.add(status)
-        mark_interrupted(instance, "forgotten")
+        InstanceFacts(instance).mark_interrupted("forgotten")
     assert marked == {DagsterRunStatus.STARTING, DagsterRunStatus.STARTED}
 
 
@@ -80,7 +79,7 @@ def test_a_cancel_of_a_stuck_worker_stands_though_it_has_to_be_killed(
     watcher, leases, clock, standing, tmp_path
 ):
     """The code server calls a killed run failed, and Dagster would start it again: it is cancelled before."""
-    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks")
+    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks", clock=clock)
     cursor = None
     with dg.DagsterInstance.ephemeral() as instance:
         run = instance.create_run_for_job(nothing, status=DagsterRunStatus.STARTED)
@@ -99,14 +98,14 @@ def test_a_cancel_of_a_stuck_worker_stands_though_it_has_to_be_killed(
         instance.report_run_canceling(run)
         assert tick() is DagsterRunStatus.CANCELED
         assert standing.ended_by(run.run_id) is signal.SIGKILL
-        assert run_states(instance, [run.run_id])[run.run_id].interrupted_by is None
+        assert InstanceFacts(instance).run_states([run.run_id])[run.run_id].interrupted_by is None
 
 
 def test_a_stuck_worker_is_ended_though_dagster_does_not_know_its_run(
     watcher, leases, clock, standing, tmp_path
 ):
     """After a lost database or a deleted run the device is freed all the same."""
-    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks")
+    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks", clock=clock)
     standing.begin("unknown")
     with dg.DagsterInstance.ephemeral() as instance:
         cursor = None

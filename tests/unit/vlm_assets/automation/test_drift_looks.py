@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import time
 
 import pyarrow.parquet as pq
 import pytest
@@ -47,7 +48,9 @@ class Desk:
         """What one tick told: (asset, key, kind, severity)."""
         told = []
         try:
-            self.watcher.look(lambda *one: told.append(one), lambda asset: self.failing.get(asset, ()))
+            self.watcher.look(
+                lambda *one: told.append(one), lambda asset: self.failing.get(asset, ()), time.time()
+            )
         finally:
             self.verdicts = {(asset, key): verdict for asset, key, verdict, _ in told}
             self.times = {(asset, key): at for asset, key, _, at in told}

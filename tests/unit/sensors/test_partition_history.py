@@ -3,16 +3,13 @@
 import dagster as dg
 import sqlalchemy as db
 
-from sensors import check_alerts
-from sensors.dagster_internals import partition_history
-from sensors.dagster_internals.check_results import newest_evaluation, report_evaluation
-from sensors.dagster_internals.partition_history import PartitionHistory
+from sensors import check_alerts, partition_history
 from sensors.dagster_internals.tables import event_table, of_events
+from sensors.partition_history import PartitionHistory
 
 
 def evaluate(orchestrator, key, passed, severity=dg.AssetCheckSeverity.ERROR):
-    report_evaluation(
-        orchestrator.instance,
+    orchestrator.dagster.report_evaluation(
         dg.AssetCheckEvaluation(
             asset_key=dg.AssetKey("first"),
             check_name="file",
@@ -40,9 +37,9 @@ def test_a_look_that_reads_on_says_what_a_first_look_says(orchestrator):
         lambda: orchestrator.created("d"),
     ):
         step()
-        kept.look(orchestrator.instance)
+        kept.look(orchestrator.dagster)
         fresh = PartitionHistory(["first", "second"])
-        fresh.look(orchestrator.instance)
+        fresh.look(orchestrator.dagster)
         assert kept.open_attempts == fresh.open_attempts
         assert kept.materialized == fresh.materialized
         assert {key: [one.check for one in each] for key, each in kept.failing("first").items()} == {
@@ -58,7 +55,7 @@ def test_a_check_that_was_only_planned_hides_no_failure(orchestrator):
     orchestrator.materialize("a")
     orchestrator.created("a")
     first = PartitionHistory(["first"])
-    first.look(orchestrator.instance)
+    first.look(orchestrator.dagster)
     assert set(first.failing("first")) == {"a"}
 
 
@@ -68,8 +65,8 @@ def test_a_result_that_cannot_be_read_hides_no_other(orchestrator, monkeypatch):
     monkeypatch.setattr(check_alerts, "_AT_ONCE", 2)
     kept = PartitionHistory(["first"])
     evaluate(orchestrator, "a", passed=True)
-    kept.look(orchestrator.instance)
-    cursor = newest_evaluation(orchestrator.instance)
+    kept.look(orchestrator.dagster)
+    cursor = orchestrator.dagster.newest_evaluation()
     for key in ("b", "c", "d", "e", "f"):
         evaluate(orchestrator, key, passed=False)
     events = event_table()
@@ -77,7 +74,7 @@ def test_a_result_that_cannot_be_read_hides_no_other(orchestrator, monkeypatch):
         of_b = db.select(db.func.min(events.c.id)).where(events.c.id > cursor).scalar_subquery()
         connection.execute(events.update().where(events.c.id == of_b).values(event="{"))
         connection.commit()
-    kept.look(orchestrator.instance)
+    kept.look(orchestrator.dagster)
     assert set(kept.failing("first")) == {"c", "d", "e", "f"}
     found, _ = check_alerts.new_evaluations(orchestrator.instance, cursor, ["first"])
     assert {one.partition for one in found if not one.passed} == {"c", "d", "e", "f"}

@@ -1,0 +1,252 @@
+"""Events by the rows of Dagster's tables: materializations, results of checks, and telling new ones.
+
+What lives here: reading what is new since a cursor. What does not: what is told of a result
+(``check_alerts.py``), and which of them stand (``partition_history.py``).
+
+Checked with dagster 1.13.27. Not public: the tables of events and of check executions, a DELETE in the
+latter (``report_evaluation``), and ``get_materialized_partitions``. Public calls read one check at a time or
+not at all (``get_event_records`` raises on SQLite), and ``get_status_by_partition`` says neither which run
+failed nor whether a result is older than the materialization. If the tables change:
+``event_log_storage.get_asset_check_partition_info`` has the latest status of each partition, and
+``fetch_materializations`` when each was published. If the DELETE stops working: launch a run of a job with
+that one check, for results of runs replace each other. No public call replaces one without a run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization, DagsterInstance
+from dagster import DagsterEventType as EventType
+
+from sensors.dagster_internals.tables import Row, check_table, entry_of, event_table, events_where, of_events
+
+_log = logging.getLogger(__name__)
+
+Severity = Literal["WARN", "ERROR"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One result of a check. metadata: as text. storage_id: grows with every event of the database."""
+
+    asset: str
+    check: str
+    partition: str | None
+    passed: bool
+    severity: Severity
+    description: str
+    metadata: Mapping[str, str]
+    run_id: str
+    at: float
+    storage_id: int
+
+    @property
+    def stops(self) -> bool:
+        """Whether it is a failed check that kept, or must keep, the partition from being used."""
+        return not self.passed and self.severity == "ERROR"
+
+
+@dataclass(frozen=True)
+class Materialization:
+    """A partition was to be materialized, or was. storage_id: grows with every event of the database."""
+
+    partition: str
+    run_id: str
+    storage_id: int
+    is_done: bool
+
+
+class InstanceEvents:
+    """The part of ``DagsterFacts`` about events, of a Dagster instance."""
+
+    def __init__(self, instance: DagsterInstance) -> None:
+        self.instance = instance
+
+    def newest_event(self) -> int:
+        """The id of the latest event; 0 where there is none."""
+        return self._newest()
+
+    def newest_evaluation(self) -> int:
+        """A cursor after all results that are there now."""
+        return self._newest(event_table().c.dagster_event_type == EventType.ASSET_CHECK_EVALUATION.value)
+
+    def materializations_since(self, asset: str, cursor: int) -> list[Materialization]:
+        """Of an asset's partitions, planned and done, after an event's id, oldest first."""
+        import sqlalchemy as db
+
+        events, done = event_table(), EventType.ASSET_MATERIALIZATION.value
+        query = (
+            db.select(events.c.id, events.c.dagster_event_type, events.c.partition, events.c.run_id)
+            .where(
+                events.c.asset_key == AssetKey(asset).to_string(),
+                events.c.dagster_event_type.in_([done, EventType.ASSET_MATERIALIZATION_PLANNED.value]),
+                events.c.id > cursor,
+                events.c.partition.is_not(None),
+            )
+            .order_by(events.c.id)
+        )
+        return [
+            Materialization(row["partition"], row["run_id"], row["id"], row["dagster_event_type"] == done)
+            for row in events_where(self.instance, query)
+        ]
+
+    def latest_materialization(self, asset: str) -> tuple[float, Mapping[str, str]] | None:
+        """When an asset was last materialized (unix seconds), and its metadata as text."""
+        entry = self.instance.get_latest_materialization_event(AssetKey(asset))
+        if entry is None or entry.asset_materialization is None:
+            return None
+        metadata = entry.asset_materialization.metadata
+        return entry.timestamp, {name: str(value.value) for name, value in metadata.items()}
+
+    def materialized_partitions(self, asset: str) -> Collection[str]:
+        """The partitions that Dagster knows as materialized."""
+        return self.instance.get_materialized_partitions(AssetKey(asset))
+
+    def report_materialization(self, found: AssetMaterialization) -> None:
+        """Tell Dagster of a materialization that no run made."""
+        self.instance.report_runless_asset_event(found)
+
+    def evaluations_since(
+        self, cursor: int, *, look_back: int = 0, limit: int = 1000
+    ) -> tuple[list[Evaluation], int]:
+        """Check results written after ``cursor`` (0: from the start), oldest first, and where to go on.
+
+        Reads ``limit`` rows at most; an unreadable one gives no result. There are no more where it is to go
+        on from ``cursor`` itself. A result has its id from when it came, not from when its check was planned.
+        ``look_back`` reads that many ids before the cursor again: on Postgres they may have become visible
+        since; keep what was seen.
+        """
+        rows = self._rows_of_evaluations(cursor - look_back, limit)
+        found = [one for row in rows if (one := _evaluation(row)) is not None]
+        return found, max([cursor, *(row["id"] for row in rows)])
+
+    def latest_failures(self, assets: Sequence[str]) -> Iterator[Evaluation]:
+        """The latest result of every check and partition where it failed: only these texts are read."""
+        import sqlalchemy as db
+
+        executions = check_table()
+        newest = (
+            db.select(db.func.max(executions.c.id))
+            .where(
+                executions.c.asset_key.in_([AssetKey(asset).to_string() for asset in assets]),
+                # A run that ended before its checks leaves them planned for ever: the result before stands.
+                executions.c.execution_status != "PLANNED",
+            )
+            .group_by(executions.c.asset_key, executions.c.check_name, executions.c.partition)
+        )
+        query = db.select(
+            executions.c.evaluation_event_storage_id.label("id"), executions.c.evaluation_event.label("event")
+        ).where(executions.c.id.in_(newest), executions.c.execution_status == "FAILED")
+        for row in events_where(self.instance, query):
+            if row["id"] is not None and (one := _evaluation(row)) is not None:
+                yield one
+
+    def report_evaluation(self, found: AssetCheckEvaluation) -> None:
+        """Tell Dagster the result of a check that no run made, for one partition; replaces the one before.
+
+        Dagster keeps one such result a check and partition, and refuses the next: a unique index over asset,
+        check, partition and run, and the run is the same empty name for all. The event before stays in its
+        log.
+        """
+        import sqlalchemy as db
+
+        executions = check_table()
+        told_before = (
+            executions.c.asset_key == found.asset_key.to_string(),
+            executions.c.check_name == found.check_name,
+            executions.c.partition == found.partition,
+            executions.c.run_id == "",
+        )
+        with of_events(self.instance) as connection:
+            connection.execute(db.delete(executions).where(*told_before))
+        # Killed here, nothing is told, and whoever tells it has not noted that it did.
+        self.instance.report_runless_asset_event(found)
+
+    def restore_results(self, run_ids: Collection[str]) -> list[tuple[str, str, str]]:
+        """Tell again the last result of each check that these runs planned and never evaluated.
+
+        Dagster shows the newest row of a check, so a run that was cancelled makes the checks of a finished
+        partition look skipped. Only results that passed are told again: asset, check and partition of each.
+        """
+        import sqlalchemy as db
+
+        if not run_ids:
+            return []
+        executions = check_table()
+        same = (executions.c.asset_key, executions.c.check_name, executions.c.partition)
+        newest = db.select(db.func.max(executions.c.id)).group_by(*same)
+        planned = db.select(*same).where(
+            executions.c.id.in_(newest),
+            executions.c.run_id.in_(list(run_ids)),
+            executions.c.execution_status == "PLANNED",
+        )
+        restored = []
+        for row in events_where(self.instance, planned):
+            if row["partition"] is None:
+                continue
+            is_same = [column == row[column.name] for column in same]
+            before = (
+                db.select(executions.c.evaluation_event.label("event"))
+                .where(*is_same, executions.c.execution_status != "PLANNED")
+                .order_by(executions.c.id.desc())
+                .limit(1)
+            )
+            for result in events_where(self.instance, before):
+                try:
+                    event = entry_of(result["event"]).dagster_event
+                except Exception as error:  # private to Dagster: whatever it raises, the other rows count
+                    _log.warning("A check result in Dagster's database cannot be read: %s", error)
+                    continue
+                found = event.event_specific_data if event else None
+                if isinstance(found, AssetCheckEvaluation) and found.passed:
+                    self.report_evaluation(found)
+                    restored.append((found.asset_key.to_user_string(), found.check_name, row["partition"]))
+        return restored
+
+    def _rows_of_evaluations(self, after: int, limit: int) -> Sequence[Row]:
+        import sqlalchemy as db
+
+        events = event_table()
+        query = (
+            db.select(events.c.id, events.c.event)
+            .where(
+                events.c.dagster_event_type == EventType.ASSET_CHECK_EVALUATION.value,
+                events.c.id > after,
+            )
+            .order_by(events.c.id)
+            .limit(limit)
+        )
+        return events_where(self.instance, query)
+
+    def _newest(self, *conditions: Any) -> int:
+        import sqlalchemy as db
+
+        query = db.select(db.func.max(event_table().c.id).label("id")).where(*conditions)
+        return int(events_where(self.instance, query)[0]["id"] or 0)
+
+
+def _evaluation(row: Row) -> Evaluation | None:
+    try:
+        entry = entry_of(row["event"])
+    except Exception as error:  # private to Dagster: whatever it raises, the other rows count
+        _log.warning("The check result %s in Dagster's database cannot be read: %s", row["id"], error)
+        return None
+    found = entry.dagster_event.event_specific_data if entry.dagster_event else None
+    if not isinstance(found, AssetCheckEvaluation):
+        return None
+    return Evaluation(
+        asset=found.asset_key.to_user_string(),
+        check=found.check_name,
+        partition=found.partition,
+        passed=found.passed,
+        severity=found.severity.value,
+        description=found.description or "",
+        metadata={name: str(value.value) for name, value in found.metadata.items()},
+        run_id=entry.run_id,
+        at=entry.timestamp,
+        storage_id=row["id"],
+    )

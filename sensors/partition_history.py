@@ -1,0 +1,97 @@
+"""How the partitions of assets stand: attempts, materializations and failed checks, kept between looks.
+
+What lives here: what follows for each partition, from what is new alone. What does not: reading it
+(``dagster_internals/events.py``), and what is done about a partition (``failed_partitions.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sensors.dagster_facts import DagsterFacts
+
+if TYPE_CHECKING:
+    from sensors.dagster_internals.events import Evaluation, Materialization
+
+_LOOK_BACK = 200
+"""Events read again at each look: on Postgres a lower id may become visible after a higher one."""
+_EVALUATIONS_AT_ONCE = 5000
+
+
+class PartitionHistory:
+    """How the partitions of some assets stand, kept between looks so that a look reads only what is new.
+
+    open_attempts: when each was last to be materialized and was not (yet). materialized: the storage id of
+    the latest materialization. failing: standing evaluations with severity ERROR. Each by asset and then by
+    partition. A failing evaluation stands until its check is evaluated again, or the partition is
+    materialized again.
+    """
+
+    def __init__(self, assets: Sequence[str]) -> None:
+        self.assets = tuple(assets)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.open_attempts: dict[str, dict[str, Materialization]] = {asset: {} for asset in self.assets}
+        self.materialized: dict[str, dict[str, int]] = {asset: {} for asset in self.assets}
+        self._latest: dict[str, dict[tuple[str, str], Evaluation]] = {asset: {} for asset in self.assets}
+        self._until = 0
+
+    def look(self, dagster: DagsterFacts) -> None:
+        """Read what is new. A database that is younger than the last look is read from its start."""
+        newest = dagster.newest_event()
+        if newest < self._until:
+            self._forget()
+        if self._until == newest:
+            return
+        for asset in self.assets:
+            self._look_at_attempts(dagster, asset)
+        if not self._until:
+            for one in dagster.latest_failures(self.assets):
+                self._take(one)
+        else:
+            self._look_at_checks(dagster)
+        self._until = newest
+
+    def _look_at_checks(self, dagster: DagsterFacts) -> None:
+        at, look_back = self._until, _LOOK_BACK
+        while True:
+            found, until = dagster.evaluations_since(at, look_back=look_back, limit=_EVALUATIONS_AT_ONCE)
+            for one in found:
+                self._take(one)
+            if until == at:
+                return
+            at, look_back = until, 0
+
+    def failing(self, asset: str) -> dict[str, list[Evaluation]]:
+        """Standing evaluations that stop a partition, by partition."""
+        standing: dict[str, list[Evaluation]] = {}
+        materialized = self.materialized[asset]
+        for (partition, _), one in self._latest[asset].items():
+            if one.stops and one.storage_id > materialized.get(partition, 0):
+                standing.setdefault(partition, []).append(one)
+        return standing
+
+    def _take(self, one: Evaluation) -> None:
+        if one.asset not in self._latest or one.partition is None:
+            return
+        latest = self._latest[one.asset]
+        at = (one.partition, one.check)
+        known = latest.get(at)
+        if known is not None and known.storage_id > one.storage_id:
+            return
+        # What does not stop anything is remembered by its absence.
+        if one.stops:
+            latest[at] = one
+        else:
+            latest.pop(at, None)
+
+    def _look_at_attempts(self, dagster: DagsterFacts, asset: str) -> None:
+        attempts, materialized = self.open_attempts[asset], self.materialized[asset]
+        for one in dagster.materializations_since(asset, self._until - _LOOK_BACK):
+            if one.is_done:
+                materialized[one.partition] = one.storage_id
+                attempts.pop(one.partition, None)
+            else:
+                attempts[one.partition] = one

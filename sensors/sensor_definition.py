@@ -1,0 +1,79 @@
+"""A sensor of Dagster around a decision: the decision gets Dagster's facts and the time as arguments.
+
+What lives here: the thin wrapper that all sensors share, and when a tick is noted. What does not: any
+decision. A simulation calls the decisions themselves, with facts and a clock of its own.
+"""
+
+# No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from sensors.dagster_facts import DagsterFacts
+from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.ticks import note_tick
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a decision gets. now: unix seconds. cursor: what the tick before left."""
+
+    dagster: DagsterFacts
+    now: float
+    cursor: str | None = None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What a decision gives. said: a sentence for the sensor's page. cursor: for the next tick, if it moves.
+
+    requests: runs to launch. events: told without a run. logged: further sentences for the tick's log, which
+    is opened only for them: Dagster keeps a file for each tick that has one, and removes none.
+    """
+
+    said: str
+    cursor: str | None = None
+    requests: Sequence[dg.RunRequest] = ()
+    events: Sequence[dg.AssetMaterialization] = ()
+    logged: Sequence[str] = ()
+
+
+def build_sensor(
+    name: str,
+    decide: Callable[[Look], Decided],
+    *,
+    interval_seconds: int,
+    description: str,
+    ticks: Path,
+    clock: Callable[[], float] = time.time,
+    **target: Any,
+) -> dg.SensorDefinition:
+    """The sensor. ticks: where it notes that it ticked. target: what ``dg.sensor`` is told of its runs.
+
+    A tick that raises is not noted, so that a sensor that fails each time counts as silent.
+    """
+
+    def tick(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason | dg.SensorResult:
+        decided = decide(Look(InstanceFacts(context.instance), clock(), context.cursor))
+        for sentence in decided.logged:
+            context.log.info(sentence)
+        note_tick(ticks, name, clock(), interval_seconds=interval_seconds, log=lambda: context.log)
+        if decided.events:
+            return dg.SensorResult(asset_events=list(decided.events), cursor=decided.cursor)
+        if decided.cursor is not None:
+            context.update_cursor(decided.cursor)
+        return list(decided.requests) or dg.SkipReason(decided.said)
+
+    tick.__name__ = name
+    return dg.sensor(
+        name=name,
+        minimum_interval_seconds=interval_seconds,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=description,
+        **target,
+    )(tick)
