@@ -5,9 +5,12 @@ What does not live here: which files these are (``model_source.py``), generating
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,31 @@ from resources.engine.model_source import ModelSource, exact_revision, refuse_ot
 from resources.engine.protocol import ModelLoadError
 from resources.engine.transformers.attention import avoid_attention_with_plans
 
+_TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
+"""Modules that complain when the interpreter ends (nanobind's)."""
+
 _INSTALL_TORCHVISION = ".venv/bin/pip install -c constraints.txt -e '.[torchvision]'"
+
+
+@cache
+def _import_transformers() -> None:
+    """Import torch and what every model needs of transformers, without a garbage collection meanwhile.
+
+    What is imported stays, and each collection would look at all of it again: 1.2 of 4.8 s of a core.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        import torch  # noqa: F401
+
+        # No later collection looks at what was imported by now; the process's last one alone takes a second
+        # of a core. Not what follows: triton, which transformers brings, says on the screen what is left.
+        if not _TELL_WHAT_IS_LEFT & sys.modules.keys():
+            gc.freeze()
+        from transformers import AutoModel, AutoProcessor, PreTrainedModel  # noqa: F401
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def load_processor(source: ModelSource) -> Any:
@@ -25,6 +52,7 @@ def load_processor(source: ModelSource) -> Any:
     Images are resized by the PIL processor where the model has one, whether torchvision is installed or not:
     the two round differently, and the same folder should answer alike on every machine.
     """
+    _import_transformers()
     with _loading(source, "processor") as arguments:
         from transformers import AutoImageProcessor, AutoProcessor
         from transformers.utils import is_torchvision_available
@@ -70,6 +98,7 @@ def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
     ModelLoadError, also where the files lack weights that the architecture has: transformers would fill them
     with noise.
     """
+    _import_transformers()
     import torch
 
     dtype = torch.float32 if device == "cpu" else torch.bfloat16

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -39,10 +38,6 @@ if TYPE_CHECKING:
 
 _LOST = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "NCCL error", "device-side assert")
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory")
-
-
-_TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
-"""Modules that complain when the interpreter ends (nanobind's)."""
 
 
 class AnswerGrammar(Protocol):
@@ -75,14 +70,9 @@ class TransformersEngine:
         device: Literal["cpu", "cuda"],
         speculative_tokens: int = 0,
     ) -> None:
+        processor = load_processor(source)
         from transformers import AutoModelForImageTextToText
 
-        # What was imported by now stays to the end: a collection that looks at it, the process's last one
-        # above all, takes a second of a core. Not what follows: neither the model, whose memory is given
-        # back, nor what says on the screen what was not collected of it.
-        if not _TELL_WHAT_IS_LEFT & sys.modules.keys():
-            gc.freeze()
-        processor = load_processor(source)
         model = load_model(source, AutoModelForImageTextToText, device=device)
         grammar = Grammar(
             schema.json_schema,
