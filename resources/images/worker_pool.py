@@ -1,8 +1,8 @@
 """The worker pool: properties in, what the engine asks for out, whatever happens to a worker.
 
 What lives here: batches loaded ahead in their order, workers replaced when they die or hang, and finding the
-image that does it. The workers' program is ``worker``. What comes out does not depend on the number of
-workers or on how far they are ahead.
+image that does it. What does not: their processes (``worker_process``) and the program that these run
+(``worker``). What comes out does not depend on the number of workers or on how far they are ahead.
 
 A thread of this process serves one worker: it sends the next properties, waits for answers, and decides what
 happens after a death. torch's DataLoader ends as a whole when a worker dies, and pebble's pool neither blames
@@ -11,27 +11,16 @@ an image nor ends with a parent that is killed; both pass results through pickle
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import mmap
-import os
-import pickle
-import select
-import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
-
-import numpy as np
 
 from resources.images.images import (
     PIXELS_AHEAD,
@@ -41,9 +30,9 @@ from resources.images.images import (
     PropertyJob,
 )
 from resources.images.outputs import Output
-from resources.images.shared_arrays import Parcel, create
-from resources.images.worker import FORK, READY, Progress, Task, receive, send
-from resources.processes import how_it_ended
+from resources.images.shared_arrays import Parcel
+from resources.images.worker import Task
+from resources.images.worker_process import ENDING_SECONDS, Template, Worker
 
 ATTEMPTS: Final = 3
 """Workers that an image may take down before it is given up."""
@@ -52,27 +41,6 @@ _AT_HAND: Final = 2
 """Properties that a worker has: one under way, one to go on with at once."""
 
 _FAILED_STARTS: Final = 5
-_START_SECONDS: Final = 180.0
-"""To import and load what the output needs: seconds as a rule, minutes on a machine that swaps."""
-
-_ENDING_SECONDS: Final = 2.0
-_LAST_WORDS: Final = 2000
-_SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
-
-_ENVIRONMENT: Final = {
-    # glibc's malloc otherwise gives the pixels of each image back to the system and asks for others, each
-    # page of which is new: half of what a small image takes to decode.
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-}
-_NO_THREADS: Final = {
-    # A process that forks must have no other threads, and the model's cores and GPU are not the workers'.
-    "CUDA_VISIBLE_DEVICES": "",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
 
 _log = logging.getLogger(__name__)
 
@@ -125,13 +93,13 @@ class WorkerPool:
         self._is_loaded = threading.Condition(guard)
         """Notified when a property is loaded, and at the end."""
         self._wanted: deque[_Loading] = deque()
-        self._living: dict[int, _Worker] = {}
+        self._living: dict[int, Worker] = {}
         self._error: Exception | None = None
         self._closed = True
         self._numbers = 0
         self._failed_starts = 0
         self._starting = threading.Lock()
-        self._template: _Template | None = None
+        self._template: Template | None = None
         # Daemons: an interrupt that leaves close() early must not keep the process from ending. They end
         # with the pool and not before, because Linux ends the template with the thread that started it.
         self._threads = [
@@ -162,7 +130,7 @@ class WorkerPool:
         self._fail(WorkerPoolError("The workers that load images were ended."))
         if template is not None:
             template.end()
-        deadline = time.monotonic() + _ENDING_SECONDS
+        deadline = time.monotonic() + ENDING_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if template is not None:
@@ -235,17 +203,17 @@ class WorkerPool:
 
     def _serve(self) -> None:
         """Keep one worker alive and busy until the pool is closed."""
-        worker: _Worker | None = None
+        worker: Worker | None = None
+        at_hand: deque[_Loading] = deque()  # what it was given, or is about to be; the first is under way
         try:
             while not self._closed:
-                worker = self._start_worker()
-                while (death := self._go_on(worker)) is not None:
-                    if death:
-                        self._bury(worker, death)
-                        worker = None
-                        break
-                else:
+                worker = worker or self._start_worker()
+                if (new := self._take(at_hand)) is None:
                     return
+                if death := self._work(worker, at_hand, new):
+                    self._bury(worker, at_hand, death)
+                    worker = None
+                    at_hand.clear()
         except Exception as error:
             self._fail(error)
         finally:
@@ -258,15 +226,15 @@ class WorkerPool:
             self._is_loaded.notify_all()
             self._is_wanted.notify_all()
 
-    def _forget(self, worker: _Worker) -> None:
+    def _forget(self, worker: Worker) -> None:
         with self._is_loaded:
             self._living.pop(worker.pid, None)
         worker.close()
 
-    def _start_worker(self) -> _Worker:
+    def _start_worker(self) -> Worker:
         with self._starting:
             while True:
-                template = self._template or _Template(self._output)
+                template = self._template or Template(self._output)
                 with self._is_loaded:
                     self._template = template
                     if self._closed:
@@ -287,30 +255,36 @@ class WorkerPool:
         template.end()
         raise WorkerPoolError("The workers that load images were ended.")
 
-    def _go_on(self, worker: _Worker) -> Literal["", "kills_worker", "timed_out"] | None:
-        """Give a worker what it can take and wait for an answer; how it ended, or None at the pool's end."""
+    def _take(self, at_hand: deque[_Loading]) -> list[_Loading] | None:
+        """Move what a worker can take to ``at_hand``, and return it, or None at the pool's end; may wait."""
+        new: list[_Loading] = []
         with self._is_wanted:
-            while not self._closed and len(worker.at_hand) < _AT_HAND:
+            while not self._closed and len(at_hand) < _AT_HAND:
                 if (loading := self._next()) is not None:
-                    worker.at_hand.append(loading)
-                elif worker.at_hand:
+                    at_hand.append(loading)
+                    new.append(loading)
+                elif at_hand:
                     break
                 else:
                     self._is_wanted.wait()
-            if self._closed:
-                return None
+            return None if self._closed else new
+
+    def _work(
+        self, worker: Worker, at_hand: deque[_Loading], new: Sequence[_Loading]
+    ) -> Literal["", "kills_worker", "timed_out"]:
+        """Give a worker what is new and take its next answer; how it ended, empty where it goes on."""
         try:
-            worker.send_new()
+            worker.give([one.task for one in new])
             parcel = worker.answer(self._image_seconds)
             if parcel is None:
                 return "kills_worker"
-            loaded = worker.at_hand[0].result(parcel, self.load)
+            loaded = at_hand[0].result(parcel, self.load)
         except TimeoutError:
             return "timed_out"
         except Exception:  # Whatever a worker says that is no answer, it is not asked again.
             return "kills_worker"
         with self._is_loaded:
-            worker.at_hand.popleft().loaded = loaded
+            at_hand.popleft().loaded = loaded
             self._failed_starts = 0
             self._is_loaded.notify_all()
         return ""
@@ -322,9 +296,12 @@ class WorkerPool:
                 return loading
         return None
 
-    def _bury(self, worker: _Worker, kind: Literal["kills_worker", "timed_out"]) -> None:
+    def _bury(
+        self, worker: Worker, at_hand: Sequence[_Loading], kind: Literal["kills_worker", "timed_out"]
+    ) -> None:
         """Take out a worker that died or hangs, and decide about what it was doing."""
-        culprit, image = worker.culprit()
+        task, image = worker.at()
+        culprit = next((one for one in at_hand if one.task.number == task), None)
         self._forget(worker)
         if self._closed:
             return
@@ -341,7 +318,7 @@ class WorkerPool:
         else:
             self._blame(culprit, image, kind, worker.pid, story)
         with self._is_wanted:
-            self._wanted.extendleft(reversed(worker.at_hand))
+            self._wanted.extendleft(reversed(at_hand))
             self._is_wanted.notify_all()
 
     def _blame(self, loading: _Loading, image: int, kind: ImageErrorKind, pid: int, story: str) -> None:
@@ -366,7 +343,7 @@ class WorkerPool:
         loading.task = replace(loading.task, given_up=tuple(loading.given_up))
 
 
-def _cannot_start(story: str, template: _Template) -> WorkerPoolError:
+def _cannot_start(story: str, template: Template) -> WorkerPoolError:
     said = template.last_line()
     return WorkerPoolError(
         f"The workers that load images do not start: the last one {story}{f': {said}' if said else ''}. Try"
@@ -409,162 +386,3 @@ class _Loading:
             note["refusal"],
             partial(load, self.job),
         )
-
-
-class _Worker:
-    """One worker process as its thread sees it."""
-
-    def __init__(self, template: _Template, pid: int, connection: socket.socket, progress: Progress) -> None:
-        self.template = template
-        self.pid = pid
-        self.at_hand: deque[_Loading] = deque()
-        """Properties that it was given, or is about to be given; the first is under way."""
-        self._sent: set[int] = set()
-        self._connection = connection
-        self._progress = progress
-        self._since = time.monotonic()
-        self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
-
-    def send_new(self) -> None:
-        """Send what was not sent yet: a few bytes each, for which its socket always has room."""
-        for loading in self.at_hand:
-            if loading.task.number not in self._sent:
-                if not self._sent & {one.task.number for one in self.at_hand}:
-                    self._since = time.monotonic()  # It was idle.
-                self._sent.add(loading.task.number)
-                send(self._connection, Parcel({}, asdict(loading.task)))
-
-    def answer(self, image_seconds: float) -> Parcel | None:
-        """The next answer; None where it has ended. Raises TimeoutError where it hangs."""
-        while True:
-            _, _, begun = self._progress.read()
-            left = max(begun, self._since) + image_seconds - time.monotonic()
-            # When this process was stopped for long the time is up though an answer lies there: look anyway.
-            if self._poll.poll(max(0.0, left) * 1000):
-                parcel = receive(self._connection)
-                self._since = time.monotonic()
-                return parcel
-            if left <= 0:
-                raise TimeoutError
-
-    def culprit(self) -> tuple[_Loading | None, int]:
-        """What it was at when it ended: the property and the number of the image."""
-        task, image, _ = self._progress.read()
-        return next(((one, image) for one in self.at_hand if one.task.number == task), (None, 0))
-
-    def kill(self) -> None:
-        """Its pid is its own until ``_Template.end_of`` has asked for its end."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        """A worker that lives ends when it next looks for work."""
-        self._connection.close()
-
-
-class _Template:
-    """The process from which workers are forked. Its methods may be called from several threads."""
-
-    def __init__(self, output: Output) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        read, write = os.pipe()
-        os.set_blocking(read, False)
-        os.set_blocking(write, False)  # A library that prints a lot holds up nobody.
-        self._complaints = os.fdopen(read, "rb", buffering=0)
-        self._last_words = b""
-        self._asking = threading.Lock()
-        with theirs:
-            # Its own process group: a Ctrl-C in the terminal, or a SIGTERM to the run's group, is the run's
-            # to handle. No descriptor but these: it must not keep a lock of ours alive.
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "resources.images.worker",
-                    str(os.getpid()),
-                    str(theirs.fileno()),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=write,
-                pass_fds=(theirs.fileno(),),
-                process_group=0,
-                env=_environment(),
-            )
-        os.close(write)
-        self._control.settimeout(_START_SECONDS)
-        self.ready = False
-        """Whether it has loaded the output."""
-        with contextlib.suppress(OSError):
-            send(self._control, Parcel({"output": np.frombuffer(pickle.dumps(output), np.uint8)}, None))
-
-    def fork(self) -> _Worker:
-        """A new worker. Raises OSError where there is none to be had."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        progress = create(mmap.PAGESIZE)
-        try:
-            with theirs, self._asking:
-                if not self.ready and self._control.recv(64) != READY:
-                    raise ConnectionError("it ended before it was ready")
-                self.ready = True
-                socket.send_fds(self._control, [FORK], [theirs.fileno(), progress])
-                pid = self._control.recv(64)
-                if not pid:
-                    raise ConnectionError("it ended")
-            return _Worker(self, int(pid), ours, Progress(progress))
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            os.close(progress)
-
-    def end_of(self, worker: _Worker) -> str:
-        """How a worker ended whose socket is closed, as the second half of a sentence."""
-        worker.kill()
-        try:
-            with self._asking:
-                self._control.send(str(worker.pid).encode())
-                code = self._control.recv(64)
-            return how_it_ended(int(code)) if code else "ended with the process that started it"
-        except OSError:
-            return "ended with the process that started it"
-
-    def story(self, error: OSError) -> str:
-        """How this process ended, where it did."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return how_it_ended(self._process.wait(1.0))
-        return f"gave no answer: {error}"
-
-    def last_line(self) -> str:
-        """The last line that it or a worker has written to standard error."""
-        with contextlib.suppress(OSError):
-            while said := self._complaints.read(1 << 16):
-                self._last_words = (self._last_words + said)[-_LAST_WORDS:]
-        lines = self._last_words.decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
-
-    def has_ended(self) -> bool:
-        """Whether it is gone, and all its workers with it."""
-        return self._process.poll() is not None
-
-    def close(self) -> None:
-        """Close what is open for it; nobody asks it any more."""
-        self._control.close()
-        self._complaints.close()
-
-    def end(self) -> None:
-        """End it, and by that all workers, at work or not."""
-        self._process.kill()
-        # One that storage holds in the kernel ends when the storage answers; its death is certain.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_ENDING_SECONDS)
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)  # A thread may be waiting for it.
-
-
-def _environment() -> Mapping[str, str]:
-    # It must find these sources wherever the parent was started, without the parent's folder (-P).
-    path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
-    return _ENVIRONMENT | os.environ | _NO_THREADS | {"PYTHONPATH": path}
