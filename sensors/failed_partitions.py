@@ -1,8 +1,9 @@
 """Scheduled re-materialization: which partitions are tried again at a tick, written down before they are.
 
-What lives here: the tick, which brings together the candidates, the ledger and what a person cancelled. What
-does not: which partitions are not as they should be (``retry_candidates.py``), what is decided about one
-(``retry_decision.py``, with the table of who owns which failure), when it ticks (``retry_schedule.py``).
+What lives here: which partitions are not as they should be (failed materializations and checks, interrupted
+work, missing files), and the tick, which brings them together with the ledger and a person's cancels. What
+does not: what is decided about one (``retry_decision.py``, with the table of who owns which failure), when it
+ticks (``retry_schedule.py``).
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 import threading
 from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import dagster as dg
 
@@ -19,15 +19,13 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.state.database import ControlState
 from resources.state.pause import pause_of
-from sensors.attempts import Attempts, Entry, Request
 from sensors.cancels import Cancels
 from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.runs import UNFINISHED, RunState
-from sensors.done_again import DoneAgain, note_done_again
 from sensors.partition_history import PartitionHistory
 from sensors.retry_alerts import given_up, interrupted_again, left_to_person, subject
-from sensors.retry_candidates import Candidate, Watched, candidates
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Decision, Facts, Policy, decide
+from sensors.retry_ledger import Attempts, DoneAgain, Entry, Request, note_done_again
 
 _LAUNCHING_SECONDS = 120.0
 """For which a launch that was written down may still be on its way, made by another process."""
@@ -38,6 +36,40 @@ _SETTLED_SECONDS = 600.0
 _FIRST_LOOK_SECONDS = 24 * 3600.0
 _LOOK_BACK_SECONDS = 60.0
 """For which runs that succeeded are looked at, by the first tick of a process and again by each later one."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The assets that are watched, upstream first, and what is asked about them.
+
+    keys: their partitions. interrupted: of an asset, the partitions with work on disk that is not published.
+    missing: of an asset and the partitions that should be published, those without a file. rows: committed
+    for a partition, ever. is_stale: whether what is published of an asset's partition was made under other
+    settings. working: partitions that a living process works on. heaviest_first: in which order to try.
+    """
+
+    assets: tuple[str, ...]
+    keys: frozenset[str]
+    interrupted: Callable[[str], Collection[str]]
+    missing: Callable[[str, Collection[str]], Collection[str]]
+    rows: Callable[[str], int]
+    is_stale: Callable[[str, str], bool]
+    working: Callable[[], Collection[str]]
+    heaviest_first: Callable[[Collection[str]], Sequence[str]]
+
+
+@dataclass
+class Candidate:
+    """A partition that is not as it should be. first: the first of the assets that is not.
+
+    runs: finished ones that were to put it right.
+    only_file: nothing was launched for it since it was published; only its file is not what it should be.
+    """
+
+    first: int
+    why: list[str] = field(default_factory=list)
+    runs: list[RunState] = field(default_factory=list)
+    only_file: bool = True
 
 
 @dataclass(frozen=True)
@@ -131,14 +163,12 @@ class _Tick:
     def __init__(
         self, owner: FailedPartitions, dagster: DagsterFacts, tick: str, at_once: bool, now: float
     ) -> None:
-        self.owner = owner
-        self.watched = owner.watched
-        self.dagster = dagster
-        self.tick = tick
-        self.at_once = at_once
-        self.now = now
+        self.owner, self.watched, self.dagster = owner, owner.watched, dagster
+        self.tick, self.at_once, self.now = tick, at_once, now
         self.alerts: list[Alert] = []
         self.counts: Counter[str] = Counter()
+        self.found: dict[str, Candidate] = {}
+        self.busy = set(owner.watched.working())
         self.entries: dict[str, Entry] = {}
         self.own: dict[str, RunState] = {}
         self.cut_short: list[Launch] = []
@@ -151,18 +181,19 @@ class _Tick:
         self.entries = dict(before)
         requested = {key: one.requested for key, one in before.items() if one.requested is not None}
         self.own = self.dagster.runs_with_key([one.run_key for one in requested.values()])
-        states = partial(owner.states, self.dagster, now=self.now)
-        looked = candidates(self.watched, owner.history, states, requested)
+        for index, asset in enumerate(self.watched.assets):
+            self._find(index, asset, requested)
         launchable: dict[str, Decision] = {}
-        for key, candidate in looked.found.items():
-            if key in looked.busy or key in cancelled:
+        for key, candidate in self.found.items():
+            if key in self.busy or key in cancelled:
                 continue
             decision = self._decide(key, candidate)
             if decision is not None:
                 launchable[key] = decision
         self.counts["cancelled by a person"] += len(self.watched.keys & cancelled.keys())
-        launches = [*self.cut_short, *self._choose(launchable, looked.found, cancelled)]
-        unwell = {*looked.found, *looked.busy, *cancelled, *self._opened()}
+        launches = [*self.cut_short, *self._choose(launchable, cancelled)]
+        unwell = {*self.found, *self.busy, *cancelled}
+        unwell.update(key for of_asset in owner.history.open_attempts.values() for key in of_asset)
         done = self._done_again(self._forget_what_is_well(unwell), unwell)
         # Told before it is written down that it was: told twice is told once, by its id.
         owner.outbox.post_all(self.alerts)
@@ -171,6 +202,40 @@ class _Tick:
         if self.entries != before and not owner.attempts.write(self.entries, read=before):
             return Ticked((), "Another look was under way at the same time: the next tick looks again.")
         return Ticked(tuple(launches), self._sentence(len(launches)))
+
+    def _find(self, index: int, asset: str, launching: Collection[str]) -> None:
+        """Add the partitions of one asset that are not as they should be, and those that are worked on."""
+        history, attempts = self.owner.history, self.owner.history.open_attempts[asset]
+        known = self.owner.states(self.dagster, [one.run_id for one in attempts.values()], now=self.now)
+        for key, attempt in list(attempts.items()):
+            run = known.get(attempt.run_id)
+            if run is None:
+                # Deleted: forgotten here too, for what is on disk still tells.
+                del attempts[key]
+            elif run.status is dg.DagsterRunStatus.NOT_STARTED and key in launching:
+                self._add(key, index, f"{asset}: its launch was cut short", only_file=False)
+            elif not run.finished:
+                self.busy.add(key)
+            elif run.status is dg.DagsterRunStatus.FAILURE or run.interrupted_by is not None:
+                how = "was interrupted" if run.interrupted_by else "failed"
+                self._add(key, index, f"{asset}: run {run.run_id[:8]} {how}", run, only_file=False)
+        for key, evaluations in history.failing(asset).items():
+            self._add(key, index, f"{asset}: check failed: {', '.join(each.check for each in evaluations)}")
+        for key in self.watched.interrupted(asset):
+            if key not in attempts:
+                self._add(key, index, f"{asset}: interrupted", only_file=False)
+        published = [key for key in history.materialized[asset] if key not in attempts]
+        for key in self.watched.missing(asset, published):
+            self._add(key, index, f"{asset}: its file is missing")
+
+    def _add(
+        self, key: str, index: int, why: str, run: RunState | None = None, *, only_file: bool = True
+    ) -> None:
+        if key in self.watched.keys:
+            one = self.found.setdefault(key, Candidate(index))
+            one.why.append(why)
+            one.only_file = one.only_file and only_file
+            one.runs += [run] if run is not None else []
 
     def _decide(self, key: str, candidate: Candidate) -> Decision | None:
         """Decide about one partition; a decision to launch is returned, every other is carried out."""
@@ -187,17 +252,15 @@ class _Tick:
                 self._finish_launch(entry, request, launched, candidate)
                 return None
         run = max(runs, key=lambda one: one.created_at, default=None)
-        facts = self._facts(key, candidate, run, entry)
+        has_new_end = key in self.entries and run is not None and run.run_id != entry.reckoned
+        facts = Facts(
+            key, "; ".join(candidate.why), run, self.watched.rows(key) if has_new_end else entry.rows
+        )
         decision = decide(entry, facts, self.owner.policy, now=self.now, at_once=self.at_once)
         if decision.action is Action.LAUNCH:
             return decision
         self._carry_out(decision)
         return None
-
-    def _facts(self, key: str, candidate: Candidate, run: RunState | None, entry: Entry) -> Facts:
-        new_end = key in self.entries and run is not None and run.run_id != entry.reckoned
-        rows = self.watched.rows(key) if new_end else entry.rows
-        return Facts(key, "; ".join(candidate.why), run, rows)
 
     def _carry_out(self, decision: Decision) -> None:
         """Tell and note whatever is not a launch."""
@@ -235,9 +298,7 @@ class _Tick:
         self.entries[entry.key] = replace(entry, requested=replace(request, tick=self.tick, at=self.now))
         self.cut_short.append(self._launch(entry.key, candidate, request.run_key))
 
-    def _choose(
-        self, launchable: Mapping[str, Decision], found: Mapping[str, Candidate], cancelled: Collection[str]
-    ) -> list[Launch]:
+    def _choose(self, launchable: Mapping[str, Decision], cancelled: Collection[str]) -> list[Launch]:
         """As many as the cap leaves room for, the heaviest first; written into the entries."""
         under_way = sum(not one.finished for one in self.own.values())
         # A cancelled run that was deleted too is none that is still to come.
@@ -254,7 +315,7 @@ class _Tick:
             for key in self.watched.heaviest_first(launchable.keys()):
                 if len(chosen) == free:
                     break
-                candidate, entry = found[key], self._told(launchable[key].entry)
+                candidate, entry = self.found[key], self._told(launchable[key].entry)
                 if key in queued:
                     continue
                 if candidate.only_file and self.watched.is_stale(self.watched.assets[candidate.first], key):
@@ -281,9 +342,6 @@ class _Tick:
         run = max(candidate.runs, key=lambda one: one.created_at, default=None)
         after = run.run_id if run is not None else None
         return Launch(key, assets, run_key, "; ".join(candidate.why), after)
-
-    def _opened(self) -> set[str]:
-        return {key for attempts in self.owner.history.open_attempts.values() for key in attempts}
 
     def _forget_what_is_well(self, unwell: Collection[str]) -> list[Entry]:
         """Drop and return the entries of what is as it should be; an alert of theirs is over."""

@@ -6,7 +6,7 @@ What lives here: the alerts. What does not: when they are posted (``failed_parti
 from __future__ import annotations
 
 from resources.alerts.alert import Alert, Severity
-from sensors.attempts import Entry
+from sensors.retry_ledger import Entry
 
 
 def subject(key: str) -> str:

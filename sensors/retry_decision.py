@@ -22,7 +22,7 @@ cancelled by a person                     that person, by launching it
 ========================================  ==========================================================
 
 What lives here: that table as code. What does not: where the facts come from and what is launched
-(``failed_partitions.py``), the ledger (``attempts.py``).
+(``failed_partitions.py``), the ledger (``retry_ledger.py``).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from sensors.attempts import Entry
 from sensors.dagster_internals.runs import RunState
+from sensors.retry_ledger import Entry
 
 INTERRUPTIONS_TOLD = 3
 """Interruptions in a row without a new row, from which a person is told."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import dagster as dg
 
-from sensors.attempts import AskedLook, ask_for_look, asked_look, look_answered
 from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, sentences
+from sensors.retry_ledger import AskedLook, ask_for_look, asked_look, look_answered
 from sensors.sensor_definition import Decided, Look, build_sensor
 from sensors.ticks import note_tick
 

@@ -94,7 +94,7 @@ attempts = sa.Table(
     sa.Column("alerted", sa.Boolean, nullable=False),
     sa.Column("why", sa.Text, nullable=False),
     _seal(),
-    comment="Partitions that the retry schedule tries again: see sensors/attempts.py",
+    comment="Partitions that the retry schedule tries again: see sensors/retry_ledger.py",
 )
 
 done_again = sa.Table(

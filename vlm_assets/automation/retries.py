@@ -15,8 +15,7 @@ from resources.devices.errors import DeviceError
 from resources.devices.resource import GpuResource
 from resources.journal.high_water_mark import read_marks
 from resources.state.workers import Workers
-from sensors.failed_partitions import FailedPartitions
-from sensors.retry_candidates import Watched
+from sensors.failed_partitions import FailedPartitions, Watched
 from sensors.retry_decision import Policy
 from sensors.retry_schedule import Retrying, build_retrying
 from vlm_assets.assets import property_descriptions, property_embeddings

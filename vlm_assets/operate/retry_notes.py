@@ -1,7 +1,7 @@
 """What the retries know of each partition, for ``status``: tried again, done since, given up, cancelled.
 
 What lives here: reading that and saying it. What does not: writing it, which is the schedule's alone
-(``attempts.py``, ``done_again.py``, ``cancels.py`` of ``sensors``).
+(``retry_ledger.py`` and ``cancels.py`` of ``sensors``).
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from datetime import datetime
 
 from resources.state.database import ControlState
 from resources.state.sqlite_file import ControlStateError
-from sensors.attempts import Attempts, Entry
 from sensors.cancels import Cancel, Cancels
-from sensors.done_again import DoneAgain, done_again_since
+from sensors.retry_ledger import Attempts, DoneAgain, Entry, done_again_since
 from vlm_assets.assets.partition_state import State
 
 _UNFINISHED = frozenset({State.INTERRUPTED, State.NOT_STARTED, State.REFUSED, State.DAMAGED})

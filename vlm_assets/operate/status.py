@@ -21,7 +21,7 @@ from resources.devices.find import find_devices
 from resources.devices.left_out import LeftOutDevices
 from resources.state.pause import pause_of
 from resources.state.workers import Worker, Workers
-from sensors.done_again import DoneAgain
+from sensors.retry_ledger import DoneAgain
 from vlm_assets.assets.partition_state import MEANING, PartitionState, PartitionStates, State, VerifiedFiles
 from vlm_assets.assets.published_rows import (
     FIRST,

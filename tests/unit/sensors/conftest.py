@@ -19,8 +19,7 @@ from resources.alerts.outbox import Outbox
 from resources.state.database import open_state
 from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, NO_ATTEMPT, RETRY
-from sensors.failed_partitions import FailedPartitions, Launch, Ticked
-from sensors.retry_candidates import Watched
+from sensors.failed_partitions import FailedPartitions, Launch, Ticked, Watched
 from sensors.retry_decision import Policy
 
 KEYS = ("a", "b", "c", "d", "e", "f")

@@ -20,11 +20,10 @@ from resources.state.pause import pause, resume
 from resources.state.workers import Phase, Workers
 from resources.storage.layout import Home
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY, UNFINISHED
-from sensors.failed_partitions import FailedPartitions
+from sensors.failed_partitions import FailedPartitions, Watched
 from sensors.health_watch import Watch
 from sensors.published_file_drift import DriftWatched, DriftWatcher, Verdict, evaluation
 from sensors.reconciliation import PublishedAsset, end_dead_runs, report_published
-from sensors.retry_candidates import Watched
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Policy
 from sensors.worker_health import HealthWatcher
 from tests.unit.sensors.dagster_in_memory import INTERRUPTED, Clock, DagsterInMemory

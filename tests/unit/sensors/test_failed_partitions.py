@@ -8,9 +8,15 @@ from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
 from resources.state.database import open_state
 from resources.state.pause import pause, resume
-from sensors.attempts import AskedLook, Attempts, ask_for_look, asked_look, look_answered
 from sensors.dagster_internals.runs import LAUNCHED_BY, NEEDS_PERSON, NO_ATTEMPT, RETRY
-from sensors.done_again import done_again_since
+from sensors.retry_ledger import (
+    AskedLook,
+    Attempts,
+    ask_for_look,
+    asked_look,
+    done_again_since,
+    look_answered,
+)
 from sensors.retry_schedule import request
 
 HOUR = 3600.0

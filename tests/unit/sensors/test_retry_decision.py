@@ -2,9 +2,9 @@
 
 from dagster import DagsterRunStatus
 
-from sensors.attempts import Entry
 from sensors.dagster_internals.runs import LAUNCHED_BY, NEEDS_PERSON, NO_ATTEMPT, RETRY, RunState
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Facts, Policy, decide
+from sensors.retry_ledger import Entry
 
 POLICY = Policy(attempts=5, backoff_seconds=600.0)
 ENDED = 1_000_000.0

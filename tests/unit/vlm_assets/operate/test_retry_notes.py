@@ -1,7 +1,7 @@
 """What the triage says of partitions that the retries know."""
 
 from resources.state.database import ControlState
-from sensors.attempts import Attempts, Entry
+from sensors.retry_ledger import Attempts, Entry
 from vlm_assets.assets.partition_state import State
 from vlm_assets.operate.retry_notes import RetryNotes
 

@@ -22,8 +22,7 @@ from resources.state import tables
 from resources.state.database import open_state
 from resources.state.pause import pause
 from resources.state.workers import Phase, Workers
-from sensors.attempts import Attempts, Entry
-from sensors.done_again import DoneAgain, note_done_again
+from sensors.retry_ledger import Attempts, DoneAgain, Entry, note_done_again
 from vlm_assets.assets import partition_state, published_rows
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog

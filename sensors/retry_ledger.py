@@ -1,22 +1,27 @@
-"""The ledger of the re-materialization: how often each partition was tried again, and what was launched.
+"""The ledger of the re-materialization: what was tried again how often, what was launched, and what is done.
 
-What lives here: the table ``attempts`` as entries, and a person's wish for a look at once. What does not:
-what is decided from it (``retry_decision.py``).
+What lives here: the table ``attempts`` as entries, a person's wish for a look at once, and the table
+``done_again``, which a person who slept wants to see first. What does not: what is decided from it
+(``retry_decision.py``).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import sqlalchemy as sa
 
 from resources.state.database import ControlState
 from resources.state.tables import attempts as _table
+from resources.state.tables import done_again as _done
 from resources.state.tables import meta
 
 _LOOK_ASKED = "look_asked"
+
+_DONE_KEPT_SECONDS = 31 * 24 * 3600.0
+_LONGEST_WHY = 200
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,45 @@ def look_answered(state: ControlState, asked: AskedLook) -> None:
     """Forget a wish, unless another has replaced it. Raises ControlStateError."""
     answered = (meta.c.name == _LOOK_ASKED, meta.c.value == json.dumps(asdict(asked)))
     state.write(lambda connection: connection.execute(meta.delete().where(*answered)))
+
+
+@dataclass(frozen=True)
+class DoneAgain:
+    """A partition that was completed without a person.
+
+    at: when that was seen (unix seconds). runs: after its first. why: what had been wrong.
+    """
+
+    key: str
+    at: float
+    runs: int
+    why: str
+
+
+def done_again_since(state: ControlState, since: float) -> list[DoneAgain]:
+    """What was completed since (unix seconds), oldest first. Raises ControlStateError."""
+    query = sa.select(_done.c.partition, _done.c.at, _done.c.runs, _done.c.why)
+    query = query.where(_done.c.at >= since).order_by(_done.c.at)
+    return state.read(lambda connection: [DoneAgain(*row) for row in connection.execute(query)])
+
+
+def note_done_again(state: ControlState, done: Collection[DoneAgain], *, now: float) -> None:
+    """Note partitions, unless a later time is known; forget those of a month ago."""
+    if not done:
+        return
+
+    def write(connection: sa.Connection) -> None:
+        connection.execute(_done.delete().where(_done.c.at < now - _DONE_KEPT_SECONDS))
+        known = connection.execute(sa.select(_done.c.partition, _done.c.at))
+        latest = {row.partition: row.at for row in known}
+        for one in done:
+            if latest.get(one.key, 0.0) < one.at:
+                connection.execute(_done.delete().where(_done.c.partition == one.key))
+                row = asdict(one) | {"why": one.why[:_LONGEST_WHY], "partition": one.key}
+                del row["key"]
+                connection.execute(_done.insert().values(row))
+
+    state.write(write)
 
 
 def _entries(connection: sa.Connection) -> dict[str, Entry]:
