@@ -5,6 +5,7 @@ The package never needs the ``examples`` folder. This module is the only one tha
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 PROPERTIES = 240
 RANGE_SIZE = 20
 SEED = 7
+
+_MOST_SLOTS = 4
+"""Each is a run of its own with 0.7 GB."""
 
 _EXAMPLES = CHECKOUT / "examples"
 
@@ -98,6 +102,8 @@ def demo(
             say(sentence)
     else:
         close_tail(current.home)
+    if of_example:
+        current = current.model_copy(update={"devices": _devices(current)})
     code = run_backfill(
         home=current.home,
         dagster_home=current.dagster_home,
@@ -106,6 +112,7 @@ def demo(
         exit_when_done=exit_when_done,
         accuracy=lambda: _accuracy(current) if of_example else None,
         grace_seconds=current.grace_seconds,
+        environment={f"{PREFIX}DEVICES": current.devices},
     )
     raise typer.Exit(code)
 
@@ -125,6 +132,18 @@ def _take_in_example(settings: Settings, properties: int, range_size: int | None
     report = take_in(listing, settings.home, range_size=range_size or RANGE_SIZE, close=True)
     for sentence in report.sentences():
         say(sentence)
+
+
+def _devices(settings: Settings) -> str:
+    """The devices of the example: without a GPU a slot a core, four at most, where no setting says else.
+
+    A partition of the example is start-up and little else, which keeps no more than one core busy.
+    """
+    from vlm_assets.resource_settings import build_gpu
+
+    slots = max(len(found := build_gpu(settings).find()), min(len(os.sched_getaffinity(0)), _MOST_SLOTS))
+    on_cpu = all(one.kind == "cpu" for one in found)
+    return f"cpu:{slots}" if settings.devices == "auto" and on_cpu else settings.devices
 
 
 def _accuracy(settings: Settings) -> str:

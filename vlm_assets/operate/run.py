@@ -102,6 +102,7 @@ def run_backfill(
     exit_when_done: bool = False,
     accuracy: Callable[[], str | None] = lambda: None,
     grace_seconds: float = GRACE_SECONDS,
+    environment: Mapping[str, str] | None = None,
     console: Console | None = None,
 ) -> int:
     """Start Dagster and a backfill on a home, until Ctrl-C or until all is done; gives the exit code.
@@ -109,6 +110,7 @@ def run_backfill(
     The code is 0 if every partition asked for is complete and no check of them failed with ERROR, 1
     otherwise, and 130 after Ctrl-C. keys: the partitions, all unless given. run_config: of each run. slots:
     runs that hold a device at the same time. accuracy: a sentence about the finished output, or None.
+    environment: of Dagster's processes, in addition to this one's.
 
     Raises CatalogError, DagsterHomeError, NoFreePortError, ProcessEndedError and DagsterApiError, whose
     messages say what to do.
@@ -118,7 +120,9 @@ def run_backfill(
     summary: BackfillSummary | None = None
     with (
         interruptible(),
-        dagster_server(home, dagster_home, port=found, grace_seconds=grace_seconds) as server,
+        dagster_server(
+            home, dagster_home, port=found, grace_seconds=grace_seconds, environment=environment
+        ) as server,
     ):
         try:
             start_pages(server, console)

@@ -117,3 +117,22 @@ def test_a_start_without_a_source_goes_on_with_what_is_catalogued(
     assert "nothing new is taken in" in told
     assert not (home / "example").exists()
     assert started[0]["accuracy"]() is None
+
+
+@pytest.mark.parametrize(("chosen", "devices", "slots"), [(None, "cpu:3", 3), ("cpu:1", "cpu:1", 1)])
+def test_the_example_keeps_every_core_busy(
+    chosen: str | None,
+    devices: str,
+    slots: int,
+    said: Callable[..., str],
+    started: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its partitions are start-up and little else: a slot a core, unless a setting says how many."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    if chosen is not None:
+        monkeypatch.setenv(f"{PREFIX}DEVICES", chosen)
+    said("demo", "--properties", "2")
+    assert started[0]["environment"][f"{PREFIX}DEVICES"] == devices
+    assert started[0]["slots"] == slots
