@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from resources.devices.resource import GpuResource
     from resources.engine.models.text_embedding import TextEmbeddingModel
     from resources.engine.models.vision_language_model import VisionLanguageModel
-    from resources.engine.server.choice import ServerChoice
+    from resources.engine.server.server_settings import ServerSettings
 
 IO_MANAGER = "io_manager"
 """Dagster's key of the default IO manager. Without ours under it, every job would carry Dagster's own, which
@@ -58,13 +58,13 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
     )
 
 
-def build_model_server(settings: Settings) -> ServerChoice:
+def build_model_server(settings: Settings) -> ServerSettings:
     """The model server of these settings."""
-    from resources.engine.server.choice import ServerChoice
+    from resources.engine.server.server_settings import ServerSettings
 
     key = settings.server_key
     folder = settings.server_image_folder
-    return ServerChoice(
+    return ServerSettings(
         state_directory=str(settings.state_directory),
         command=settings.server_command,
         url=settings.server_url,

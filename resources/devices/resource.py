@@ -18,9 +18,9 @@ from resources.devices.find import Device, find_devices
 from resources.devices.health import HealthCheck
 from resources.devices.leases import DeviceLeases, Lease, LeaseHolder
 from resources.devices.left_out import ImpossibleResultError, LeftOutDevices, at_work_on, device_failure
+from resources.devices.loaded_servers import LoadedServerError, LoadedServers
 from resources.devices.nvml import DriverNvml
 from resources.devices.process_lease import lease_for_process
-from resources.devices.residents import ResidentError, Residents
 from resources.state.database import ControlState, open_state
 
 _log = logging.getLogger(__name__)
@@ -50,54 +50,53 @@ class GpuResource:
         """The devices that failed twice."""
         return LeftOutDevices(self.state or open_state(Path(self.leases_directory).parent))
 
-    def residents(self) -> Residents:
-        """What stays on the devices between their lessees, kept beside the leases' folder."""
-        return Residents(Path(self.leases_directory).parent)
+    def loaded_servers(self) -> LoadedServers:
+        """The model servers that stay loaded on the devices, kept beside the leases' folder."""
+        return LoadedServers(Path(self.leases_directory).parent)
 
-    def leases(self, *, resident: str | None = None, log: logging.Logger = _log) -> DeviceLeases:
+    def leases(self, *, server_digest: str | None = None, log: logging.Logger = _log) -> DeviceLeases:
         """The leases of those devices, refusing sick ones; ``holders()`` of it says who has which.
 
-        Devices that have failed before come last; those that failed twice are refused. ``resident``: digest
-        of what the lessee will use on its device. A device where that lives comes first, and its memory
-        counts as the lessee's; anything else that lives on a device is ended before its memory is looked at.
+        Devices that have failed before come last; those that failed twice are refused. server_digest: of the
+        model server that the run will use. A device where that is loaded comes first, and its memory counts
+        as the run's; any other server is ended before the memory of its device is looked at.
         """
         health = HealthCheck(DriverNvml(), min_free_bytes=round(self.min_free_memory_gib * (1 << 30)))
         left_out = self.left_out()
         records = left_out.records()
-        residents = self.residents()
-        living = {one.device: one.digest for one in residents.living()}
+        servers = self.loaded_servers()
+        loaded = {one.device: one.digest for one in servers.living()}
 
         def refusals(device: Device) -> Sequence[str]:
             held_against = left_out.left_out().get(device.id)
             if held_against is not None:
                 return [held_against.sentence(device.id)]
             try:
-                stays = residents.make_way(device.id, resident, log)
-            except ResidentError as error:
+                stays = servers.make_way(device.id, server_digest, log)
+            except LoadedServerError as error:
                 return [str(error)]
             return (replace(health, min_free_bytes=0) if stays else health)(device)
 
         def preference(device: Device) -> tuple[int, bool]:
             failures = len(records[device.id].failures) if device.id in records else 0
-            return failures, resident is not None and living.get(device.id) != resident
+            return failures, server_digest is not None and loaded.get(device.id) != server_digest
 
         return DeviceLeases(Path(self.leases_directory), sorted(self.find(), key=preference), refusals)
 
     def lease(
-        self, *, run_id: str, partition: str, step: str, log: logging.Logger, resident: str | None = None
+        self, *, run_id: str, partition: str, step: str, log: logging.Logger, server_digest: str | None = None
     ) -> Lease:
         """This process's device, pinned; the same at every call, and held until the process ends.
 
-        ``resident``: as for ``leases``.
-        After ``wait_seconds`` it raises AllLeftOutError where every device is, else NoDeviceFreeError: one
-        that is taken back meanwhile is used, and a backfill's queue does not run through at once. Raises
-        PinnedElsewhereError where torch already runs CUDA on something else, and the other children of
-        DeviceError.
+        server_digest: see ``leases``. After ``wait_seconds`` it raises AllLeftOutError where every device is,
+        else NoDeviceFreeError: one that is taken back meanwhile is used, and a backfill's queue does not run
+        through at once. Raises PinnedElsewhereError where torch already runs CUDA on something else, and the
+        other children of DeviceError.
         """
         holder = LeaseHolder(run_id=run_id, partition=partition, step=step)
         try:
             return lease_for_process(
-                partial(self.leases, resident=resident, log=log),
+                partial(self.leases, server_digest=server_digest, log=log),
                 holder,
                 wait_seconds=self.wait_seconds,
                 log=log,

@@ -25,7 +25,7 @@ from resources.devices.find import Device
 from resources.devices.leases import Clock
 from resources.devices.resource import GpuResource
 from resources.engine.server.model_server import ServerOutageError
-from resources.engine.server.served_model import ServerUnreachableError
+from resources.engine.server.running_server import ServerUnreachableError
 from resources.journal.journal import Journal, clear_retired
 from resources.journal.recovery import Recovery
 from resources.publishing.errors import CannotRestoreError
@@ -314,12 +314,12 @@ class Materialization:
 
     @contextlib.contextmanager
     def device(
-        self, gpu: GpuResource, *, resident: str | None, computes_elsewhere: bool = False
+        self, gpu: GpuResource, *, server_digest: str | None, computes_elsewhere: bool = False
     ) -> Iterator[Device]:
         """Lease a device for the work inside. What ends that work is noted for those who start it again.
 
-        resident: the model server that is to stay on the device. computes_elsewhere: what fails in the work,
-        CUDA errors too, says nothing of the device here.
+        server_digest: of the model server that is to stay on the device. computes_elsewhere: what fails in
+        the work, CUDA errors too, says nothing of the device here.
         """
         asset, key = self.partition.asset, self.partition.key
         try:
@@ -328,7 +328,7 @@ class Materialization:
                 partition=key,
                 step=asset,
                 log=self._context.log,
-                resident=resident,
+                server_digest=server_digest,
             )
             if computes_elsewhere:
                 self.progress.load(None)

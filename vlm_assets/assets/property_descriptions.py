@@ -30,7 +30,7 @@ from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.prompt import Prompt, build_prompt
 from resources.engine.protocol import Engine, ModelLoadError
 from resources.engine.schema import DescriptionSchema, description_text, load_schema
-from resources.engine.server.served_model import ServerUnreachableError
+from resources.engine.server.running_server import ServerUnreachableError
 from resources.images.images import ImageFailure, LoadedProperty, PropertyJob
 from resources.images.thumbnails import make_thumbnails
 from resources.images.worker_pool import WorkerPool
@@ -162,7 +162,7 @@ def build_property_descriptions(
                         title="No images to describe",
                     )
                     with run.device(
-                        gpu, resident=model.resident(), computes_elsewhere=model.is_at_address
+                        gpu, server_digest=model.server_digest(), computes_elsewhere=model.is_at_address
                     ) as device:
                         computed = work.describe(journal, run.rounds(journal), run.progress, device)
                 yield from run.publish(journal, computed)

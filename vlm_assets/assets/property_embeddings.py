@@ -81,16 +81,16 @@ def build_property_embeddings(
                 computed: Metadata = {}
                 if run.to_do(journal):
                     # The model server that describes stays on the device, where there is one.
-                    with run.device(gpu, resident=_resident(vision_language_model)) as device:
+                    with run.device(gpu, server_digest=_server_digest(vision_language_model)) as device:
                         computed = work.embed(journal, run.progress, device)
                 yield from run.publish(journal, computed)
 
     return property_embeddings
 
 
-def _resident(model: VisionLanguageModel) -> str | None:
+def _server_digest(model: VisionLanguageModel) -> str | None:
     try:
-        return model.resident()
+        return model.server_digest()
     except ModelLoadError:
         return None
 

@@ -33,7 +33,7 @@ def devices(home: Home = None, take_back: TakeBack = None, as_json: AsJson = Fal
         return
     records = gpu.left_out().records()
     held = {one.device.id: one for one in gpu.leases().holders()}
-    residents = {one.device: one for one in gpu.residents().living()}
+    servers = {one.device: one for one in gpu.loaded_servers().living()}
     shown = []
     for device in gpu.find():
         record = records.get(device.id)
@@ -44,7 +44,7 @@ def devices(home: Home = None, take_back: TakeBack = None, as_json: AsJson = Fal
             state = "left out"
         said = [held[device.id].sentence()] if device.id in held else []
         said += [record.sentence(device.id)] if record is not None else []
-        said += [residents[device.id].sentence()] if device.id in residents else []
+        said += [servers[device.id].sentence()] if device.id in servers else []
         shown.append({"id": device.id, "name": device.name, "state": state, "said": " ".join(said)})
     if as_json:
         say_as_json(shown)

@@ -46,7 +46,7 @@ def pause(
     Model servers that wait for their next partition are ended.
     Exit code 1 if a device is still held after two minutes.
     """
-    from resources.devices.residents import end_residents
+    from resources.devices.loaded_servers import end_loaded_servers
     from resources.state.pause import pause as stand_still
     from vlm_assets.resource_settings import build_gpu, control_state
 
@@ -54,7 +54,7 @@ def pause(
     standing = stand_still(control_state(current), reason, now=time.time())
     say(f"Everything is {standing.sentence()}.")
     left = _drained(build_gpu(current))
-    left += end_residents(current.state_directory, logging.getLogger(__name__))
+    left += end_loaded_servers(current.state_directory, logging.getLogger(__name__))
     for sentence in left:
         say(sentence, fg="yellow")
     if left:

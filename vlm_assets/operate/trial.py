@@ -109,8 +109,9 @@ def run_trial(
     work = DescriptionWork.of(settings, catalog, catalog.range_of(0), model)
     work = replace(work, properties=sample(catalog, limit))
     batches = work.plan(frozenset())
+    digest = model.server_digest()
     devices = len(gpu.find())  # Before the lease: pinning hides the others from this process.
-    lease = gpu.lease(run_id="trial", partition="sample", step="try", log=_log, resident=model.resident())
+    lease = gpu.lease(run_id="trial", partition="sample", step="try", log=_log, server_digest=digest)
     described: list[Described] = []
     tables: list[pa.Table] = []
     tried: list[TriedBatch] = []

@@ -16,7 +16,7 @@ from resources.engine.schema import DescriptionSchema
 
 if TYPE_CHECKING:
     from resources.engine.protocol import Engine
-    from resources.engine.server.choice import ServerChoice
+    from resources.engine.server.server_settings import ServerSettings
     from resources.images.outputs import Output
 
 _MANY_IMAGES: Final = 1000
@@ -38,7 +38,7 @@ class VisionLanguageModel:
     trust_remote_code: bool = False
     records_directory: str | None = None
     speculative_tokens: int = 5
-    server: ServerChoice | None = None
+    server: ServerSettings | None = None
 
     @property
     def source(self) -> ModelSource:
@@ -70,13 +70,13 @@ class VisionLanguageModel:
         server = self.server
         return {} if server is None else server.meaning()
 
-    def resident(self) -> str | None:
+    def server_digest(self) -> str | None:
         """The digest of the server that is to live on the device: what a lease is told. See GpuResource.
 
         Raises ModelLoadError.
         """
         server = self.server
-        return None if server is None else server.resident(self.source)
+        return None if server is None else server.digest(self.source)
 
     def device_name(self, device: Device) -> str:
         """Where the model computes, for the rows: the leased device, or the server at an address."""

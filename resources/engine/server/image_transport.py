@@ -1,17 +1,15 @@
 """How the images of a property reach a model server: inside the request, or as files that it may read.
 
 What lives here: encoding (which workers do), data URIs, and a folder of short-lived files. What does not:
-loading and the cap on pixels (``images.py``), and the request (``chat_request.py``).
+loading and the cap on pixels (``images.py``), and the request (``chat_completions.py``).
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import io
 import itertools
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -23,6 +21,7 @@ from PIL import Image
 
 from resources.engine.protocol import EngineLostError
 from resources.images.outputs import Made, Maker
+from resources.storage.lock_files import LockFile, taken
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,8 +112,8 @@ class ImageFiles:
             folder.mkdir(parents=True, exist_ok=True)
             _remove_left_behind(folder)
             self._folder = Path(tempfile.mkdtemp(prefix="images-", dir=folder))
-            self._lock = os.open(self._folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._lock = LockFile(self._folder / ".lock")
+            self._lock.wait()
             self._folder.chmod(0o755)  # the server may be another user's
         except OSError as error:
             raise _unwritable(folder, error) from error
@@ -142,24 +141,16 @@ class ImageFiles:
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.close(self._lock)
+        self._lock.close()
 
 
 def _remove_left_behind(folder: Path) -> None:
-    for lock in folder.glob("images-*/.lock"):
-        try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue  # its process lives
-        else:
-            shutil.rmtree(lock.parent, ignore_errors=True)
-        finally:
-            os.close(descriptor)
+    for path in folder.glob("images-*/.lock"):
+        with contextlib.suppress(OSError):  # another process removes it at this moment
+            lock = taken(path)
+            if lock is not None:  # its process is gone
+                shutil.rmtree(path.parent, ignore_errors=True)
+                lock.close()
 
 
 def _unwritable(folder: Path, error: OSError) -> ImageFolderError:

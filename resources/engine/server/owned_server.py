@@ -1,7 +1,7 @@
-"""The model server of a leased device, which we start: adopted where one that fits lives there, else started.
+"""The model server of a leased device, which we start, or use again where one that fits is loaded there.
 
-What lives here: the lessee's side. What does not: the server's life beside and after the lessee
-(``keeper.py``), its record and its end (``resources/devices/residents.py``).
+What lives here: the run's side. What does not: the server's life beside and after the run
+(``supervisor.py``), its record and its end (``resources/devices/loaded_servers.py``).
 """
 
 from __future__ import annotations
@@ -17,18 +17,23 @@ import time
 from pathlib import Path
 
 from resources.devices.find import Device
-from resources.devices.residents import ResidentError, ResidentRecord, Residents
+from resources.devices.loaded_servers import LoadedServerError, LoadedServers, ServerRecord
 from resources.engine.protocol import EngineLostError
-from resources.engine.server import health
-from resources.engine.server.keeper import Order
 from resources.engine.server.model_server import (
     MOST_RESTARTS,
     ServerAddress,
     ServerDownError,
     ServerStartError,
+    trouble,
 )
-from resources.engine.server.server_environment import PINS, server_environment, variable_digests
-from resources.engine.server.server_plan import HOST, ServerPlan
+from resources.engine.server.server_plan import (
+    HOST,
+    PINS,
+    ServerPlan,
+    server_environment,
+    variable_digests,
+)
+from resources.engine.server.supervisor import Order
 from resources.storage.files import make_directory
 from resources.storage.lock_files import taken
 
@@ -46,7 +51,7 @@ def start_or_adopt(
 ) -> OwnedServer:
     """The server of a device that this process has leased: what lives there if it fits, else a new one.
 
-    Returns when it answers. Raises ServerStartError, ServerCommandError, ResidentError.
+    Returns when it answers. Raises ServerStartError, ServerCommandError, LoadedServerError.
     """
     server = OwnedServer(device, plan, state_directory=state_directory, log=log)
     try:
@@ -58,7 +63,7 @@ def start_or_adopt(
 
 
 class OwnedServer:
-    """A model server of ours, held by this process until ``release`` or its own death."""
+    """A model server of ours, held by this process until ``release`` or the process's end."""
 
     def __init__(
         self, device: Device, plan: ServerPlan, *, state_directory: Path, log: logging.Logger
@@ -66,22 +71,22 @@ class OwnedServer:
         self._device = device
         self._plan = plan
         self._log = log
-        self._residents = Residents(state_directory)
-        self._paths = self._residents.paths(device.id)
+        self._servers = LoadedServers(state_directory)
+        self._files = self._servers.files(device.id)
         self._environment = server_environment(device, os.environ)
         self._environment.pop(plan.key_variable, None)  # each start has its own
         self._pin = {name: self._environment[name] for name in PINS if name in self._environment}
-        self._record: ResidentRecord | None = None
+        self._record: ServerRecord | None = None
         self._key = ""
         self._restarts = 0
-        make_directory(self._residents.directory)
-        self._residents.directory.chmod(0o700)
-        # A keeper that ends an idle server has it until nothing is left of that.
-        lock = taken(self._paths.lessee, seconds=plan.grace_seconds + _SLACK_SECONDS)
+        make_directory(self._servers.directory)
+        self._servers.directory.chmod(0o700)
+        # A supervisor that ends an idle server has it until nothing is left of that.
+        lock = taken(self._files.lessee, seconds=plan.grace_seconds + _SLACK_SECONDS)
         if lock is None:
             raise ServerStartError(
                 f"Another process uses the model server of {device.id}, or is still ending it: see who holds"
-                f" {self._paths.lessee} with `fuser`."
+                f" {self._files.lessee} with `fuser`."
             )
         self._lock = lock
 
@@ -113,14 +118,14 @@ class OwnedServer:
             self._device.id, self._restarts, MOST_RESTARTS, why,
         )  # fmt: skip
         try:
-            self._residents.end(self._device.id, "a new start", self._log)
+            self._servers.end(self._device.id, "a new start", self._log)
             self._start()
-        except ResidentError as error:
+        except LoadedServerError as error:
             raise EngineLostError(str(error)) from error
         except OSError as error:
             raise EngineLostError(
                 f"The model server of {self._device.id} cannot be started anew: {error}. Its record and log"
-                f" lie in {self._residents.directory}; see that there is room, and that more processes may be"
+                f" lie in {self._servers.directory}; see that there is room, and that more processes may be"
                 " started."
             ) from error
         return self.address
@@ -130,35 +135,36 @@ class OwnedServer:
         self._lock.close()
 
     def bring_up(self) -> None:
-        """Adopt what lives there, or start. Raises ServerStartError, ResidentError."""
+        """Use what lives there, or start anew. Raises ServerStartError, LoadedServerError."""
         began = time.monotonic()
-        record = self._residents.of(self._device.id)
-        wrong = "" if record is None else self._misfit(record)
-        if record is not None and not wrong:
-            record = self._adopted(self._ready())
-            wrong = self._trouble(record)
+        record = self._servers.of(self._device.id)
+        if record is not None:
+            wrong = self._misfit(record)
+            if not wrong:
+                self._key = self._read_key()
+                record = self._record = self._ready()
+                wrong = self._trouble(record)
             if not wrong:
                 self._log.info(
                     "The model server of %s is used again after %.1f s: %s",
                     self._device.id, time.monotonic() - began, record.sentence(),
                 )  # fmt: skip
                 return
-        if wrong:
             self._log.info("The model server of %s is not used again: %s.", self._device.id, wrong)
-        self._residents.end(self._device.id, "another model server", self._log)
+        self._servers.end(self._device.id, "another model server", self._log)
         self._start()
         self._log.info(
             "The model server of %s answers after %.1f s", self._device.id, time.monotonic() - began
         )
 
-    def _misfit(self, record: ResidentRecord) -> str:
+    def _misfit(self, record: ServerRecord) -> str:
         """Why what lives there cannot be used, or nothing."""
         if record.digest != self._plan.digest:
             return "its model, revision or arguments are others"
         if record.pin != self._pin:
             return f"it is pinned otherwise ({dict(record.pin)}, not {self._pin})"
-        if not record.keeper.lives():
-            return "its keeper is gone"
+        if not record.supervisor.lives():
+            return "its supervisor is gone"
         ours, its = variable_digests(self._environment, self._read_key()), record.variables
         others = sorted(name for name in ours.keys() | its.keys() if ours.get(name) != its.get(name))
         if others:
@@ -167,50 +173,52 @@ class OwnedServer:
         return ""
 
     def _start(self) -> None:
-        """Start a keeper and wait until its server answers. Raises ServerStartError."""
-        port = _free_port()
-        command = self._plan.arguments(port=port)
+        """Start a supervisor and wait until its server answers. Raises ServerStartError."""
+        port, plan = _free_port(), self._plan
+        command = plan.arguments(port=port)
         if shutil.which(command[0], path=self._environment.get("PATH")) is None:
             raise ServerStartError(
                 f"The model server cannot be started: there is no program {command[0]}. Install it in an"
                 " environment of its own and give its full path in VLM_ASSETS_SERVER_COMMAND."
             )
-        self._paths.record.unlink(missing_ok=True)
-        if self._paths.log.exists():
-            self._paths.log.replace(self._paths.log.with_suffix(".log.1"))
+        self._files.record.unlink(missing_ok=True)
+        if self._files.log.exists():
+            self._files.log.replace(self._files.log.with_suffix(".log.1"))
         self._key = secrets.token_urlsafe(32)
-        lock = taken(self._paths.keeper, seconds=1.0)
+        lock = taken(self._files.supervisor, seconds=1.0)
         if lock is None:
-            raise ServerStartError(f"Something else holds {self._paths.keeper}: see who with `fuser`.")
+            raise ServerStartError(f"Something else holds {self._files.supervisor}: see who with `fuser`.")
         try:
-            order = Order(
-                directory=str(self._residents.directory),
-                device=self._device.id,
-                lock=lock.fileno(),
-                what=f"A server of {self._plan.model}",
-                digest=self._plan.digest,
-                pin=self._pin,
-                variables=variable_digests(self._environment, self._key),
-                url=f"http://{HOST}:{port}/v1",
-                command=command,
-                environment=self._environment,
-                key=self._key,
-                key_variable=self._plan.key_variable,
-                start_seconds=self._plan.start_seconds,
-                idle_seconds=self._plan.idle_seconds,
-                grace_seconds=self._plan.grace_seconds,
+            _start_supervisor(
+                Order(
+                    directory=str(self._servers.directory),
+                    lock=lock.fileno(),
+                    about={
+                        "device": self._device.id,
+                        "what": f"A server of {plan.model}",
+                        "digest": plan.digest,
+                        "pin": self._pin,
+                        "variables": variable_digests(self._environment, self._key),
+                        "url": f"http://{HOST}:{port}/v1",
+                        "command": command,
+                        "grace_seconds": plan.grace_seconds,
+                    },
+                    environment=self._environment | {plan.key_variable: self._key},
+                    key_variable=plan.key_variable,
+                    start_seconds=plan.start_seconds,
+                    idle_seconds=plan.idle_seconds,
+                )
             )
-            _run_keeper(order)
         finally:
-            lock.close()  # the keeper has it
+            lock.close()  # the supervisor has it
         self._record = self._ready()
 
-    def _ready(self) -> ResidentRecord:
+    def _ready(self) -> ServerRecord:
         """Wait until what was started is well, or is gone. Raises ServerStartError."""
         began = time.monotonic()
         deadline = began + self._plan.start_seconds + self._plan.grace_seconds + _SLACK_SECONDS
         next_notice = began + _NOTICE_SECONDS
-        while (record := self._residents.of(self._device.id)) is not None:
+        while (record := self._servers.of(self._device.id)) is not None:
             if record.state == "ready":
                 return record
             now = time.monotonic()
@@ -221,36 +229,33 @@ class OwnedServer:
                     "Waiting for the model server of %s, %.0f s by now", self._device.id, now - began
                 )
                 next_notice = now + _NOTICE_SECONDS
-            # Its keeper is no child of ours and tells all through its record.
+            # Its supervisor is no child of ours and tells all through its record.
             time.sleep(_LOOK_SECONDS)
-        told = ResidentRecord.read(self._paths.record)
-        why = (told and told.why) or "its keeper is gone"
         raise ServerStartError(
-            f"The model server of {self._device.id} did not come up: {why}.{self._last_words()}"
+            f"The model server of {self._device.id} did not come up:"
+            f" {self._cause('its supervisor is gone')}.{self._last_words()}"
         )
-
-    def _adopted(self, record: ResidentRecord) -> ResidentRecord:
-        self._key = self._read_key()
-        self._record = record
-        return record
 
     def _read_key(self) -> str:
         try:
-            return self._paths.key.read_text()
+            return self._files.key.read_text()
         except OSError:
             return ""  # nothing then fits
 
-    def _trouble(self, record: ResidentRecord) -> str:
+    def _trouble(self, record: ServerRecord) -> str:
         """Why it cannot be worked with now, or nothing."""
-        if record.keeper.lives() and record.server is not None and record.server.lives():
-            return health.trouble(record.url, self._key) or ""
-        told = ResidentRecord.read(self._paths.record)
-        return (told and told.why) or "its process is gone"
+        if record.supervisor.lives() and record.server is not None and record.server.lives():
+            return trouble(record.url, self._key) or ""
+        return self._cause("its process is gone")
+
+    def _cause(self, otherwise: str) -> str:
+        told = ServerRecord.read(self._files.record)
+        return (told and told.why) or otherwise
 
     def _last_words(self) -> str:
         """The end of its log, without the key, should it have written that there."""
         try:
-            with self._paths.log.open("rb") as stream:
+            with self._files.log.open("rb") as stream:
                 stream.seek(max(0, os.fstat(stream.fileno()).st_size - _LAST_BYTES))
                 text = stream.read().decode(errors="replace")
         except OSError:
@@ -258,13 +263,13 @@ class OwnedServer:
         if self._key:
             text = text.replace(self._key, "(key)")
         lines = text.splitlines()[-_LAST_LINES:]
-        return "\n".join([f" The end of its log, {self._paths.log}:", *lines]) if lines else ""
+        return "\n".join([f" The end of its log, {self._files.log}:", *lines]) if lines else ""
 
 
-def _run_keeper(order: Order) -> None:
-    """Start a keeper; returns when it has gone its own way. Raises ServerStartError."""
+def _start_supervisor(order: Order) -> None:
+    """Returns when it has gone its own way. Raises ServerStartError."""
     started = subprocess.run(
-        [sys.executable, "-P", "-m", "resources.engine.server.keeper"],
+        [sys.executable, "-P", "-m", "resources.engine.server.supervisor"],
         input=order.encode(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -275,7 +280,7 @@ def _run_keeper(order: Order) -> None:
     )
     if started.returncode:
         said = started.stderr.decode(errors="replace").strip()
-        raise ServerStartError(f"The keeper of the model server did not start: {said}")
+        raise ServerStartError(f"The supervisor of the model server did not start: {said}")
 
 
 def _free_port() -> int:

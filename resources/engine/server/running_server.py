@@ -1,27 +1,148 @@
-"""A model server that somebody else runs at a URL: looked at and waited for, never started or ended."""
+"""A model server that somebody else runs at a URL: asked what it serves, looked at, waited for.
+
+What lives here: choosing among the models that it lists, an honest revision of what it serves, and waiting
+while it is down. What does not: starting or ending a server (``owned_server.py``), whose model is known to
+the byte.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import PurePosixPath
+from typing import Any, Final
 
 from resources.devices.leases import Clock
 from resources.engine.protocol import EngineLostError, ModelLoadError
-from resources.engine.server import health
 from resources.engine.server.model_server import (
     MOST_RESTARTS,
     ServerAddress,
     ServerDownError,
     ServerOutageError,
+    trouble,
 )
-from resources.engine.server.served_model import ServedModel
 
 PATIENCE_SECONDS = 600.0
 """For which a server that is down is waited for, at a time."""
 
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
+
+_ANSWER_SECONDS: Final = 10.0
+_DOWN: Final = (502, 503, 504)
+"""Of a proxy before a server that is down, and of a server that is not up yet."""
+_BELIEVED_SECONDS: Final = 15
+"""So long what a server said is believed: sensors ask about many partitions in one tick."""
+
+
+class ServerUnreachableError(ModelLoadError):
+    """The server at an address cannot be asked now, which says nothing of what is asked: it may be later."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model by the name under which a server answers for it.
+
+    root: what the server says that it loaded under this name, where it says so.
+    """
+
+    name: str
+    root: str | None = None
+
+    def revision(self, said: str | None) -> str:
+        """What can be known of it. said: the revision that the settings name, which nobody verifies.
+
+        No server tells a commit or a digest, so weights that were exchanged under the same name and root are
+        not noticed; vLLM's ``created`` is the time of the question and tells nothing.
+        """
+        name, root = _without_folders(self.name), _without_folders(self.root or self.name)
+        parts = [f"served:{name}", *([f"root:{root}"] if root != name else [])]
+        return " ".join([*parts, *([f"said:{said}"] if said else [])])
+
+
+def _without_folders(name: str) -> str:
+    """A hub id as it is; of a path on the server its last part, for its operator may move the folder."""
+    return PurePosixPath(name).name if name.startswith("/") else name
+
+
+def served_model(
+    address: ServerAddress, wanted: str | None, preferred: str, *, ask_anew: bool = False
+) -> ServedModel:
+    """The model at an address. wanted: its name, by the settings; else ``preferred`` if the server serves it,
+    else the only one that it serves. ask_anew: whatever it said a moment ago.
+
+    Raises ModelLoadError, which says what to do, where the server refuses us or serves something else, and
+    ServerUnreachableError where it is down.
+    """
+    listed = _ask(address) if ask_anew else _listed(address, int(time.monotonic()) // _BELIEVED_SECONDS)
+    for name in (wanted, preferred):
+        if name in listed:
+            return ServedModel(str(name), listed[str(name)])
+    if wanted is not None:
+        if not listed:
+            # Some list nothing, or only what lies in their cache: transformers' own, with a model's folder.
+            return ServedModel(wanted)
+        raise ModelLoadError(
+            f"the model server at {address.url} does not serve {wanted!r} but {_names(listed)}: set"
+            " VLM_ASSETS_SERVER_MODEL to one of these, or start the server with the model that you want"
+        )
+    if len(listed) == 1:
+        return ServedModel(*next(iter(listed.items())))
+    raise ModelLoadError(
+        f"the model server at {address.url} serves {_names(listed) or 'nothing that it would name'}: set"
+        " VLM_ASSETS_SERVER_MODEL to the model that is to describe"
+    )
+
+
+@lru_cache(maxsize=8)
+def _listed(address: ServerAddress, _moment: int) -> Mapping[str, str | None]:
+    return _ask(address)
+
+
+def _ask(address: ServerAddress) -> Mapping[str, str | None]:
+    """The names that a server answers for, each with its root."""
+    import httpx2
+
+    key = address.api_key
+    headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+    url = f"{address.url}/models"
+    try:
+        answer = httpx2.get(url, headers=headers, timeout=_ANSWER_SECONDS, trust_env=False)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise ServerUnreachableError(
+            f"the model server at {address.url} does not answer ({type(error).__name__}: {error}). Start it,"
+            " or correct VLM_ASSETS_SERVER_URL; what is committed stays"
+        ) from error
+    if answer.status_code in _DOWN:
+        raise ServerUnreachableError(
+            f"the model server at {address.url} is not well ({answer.status_code}). Look at it, or at the"
+            " proxy before it; what is committed stays"
+        )
+    if answer.status_code in (401, 403):
+        raise ModelLoadError(
+            f"the model server at {address.url} refuses our key ({answer.status_code}): set"
+            " VLM_ASSETS_SERVER_KEY to the one that it was started with"
+        )
+    try:
+        answer.raise_for_status()
+        models = answer.json()["data"]
+        return {str(one["id"]): _text(one.get("root")) for one in models}
+    except (httpx2.HTTPStatusError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(
+            f"what answers at {url} is no OpenAI-compatible model server ({answer.status_code}, {error});"
+            " VLM_ASSETS_SERVER_URL must end in /v1"
+        ) from error
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _names(listed: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, list(listed)[:10]))
 
 
 class RunningServer:
@@ -93,7 +214,7 @@ class RunningServer:
 
     def _trouble(self) -> str | None:
         """Why it cannot be asked; None where it can. Raises EngineLostError where its model is another."""
-        wrong = health.trouble(self._address.url, self._address.api_key)
+        wrong = trouble(self._address.url, self._address.api_key)
         if wrong is not None:
             return wrong
         try:

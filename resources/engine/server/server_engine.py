@@ -1,8 +1,8 @@
 """The engine behind a model server: properties in, requests out, many at once.
 
 What lives here: the thread in which all requests of this process run, and the engine's interface to it. What
-does not: what is asked and what follows from an answer (``asking.py``), the server's life
-(``model_server.py``), retries of content (``ladder.py``).
+does not: what follows from an answer (``property_requests.py``), starting a server (``owned_server.py``),
+retries of content (``ladder.py``).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from resources.engine.protocol import Answer, Attempt, EngineError, EngineLostError
-from resources.engine.server.answer_stream import TimeLimits
-from resources.engine.server.asking import Asking, Question
-from resources.engine.server.concurrency import AdaptiveLimit, Slots
+from resources.engine.server.chat_completions import Question, TimeLimits
 from resources.engine.server.image_transport import DataUris, ImageTransport
+from resources.engine.server.pacing import AdaptiveLimit, Slots
+from resources.engine.server.property_requests import PropertyRequests
 
 if TYPE_CHECKING:
     from resources.engine.prompt import Prompt
@@ -81,7 +81,7 @@ class ServerEngine:
         self._closed = False
         self._encoding = concurrent.futures.ThreadPoolExecutor(_ENCODING_THREADS, "images-for-server")
         self._loop = asyncio.new_event_loop()
-        self._asking = Asking(
+        self._requests = PropertyRequests(
             server,
             Question(name, prompt.text, schema.json_schema),
             limit=self._limit,
@@ -149,7 +149,7 @@ class ServerEngine:
     async def _describe(
         self, batch: Sequence[LoadedProperty], attempt: Attempt
     ) -> list[Answer | EngineError]:
-        asked = [asyncio.create_task(self._asking.answer(one, attempt)) for one in batch]
+        asked = [asyncio.create_task(self._requests.answer(one, attempt)) for one in batch]
         try:
             return await asyncio.gather(*asked)
         finally:
@@ -161,7 +161,7 @@ class ServerEngine:
         for one in others:
             one.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await self._asking.close()
+        await self._requests.close()
 
 
 def _closed() -> EngineLostError:

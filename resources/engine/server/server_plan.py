@@ -1,17 +1,26 @@
-"""Which model server is wanted, as values: its command, and what another must share to be used in its place.
+"""Which model server is wanted, as values: its command and its environment, and which of both can matter.
 
-What lives here: the command template and its placeholders. What does not: starting it (``keeper.py``).
+What lives here: the command template, its placeholders, and which of its arguments can change an answer; the
+environment, pinned to a device, and digests of it that can be kept on disk. What does not: starting the
+server (``owned_server.py``), the fingerprint (``vlm_assets/assets/fingerprint.py``).
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
+import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final
 
+from resources.devices.find import Device
+from resources.devices.nvml import DriverNvml, Nvml
+from resources.devices.process_lease import pin
 from resources.engine.protocol import ModelLoadError
 
 HOST = "127.0.0.1"
@@ -30,6 +39,42 @@ _OURS = {
     "--api-key": "each start gets a random key, in the server's environment",
 }
 """Options that would make a server refuse every request, and why there is no need of them."""
+
+_VALUES_ALIKE: Final = frozenset(
+    {
+        # Where it listens, who may ask, what it may read.
+        "--host", "--port", "--api-key", "--allowed-local-media-path", "--served-model-name",
+        # How much memory and how many requests at once: they move the last digits, as a batch does.
+        "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--max-num-seqs", "--max-num-batched-tokens",
+        "--swap-space", "--cpu-offload-gb", "--block-size", "--tensor-parallel-size", "-tp",
+        "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp", "--mm-processor-cache-gb",
+        "--mem-fraction-static", "--max-running-requests", "--tp-size", "--tp",
+        # Where files lie, and what is written down.
+        "--download-dir", "--load-format", "--uvicorn-log-level", "--log-level",
+    }
+)  # fmt: skip
+"""Options with a value that cannot change an answer."""
+
+_FLAGS_ALIKE: Final = frozenset(
+    {
+        "--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill",
+        "--enforce-eager", "--disable-uvicorn-access-log", "--disable-log-requests", "--disable-log-stats",
+        "--enable-log-requests",
+    }
+)  # fmt: skip
+"""The same without one: the word after them is another's."""
+
+PINS: Final[tuple[str, ...]] = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS")
+"""What chooses device and threads, and is no secret."""
+
+_OF_A_SHELL: Final = frozenset(
+    {
+        "_", "COLORTERM", "COLUMNS", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "INVOCATION_ID", "JOURNAL_STREAM",
+        "LINES", "OLDPWD", "PWD", "SHLVL", "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "STY",
+        "SYSTEMD_EXEC_PID", "TERM", "TMUX", "TMUX_PANE", "WINDOWID", "XDG_SESSION_ID",
+    }
+)  # fmt: skip
+"""What tells one terminal, or one start of a service, from another, and changes nothing for a server."""
 
 
 class ServerCommandError(ModelLoadError):
@@ -101,3 +146,55 @@ def _filled(word: str, values: Mapping[str, str | None]) -> str:
         return str(values[found[1]])
 
     return _PLACEHOLDER.sub(value, word)
+
+
+def answering_arguments(command: str) -> list[str]:
+    """The words of a server's command template that can change an answer, its program without folders.
+
+    Whatever is not known to change nothing counts: quantization, precision, the processor's sizes, the chat
+    template. Raises ValueError where the template cannot be split into words.
+    """
+    words = shlex.split(command)
+    return [PurePath(word).name for word in words[:1]] + list(_deciding(words[1:]))
+
+
+def _deciding(words: list[str]) -> Iterator[str]:
+    rest = iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name in _VALUES_ALIKE:
+            if not equals:
+                next(rest, None)
+        elif name not in _FLAGS_ALIKE:
+            yield word
+
+
+def server_environment(
+    device: Device, environment: Mapping[str, str], *, nvml: Nvml | None = None
+) -> dict[str, str]:
+    """The environment of a server that is pinned to a device. Raises PinnedElsewhereError.
+
+    A whole GPU is named by its number in PCI order where the driver lists it, not by its UUID: vLLM up to
+    0.23 at least reads numbers alone. Settings of this project and of Dagster are left out: some are secret.
+    """
+    pinned = {
+        name: value for name, value in environment.items() if not name.startswith(("VLM_ASSETS_", "DAGSTER_"))
+    }
+    pin(device, pinned)
+    if device.visible.startswith("GPU-"):
+        matches = [one for one in (nvml or DriverNvml()).readings() if one.uuid.startswith(device.visible)]
+        if len(matches) == 1:
+            pinned["CUDA_VISIBLE_DEVICES"] = str(matches[0].index)
+    return pinned
+
+
+def variable_digests(environment: Mapping[str, str], key: str) -> dict[str, str]:
+    """A digest of each variable that may matter to a server, by name, without the pins.
+
+    Keyed with the server's random key, which is deleted when it ends: no secret can be guessed from them.
+    """
+    return {
+        name: hmac.digest(key.encode(), os.fsencode(f"{name}={value}"), "sha256").hex()
+        for name, value in environment.items()
+        if name not in _OF_A_SHELL and name not in PINS
+    }

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from resources.devices.find import find_devices
-from resources.devices.residents import Residents
+from resources.devices.loaded_servers import LoadedServers
 from resources.engine.server.owned_server import start_or_adopt
 from resources.engine.server.server_plan import ServerPlan
 from vlm_assets.cli.main import app
@@ -33,11 +33,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_end_of_dagster_ends_its_model_servers(home: Path) -> None:
     """After `make run`, or `vlm-assets serve`, nothing stays on the devices."""
-    residents = Residents(home / ".state")
+    servers = LoadedServers(home / ".state")
     (home / "dagster").mkdir()
     with dagster_server(home, home / "dagster", port=1, grace_seconds=0.5):
-        assert [one.device for one in residents.living()] == ["cpu-0"]
-    assert not list(residents.living())
+        assert [one.device for one in servers.living()] == ["cpu-0"]
+    assert not list(servers.living())
 
 
 def test_a_pause_ends_model_servers_and_devices_shows_them(home: Path) -> None:
@@ -46,4 +46,4 @@ def test_a_pause_ends_model_servers_and_devices_shows_them(home: Path) -> None:
     assert "cpu-0  CPU slot 0 of 1: free. A server of a-model lives there (pid " in shown
     paused = CliRunner().invoke(app, ["pause"])
     assert (paused.exit_code, "No device is held" in paused.stdout) == (0, True)
-    assert not list(Residents(home / ".state").living())
+    assert not list(LoadedServers(home / ".state").living())

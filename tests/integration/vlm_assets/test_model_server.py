@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from resources.devices.residents import Residents, end_residents
+from resources.devices.loaded_servers import LoadedServers, end_loaded_servers
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from vlm_assets.resource_settings import build_vision_language_model
 
@@ -27,7 +27,7 @@ def server_desk(desk, monkeypatch, tmp_path):
     (tmp_path / "hub").mkdir()
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))  # the server lists what lies there
     yield desk.changed(engine="server", server_command=COMMAND, server_requests=4)
-    end_residents(desk.settings.state_directory, logging.getLogger("test"))
+    end_loaded_servers(desk.settings.state_directory, logging.getLogger("test"))
 
 
 class KillingModel(VisionLanguageModel):
@@ -48,7 +48,7 @@ class KillingModel(VisionLanguageModel):
 
 def living(state_directory):
     """The one server of a home."""
-    (record,) = Residents(Path(state_directory)).living()
+    (record,) = LoadedServers(Path(state_directory)).living()
     return record
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from resources.devices.find import find_devices
-from resources.devices.residents import Residents, end_residents
+from resources.devices.loaded_servers import LoadedServers, end_loaded_servers
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import Attempt
 from resources.engine.schema import DescriptionSchema
@@ -43,7 +43,7 @@ def vllm_desk(desk, monkeypatch):
     monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     yield desk.changed(engine="server", server_command=COMMAND, server_requests=8)
-    assert end_residents(desk.settings.state_directory, logging.getLogger("test")) == []
+    assert end_loaded_servers(desk.settings.state_directory, logging.getLogger("test")) == []
 
 
 def rows(file: Path) -> dict[str, dict]:
@@ -54,7 +54,7 @@ def test_vllm_describes_by_the_schema(desk, vllm_desk):
     """The documented command works, one server does for all, and it says nothing that the schema forbids."""
     assert vllm_desk.materialize().success
     served = rows(desk.file)
-    first = next(Residents(desk.settings.state_directory).living()).server
+    first = next(LoadedServers(desk.settings.state_directory).living()).server
     assert vllm_desk.materialize(key="000000008-000000015").success
 
     model = build_vision_language_model(vllm_desk.settings)
@@ -65,7 +65,7 @@ def test_vllm_describes_by_the_schema(desk, vllm_desk):
     (answer,) = engine.describe([property_], attempt=Attempt(1, max_new_tokens=40))
     engine.close()
     assert schema.parse(answer.text).keys() == {"tiles", "colour"}
-    assert next(Residents(desk.settings.state_directory).living()).server == first
+    assert next(LoadedServers(desk.settings.state_directory).living()).server == first
 
     assert desk.materialize(config={"recompute": True}).success
     own = rows(desk.file)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from resources.devices.residents import end_residents
+from resources.devices.loaded_servers import end_loaded_servers
 from vlm_assets.operate.dagster_server.api import (
     CodeLocationError,
     DagsterApi,
@@ -196,7 +196,7 @@ def dagster_server(
         scratch = Path(tempfile.mkdtemp(prefix="vlm-assets-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         # After the runs: a model server outlives a run, to be used by the next, and there is none.
-        stack.callback(end_residents, load_settings(home=home).state_directory, _log)
+        stack.callback(end_loaded_servers, load_settings(home=home).state_directory, _log)
         group = stack.enter_context(ProcessGroup(grace_seconds=grace_seconds, keep_open=lock))
         server = DagsterServer(
             group,

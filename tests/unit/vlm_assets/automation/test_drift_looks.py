@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.alerts.outbox import Outbox
-from resources.engine.server.served_model import ServerUnreachableError
+from resources.engine.server.running_server import ServerUnreachableError
 from resources.journal.high_water_mark import HighWaterMark, write_mark
 from resources.publishing.record import PartitionVersions, PendingPublication
 from resources.state.database import open_state

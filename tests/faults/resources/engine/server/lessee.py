@@ -13,7 +13,7 @@ from pathlib import Path
 
 from resources.devices.find import find_devices
 from resources.devices.leases import DeviceLeases, LeaseHolder
-from resources.devices.residents import Residents
+from resources.devices.loaded_servers import LoadedServers
 from resources.engine.server.owned_server import start_or_adopt
 from resources.engine.server.server_plan import ServerPlan
 
@@ -25,7 +25,7 @@ if __name__ == "__main__":
     plan = ServerPlan(command, "a-model", None, "exact", idle_seconds=idle_seconds, grace_seconds=0.5)
     print("begun", flush=True)
     server = start_or_adopt(lease.device, plan, state_directory=state, log=log)
-    record = Residents(state).of(lease.device.id)
+    record = LoadedServers(state).of(lease.device.id)
     assert record is not None and record.server is not None
     print(record.server.pid, flush=True)
     while True:

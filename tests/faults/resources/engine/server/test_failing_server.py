@@ -13,8 +13,7 @@ import pytest
 
 from resources.engine.ladder import LadderSettings, describe_batch
 from resources.engine.protocol import Answer, Attempt, EngineError, EngineLostError, RequestTooLargeError
-from resources.engine.server.asking import MOST_BUSY_TRIES, MOST_TRIES
-from resources.engine.server.concurrency import AdaptiveLimit
+from resources.engine.server.chat_completions import ServerRefusesError
 from resources.engine.server.image_transport import ImageFiles
 from resources.engine.server.model_server import (
     MOST_RESTARTS,
@@ -22,7 +21,8 @@ from resources.engine.server.model_server import (
     ServerOutageError,
     ServerStartError,
 )
-from resources.engine.server.refusals import ServerRefusesError
+from resources.engine.server.pacing import AdaptiveLimit
+from resources.engine.server.property_requests import MOST_BUSY_TRIES, MOST_TRIES
 from resources.engine.server.server_engine import RequestLimits
 
 FIRST = Attempt(number=1, max_new_tokens=50)
@@ -152,7 +152,7 @@ def test_busy_server_is_asked_later(engine, stub, failing, load):
 @pytest.mark.parametrize("status", [429, 503, 402, 302])
 def test_outage_is_no_propertys_fault(engine, stub, failing, load, monkeypatch, status):
     """No quota, no money, a page of maintenance: the run ends, and a single property is not written down."""
-    monkeypatch.setattr("resources.engine.server.asking.back_off_seconds", lambda *_, **__: 0.0)
+    monkeypatch.setattr("resources.engine.server.property_requests.back_off_seconds", lambda *_, **__: 0.0)
     stub.otherwise = failing.status(status, "quota exceeded")
     with pytest.raises(ServerOutageError, match=r"is down again: .*quota exceeded"):
         describe(engine, load())
@@ -160,7 +160,7 @@ def test_outage_is_no_propertys_fault(engine, stub, failing, load, monkeypatch, 
 
 def test_busy_for_one_property_alone_costs_that_one(engine, stub, failing, load, monkeypatch):
     """A server that has time for others, and never for this one, is not asked for ever."""
-    monkeypatch.setattr("resources.engine.server.asking.back_off_seconds", lambda *_, **__: 0.0)
+    monkeypatch.setattr("resources.engine.server.property_requests.back_off_seconds", lambda *_, **__: 0.0)
     stub.by_images[3] = failing.status(429, "too many tokens a minute")
     error, answer = describe(engine, load("much", 3), load("little"))
     assert isinstance(error, EngineError)

@@ -6,8 +6,8 @@ from resources.devices.find import Device
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.prompt import Prompt
 from resources.engine.schema import DescriptionSchema
-from resources.engine.server.choice import ServerChoice
 from resources.engine.server.image_transport import EncodedImages
+from resources.engine.server.server_settings import ServerSettings
 from resources.engine.transformers.collation import Tensors
 from resources.images.outputs import Pixels
 
@@ -35,6 +35,6 @@ def test_workers_make_what_the_engine_takes():
     prompt = Prompt("Describe.")
     assert model.output(CPU, prompt, images=20) == Pixels()
     assert model.output(CPU, prompt, images=9000) == Tensors(model.source, "Describe.", "float32")
-    server = ServerChoice(state_directory="state")
+    server = ServerSettings(state_directory="state")
     served = VisionLanguageModel(model="owner/name", server=server)
     assert served.output(CPU, prompt, images=9000) == EncodedImages()

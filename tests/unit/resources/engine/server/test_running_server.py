@@ -11,15 +11,14 @@ import pytest
 
 from resources.devices.leases import Clock
 from resources.engine.protocol import EngineLostError, ModelLoadError
-from resources.engine.server import health
 from resources.engine.server.model_server import (
     MOST_RESTARTS,
     ServerAddress,
     ServerDownError,
     ServerOutageError,
+    trouble,
 )
-from resources.engine.server.running_server import RunningServer
-from resources.engine.server.served_model import ServedModel
+from resources.engine.server.running_server import RunningServer, ServedModel
 
 LOG = logging.getLogger("test_running_server")
 WELL = {"/health": 200, "/v1/models": 200}
@@ -96,7 +95,7 @@ def test_a_server_is_well_if_it_says_so_and_takes_our_key(
     serve: Serve, codes: dict[str, int], key: str, said: str | None
 ) -> None:
     """Health is asked of the server itself, with the key, and why not is a sentence."""
-    assert health.trouble(serve(codes), key) == said
+    assert trouble(serve(codes), key) == said
 
 
 def test_a_server_that_is_back_is_used_again(serve: Serve) -> None:

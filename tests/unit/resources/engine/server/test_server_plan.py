@@ -1,13 +1,23 @@
-"""The command of a model server: what is filled in, what is left out, what makes two servers the same."""
+"""Command and environment of a model server: what is filled in, what is left out, what makes two the same."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
-from resources.engine.server.server_plan import VLLM_COMMAND, ServerCommandError, ServerPlan
+from resources.devices.find import Device, find_devices
+from resources.devices.nvml import GpuReading
+from resources.engine.server.server_plan import (
+    VLLM_COMMAND,
+    ServerCommandError,
+    ServerPlan,
+    answering_arguments,
+    server_environment,
+    variable_digests,
+)
 
+GPU = Device("GPU-a", "cuda", "A100", 80 << 30, "GPU-a")
 PLAN = ServerPlan(VLLM_COMMAND, "owner/a model", "abc123", "abc123")
 
 
@@ -67,3 +77,92 @@ def test_another_model_or_argument_makes_another_server(change: dict[str, str]) 
 def test_patience_does_not_make_another_server() -> None:
     """Waiting longer is no reason to load a model anew."""
     assert replace(PLAN, idle_seconds=1.0, start_seconds=1.0, grace_seconds=1.0).digest == PLAN.digest
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        "--gpu-memory-utilization 0.7 --max-num-seqs=64",
+        "--allowed-local-media-path '/srv/my images' --disable-log-requests",
+        "-tp 2 --enforce-eager --port 8123",
+    ],
+)
+def test_room_and_places_change_no_fingerprint(added: str) -> None:
+    """More memory, another port or folder, and finished work stays finished."""
+    assert answering_arguments(f"{VLLM_COMMAND} {added}") == answering_arguments(VLLM_COMMAND)
+
+
+def test_place_of_the_program_changes_no_fingerprint() -> None:
+    """The same server from another environment is the same server."""
+    moved = VLLM_COMMAND.replace("vllm", "/opt/servers/bin/vllm", 1)
+    assert answering_arguments(moved) == answering_arguments(VLLM_COMMAND)
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        "--quantization fp8",
+        "--dtype float16",
+        "--enforce-eager --quantization fp8",
+        "--mm-processor-kwargs '{\"max_pixels\": 50176}'",
+        "--chat-template other.jinja",
+        "--some-option-of-tomorrow",
+        "--disable-log-requests fp8",
+    ],
+)
+def test_whatever_may_change_an_answer_counts(added: str) -> None:
+    """Fewer bits, smaller images, another template, what is not known: rows of both are told apart."""
+    assert answering_arguments(f"{VLLM_COMMAND} {added}") != answering_arguments(VLLM_COMMAND)
+
+
+def test_word_after_a_flag_counts() -> None:
+    """A flag takes no value: the model named after it is the model, wherever the flag stands."""
+    assert answering_arguments("vllm serve --enforce-eager {model}") == ["vllm", "serve", "{model}"]
+    assert answering_arguments("vllm --port {port} serve {model}") == ["vllm", "serve", "{model}"]
+
+
+@dataclass
+class Recorded:
+    """What NVML said once."""
+
+    answer: list[GpuReading]
+
+    def readings(self) -> list[GpuReading]:
+        """The recorded answer."""
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("device", "readings", "visible"),
+    [
+        (GPU, [GpuReading(0, "GPU-b", "A100"), GpuReading(3, "GPU-a", "A100")], "3"),
+        (GPU, [], "GPU-a"),
+        (Device("MIG-a", "cuda", "A100 MIG", None, "MIG-a"), [GpuReading(1, "MIG-a", "A100")], "MIG-a"),
+        (Device("given-7-2", "cuda", "given", None, "2", given=True), [], "2"),
+    ],
+    ids=["listed", "not listed", "MIG", "given"],
+)
+def test_a_server_sees_its_gpu_alone(device: Device, readings: list[GpuReading], visible: str) -> None:
+    """The leased GPU is all that the server sees; by number where that is known, which vLLM needs."""
+    pinned = server_environment(device, {"PATH": "/bin"}, nvml=Recorded(readings))
+    assert pinned == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def test_a_server_on_a_cpu_slot_is_bounded_as_the_engine_in_process() -> None:
+    """A CPU slot hides every GPU and bounds the threads; our settings and secrets stay with us."""
+    (slot,) = find_devices("cpu:1", {}, cores=8)
+    ours = {"VLM_ASSETS_ALERT_TARGETS": "secret", "DAGSTER_HOME": "/home", "HF_HOME": "/cache"}
+    assert server_environment(slot, ours) == {
+        "HF_HOME": "/cache", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "4",
+    }  # fmt: skip
+
+
+def test_digests_of_the_environment_tell_no_secret_and_no_terminal() -> None:
+    """They compare two environments, by one server's key alone; where it was started from changes nothing."""
+    given = {"HF_TOKEN": "secret", "PATH": "/bin", "OMP_NUM_THREADS": "4"}
+    kept = variable_digests(given | {"SSH_TTY": "/dev/pts/7", "SHLVL": "2"}, "key")
+    assert kept.keys() == {"HF_TOKEN", "PATH"}
+    assert kept == variable_digests(given | {"SHLVL": "3"}, "key")
+    for other in (variable_digests(given | {"HF_TOKEN": "other"}, "key"), variable_digests(given, "another")):
+        assert other["HF_TOKEN"] != kept["HF_TOKEN"]
+    assert variable_digests({"A": "\udcff"}, "key"), "a value that is no text"

@@ -22,7 +22,7 @@ import pytest
 
 from resources.devices.find import Device, find_devices
 from resources.devices.leases import DeviceLeases, LeaseHolder
-from resources.devices.residents import ResidentRecord, Residents, end_residents
+from resources.devices.loaded_servers import LoadedServers, ServerRecord, end_loaded_servers
 from resources.devices.resource import GpuResource
 from resources.engine.protocol import EngineLostError
 from resources.engine.server.model_server import MOST_RESTARTS, ServerDownError, ServerStartError
@@ -31,7 +31,7 @@ from resources.engine.server.server_plan import ServerPlan
 from resources.storage.lock_files import is_held
 
 pytestmark = pytest.mark.timeout(300)
-LOG = logging.getLogger("test_residents")
+LOG = logging.getLogger("test_killed_servers")
 HERE = Path(__file__).parent
 DEVICE = find_devices("cpu:1", {})[0]
 SOON = 60.0
@@ -44,7 +44,7 @@ class Home:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state = folder / ".state"
-        self.residents = Residents(self.state)
+        self.servers = LoadedServers(self.state)
 
     def plan(self, how: str = "serves", **changes: object) -> ServerPlan:
         plan = ServerPlan(self.command(how), "a-model", None, "exact", idle_seconds=60.0, grace_seconds=0.5)
@@ -56,8 +56,8 @@ class Home:
     def start(self, plan: ServerPlan | None = None, device: Device = DEVICE) -> OwnedServer:
         return start_or_adopt(device, plan or self.plan(), state_directory=self.state, log=LOG)
 
-    def record(self, device: str = DEVICE.id) -> ResidentRecord:
-        record = self.residents.of(device)
+    def record(self, device: str = DEVICE.id) -> ServerRecord:
+        record = self.servers.of(device)
         assert record is not None
         return record
 
@@ -66,9 +66,9 @@ class Home:
         return list(json.loads((self.folder / "pids.json").read_text()))
 
     def everyone(self, device: str = DEVICE.id) -> list[int]:
-        """All living processes of the resident that was started last."""
+        """All living processes of the server that was started last, and of its keeping."""
         record = self.record(device)
-        return [record.keeper.pid, *([record.group.pid] if record.group else []), *self.stub_pids()]
+        return [record.supervisor.pid, record.reaper.pid, *self.stub_pids()]
 
 
 def gone(pids: Sequence[int], seconds: float = SOON) -> bool:
@@ -89,7 +89,7 @@ def gone(pids: Sequence[int], seconds: float = SOON) -> bool:
 def home(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path)
     yield home
-    assert end_residents(home.state, LOG) == []
+    assert end_loaded_servers(home.state, LOG) == []
 
 
 @pytest.fixture
@@ -142,52 +142,50 @@ def test_a_server_outlives_its_run_and_is_used_by_the_next(
         server.release()
 
 
-def test_a_killed_keeper_takes_everything_with_it(home: Home) -> None:
-    """SIGKILL of the keeper: server and grandchildren die, one that left the session too; restart heals."""
+def test_a_killed_supervisor_takes_everything_with_it(home: Home) -> None:
+    """SIGKILL of the supervisor: all processes die, one that left the session too; a restart heals."""
     server = home.start()
     record, everyone = home.record(), home.everyone()
-    os.kill(record.keeper.pid, signal.SIGKILL)
+    os.kill(record.supervisor.pid, signal.SIGKILL)
     assert gone(everyone)
     with pytest.raises(ServerDownError):
         server.check()
-    server.restart("its keeper was killed")
+    server.restart("its supervisor was killed")
     server.check()
     assert home.stub_pids()[0] != everyone[2]
     server.release()
 
 
-@pytest.mark.parametrize("victim", ["server", "guard"])
-def test_a_killed_server_or_guard_leaves_nothing_and_says_so(home: Home, victim: str) -> None:
-    """SIGKILL of the server or of its guard: the rest dies, the cause and the log's end are told, no key."""
+@pytest.mark.parametrize("victim", ["server", "reaper"])
+def test_a_killed_server_or_reaper_leaves_nothing_and_says_so(home: Home, victim: str) -> None:
+    """SIGKILL of the server or of its reaper: the rest dies, the cause and the log's end are told, no key."""
     server = home.start()
     key = server.address.api_key
     everyone, record = home.everyone(), home.record()
-    assert record.group is not None
-    os.kill(everyone[2] if victim == "server" else record.group.pid, signal.SIGKILL)
+    os.kill(everyone[2] if victim == "server" else record.reaper.pid, signal.SIGKILL)
     assert gone(everyone)
     with pytest.raises(ServerDownError) as raised:
         server.check()
-    assert ("killed by SIGKILL" if victim == "server" else "guard was killed") in str(raised.value)
+    assert ("killed by SIGKILL" if victim == "server" else "reaper was killed") in str(raised.value)
     assert "its first words (key)" in str(raised.value)
     assert key is not None and key not in str(raised.value)
-    assert not home.residents.paths(DEVICE.id).key.exists()
+    assert not home.servers.files(DEVICE.id).key.exists()
     server.release()
 
 
-def test_keeper_and_guard_killed_at_once_leave_nothing_to_the_next_lessee(home: Home) -> None:
+def test_supervisor_and_reaper_killed_at_once_leave_nothing_to_the_next_lessee(home: Home) -> None:
     """Both protectors killed together: who comes next finds the process group and ends it first."""
     server = home.start()
     record = home.record()
-    assert record.group is not None
     stub, child, left_session = home.stub_pids()
     # Stopped, neither can act before both are dead.
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in (record.keeper.pid, record.group.pid):
+        for pid in (record.supervisor.pid, record.reaper.pid):
             os.kill(pid, number)
-    assert gone([record.keeper.pid, record.group.pid, stub])
+    assert gone([record.supervisor.pid, record.reaper.pid, stub])
     os.kill(child, 0)
     server.release()
-    assert not home.residents.make_way(DEVICE.id, None, LOG)
+    assert not home.servers.make_way(DEVICE.id, None, LOG)
     assert gone([child])
     os.kill(left_session, signal.SIGKILL)
 
@@ -201,20 +199,20 @@ def test_a_run_killed_while_the_server_starts_leaves_it_to_idle_away(
     everyone = home.everyone()
     run.kill()
     assert gone(everyone)
-    record = ResidentRecord.read(home.residents.paths(DEVICE.id).record)
+    record = ServerRecord.read(home.servers.files(DEVICE.id).record)
     assert record is not None and "nobody used it" in record.why
 
 
 def test_a_start_is_waited_for_by_whoever_comes_next(
     home: Home, lessee: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    """SIGKILL of the lessee right after its keeper began: the next one waits for the same server."""
+    """SIGKILL of the lessee right after its supervisor began: the next one waits for the same server."""
     run = lessee()
-    wait_for(home.residents.paths(DEVICE.id).record)
-    keeper = home.record().keeper
+    wait_for(home.servers.files(DEVICE.id).record)
+    supervisor = home.record().supervisor
     run.kill()
     server = home.start()
-    assert home.record().keeper == keeper
+    assert home.record().supervisor == supervisor
     server.check()
     server.release()
 
@@ -239,16 +237,16 @@ def test_a_server_with_a_key_of_its_own_is_told_at_once(home: Home) -> None:
     assert gone(home.stub_pids())
 
 
-def test_a_keeper_killed_while_the_server_starts_is_an_error_and_leaves_nothing(home: Home) -> None:
-    """SIGKILL of the keeper during start-up ends the wait for it."""
+def test_a_supervisor_killed_while_the_server_starts_is_an_error_and_leaves_nothing(home: Home) -> None:
+    """SIGKILL of the supervisor during start-up ends the wait for it."""
     pid = os.fork()
     if pid == 0:
         try:
             wait_for(home.folder / "pids.json")
-            os.kill(home.record().keeper.pid, signal.SIGKILL)
+            os.kill(home.record().supervisor.pid, signal.SIGKILL)
         finally:
             os._exit(0)
-    with pytest.raises(ServerStartError, match="its keeper is gone"):
+    with pytest.raises(ServerStartError, match="its supervisor is gone"):
         home.start(home.plan("hangs"))
     os.waitpid(pid, 0)
     assert gone(home.stub_pids())
@@ -259,12 +257,12 @@ def test_an_idle_server_ends_and_the_next_lessee_gets_a_new_one(home: Home) -> N
     server = home.start(home.plan("deaf", idle_seconds=0.1))
     everyone = home.everyone()
     server.release()
-    lessee_lock = home.residents.paths(DEVICE.id).lessee
+    lessee_lock = home.servers.files(DEVICE.id).lessee
     deadline = time.monotonic() + SOON
     while not is_held(lessee_lock):
         assert time.monotonic() < deadline
         select.select([], [], [], 0.01)
-    # Deaf to SIGTERM, it is still being ended: the keeper has the lock, and the next lessee waits for it.
+    # Deaf to SIGTERM, it is still being ended: the supervisor has the lock, and the next lessee waits for it.
     again = home.start(home.plan("deaf", idle_seconds=60.0))
     assert gone(everyone, 0.0)
     again.check()
@@ -286,7 +284,7 @@ def test_a_server_that_is_pinned_otherwise_or_knows_another_key_is_not_adopted(h
     """Other threads, or an answer that is not ours: the server is ended, and a new one started."""
     home.start().release()
     before = home.everyone()
-    home.residents.paths(DEVICE.id).key.write_text("another")
+    home.servers.files(DEVICE.id).key.write_text("another")
     home.start().release()
     assert gone(before, 0.0)
     before = home.everyone()
@@ -304,7 +302,7 @@ def test_a_server_with_another_environment_is_not_adopted(
     monkeypatch.setenv("SSH_TTY", "/dev/pts/7")
     home.start().release()
     assert home.everyone() == before
-    assert "hunter2" not in home.residents.paths(DEVICE.id).record.read_text()
+    assert "hunter2" not in home.servers.files(DEVICE.id).record.read_text()
     for change in (
         lambda: monkeypatch.setenv("HF_TOKEN", "hunter3"),
         lambda: monkeypatch.setenv("VLLM_USE_V1", "1"),
@@ -337,7 +335,7 @@ def test_restarts_are_counted_and_end_by_name(home: Home) -> None:
 def test_a_new_start_that_finds_no_room_ends_the_run_by_name(home: Home) -> None:
     """A full disk or a refused file is everyone's trouble: an interruption, and no property's failure."""
     server = home.start()
-    home.residents.paths(DEVICE.id).log.with_suffix(".log.1").mkdir()  # the old log cannot be put aside
+    home.servers.files(DEVICE.id).log.with_suffix(".log.1").mkdir()  # the old log cannot be put aside
     with pytest.raises(EngineLostError, match=r"cannot be started anew: .*Is a directory"):
         server.restart("for the test")
     server.release()
@@ -348,7 +346,7 @@ def test_the_key_is_nobody_elses(home: Home, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("VLM_ASSETS_ALERT_TARGETS", "secret")
     server = home.start()
     key = server.address.api_key
-    paths = home.residents.paths(DEVICE.id)
+    paths = home.servers.files(DEVICE.id)
     assert key is not None and paths.key.read_text() == key
     assert [path.stat().st_mode & 0o77 for path in (paths.key, paths.log, paths.key.parent)] == [0, 0, 0]
     for pid in home.everyone():
@@ -365,22 +363,22 @@ def test_the_end_of_all_spares_what_is_in_use(home: Home) -> None:
     slots = find_devices("cpu:2", {})
     idle, used = home.start(home.plan("deaf"), slots[0]), home.start(device=slots[1])
     idle.release()
-    staying = end_residents(home.state, LOG)
+    staying = end_loaded_servers(home.state, LOG)
     assert len(staying) == 1
     assert staying[0].startswith("cpu-1 is in use: A server of a-model lives there")
-    assert [record.device for record in home.residents.living()] == ["cpu-1"]
+    assert [record.device for record in home.servers.living()] == ["cpu-1"]
     used.check()
     used.release()
 
 
 def test_a_lessee_gets_the_device_where_its_server_lives_and_ends_others(home: Home) -> None:
-    """The lease prefers a fitting resident, whose memory is the lessee's; any other makes way first."""
+    """The lease prefers a fitting server's device, whose memory is the lessee's; any other makes way."""
     gpu = GpuResource(leases_directory=str(home.state / "leases"), devices="cpu:2")
     slots = gpu.find()
     home.start(device=slots[1]).release()
     before = home.everyone(slots[1].id)
     holder = LeaseHolder("run", "p", "s")
-    with gpu.leases(resident=home.plan().digest).acquire(holder, wait_seconds=0, log=LOG) as lease:
+    with gpu.leases(server_digest=home.plan().digest).acquire(holder, wait_seconds=0, log=LOG) as lease:
         assert lease.device.id == "cpu-1"
         assert not gone(before[:1], 0.0)
     with (
@@ -392,10 +390,10 @@ def test_a_lessee_gets_the_device_where_its_server_lives_and_ends_others(home: H
 
 
 def test_a_record_that_was_removed_or_damaged_is_written_again(home: Home) -> None:
-    """A lost record does not hide a living server: its keeper writes it again, and it is adopted."""
+    """A lost record does not hide a living server: its supervisor writes it again, and it is adopted."""
     home.start().release()
     before = home.everyone()
-    record = home.residents.paths(DEVICE.id).record
+    record = home.servers.files(DEVICE.id).record
     for lose in (record.unlink, lambda: record.write_text("{")):
         lose()
         home.start().release()

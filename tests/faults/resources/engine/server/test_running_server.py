@@ -4,7 +4,7 @@ import pytest
 
 from resources.engine.protocol import ModelLoadError
 from resources.engine.server.model_server import ServerAddress
-from resources.engine.server.served_model import ServedModel, ServerUnreachableError, served_model
+from resources.engine.server.running_server import ServedModel, ServerUnreachableError, served_model
 
 
 @pytest.fixture

@@ -1,42 +1,48 @@
-"""Asking a model server about one property until there is an answer, or an error that is this property's own.
+"""Requests about a property, until there is an answer or an error that is this property's own.
 
 What lives here: what follows from each way in which a request can end: asking again, waiting, leaving out a
-field, giving the property up, giving the server up. What does not: whether an answer is a description, and
-other attempts (``ladder.py``); threads (``engine.py``). Everything here belongs to one event loop.
+field, giving the property up, giving the server up; and the server's life, which all requests share. What
+does not: whether an answer is a description, and other attempts (``ladder.py``); threads
+(``server_engine.py``). Everything here belongs to one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from resources.engine.protocol import Answer, Attempt, EngineError, EngineLostError
-from resources.engine.server.answer_stream import (
+from resources.engine.server.chat_completions import (
+    BusyServerError,
+    FailingServerError,
+    FieldRefusedError,
+    Question,
     SilentServerError,
     StreamedAnswer,
     TimeLimits,
     TokenWatch,
     UnusableAnswerError,
+    chat_request,
+    proof_request,
     read_answer,
-)
-from resources.engine.server.back_off import asked_seconds, back_off_seconds
-from resources.engine.server.chat_request import chat_request, proof_request
-from resources.engine.server.concurrency import AdaptiveLimit, Slot, Slots
-from resources.engine.server.image_transport import ImageTransport
-from resources.engine.server.model_server import ModelServer, ServerAddress
-from resources.engine.server.refusals import (
-    BusyServerError,
-    FailingServerError,
-    FieldRefusedError,
     refusal,
 )
-from resources.engine.server.server_life import ServerLife, Waiting
+from resources.engine.server.image_transport import ImageTransport
+from resources.engine.server.model_server import (
+    ModelServer,
+    ServerAddress,
+    ServerDownError,
+    ServerStartError,
+)
+from resources.engine.server.pacing import AdaptiveLimit, Slot, Slots, asked_seconds, back_off_seconds
 
 if TYPE_CHECKING:
     import httpx2
@@ -52,6 +58,9 @@ MOST_BUSY_TRIES: Final = 8
 MOST_DEATHS: Final = 2
 """Lives of the server that one property may see the end of. At its second it was under way alone."""
 
+_FAILURES_BEFORE_PROOF: Final = 3
+"""Failures in a row, no token from anywhere between, after which a healthy page is not believed any more."""
+
 _CONNECT_SECONDS: Final = 10.0
 _IDLE_CONNECTION_SECONDS: Final = 2.0
 """Less than the five after which servers close a connection: one that is just being closed cuts a request."""
@@ -59,15 +68,10 @@ _IDLE_CONNECTION_SECONDS: Final = 2.0
 _ERROR_BYTES: Final = 1 << 16
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
-
-@dataclass(frozen=True)
-class Question:
-    """What all properties are asked alike. model: its name at the server."""
-
-    model: str
-    prompt: str
-    json_schema: Mapping[str, Any]
+Waiting = Callable[[], AbstractContextManager[object]]
+"""Gives what is entered around a wait that may be as long as for a model to load."""
 
 
 class _SickServerError(EngineError):
@@ -108,8 +112,8 @@ class _SoFar:
             )
 
 
-class Asking:
-    """Asks one server. encoding: threads that turn pixels into request bodies beside the loop.
+class PropertyRequests:
+    """Asks one server. encoding: threads that make request bodies beside the loop.
 
     waiting: entered around a restart of the server.
     """
@@ -136,7 +140,7 @@ class Asking:
         self._encoding = encoding
         self._without: set[str] = set()
         self._chance = random.Random()  # noqa: S311 - it spreads waiting, it hides nothing
-        self._life = ServerLife(server, self._prove, limit.start_anew, waiting)
+        self._life = _ServerLife(server, self._prove, limit.start_anew, waiting)
         self._client = httpx2.AsyncClient(
             # How long an answer may take is the token watch's to say.
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
@@ -174,7 +178,9 @@ class Asking:
             if not alone:
                 renewed = await self._renewed(so_far, got)
             if not renewed:
-                await self._back_off(so_far.busy if got.busy else so_far.tries, got.retry_after)
+                tries = so_far.busy if got.busy else so_far.tries
+                asked = asked_seconds(got.retry_after)
+                await asyncio.sleep(back_off_seconds(tries, asked, chance=self._chance))
                 if so_far.life != self._life.number:
                     # It ended meanwhile, by what others noticed. Alone, this one was cleared of it before.
                     so_far.begin_life(got.suspect and not alone, got.said)
@@ -222,7 +228,9 @@ class Asking:
             so_far.urls = await self._beside(lambda: self._images.urls(one.images[: attempt.images]))
         urls = so_far.urls
         without = frozenset(self._without)
-        body = await self._beside(lambda: self._body(one, urls, attempt, without))
+        body = await self._beside(
+            lambda: chat_request(self._question, urls, one.property_id, attempt, without=without)
+        )
         so_far.life, address = self._life.number, self._life.address
         try:
             if so_far.deaths and (sick := await self._sickness(address)):
@@ -241,20 +249,6 @@ class Asking:
             first_token_seconds=got.first_token_seconds if first else None,
         )
         return got.answer
-
-    def _body(
-        self, one: LoadedProperty, urls: Sequence[str], attempt: Attempt, without: frozenset[str]
-    ) -> bytes:
-        body = chat_request(
-            urls,
-            model=self._question.model,
-            prompt=self._question.prompt,
-            json_schema=self._question.json_schema,
-            property_id=one.property_id,
-            attempt=attempt,
-            without=without,
-        )
-        return json.dumps(body).encode()
 
     async def _send(self, address: ServerAddress, body: bytes, without: frozenset[str]) -> StreamedAnswer:
         headers = {"Content-Type": "application/json"}
@@ -290,9 +284,8 @@ class Asking:
         """
         import httpx2
 
-        body = json.dumps(proof_request(self._question.model)).encode()
         try:
-            await self._send(address, body, frozenset())
+            await self._send(address, proof_request(self._question.model), frozenset())
         except (FailingServerError, UnusableAnswerError, SilentServerError, httpx2.HTTPError) as error:
             return _said(error)
         except (BusyServerError, EngineLostError):
@@ -312,11 +305,101 @@ class Asking:
                 "; answers are held to the schema by validation alone" if field == "response_format" else "",
             )
 
-    async def _back_off(self, tries: int, asked: str | None) -> None:
-        await asyncio.sleep(back_off_seconds(tries, asked_seconds(asked), chance=self._chance))
-
     async def _beside(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
+
+
+class _ServerLife:
+    """A server in one of its lives. ``number`` counts them: a restart begins another.
+
+    Many requests that failed together cause one look at it, and a request that fails is told from a server
+    that is sick. prove: asks the server at its address for one token, which a dead engine behind a living
+    worker does not make; whether it came. begun: called when another life begins. waiting: entered around a
+    restart, in which a server may load its model again.
+    """
+
+    def __init__(
+        self,
+        server: ModelServer,
+        prove: Callable[[ServerAddress], Awaitable[bool]],
+        begun: Callable[[], None],
+        waiting: Waiting,
+    ) -> None:
+        self.number = 1
+        self.address = server.address
+        self._server = server
+        self._prove = prove
+        self._begun = begun
+        self._waiting = waiting
+        self._turn = asyncio.Lock()
+        self._failures = 0
+        self._tokens = 0
+
+    def token(self) -> None:
+        """A token came, for whichever request."""
+        self._tokens += 1
+        self._failures = 0
+
+    async def renewed(self, life: int, why: str, *, sure: bool = False) -> bool:
+        """Look at the server after a request of that life failed: whether another life has begun since.
+
+        Restarts it where it is dead, or where it looks well and yet brings forth nothing. sure: find that out
+        now, not only after several failures. Raises EngineLostError where it cannot be had back, which is a
+        ServerOutageError where that is nobody's fault here.
+        """
+        self._failures += 1
+        async with self._turn:
+            if self.number != life:
+                return True
+            trouble = await self._trouble(sure)
+            if trouble is None:
+                return False
+            why = f"{trouble} (a request: {why})"
+            _log.warning("The model server at %s is restarted: %s", self.address.url, why)
+            self.address = await self._restarted(why)
+            self.number += 1
+            self._failures = 0
+            self._begun()
+            return True
+
+    async def _restarted(self, why: str) -> ServerAddress:
+        """Its address after the first start that succeeds. Each is a wait of its own: it may take as long."""
+        while True:
+            with self._waiting():
+                try:
+                    return await _in_thread(partial(self._server.restart, why))
+                except ServerStartError as error:
+                    why = str(error)
+
+    async def _trouble(self, sure: bool) -> str | None:
+        try:
+            await _in_thread(self._server.check)
+        except ServerDownError as down:
+            return str(down)
+        if self._failures < _FAILURES_BEFORE_PROOF and not sure:
+            return None
+        tokens = self._tokens
+        if await self._prove(self.address) or self._tokens > tokens:
+            self._failures = 0
+            return None
+        return "it says that it is well, but no token comes"
+
+
+async def _in_thread(work: Callable[[], _T]) -> _T:
+    """Do what blocks in a thread that no one has to wait for, not even the end of the process."""
+    done: Future[_T] = Future()
+    done.set_running_or_notify_cancel()  # a wait that is given up leaves the work alone
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # whatever it is, it belongs to who waits
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    threading.Thread(target=run, name="model-server", daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 def _said(error: Exception) -> str:

@@ -1,17 +1,21 @@
-"""How many requests a model server gets at once: bounded, grown while it keeps up, cut when it does not.
+"""How fast a model server is asked: how many requests at once, and how long to wait before one is sent again.
 
-What lives here: the limit, and the slots that hold requests to it. What does not: what a request is, and when
-one that was refused is tried again (``back_off.py``). Term: additive increase, multiplicative decrease, as in
-TCP's congestion control. Everything here belongs to one event loop; nothing is locked.
+What lives here: the limit (grown while the server keeps up, cut when it does not), the slots that hold
+requests to it, and the delay after a failure. What does not: what a request is, and whether one is sent again
+(``property_requests.py``). Term: additive increase, multiplicative decrease, as in TCP's congestion control.
+Everything here belongs to one event loop; nothing is locked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 _FIRST_LIMIT: Final = 4.0
@@ -30,6 +34,11 @@ _LAST_ANSWERS: Final = 128
 _USUAL_RANK: Final = 0.25
 """What is usual is the longest of this fastest share: fewer than half, for it is to be without a queue; and
 not the fastest, for some answers come from a cache."""
+_FIRST_SECONDS: Final = 0.5
+_MOST_SECONDS: Final = 30.0
+
+MOST_ASKED_SECONDS: Final = 120.0
+"""A server that asks to be left alone for longer is asked again after so long all the same."""
 
 
 class AdaptiveLimit:
@@ -144,3 +153,32 @@ class Slots:
                 self._under_way += 1
                 self._alone = alone
             self._waiting.popleft()
+
+
+def back_off_seconds(tries: int, asked: float | None, *, chance: random.Random) -> float:
+    """Seconds to wait after so many tries (from 1). asked: what the server said in Retry-After.
+
+    Doubles from half a second to 30. At least what the server asked for, and then a random share on top, so
+    that requests refused together do not come back together.
+    """
+    grown = min(_FIRST_SECONDS * 2.0 ** (tries - 1), _MOST_SECONDS)
+    if asked is None:
+        return grown * chance.uniform(0.5, 1.0)
+    return min(asked, MOST_ASKED_SECONDS) + grown * chance.uniform(0.0, 0.5)
+
+
+def asked_seconds(retry_after: str | None, *, now: datetime | None = None) -> float | None:
+    """The seconds that a Retry-After header names, as a number or as a date; None where it names none."""
+    if retry_after is None:
+        return None
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        try:
+            until = parsedate_to_datetime(retry_after)
+        except ValueError:
+            return None
+        if until.tzinfo is None:
+            until = until.replace(tzinfo=UTC)
+        seconds = (until - (now or datetime.now(UTC))).total_seconds()
+    return max(seconds, 0.0) if seconds < float("inf") else None

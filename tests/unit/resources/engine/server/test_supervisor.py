@@ -1,4 +1,4 @@
-"""What a keeper costs and keeps. Its work is in tests/faults."""
+"""What a supervisor costs and keeps. Its work is in tests/faults."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from resources.engine.server import keeper
+from resources.engine.server import supervisor
 
 
-def test_a_keeper_is_light() -> None:
+def test_a_supervisor_is_light() -> None:
     """It lives as long as its server: no torch, no Dagster, no pyarrow, no pydantic in it."""
-    script = "import sys, resources.engine.server.keeper; print(*sys.modules)"
+    script = "import sys, resources.engine.server.supervisor; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     heavy = {"torch", "transformers", "dagster", "pyarrow", "pydantic", "numpy", "PIL"}
     assert not heavy & set(loaded.split())
@@ -22,7 +22,7 @@ def test_a_log_that_has_grown_keeps_its_end(tmp_path: Path) -> None:
     log = tmp_path / "cpu-0.log"
     with log.open("ab", buffering=0) as server:
         server.write(b"x" * (5 << 20) + b"the end\n")
-        keeper.begin_anew(log)
+        supervisor.begin_anew(log)
         server.write(b"more\n")
     assert log.read_bytes() == b"more\n"
     kept = (tmp_path / "cpu-0.log.1").read_bytes()

@@ -1,29 +1,80 @@
-"""One answer of a model server, read as it is made: a stream of events, or one JSON object.
+"""OpenAI's chat completions: what is asked for one property, and what a server answers or refuses.
 
-What lives here: the form of an answer, and the watch over its tokens: one that stops coming is given up,
-whatever the connection says. What does not: what is asked (``chat_request.py``), and asking again
-(``engine.py``). Terms: server-sent events; OpenAI's chat.completion.chunk.
+What lives here: the body of a request, the meaning of an error's status and text, an answer as it streams in,
+and the watch over its tokens: an answer whose tokens stop coming is given up, whatever the connection says.
+What does not: sending, and asking again (``property_requests.py``). Terms: server-sent events;
+chat.completion.chunk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from resources.engine.protocol import Answer, EngineError, FinishReason, RequestTooLargeError
+from resources.engine.protocol import (
+    Answer,
+    Attempt,
+    EngineError,
+    EngineLostError,
+    FinishReason,
+    RequestTooLargeError,
+    sampling_seed,
+)
 
 if TYPE_CHECKING:
     import httpx2
+
+SCHEMA_NAME: Final = "description"
+
+OPTIONAL_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "response_format": ("response_format", "json_schema", "grammar", "guided", "structured output"),
+    "stream_options": ("stream_options", "include_usage"),
+    "repetition_penalty": ("repetition_penalty",),
+    "top_k": ("top_k",),
+    "seed": ("seed",),
+}
+"""What a server need not know, and the words by which its refusal names it.
+
+Without ``response_format`` answers are validated all the same. The neutral ``repetition_penalty`` and
+``top_k`` keep away what a model's own ``generation_config.json`` would add: servers apply it unasked, and it
+breaks JSON and makes the second attempt, at another temperature, the first again.
+"""
+
+_TOO_LONG: Final = (
+    "maximum context length",  # vLLM, OpenAI
+    "maximum model length",  # vLLM, where images are many tokens
+    "longer than the model's context length",  # SGLang
+    "exceeds the available context size",  # llama.cpp
+    "exceed_context_size",
+    "context_length_exceeded",
+    "context window",
+    "image(s) may be provided",  # vLLM's limit on images a prompt
+    "images may be provided",
+)
+_OF_THE_REQUEST: Final = frozenset({400, 413, 415, 422})
+"""What says that a request is wrong, and not that a server is."""
+
+_OUT_OF_MEMORY: Final = ("out of memory",)
 
 MOST_BYTES: Final = 16 << 20
 """Of one answer; more is no description."""
 
 _SHOWN: Final = 200
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
+_SHOWN_OF_AN_ERROR: Final = 300
+
+
+@dataclass(frozen=True)
+class Question:
+    """What all properties are asked alike. model: its name at the server."""
+
+    model: str
+    prompt: str
+    json_schema: Mapping[str, Any]
 
 
 class UnusableAnswerError(EngineError):
@@ -32,6 +83,133 @@ class UnusableAnswerError(EngineError):
 
 class SilentServerError(EngineError):
     """No new token for too long, or not all of them in time, though the connection stands."""
+
+
+class BusyServerError(EngineError):
+    """The server has too much to do (429, 503). retry_after: its Retry-After header, if there is one."""
+
+    def __init__(self, message: str, retry_after: str | None) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class FailingServerError(EngineError):
+    """The server failed with this request, or does not serve now; it may the next time."""
+
+
+class FieldRefusedError(EngineError):
+    """The server does not take optional fields of the request."""
+
+    def __init__(self, message: str, fields: Collection[str]) -> None:
+        self.fields = tuple(fields)
+        super().__init__(message)
+
+
+class RequestRefusedError(EngineError):
+    """The server refuses this request, and would again."""
+
+
+class ServerRefusesError(EngineLostError):
+    """The server refuses every request of ours: another key, another model or another address is needed."""
+
+
+# --- the request -----------------------------------------------------------------------------------
+
+
+def chat_request(
+    question: Question,
+    urls: Sequence[str],
+    property_id: str,
+    attempt: Attempt,
+    *,
+    without: Collection[str] = (),
+) -> bytes:
+    """The body for one property: its images in order, then the question. without: fields to leave out."""
+    content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    content.append({"type": "text", "text": question.prompt})
+    body: dict[str, Any] = {
+        "model": question.model,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": attempt.max_new_tokens,
+        "temperature": attempt.temperature,
+        "top_p": 1.0,
+        "stream": True,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": SCHEMA_NAME, "schema": question.json_schema, "strict": True},
+        },
+        "stream_options": {"include_usage": True},
+        "repetition_penalty": 1.0,
+        "top_k": -1,
+        "seed": sampling_seed(attempt.seed, property_id, attempt.number),
+    }
+    return json.dumps({name: value for name, value in body.items() if name not in without}).encode()
+
+
+def proof_request(model: str) -> bytes:
+    """The body of the shortest question that takes a token to answer."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    return json.dumps(
+        {"model": model, "messages": messages, "max_tokens": 1, "temperature": 0.0, "stream": True}
+    ).encode()
+
+
+def _named_fields(refusal: str, without: Collection[str]) -> list[str]:
+    """The optional fields, of those that were sent, that a refusal's text names."""
+    text = refusal.lower()
+    return [
+        name
+        for name, words in OPTIONAL_FIELDS.items()
+        if name not in without and any(word in text for word in words)
+    ]
+
+
+# --- refusals --------------------------------------------------------------------------------------
+
+
+def refusal(
+    status: int, text: str, *, retry_after: str | None, url: str, model: str, without: Collection[str]
+) -> EngineError:
+    """The error that a response with this status and body stands for. without: fields that were not sent."""
+    said = f"{status}: {_message(text)}"
+    plain = text.lower()
+    if status in (401, 403):
+        return ServerRefusesError(
+            f"the model server at {url} refuses our key ({said}); set VLM_ASSETS_SERVER_KEY to the one that"
+            " it was started with"
+        )
+    if status == 404:
+        return ServerRefusesError(
+            f"the model server at {url} does not know what it is asked ({said}): the address must end in /v1,"
+            f" and it must serve the model {model!r}; see VLM_ASSETS_SERVER_URL and VLM_ASSETS_SERVER_MODEL"
+        )
+    if any(sign in plain for sign in _OUT_OF_MEMORY):
+        return RequestTooLargeError("out_of_memory", f"the model server has too little memory ({said})")
+    if status in (400, 413, 422) and (status == 413 or any(sign in plain for sign in _TOO_LONG)):
+        return RequestTooLargeError("prompt_too_long", f"too much for the model server ({said})")
+    if status in (400, 422, 501) and (fields := _named_fields(text, without)):
+        return FieldRefusedError(f"the model server does not take {', '.join(fields)} ({said})", fields)
+    if status in (429, 503):
+        return BusyServerError(f"the model server has too much to do ({said})", retry_after)
+    if status in _OF_THE_REQUEST:
+        return RequestRefusedError(f"the model server refuses the request ({said})")
+    # Redirections too, unpaid bills: whether all requests meet them is for the caller to find out.
+    return FailingServerError(f"the model server failed ({said})")
+
+
+def _message(text: str) -> str:
+    """The sentence in an error's body, whichever of the usual places it stands in."""
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        found = text
+    for name in ("error", "message", "detail"):
+        if isinstance(found, dict) and found.get(name):
+            found = found[name]
+    return " ".join(str(found).split())[:_SHOWN_OF_AN_ERROR] or "no reason given"
+
+
+# --- answers ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Which server describes: one that we start on the leased device, or one that runs at an address.
+"""The model server of the settings: one that we start on the leased device, or one that runs at a URL.
 
-What lives here: from the choice to an engine, to the model's exact name and revision, and to what of it
-decides an answer's meaning. What does not: how a server is started (``owned_server.py``)
-or asked (``server_engine.py``).
+What lives here: from the settings to an engine, to the model's exact name and revision, and to what of the
+server decides an answer's meaning. What does not: how a server is started (``owned_server.py``) or asked
+(``server_engine.py``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from urllib.parse import urlsplit
 from resources.devices.find import Device
 from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.protocol import ModelLoadError
-from resources.engine.server.answering import answering_arguments
 from resources.engine.server.image_transport import JPEG_QUALITY, DataUris, EncodedImages, ImageFiles
 from resources.engine.server.model_server import ModelServer, ServerAddress
-from resources.engine.server.served_model import served_model
-from resources.engine.server.server_plan import VLLM_COMMAND, ServerPlan
+from resources.engine.server.running_server import RunningServer, served_model
+from resources.engine.server.server_plan import VLLM_COMMAND, ServerPlan, answering_arguments
 
 if TYPE_CHECKING:
     from resources.engine.prompt import Prompt
@@ -33,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ServerChoice:
+class ServerSettings:
     """A server, as values.
 
     url: up to and including ``/v1``; None: one is started with ``command`` (None: vLLM's), a template, on the
@@ -78,8 +77,8 @@ class ServerChoice:
                 raise ModelLoadError(f"VLM_ASSETS_SERVER_COMMAND={self._command!r}: {error}") from error
         return {"engine": "server", **meaning}
 
-    def resident(self, source: ModelSource) -> str | None:
-        """The digest of what lives on the leased device; None for a server at an address."""
+    def digest(self, source: ModelSource) -> str | None:
+        """The digest of the server that lives on the leased device; None for a server at a URL."""
         return None if self.url is not None else self._plan(source).digest
 
     def device_name(self, device: Device) -> str:
@@ -93,7 +92,7 @@ class ServerChoice:
     def engine(
         self, source: ModelSource, device: Device, *, schema: DescriptionSchema, prompt: Prompt
     ) -> ServerEngine:
-        """An engine that asks the server, which answers by then. Raises ModelLoadError, ResidentError."""
+        """An engine that asks the server, which answers by then. Raises ModelLoadError, LoadedServerError."""
         from resources.engine.server.server_engine import RequestLimits, ServerEngine
 
         images = DataUris() if self.image_folder is None else ImageFiles(Path(self.image_folder))
@@ -116,8 +115,6 @@ class ServerChoice:
     def _server(self, source: ModelSource, device: Device) -> tuple[ModelServer, str, tuple[str, str]]:
         """The server, its name for the model, and what ``exact`` says of that: of the server that was got."""
         if self.url is not None:
-            from resources.engine.server.running_server import RunningServer
-
             address = self._address(self.url)
             serves = partial(served_model, address, self.model, source.location, ask_anew=True)
             running = RunningServer(address, serves=serves, log=_log)
