@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from resources.devices import loaded_servers
 from resources.devices.find import Device, find_devices
 from resources.devices.leases import DeviceLeases, LeaseHolder
 from resources.devices.loaded_servers import LoadedServers, ServerRecord, end_loaded_servers
@@ -188,6 +189,19 @@ def test_supervisor_and_reaper_killed_at_once_leave_nothing_to_the_next_lessee(h
     assert not home.servers.make_way(DEVICE.id, None, LOG)
     assert gone([child])
     os.kill(left_session, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("stopped", ["supervisor", "reaper"])
+def test_a_stopped_supervisor_or_reaper_does_not_keep_the_device(
+    home: Home, stopped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP of either: whoever leases the device next waits for its grace, and then kills it."""
+    monkeypatch.setattr(loaded_servers, "_SLACK_SECONDS", 1.0)
+    home.start().release()
+    everyone = home.everyone()
+    os.kill(getattr(home.record(), stopped).pid, signal.SIGSTOP)
+    assert not home.servers.make_way(DEVICE.id, None, LOG)
+    assert gone(everyone)
 
 
 def test_a_run_killed_while_the_server_starts_leaves_it_to_idle_away(
