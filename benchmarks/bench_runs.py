@@ -253,7 +253,9 @@ def _moments(marks: Path, expected: int, log: Path) -> tuple[dict[str, Any], dic
 def _model_cpu(first_batch: Mapping[str, Any], durable: Mapping[str, Any]) -> float | None:
     if first_batch["pid"] != durable["pid"]:
         return None
-    return 1000.0 * (durable["cpu"] - first_batch["cpu"]) / (durable["rows"] - first_batch["rows"])
+    seconds: float = durable["cpu"] - first_batch["cpu"]
+    rows: int = durable["rows"] - first_batch["rows"]
+    return 1000.0 * seconds / rows
 
 
 def _answers(output: Path) -> dict[str, str]:

@@ -81,7 +81,7 @@ class Workload:
             properties=str(self.properties),
             output=str(home / ASSET),
             marks=str(folder / "marks.jsonl"),
-            model=settings.model,
+            model=str(settings.model),
             prompt=build_prompt(schema, settings.prompt).text,
             description_schema=settings.description_schema,
             batch=batch,

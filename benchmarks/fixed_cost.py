@@ -57,7 +57,7 @@ class CpuClock:
         """Time every import from now on, at whatever level of the program it stands."""
         import importlib
 
-        machinery: Any = importlib._bootstrap  # type: ignore[attr-defined]
+        machinery: Any = importlib._bootstrap
         machinery._find_and_load = self.around("imports", machinery._find_and_load)
 
 
@@ -156,7 +156,7 @@ def _run() -> None:
     (only,) = Catalog.open(current_settings().home).ranges
     with clock.around("Dagster's instance", dg.DagsterInstance.get)() as instance:
         dg.materialize(
-            list(defs.assets or ()),
+            [one for one in defs.assets or () if isinstance(one, dg.AssetsDefinition)],
             selection=[ASSET],
             partition_key=only.key,
             resources=defs.resources,

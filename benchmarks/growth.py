@@ -76,7 +76,7 @@ def _run(home: Path) -> None:
     started = time.monotonic()
     for name in ("property_descriptions", "property_embeddings"):
         dg.materialize(
-            defs.assets,
+            [one for one in defs.assets or () if isinstance(one, dg.AssetsDefinition)],
             selection=[name],
             partition_key=Catalog.open(home).ranges[0].key,
             resources=defs.resources,

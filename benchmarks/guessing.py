@@ -69,8 +69,9 @@ def describe(
     for batch in batches:
         engine.prepare(batch, attempt=attempt)
         began = time.process_time()
-        answers += engine.describe(batch, attempt=attempt)
+        described = engine.describe(batch, attempt=attempt)
         cpu += time.process_time() - began
+        answers += [one for one in described if isinstance(one, Answer)]
     engine.close()
     return answers, cpu, steps
 

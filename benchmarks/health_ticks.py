@@ -82,8 +82,9 @@ class Ticking:
         with dg.DagsterInstance.from_config(self._dagster_home) as instance:
             context = dg.build_sensor_context(instance=instance, cursor=self._cursor)
             before = time.process_time()
-            said = self._sensor(context).skip_message
+            result = self._sensor(context)
             took = time.process_time() - before
+        said = (result.skip_message if isinstance(result, dg.SkipReason) else None) or ""
         self._cursor = context.cursor
         print(f"{self._sensor.name}, {what}: {took:.2f} s of CPU ({said[:70]})", flush=True)
         return said

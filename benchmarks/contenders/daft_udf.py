@@ -43,11 +43,12 @@ def main() -> None:
     task = Task.read(sys.argv[1])
     row = daft.DataType.from_arrow_type(pa.struct(row_schema(task)))
 
-    @daft.func.batch(return_dtype=daft.DataType.python(), batch_size=task.batch)
+    @daft.func.batch(return_dtype=daft.DataType.python(), batch_size=task.batch)  # type: ignore[untyped-decorator]
     def decode(images: daft.Series) -> list[Any]:
         return [Decoded(decode_property({"images": paths}, task)) for paths in images.to_pylist()]
 
-    Model.describe = daft.method.batch(return_dtype=row, unnest=True, batch_size=task.batch)(Model.describe)
+    describe = daft.method.batch(return_dtype=row, unnest=True, batch_size=task.batch)(Model.describe)
+    Model.describe = describe  # type: ignore[method-assign]  # Daft's classes are made before it is imported
     model = daft.cls(Model, max_concurrency=1)(task)
     rows = task.rows()
     frame = daft.from_pylist(rows)

@@ -14,7 +14,7 @@ from benchmarks.contenders.task import Task
 
 
 @dg.asset
-def descriptions(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+def descriptions(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
     """What people write first."""
     task = Task.read(sys.argv[1])
     describer = Describer(task)

@@ -34,7 +34,7 @@ def main() -> None:
         return batch, dict(model_inputs(processor, task.prompt, images))
 
     loader = DataLoader(
-        task.rows(),  # type: ignore[arg-type]  # a list is a dataset
+        task.rows(),
         batch_size=task.batch,
         num_workers=1,
         prefetch_factor=2,
