@@ -32,6 +32,31 @@ if TYPE_CHECKING:
 FIRST = 5
 """How many offending ids a check names."""
 
+DESCRIPTION_CHECKS = {
+    "ids_conserved": "Every property of the range comes out exactly once: ids in = ok and failed ids.",
+    "row_count": "The file has as many rows as the catalogue has properties in this range.",
+    "unique_ids": "No property has two rows.",
+    "row_schema": "Columns and types are those of the description schema in the settings.",
+    "images_used": "Every image that can be read was shown to the model; VLM_ASSETS_MAX_IMAGES is the limit.",
+    "failed_share": "The share of properties that could not be described stays under the limits.",
+}
+
+EMBEDDING_CHECKS = {
+    "ids_conserved": DESCRIPTION_CHECKS["ids_conserved"],
+    "row_count": DESCRIPTION_CHECKS["row_count"],
+    "unique_ids": DESCRIPTION_CHECKS["unique_ids"],
+    "row_schema": "Columns and types are those of the embeddings, with one width for all.",
+    "vectors_sound": "Every vector is finite, not zero, and they are not all alike.",
+    "matches_descriptions": "Row for row the same property and status as the published descriptions.",
+}
+
+_OF_EVERY_ASSET = {
+    PUBLISHED_FILE: (
+        "The file on disk is what was published last, of today's catalogue and settings. Looked at when a"
+        " materialization ends, and by the sensor published_file_drift whenever the file changes."
+    )
+}
+
 
 class Severity(StrEnum):
     """WARN is shown and never stops a partition; ERROR keeps it from being published."""
@@ -79,24 +104,6 @@ class FailedShareLimits:
     def refuse(self, failed: int, rows: int) -> bool:
         """Whether so many failed rows of so many keep a partition from being published."""
         return failed > self.accepted and failed >= self.rows_at_least and failed >= self.error * rows
-
-
-DESCRIPTION_CHECKS = {
-    "ids_conserved": "Every property of the range comes out exactly once: ids in = ok and failed ids.",
-    "row_count": "The file has as many rows as the catalogue has properties in this range.",
-    "unique_ids": "No property has two rows.",
-    "row_schema": "Columns and types are those of the description schema in the settings.",
-    "images_used": "Every image that can be read was shown to the model; VLM_ASSETS_MAX_IMAGES is the limit.",
-    "failed_share": "The share of properties that could not be described stays under the limits.",
-}
-EMBEDDING_CHECKS = {
-    "ids_conserved": DESCRIPTION_CHECKS["ids_conserved"],
-    "row_count": DESCRIPTION_CHECKS["row_count"],
-    "unique_ids": DESCRIPTION_CHECKS["unique_ids"],
-    "row_schema": "Columns and types are those of the embeddings, with one width for all.",
-    "vectors_sound": "Every vector is finite, not zero, and they are not all alike.",
-    "matches_descriptions": "Row for row the same property and status as the published descriptions.",
-}
 
 
 def check_descriptions(
@@ -312,14 +319,6 @@ def _matches_descriptions(connection: duckdb.DuckDBPyConnection) -> CheckOutcome
 
 def _not_run(name: str, because: str) -> CheckOutcome:
     return CheckOutcome(name, passed=False, expected="a readable file", found=f"{because} failed first")
-
-
-_OF_EVERY_ASSET = {
-    PUBLISHED_FILE: (
-        "The file on disk is what was published last, of today's catalogue and settings. Looked at when a"
-        " materialization ends, and by the sensor published_file_drift whenever the file changes."
-    )
-}
 
 
 def check_specs(

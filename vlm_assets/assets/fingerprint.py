@@ -30,6 +30,8 @@ CATALOGUE_SLICE = "catalogue_slice"
 TEXTS = "texts"
 """The part for the texts that embeddings are made from. The descriptions' record has the same digest."""
 
+_AGAIN_SECONDS = 60.0
+
 
 @dataclass(frozen=True)
 class Fingerprint:
@@ -54,9 +56,6 @@ class Fingerprint:
 def digest_of(value: object) -> str:
     """A digest of any JSON value, for one part."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-_AGAIN_SECONDS = 60.0
 
 
 def description_parts(

@@ -103,7 +103,7 @@ class Work(Protocol):
     def check(self, file: Path, *, accepted: int) -> Sequence[CheckOutcome]:
         """Run the checks on a file. accepted: failed rows that a person accepted; so many only warn."""
 
-    def remembered(self, file: Path) -> dict[str, str]:
+    def remembered(self, file: Path) -> dict[str, Any]:
         """What the published record says of the file's rows."""
 
     def metadata(self, file: Path) -> Metadata:

@@ -35,6 +35,16 @@ if TYPE_CHECKING:
     from vlm_assets.assets.fingerprint import Fingerprint
     from vlm_assets.settings import Settings
 
+OK = "ok"
+
+TRIES = 3
+"""How often a property is tried that fails for a reason that may pass."""
+
+INPUTS = "inputs_digest"
+"""The column with the digest of all that decides a row: its property's inputs, the model, the settings."""
+
+_AFTER = "-after-"
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -94,17 +104,6 @@ class Partition:
             commit_seconds=self.commit_seconds,
             commit_rows=self.commit_rows,
         )
-
-
-OK = "ok"
-
-TRIES = 3
-"""How often a property is tried that fails for a reason that may pass."""
-
-INPUTS = "inputs_digest"
-"""The column with the digest of all that decides a row: its property's inputs, the model, the settings."""
-
-_AFTER = "-after-"
 
 
 def generation_of(partition: Partition, record: PublishedRecord | None, asked_by: str | None) -> str:

@@ -34,6 +34,18 @@ _LONGEST_TEXT = 600
 _LONGEST_WORD = 48
 _MOST_ITEMS = 12
 
+SAMPLED = 4
+"""Described properties that are looked at."""
+
+FAILED_SHOWN = 4
+"""Failed properties that are looked at; more are named."""
+
+_NAMED = 10
+
+_OF_PROPERTY = ["property_id", "ordinal", "status", "error_kind", "error"]
+
+_COUNTED = ["attempts", "images_seen", "images_failed"]
+
 
 @dataclass(frozen=True)
 class SheetRow:
@@ -146,15 +158,6 @@ def _blank() -> Image.Image:
     draw.line((near, far, far, near), fill="white", width=4)
     return card
 
-
-SAMPLED = 4
-"""Described properties that are looked at."""
-FAILED_SHOWN = 4
-"""Failed properties that are looked at; more are named."""
-_NAMED = 10
-
-_OF_PROPERTY = ["property_id", "ordinal", "status", "error_kind", "error"]
-_COUNTED = ["attempts", "images_seen", "images_failed"]
 
 Row = dict[str, Any]
 

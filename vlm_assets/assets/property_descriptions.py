@@ -61,12 +61,13 @@ from vlm_assets.assets.partition_page import (
     contact_sheet,
     read_quality,
 )
+from vlm_assets.assets.published_rows import COUNTED, count_rows
 from vlm_assets.assets.run_progress import Progress, WorkTime
 from vlm_assets.assets.work_guards import AnswerGuard, ImagesAwayError, ImagesWatch
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.catalog.tombstones import WITHDRAWN, is_tombstone
 from vlm_assets.settings import Settings
 
 ASSET = "property_descriptions"
@@ -168,6 +169,11 @@ def build_property_descriptions(
                 yield from run.publish(journal, computed)
 
     return property_descriptions
+
+
+def remembered(rows: PartitionRows) -> dict[str, Any]:
+    """What the published record says of a file: the texts that embeddings are made from, and its counts."""
+    return {TEXTS: texts_digest(rows), COUNTED: count_rows(rows.path)}
 
 
 def texts_digest(rows: PartitionRows) -> str:
@@ -438,9 +444,9 @@ class DescriptionWork:
         )
         return FailedShareLimits(warn, error, at_least, accepted)
 
-    def remembered(self, file: Path) -> dict[str, str]:
-        """What the published record says of the rows: which texts the embeddings are to be made from."""
-        return {TEXTS: texts_digest(PartitionRows(file))}
+    def remembered(self, file: Path) -> dict[str, Any]:
+        """What the published record says of the rows."""
+        return remembered(PartitionRows(file))
 
     def metadata(self, file: Path) -> Metadata:
         """What a person looks at in a finished file: a contact sheet, the quality, and the counts."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import dagster as dg
 import pyarrow as pa
@@ -153,7 +153,7 @@ class EmbeddingWork:
         """Never: a description that failed is a row without a vector."""
         return False
 
-    def remembered(self, file: Path) -> dict[str, str]:
+    def remembered(self, file: Path) -> dict[str, Any]:
         """Nothing beside what every record says."""
         return {}
 

@@ -1,31 +1,49 @@
-"""What the published rows tell: how many are ok, which failed and why, when and on which device.
+"""Rows of descriptions as people count them: how many are ok, which failed and why, on which device, when.
 
-What lives here: one query over the files of descriptions, and a note of its answer for files that did not
-change, so that the next look reads only what is new. What does not: whether the rows are whole
-(``audit/rows.py``). The note may be deleted.
+What lives here: counting a file before it is published, for its record; reading the counts from records; and
+the failed rows by name, of published files and of a journal, without a lock. What does not: whether the rows
+are whole (``operate/audit_rows.py``), how often a failed row is tried (``partition.py``), and the check that
+refuses too many of them (``checks.py``).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from resources.journal.errors import SegmentUnreadableError
 from resources.journal.segments import segment_paths, verified_rows
+from resources.publishing.errors import RecordDamagedError
+from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from resources.storage.layout import AssetFolders, PartitionPaths
-from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 
-if TYPE_CHECKING:
-    import duckdb
+COUNTED = "counted"
+"""In the published record's metadata: its rows by outcome, and the stretches in which they were made.
+
+It names no property, so that nothing of a withdrawn one stays in the records of earlier versions.
+"""
 
 FIRST = 5
 """How many failed properties are named."""
 
-_COLUMNS = ("property_id", "ordinal", "status", "error_kind", "error")
+STRETCH_SECONDS = 600
+"""Rows of one device are counted in stretches of ten minutes at most, so that a record stays small."""
+
+_COLUMNS = ["property_id", "ordinal", "status", "error_kind", "error"]
+
+_COUNT = """
+    SELECT device, histogram(coalesce(error_kind, 'ok')), min(epoch(described_at)), max(epoch(described_at))
+    FROM read_parquet($file)
+    GROUP BY device, floor(epoch(described_at) / $stretch)
+    ORDER BY 3
+"""
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,92 @@ class FailedRows:
         return said + (f". First: {self.first[0].sentence()}" if self.first else "")
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Rows of one partition that one device made one after the other.
+
+    first, last: when its first and its last batch were done, unix seconds.
+    """
+
+    device: str
+    first: float
+    last: float
+    rows: int
+
+
+@dataclass(frozen=True)
+class PublishedRows:
+    """The rows of one published file of descriptions. failed: by kind.
+
+    began: when the run that published it was launched, in unix seconds; None if it does not say.
+    """
+
+    ok: int
+    failed: Mapping[str, int]
+    stretches: tuple[Stretch, ...]
+    began: float | None = None
+
+    @classmethod
+    def of(cls, record: PublishedRecord) -> Self | None:
+        """What a record says of its rows; None where it says nothing."""
+        counted: dict[str, Any] | None = record.metadata.get(COUNTED)
+        if counted is None:
+            return None
+        failed = dict(counted["kinds"])
+        stretches = tuple(Stretch(**one) for one in counted["stretches"])
+        return cls(failed.pop("ok", 0), failed, stretches, record.metadata.get("began"))
+
+
+def count_rows(file: Path) -> dict[str, Any]:
+    """What the record is to say of a file of descriptions under ``COUNTED``."""
+    import duckdb
+
+    kinds: Counter[str] = Counter()
+    stretches = []
+    with duckdb.connect() as connection:
+        asked = {"file": str(file), "stretch": STRETCH_SECONDS}
+        for device, of_kind, first, last in connection.execute(_COUNT, asked).fetchall():
+            kinds.update(of_kind)
+            stretches.append(asdict(Stretch(device, first, last, sum(of_kind.values()))))
+    return {"kinds": dict(kinds.most_common()), "stretches": stretches}
+
+
+def read_published_rows(asset: AssetFolders, keys: Collection[str]) -> dict[str, PublishedRows]:
+    """The rows of each of these partitions that is published. One whose record does not read is left out."""
+    published, found = PublishedPartitions(asset), {}
+    for key in keys:
+        try:
+            record = published.record(key)
+        except RecordDamagedError:
+            continue
+        rows = None if record is None else PublishedRows.of(record)
+        if rows is not None:
+            found[key] = rows
+    return found
+
+
+def first_failed(asset: AssetFolders, published: Mapping[str, PublishedRows]) -> tuple[FailedRow, ...]:
+    """The first failed properties of published files, from as few files as have them.
+
+    A file that does not read is left out: its state says so.
+    """
+    found: list[FailedRow] = []
+    for key in sorted(key for key, rows in published.items() if rows.failed):
+        if len(found) >= FIRST:
+            break
+        try:
+            table = pq.read_table(
+                asset.partition(key).published,
+                columns=_COLUMNS,
+                partitioning=None,
+                filters=[("status", "!=", "ok")],
+            )
+        except (OSError, pa.ArrowException):
+            continue
+        found += _named(table.to_pylist())
+    return tuple(found[:FIRST])
+
+
 def unpublished_failures(paths: PartitionPaths) -> FailedRows:
     """The failed rows of a partition's latest journal. A segment that does not read is left out."""
     journals = [(path.stat().st_mtime_ns, path) for path in paths.journals.glob("*") if path.is_dir()]
@@ -73,162 +177,12 @@ def unpublished_failures(paths: PartitionPaths) -> FailedRows:
         names = [name for name in _COLUMNS if name in table.schema.names]
         # A later segment's row takes the place of a failed one.
         last |= {row["property_id"]: row for row in table.select(names).to_pylist()}
-    failed = sorted(
-        (row for row in last.values() if row.get("status", "ok") != "ok"), key=lambda row: row["ordinal"]
-    )
+    failed = [row for row in last.values() if row.get("status", "ok") != "ok"]
     kinds = Counter(str(row.get("error_kind")) for row in failed)
-    first = (
-        FailedRow(row["property_id"], str(row.get("error_kind")), str(row.get("error")))
-        for row in failed[:FIRST]
-    )
-    return FailedRows(len(last), dict(kinds.most_common()), tuple(first))
+    return FailedRows(len(last), dict(kinds.most_common()), tuple(_named(failed)))
 
 
-STRETCH_SECONDS = 600
-"""Rows of one device are told in stretches of ten minutes at most: a month of them is still a small file."""
-
-_ABOUT = "May be deleted: what the published rows of each file say, by the file's digest. It is read anew."
-_FORMAT = 3
-
-_QUERY = """
-    SELECT filename, device, histogram(coalesce(error_kind, 'ok')), count(DISTINCT described_at),
-        sum(images_seen)::BIGINT, min(epoch(described_at)), max(epoch(described_at))
-    FROM read_parquet($files, filename = true)
-    GROUP BY filename, device, floor(epoch(described_at) / $stretch)
-    ORDER BY filename, 6
-"""
-
-
-_FIRST_FAILED = """
-    SELECT filename, property_id, error_kind, error
-    FROM read_parquet($files, filename = true)
-    WHERE status <> 'ok'
-    QUALIFY row_number() OVER (PARTITION BY filename ORDER BY ordinal) <= $first
-    ORDER BY filename, ordinal
-"""
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Rows of one partition that one device made one after the other.
-
-    first, last: when its first and its last batch were done, unix seconds. images: shown to the model.
-    """
-
-    device: str
-    first: float
-    last: float
-    rows: int
-    images: int
-    batches: int
-
-
-@dataclass(frozen=True)
-class PublishedRows:
-    """The rows of one published file of descriptions. failed: by kind. sha256: of the file.
-
-    began: when the run that published it was launched, in unix seconds; None if it does not say.
-    """
-
-    sha256: str
-    ok: int
-    failed: Mapping[str, int]
-    stretches: tuple[Stretch, ...]
-    first_failed: tuple[FailedRow, ...] = ()
-    began: float | None = None
-
-
-class PublishedRowsNote:
-    """What is known of files already, in ``.state/published_rows.json``."""
-
-    def __init__(self, state_directory: Path) -> None:
-        self._path = state_directory / "published_rows.json"
-
-    def read(self) -> dict[str, PublishedRows]:
-        """What was written last, by partition key; nothing where it is missing or not what was written."""
-        try:
-            found = read_sealed(self._path)
-            if found["format"] != _FORMAT:
-                return {}
-            return {key: _from_json(one) for key, one in found["partitions"].items()}
-        except (OSError, BrokenSealError, KeyError, TypeError):
-            return {}
-
-    def write(self, rows: Mapping[str, PublishedRows]) -> None:
-        """Replace the note. Raises OSError."""
-        partitions = {key: asdict(one) for key, one in rows.items()}
-        write_sealed(self._path, {"about": _ABOUT, "format": _FORMAT, "partitions": partitions})
-
-
-def read_published_rows(
-    asset: AssetFolders, records: Iterable[PublishedRecord], known: Mapping[str, PublishedRows]
-) -> dict[str, PublishedRows]:
-    """The rows of each published partition of descriptions, by key. A file that does not read is left out.
-
-    known: what an earlier look found; files that are still those are not read again.
-    """
-    wanted = {record.key: record for record in records}
-    found = {
-        key: known[key]
-        for key, record in wanted.items()
-        if key in known and known[key].sha256 == record.sha256
-    }
-    unread = {asset.partition(key).published: record for key, record in wanted.items() if key not in found}
-    for path, rows in _read(unread).items():
-        found[path.stem] = rows
-    return found
-
-
-def _read(files: Mapping[Path, PublishedRecord]) -> dict[Path, PublishedRows]:
-    import duckdb
-
-    if not files:
-        return {}
-    with duckdb.connect() as connection:
-        try:
-            answer, failed = _ask(connection, list(files))
-        except duckdb.Error:
-            # One of them does not read: its state says so, the audit says what is wrong, the others count.
-            answer, failed = [], []
-            for path in files:
-                try:
-                    of_file, failed_of_file = _ask(connection, [path])
-                except duckdb.Error:
-                    continue
-                answer += of_file
-                failed += failed_of_file
-    kinds: defaultdict[Path, Counter[str]] = defaultdict(Counter)
-    stretches: defaultdict[Path, list[Stretch]] = defaultdict(list)
-    for name, device, of_kind, batches, images, first, last in answer:
-        path = Path(name)
-        kinds[path].update(of_kind)
-        stretches[path].append(Stretch(device, first, last, sum(of_kind.values()), images, batches))
-    named: defaultdict[Path, list[FailedRow]] = defaultdict(list)
-    for name, *row in failed:
-        named[Path(name)].append(FailedRow(*map(str, row)))
-    return {
-        path: PublishedRows(
-            files[path].sha256,
-            of_file.pop("ok", 0),
-            dict(of_file),
-            tuple(stretches[path]),
-            tuple(named[path]),
-            files[path].metadata.get("began"),
-        )
-        for path, of_file in kinds.items()
-    }
-
-
-def _ask(
-    connection: duckdb.DuckDBPyConnection, files: Iterable[Path]
-) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """The stretches, and the first failed rows of each file."""
-    names = [str(path) for path in files]
-    stretches = connection.execute(_QUERY, {"files": names, "stretch": STRETCH_SECONDS}).fetchall()
-    return stretches, connection.execute(_FIRST_FAILED, {"files": names, "first": FIRST}).fetchall()
-
-
-def _from_json(found: Mapping[str, Any]) -> PublishedRows:
-    stretches = tuple(Stretch(**one) for one in found["stretches"])
-    first = tuple(FailedRow(**one) for one in found["first_failed"])
-    return PublishedRows(found["sha256"], found["ok"], found["failed"], stretches, first, found["began"])
+def _named(failed: Collection[Mapping[str, Any]]) -> list[FailedRow]:
+    """The first of these failed rows."""
+    first = sorted(failed, key=lambda row: row["ordinal"])[:FIRST]
+    return [FailedRow(row["property_id"], str(row.get("error_kind")), str(row.get("error"))) for row in first]

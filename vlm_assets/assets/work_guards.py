@@ -38,6 +38,11 @@ _LOST = frozenset({"missing", "denied", "io_error"})
 _LOST_FOR_NOW = frozenset({"missing", "denied"})
 """Kinds of which a file that can be opened now says that it has come back; a bad sector stays one."""
 
+WINDOW = 40
+"""Answers of the model that are looked at together; before so many nothing is judged."""
+
+_SHOWN = 300
+
 
 class ImagesAwayError(RuntimeError):
     """The images are away, as those of a disk that is not mounted: no property has failed for that."""
@@ -151,12 +156,6 @@ def _spread(properties: pa.Table) -> Iterator[str]:
 def _evenly(count: int, most: int) -> Iterator[int]:
     picked = min(count, most)
     return (number * count // picked for number in range(picked))
-
-
-WINDOW = 40
-"""Answers of the model that are looked at together; before so many nothing is judged."""
-
-_SHOWN = 300
 
 
 class GarbageOutputError(RuntimeError):

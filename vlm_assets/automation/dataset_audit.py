@@ -16,7 +16,7 @@ from resources.state.workers import Workers
 from sensors.dataset_audit_due import build_dataset_audit_sensor
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.audit.audit import Audit, audit
+from vlm_assets.operate.audit import Audit, audit
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 

@@ -21,9 +21,8 @@ from resources.state.workers import Workers
 from sensors.progress_picture import build_progress_picture_sensor
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog, catalog_path
-from vlm_assets.operate.picture import Cell, DeviceBar, Look, progress_picture
+from vlm_assets.operate.picture import Cell, DeviceBar, Look, progress_picture, throughput
 from vlm_assets.operate.status import DeviceStatus, Status, read_status
-from vlm_assets.operate.throughput import throughput
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 

@@ -7,6 +7,9 @@ not be read at ingest), ``inputs_digest`` string (over the property's images, se
 The parquet footer holds a header (JSON, with its own SHA-256): format version, catalogue id, image root, the
 ranges with the digest of the rows of each, and the unfilled tail. So the ranges cost one read of the footer,
 and every reader of rows can verify them.
+
+A withdrawn property leaves a tombstone: a row with the same ordinal, no images, and a keyed digest for an id.
+Nothing of the property is left, and an ingest still knows that it was withdrawn.
 """
 
 from __future__ import annotations
@@ -47,6 +50,11 @@ UNREADABLE = (OSError, pa.ArrowException, ValueError, LookupError, TypeError)
 
 _HEADER_KEY = b"vlm_assets.catalog"
 _HEADER_DIGEST_KEY = b"vlm_assets.catalog.sha256"
+
+WITHDRAWN = "withdrawn"
+"""The kind of failure of a withdrawn property's row, and how its id begins."""
+
+_DIGITS = 32
 
 
 class CatalogError(Exception):
@@ -294,3 +302,18 @@ class CatalogWriter:
             table = pa.concat_tables(self._pending).combine_chunks()
             self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         self._pending, self._pending_rows = [], 0
+
+
+def tombstone_id(catalog_id: str, property_id: str) -> str:
+    """The id of a withdrawn property's row. Nobody can tell the property from it but by trying ids."""
+    return f"{WITHDRAWN}-{hashlib.sha256(f'{catalog_id} {property_id}'.encode()).hexdigest()[:_DIGITS]}"
+
+
+def is_tombstone(property_id: str) -> bool:
+    """Whether an id of the catalogue is that of a withdrawn property's row."""
+    return property_id.startswith(f"{WITHDRAWN}-") and len(property_id) == len(WITHDRAWN) + 1 + _DIGITS
+
+
+def withdrawal_note(state_directory: Path) -> Path:
+    """The file that says what a withdrawal has to do; it stands there until all is done."""
+    return state_directory / "withdrawal.json"

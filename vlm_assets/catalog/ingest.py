@@ -30,6 +30,8 @@ from vlm_assets.catalog.catalog_file import (
     CatalogHeader,
     CatalogWriter,
     inputs_digest,
+    is_tombstone,
+    tombstone_id,
     with_inputs_digest,
 )
 from vlm_assets.catalog.image_root import ImageRoot
@@ -46,7 +48,6 @@ from vlm_assets.catalog.listing import (
 )
 from vlm_assets.catalog.ranges import ORDINAL_LIMIT, PropertyRange, cut_ranges
 from vlm_assets.catalog.report import IngestReport
-from vlm_assets.catalog.tombstones import is_tombstone, tombstone_id
 
 DEFAULT_RANGE_SIZE = 1000
 """Properties a range where nobody says otherwise: minutes to hours of work for most models."""

@@ -10,7 +10,7 @@ from vlm_assets.cli.options import AsJson, Deep, Home, chosen_settings, say_list
 from vlm_assets.operate.terminal import say, say_json
 
 if TYPE_CHECKING:
-    from vlm_assets.operate.audit.audit import Audit
+    from vlm_assets.operate.audit import Audit
 
 _EXAMPLES = """\b
 vlm-assets audit
@@ -28,7 +28,7 @@ def audit(home: Home = None, deep: Deep = False, as_json: AsJson = False) -> Non
     Reads only. Exit code 1 if anything is wrong; partitions not published yet are counted, not wrong.
     """
     from vlm_assets.catalog.catalog import Catalog
-    from vlm_assets.operate.audit.audit import audit as look
+    from vlm_assets.operate.audit import audit as look
 
     current = chosen_settings(home)
     found = look(current, Catalog.open(current.home), deep=deep)

@@ -110,7 +110,7 @@ def ingest(
         )
     said = list(report.sentences())
     if report.new_ranges:
-        from vlm_assets.operate.dagster_server.reload import reload_running
+        from vlm_assets.operate.dagster_server.api import reload_running
 
         said.append(reload_running(current.dagster_home))
     if as_json:

@@ -11,7 +11,7 @@ from vlm_assets.cli.options import AsJson, Deep, Home, Yes, agreed, chosen_setti
 from vlm_assets.operate.terminal import say
 
 if TYPE_CHECKING:
-    from vlm_assets.operate.audit.audit import Audit
+    from vlm_assets.operate.audit import Audit
     from vlm_assets.operate.repair import Repair
     from vlm_assets.settings import Settings
 
@@ -52,7 +52,7 @@ def repair(
             raise typer.BadParameter("--json and --accept-loss do not go together.")
         raise typer.Exit(_accept_loss(current, accept_loss, yes))
     from vlm_assets.catalog.catalog import Catalog
-    from vlm_assets.operate.audit.audit import audit as look
+    from vlm_assets.operate.audit import audit as look
     from vlm_assets.operate.repair import plan_repairs
 
     found = look(current, Catalog.open(current.home), deep=deep)

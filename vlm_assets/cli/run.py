@@ -49,8 +49,8 @@ def run(
         raise typer.BadParameter("Give keys, or --failed, or --missing: one of the three.")
     from vlm_assets.catalog.catalog import Catalog
     from vlm_assets.catalog.ingest import close_tail
+    from vlm_assets.operate.dagster_server.api import reload_running
     from vlm_assets.operate.dagster_server.home import running_address
-    from vlm_assets.operate.dagster_server.reload import reload_running
     from vlm_assets.operate.run import run_backfill, run_in_running
     from vlm_assets.operate.status import read_status
     from vlm_assets.operate.terminal_console import TerminalConsole

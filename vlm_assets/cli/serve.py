@@ -18,13 +18,13 @@ def register(app: typer.Typer) -> None:
 
 def serve(home: Home = None, port: Port = 3000) -> None:
     """Run the Dagster UI, daemon, schedules and alerts of a home until SIGTERM or Ctrl-C."""
-    from vlm_assets.operate.dagster_server import serving
+    from vlm_assets.operate.dagster_server.server import serve as serve_home
     from vlm_assets.operate.terminal_console import TerminalConsole
     from vlm_assets.resource_settings import build_gpu
 
     current = chosen_settings(home)
     require_models(current)
-    serving.serve(
+    serve_home(
         home=current.home,
         dagster_home=current.dagster_home,
         slots=len(build_gpu(current).find()),

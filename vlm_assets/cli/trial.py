@@ -12,8 +12,7 @@ from vlm_assets.operate.terminal import say
 from vlm_assets.settings import PREFIX, require_models
 
 if TYPE_CHECKING:
-    from vlm_assets.operate.batch_trials import BatchTrial
-    from vlm_assets.operate.trial import Trial
+    from vlm_assets.operate.trial import BatchTrial, Trial
 
 _EXAMPLES = """\b
 vlm-assets try --limit 20
@@ -38,8 +37,7 @@ def register(app: typer.Typer) -> None:
 def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None, as_json: AsJson = False) -> None:
     """Describe a few properties without a partition: the answers, the rate, and what all would take."""
     from vlm_assets.catalog.catalog import Catalog
-    from vlm_assets.operate.batch_trials import choose, try_batches
-    from vlm_assets.operate.trial import run_trial
+    from vlm_assets.operate.trial import choose, run_trial, try_batches
     from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 
     current = chosen_settings(home)
@@ -109,7 +107,7 @@ def _line(one: BatchTrial) -> str:
 
 def _advice(tried: list[BatchTrial]) -> str:
     from vlm_assets.assets.property_descriptions import BATCH_SECONDS
-    from vlm_assets.operate.batch_trials import choose
+    from vlm_assets.operate.trial import choose
 
     chosen = choose(tried)
     if chosen is None:

@@ -1,23 +1,35 @@
 """The backfill that a terminal launches and follows: which partitions it asks Dagster for, how they stand.
 
-``backfill_view.py`` shows it; ``run.py`` keeps Dagster running meanwhile.
+What lives here too: what the terminal shows of it, the progress line, the summary and the pages to look at.
+What does not: keeping Dagster running meanwhile (``run.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
+from rich.text import Text
 
 from vlm_assets.assets.partition_state import PartitionStates, VerifiedFiles
+from vlm_assets.assets.published_rows import FailedRow, PublishedRows, read_published_rows
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.dagster_server.api import DagsterApi
+from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.operate.dagster_server.api import DagsterApi, FailingCheck
 from vlm_assets.operate.rate import Rate, read_rate
 from vlm_assets.settings import load_settings
 
 ASSETS = ("property_descriptions", "property_embeddings")
 
 TAG = "vlm-assets/launched-by"
+
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,12 @@ class Backfill:
         """The rate of the data set, as ``vlm-assets status`` says it."""
         return read_rate(load_settings(home=self.home), Catalog.open(self.home))
 
+    def published(self) -> dict[str, PublishedRows]:
+        """The published descriptions of the home, by partition."""
+        settings = load_settings(home=self.home)
+        keys = [one.key for one in Catalog.open(self.home).ranges]
+        return read_published_rows(settings.descriptions, keys)
+
     def ended(self, now: BackfillProgress) -> bool:
         """Whether nothing more will happen: Dagster ended the backfills.
 
@@ -106,3 +124,116 @@ class Backfill:
         return not now.under_way and not any(
             self.api.backfill(backfill, ASSETS[0]).unfinished for backfill in self.followed
         )
+
+
+class ProgressLine:
+    """A bar and, below it, partitions done, running and failed, properties and rate; two lines of 80 columns.
+
+    Without a terminal: a line at every change.
+    """
+
+    def __init__(self, console: Console, keys: Sequence[str]) -> None:
+        self._console = console
+        self._sizes = {key: len(PropertyRange.from_key(key)) for key in keys}
+        self._said = ""
+        self._bar = _BarAndState(
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=len(keys))
+
+    def __enter__(self) -> ProgressLine:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, now: BackfillProgress, rate: Rate) -> None:
+        """Show how the partitions stand; without a terminal, a line for each change."""
+        properties = self._properties(now.done)
+        left = rate.seconds_left(sum(self._sizes.values()) - properties)
+        counts = (
+            f"{len(now.done)}/{len(self._sizes)} partitions, {now.runs} running, {len(now.failed)} failed"
+        )
+        state = f"{counts}; {properties:,} properties"
+        if rate.per_second is not None and left is not None:
+            state += f", {rate.per_second:.2f}/s, {timedelta(seconds=round(left))} left"
+        self._bar.state = state
+        self._bar.update(self._task, completed=len(now.done))
+        if not self._console.is_terminal and counts != self._said:
+            self._console.print(state, highlight=False)
+        self._said = counts
+
+    def _properties(self, keys: Collection[str]) -> int:
+        return sum(self._sizes.get(key, 0) for key in keys)
+
+
+class _BarAndState(Progress):
+    """A bar with a line of text below it."""
+
+    state = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The two lines."""
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self.state, no_wrap=True, overflow="ellipsis")
+
+
+@dataclass(frozen=True)
+class BackfillSummary:
+    """How a backfill ended.
+
+    published: the published descriptions of the home, by partition. first_failed: some of those that failed.
+    """
+
+    partitions: int
+    complete: int
+    failed_keys: Sequence[str]
+    published: Mapping[str, PublishedRows]
+    first_failed: Sequence[FailedRow]
+    failing: Sequence[FailingCheck]
+    accuracy: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every partition is complete and no check failed with ERROR."""
+        return self.complete == self.partitions and all(check.severity != "ERROR" for check in self.failing)
+
+    def print(self, console: Console) -> None:
+        """The summary for people."""
+        colour = "green" if self.ok else "red"
+        console.print(f"[{colour}]{self.complete} of {self.partitions} partitions are complete.[/]")
+        ok = sum(rows.ok for rows in self.published.values())
+        failed = sum(sum(rows.failed.values()) for rows in self.published.values())
+        counts = ", ".join(f"{count:,} {name}" for name, count in (("ok", ok), ("failed", failed)) if count)
+        console.print(f"Properties: {counts or 'none yet'}.")
+        for one in self.first_failed:
+            console.print(f"[yellow]Failed:[/] {escape(one.sentence())}")
+        if self.accuracy:
+            console.print(escape(self.accuracy))
+        for key in self.failed_keys[:_SHOWN]:
+            console.print(f"[red]Failed:[/] partition {key}")
+        if len(self.failed_keys) > _SHOWN:
+            console.print(f"… and {len(self.failed_keys) - _SHOWN} more failed partitions")
+        for check in self.failing[:_SHOWN]:
+            console.print(
+                f"[{'red' if check.severity == 'ERROR' else 'yellow'}]{check.severity}:[/] check {check.name}"
+                f" of {check.asset}, partition {check.partition}: {escape(check.description)}"
+            )
+        if len(self.failing) > _SHOWN:
+            console.print(f"… and {len(self.failing) - _SHOWN} more checks that did not pass")
+
+
+def where_to_click(console: Console, address: str) -> None:
+    """The pages to look at, and how to end."""
+    console.print(f"\nLook at it:  [bold]{address}/assets/{ASSETS[0]}[/]")
+    console.print("  a green partition: its rows, its rate, and a contact sheet with what the model said")
+    console.print("  Overview, Metadata, Plots: how rates and rows go over the partitions")
+    console.print("  Checks: what had to hold before a partition was published")
+    console.print("Ctrl-C ends Dagster; what is done stays done.")

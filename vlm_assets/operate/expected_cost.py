@@ -8,23 +8,19 @@ description and is not counted.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from resources.publishing.errors import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
-from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.settings import Settings
 
-_ABOUT = "May be deleted: the images of each range of the catalogue, which are counted anew then."
 _ROWS_TOGETHER = 65_536
 
 _log = logging.getLogger(__name__)
@@ -110,26 +106,11 @@ _counted: dict[str, Mapping[str, int]] = {}
 
 def _whole(settings: Settings, catalog: Catalog) -> Mapping[str, int]:
     asked = f"{catalog.path} {catalog.catalog_id} {catalog.header.sequence} {settings.max_images}"
-    known = _counted.get(asked)
-    if known is None:
-        note = settings.state_directory / "expected_cost.json"
-        known = _noted(note, asked)
-        if known is None:
-            known = _images_of_ranges(catalog, settings.max_images)
-            with contextlib.suppress(OSError):  # Where nothing can be written, it is counted every time.
-                write_sealed(note, {"about": _ABOUT, "of": asked, "images": known})
+    if asked not in _counted:
+        counted = _images_of_ranges(catalog, settings.max_images)
         _counted.clear()
-        _counted[asked] = known
-    return known
-
-
-def _noted(note: Path, asked: str) -> Mapping[str, int] | None:
-    try:
-        found = read_sealed(note)
-        images: Mapping[str, int] | None = found["images"] if found["of"] == asked else None
-    except (OSError, BrokenSealError, KeyError):
-        return None
-    return images
+        _counted[asked] = counted
+    return _counted[asked]
 
 
 def _images_of_ranges(catalog: Catalog, max_images: int) -> dict[str, int]:

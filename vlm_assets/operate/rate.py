@@ -6,15 +6,12 @@ runs count as time. The terminal, ``status``, the picture and its page show this
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from resources.publishing.errors import RecordDamagedError
-from resources.publishing.published import PublishedPartitions
 from resources.state.workers import Worker, Workers
-from vlm_assets.assets.published_rows import PublishedRows, PublishedRowsNote, read_published_rows
+from vlm_assets.assets.published_rows import PublishedRows, read_published_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
@@ -68,15 +65,7 @@ class _Work:
 
 def read_rate(settings: Settings, catalog: Catalog) -> Rate:
     """The rate as ``status`` says it, without anything else of the status. Raises OSError."""
-    published = PublishedPartitions(settings.descriptions)
-    records = []
-    for one in catalog.ranges:
-        with contextlib.suppress(RecordDamagedError):
-            record = published.record(one.key)
-            records += [record] if record is not None else []
-    rows = read_published_rows(
-        settings.descriptions, records, PublishedRowsNote(settings.state_directory).read()
-    )
+    rows = read_published_rows(settings.descriptions, [one.key for one in catalog.ranges])
     name = settings.descriptions.name
     working = [one for one in Workers(control_state(settings)).living() if one.asset == name]
     return measure(rows.values(), working, time.time())

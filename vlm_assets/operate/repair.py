@@ -22,7 +22,7 @@ from resources.publishing.record import PublishedRecord
 from resources.storage import files
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.assets.partition_state import Kind, Problem, State
-from vlm_assets.operate.audit.audit import Audit
+from vlm_assets.operate.audit import Audit
 from vlm_assets.operate.dagster_server.api import DagsterApi
 from vlm_assets.settings import PREFIX, Settings
 

@@ -1,7 +1,7 @@
 """``vlm-assets run`` and ``demo``: a backfill of a home, launched in Dagster and followed in the terminal.
 
 A Dagster that runs on the home already is used; otherwise one is started, and ended at the end.
-``dagster_server/`` starts the processes, ``backfill.py`` launches, ``backfill_view.py`` shows.
+``dagster_server/`` starts the processes, ``backfill.py`` launches and shows.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Protocol
 from rich.console import Console
 
 from vlm_assets.assets.partition_state import State
+from vlm_assets.assets.published_rows import first_failed
 from vlm_assets.catalog.catalog import Catalog, UnknownRangeError
-from vlm_assets.operate.backfill import ASSETS, Backfill
-from vlm_assets.operate.backfill_view import (
-    BackfillSummary,
-    ProgressLine,
-    first_failed,
-    row_counts,
-    where_to_click,
-)
+from vlm_assets.operate.backfill import ASSETS, Backfill, BackfillSummary, ProgressLine, where_to_click
 from vlm_assets.operate.dagster_server.api import DagsterApi
 from vlm_assets.operate.dagster_server.process_group import interruptible
-from vlm_assets.operate.dagster_server.server import GRACE_SECONDS, dagster_server
-from vlm_assets.operate.dagster_server.serving import farewell, prepare, start_pages
+from vlm_assets.operate.dagster_server.server import (
+    GRACE_SECONDS,
+    dagster_server,
+    farewell,
+    prepare,
+    start_pages,
+)
 from vlm_assets.operate.status import Status
 from vlm_assets.operate.terminal_console import TerminalConsole
+from vlm_assets.settings import load_settings
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM before all was done."""
@@ -181,13 +181,14 @@ def _follow(
                 dagster.watch(interval)
                 now = work.progress()
                 line.show(now, work.rate())
+    published = work.published()
     failing = [check for asset in ASSETS for check in work.api.failing_checks(asset)]
     return BackfillSummary(
         partitions=len(work.keys),
         complete=len(work.complete_keys()),
         failed_keys=sorted(work.progress().failed),
-        rows=row_counts(work.home),
-        first_failed=first_failed(work.home),
+        published=published,
+        first_failed=first_failed(load_settings(home=work.home).descriptions, published),
         failing=[check for check in failing if check.partition in work.keys],
         accuracy=accuracy(),
     )

@@ -6,7 +6,6 @@ What does not: how each of them is read, what is shown (``status_view.py``), and
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -23,16 +22,9 @@ from resources.state.pause import pause_of
 from resources.state.workers import Worker, Workers
 from sensors.retry_ledger import DoneAgain
 from vlm_assets.assets.partition_state import MEANING, PartitionState, PartitionStates, State, VerifiedFiles
-from vlm_assets.assets.published_rows import (
-    FIRST,
-    FailedRow,
-    PublishedRows,
-    PublishedRowsNote,
-    read_published_rows,
-    unpublished_failures,
-)
+from vlm_assets.assets.published_rows import FailedRow, PublishedRows, first_failed, unpublished_failures
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.tombstones import withdrawal_note
+from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.expected_cost import ExpectedCost
 from vlm_assets.operate.rate import Rate, measure
@@ -149,7 +141,7 @@ class Status:
 
 
 def read_status(settings: Settings, catalog: Catalog, *, since: float | None = None) -> Status:
-    """Read the status of a home; what it reads of new files is noted. Raises CatalogError, OSError.
+    """Read the status of a home; which files it has verified is noted. Raises CatalogError, OSError.
 
     since: unix seconds, from which on it tells what was tried again and came right; a day ago unless given.
     """
@@ -164,7 +156,9 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     verified.save()
     described = [one for one in found if one.asset == settings.descriptions.name]
     embedded = [one for one in found if one.asset == settings.embeddings.name]
-    published = _published(settings, described)
+    # A damaged file's rows are not counted: its state says so, and the audit says what is wrong.
+    counted = {one.key: one.record for one in described if one.record and one.state is not State.DAMAGED}
+    published = {key: rows for key, record in counted.items() if (rows := PublishedRows.of(record))}
     cost = ExpectedCost.of(settings, catalog)
     describing = [worker for worker in workers if worker.asset == settings.descriptions.name]
     rate = measure(published.values(), describing, now)
@@ -202,7 +196,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
         partitions=partitions,
         ok=sum(rows.ok for rows in published.values()),
         failed_by_kind=dict(kinds.most_common()),
-        first_failed=tuple(one for key in sorted(published) for one in published[key].first_failed)[:FIRST],
+        first_failed=first_failed(settings.descriptions, published),
         devices=devices,
         properties_per_second=rate.per_second,
         seconds_left=rate.seconds_left(
@@ -253,18 +247,6 @@ def _with_failures(settings: Settings, one: PartitionState) -> PartitionState:
         f" `vlm-assets publish {one.key} --accept-failed`"
     )
     return replace(one, note=note)
-
-
-def _published(settings: Settings, states: Sequence[PartitionState]) -> dict[str, PublishedRows]:
-    # A damaged file's rows are not counted: its state says so, and the audit says what is wrong.
-    records = [one.record for one in states if one.record is not None and one.state is not State.DAMAGED]
-    note = PublishedRowsNote(settings.state_directory)
-    known = note.read()
-    found = read_published_rows(settings.descriptions, records, known)
-    if found != known:
-        with contextlib.suppress(OSError):  # Where nothing can be written, the next look takes longer.
-            note.write(found)
-    return found
 
 
 def _with_cost(

@@ -10,10 +10,12 @@ ordinals stay, every count adds up, and an ingest of the same listing knows that
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from resources.journal.discarding import discard
 from resources.journal.high_water_mark import read_marks, slots
@@ -25,12 +27,19 @@ from resources.storage.layout import AssetFolders, PartitionPaths
 from resources.storage.sealed_json import read_sealed, write_sealed
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
-from vlm_assets.assets.property_descriptions import DescriptionWork, texts_digest
+from vlm_assets.assets.property_descriptions import DescriptionWork, remembered
 from vlm_assets.catalog.catalog import Catalog, CatalogError
-from vlm_assets.catalog.catalog_file import inputs_digest
+from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, publish, quarantine
+from vlm_assets.catalog.catalog_file import (
+    SCHEMA,
+    WITHDRAWN,
+    CatalogWriter,
+    inputs_digest,
+    tombstone_id,
+    withdrawal_note,
+)
+from vlm_assets.catalog.ingest import only_ingest
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.catalog.tombstones import WITHDRAWN, tombstone_id, withdrawal_note
-from vlm_assets.catalog.withdrawal import replace_by_tombstones
 from vlm_assets.operate.prune import plan_prune, remove
 from vlm_assets.resource_settings import build_vision_language_model, control_state
 from vlm_assets.settings import Settings
@@ -128,8 +137,6 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     plan = plan_prune(settings, catalog, keys=wanted.keys)
     yield from plan.kept
     yield from remove(settings, plan.removals)
-    # It names failed properties.
-    (settings.state_directory / "published_rows.json").unlink(missing_ok=True)
     note.unlink(missing_ok=True)
     sync_directory(note.parent)
 
@@ -179,7 +186,7 @@ def _rewrite(
     )
     with staged:
         if TEXTS in record.metadata:
-            staged.metadata = {**staged.metadata, TEXTS: texts_digest(PartitionRows(staged.path))}
+            staged.metadata = {**staged.metadata, **remembered(PartitionRows(staged.path))}
         published.publish(staged)
     return True
 
@@ -266,3 +273,51 @@ def _adopt(settings: Settings, catalog: Catalog, key: str) -> str:
         with partition.open_journal(generation, work.rows_schema()) as journal:
             adopt_rows(journal, partition, work.inputs, published, failed_too=False)
     return generation
+
+
+def replace_by_tombstones(home: Path, tombstones: Mapping[str, str]) -> Iterator[Path]:
+    """Take these properties out of the catalogue and its copies; gives each file that had them.
+
+    tombstones: by the id of each. Safe to repeat. Raises CatalogError, IngestBusyError, OSError.
+    """
+    with only_ingest(home, "withdrawing properties"):
+        catalog = Catalog.open(home)
+        if _has_any(catalog_path(home), tombstones):
+            writer = CatalogWriter()
+            for one, table in catalog.slices(with_tail=True):
+                rows = _with_tombstones(table, tombstones)
+                if catalog.header.tail is not None and one == catalog.tail:
+                    writer.add_tail(one, rows, since=catalog.header.tail.since)
+                else:
+                    writer.add(one, rows)
+            publish(home, writer.finish(replace(catalog.header, sequence=catalog.header.sequence + 1)))
+            yield catalog_path(home)
+        for path in backup_paths(home):
+            if path.exists() and _has_any(path, tombstones):
+                # Published once more, it is its own previous version.
+                publish(home, catalog_path(home).read_bytes())
+                yield path
+        for path in sorted(quarantine(home).glob("*")):
+            if path.is_file():
+                path.unlink()
+                yield path
+
+
+def _has_any(path: Path, ids: Collection[str]) -> bool:
+    """Whether a file has a row of these properties; one that does not read may have."""
+    try:
+        found = pq.read_table(path, columns=["property_id"])["property_id"]
+    except (OSError, pa.ArrowException):
+        return True
+    return any(one in ids for one in found.to_pylist())
+
+
+def _with_tombstones(table: pa.Table, tombstones: Mapping[str, str]) -> pa.Table:
+    gone = {"image_uris": [], "image_bytes": [], "inputs_digest": inputs_digest((), ())}
+    rows = [
+        {**row, **gone, "property_id": tombstones[row["property_id"]]}
+        if row["property_id"] in tombstones
+        else row
+        for row in table.to_pylist()
+    ]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)

@@ -19,7 +19,7 @@ from resources.publishing.published import PublishedPartitions
 from resources.storage.layout import Home, PartitionPaths
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.operate.audit.audit import audit
+from vlm_assets.operate.audit import audit
 from vlm_assets.operate.prune import plan_prune, remove
 from vlm_assets.operate.repair import plan_repairs, put_right
 from vlm_assets.settings import load_settings

@@ -8,7 +8,7 @@ from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.reconciliation import restore_results_of_cancelled
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.definitions import build_defs
-from vlm_assets.operate.audit.audit import audit as look
+from vlm_assets.operate.audit import audit as look
 from vlm_assets.operate.repair import plan_repairs, put_right
 
 KEY = "000000000-000000007"

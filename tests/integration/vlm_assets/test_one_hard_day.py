@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.cli.main import app
 from vlm_assets.operate.dagster_server.process_group import ProcessEndedError
-from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server
-from vlm_assets.operate.dagster_server.serving import prepare
+from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, prepare
 
 ASSETS = ["property_descriptions", "property_embeddings"]
 PROPERTIES = 120

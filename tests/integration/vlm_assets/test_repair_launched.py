@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from resources.devices import process_lease
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.cli.main import app
-from vlm_assets.operate.audit.audit import audit
+from vlm_assets.operate.audit import audit
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 from vlm_assets.operate.dagster_server.server import dagster_server, free_port
 

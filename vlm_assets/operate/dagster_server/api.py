@@ -11,7 +11,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from vlm_assets.operate.dagster_server.home import running_address
 
 _SECONDS = 60.0
 
@@ -249,3 +252,19 @@ def _backfill(row: Mapping[str, Any]) -> Backfill:
 def _refuse_error(result: Mapping[str, Any]) -> None:
     if "message" in result:
         raise DagsterApiError(f"{result['__typename']}: {result['message']}")
+
+
+BY_HAND = "A Dagster that was started by hand sees new ranges after Deployment > Reload."
+
+
+def reload_running(dagster_home: Path) -> str:
+    """Reload the definitions of the Dagster that runs on this state, if one does; a sentence about it."""
+    address = running_address(dagster_home)
+    if address is None:
+        return BY_HAND
+    try:
+        DagsterApi(address).reload_definitions()
+    except DagsterApiError as error:
+        why = str(error).rstrip(".")
+        return f"Dagster at {address} did not take the new ranges: {why}. Try Deployment > Reload there."
+    return f"Dagster at {address} has read its definitions anew: the new ranges are partitions there now."

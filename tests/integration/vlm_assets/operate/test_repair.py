@@ -13,7 +13,7 @@ from resources.publishing.published import PublishedPartitions
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.definitions import build_defs
 from vlm_assets.operate.accepted_loss import accept, find_losses
-from vlm_assets.operate.audit.audit import audit
+from vlm_assets.operate.audit import audit
 from vlm_assets.operate.repair import plan_repairs, put_right, recomputations
 
 KEY = "000000000-000000007"

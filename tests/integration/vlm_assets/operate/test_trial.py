@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from vlm_assets.cli.main import app
-from vlm_assets.operate.batch_trials import TooFewPropertiesError
+from vlm_assets.operate.trial import TooFewPropertiesError
 
 
 @pytest.fixture

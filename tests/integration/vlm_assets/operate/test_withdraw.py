@@ -11,9 +11,9 @@ from faults.file_operations import FileOperations
 from resources.devices.resource import GpuResource
 from resources.publishing.published import PublishedPartitions
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import WITHDRAWN
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.tombstones import WITHDRAWN
-from vlm_assets.operate.audit.audit import audit
+from vlm_assets.operate.audit import audit
 from vlm_assets.operate.status import read_status
 from vlm_assets.operate.withdraw import (
     UnknownIdsError,

@@ -45,15 +45,16 @@ class Ticks:
             dg.build_sensor_context(instance, cursor=self.cursor) as context,
         ):
             found = self.sensor(context)
+            self.cursor = context.cursor
+        if isinstance(found, dg.SkipReason):
+            return str(found.skip_message)
         assert isinstance(found, dg.SensorResult)
         self.cursor = found.cursor or self.cursor
         assert not found.run_requests
-        if found.asset_events:
-            (event,) = found.asset_events
-            assert event.asset_key == dg.AssetKey("dataset_progress")
-            assert "base64," in event.metadata["progress"].value
-            return DRAWN
-        return str(found.skip_reason.skip_message if found.skip_reason else "")
+        (event,) = found.asset_events
+        assert event.asset_key == dg.AssetKey("dataset_progress")
+        assert "base64," in event.metadata["progress"].value
+        return DRAWN
 
 
 DRAWN = "drawn"

@@ -50,17 +50,11 @@ def test_priority_is_the_order_and_never_above_what_a_person_asks_for(uneven: Se
 
 
 def test_images_are_counted_once_a_catalogue(uneven: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was counted is noted on disk; another setting, catalogue or a damaged note is counted anew."""
+    """A process counts them once, however often it asks; for another setting they are counted anew."""
     counted = cost_of(uneven).whole
-    note = uneven.state_directory / "expected_cost.json"
-    noted = note.read_bytes()
-    monkeypatch.setattr(expected_cost, "_counted", {})
     monkeypatch.setattr(expected_cost, "_images_of_ranges", lambda *_: {"counted": 1})
     assert cost_of(uneven).whole == counted
     assert cost_of(uneven.model_copy(update={"max_images": 1})).whole == {"counted": 1}
-    note.write_bytes(noted[:-9])
-    monkeypatch.setattr(expected_cost, "_counted", {})
-    assert cost_of(uneven).whole == {"counted": 1}
 
 
 def test_an_unreadable_catalogue_gives_plain_order_and_says_so(

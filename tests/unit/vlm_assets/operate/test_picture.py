@@ -9,10 +9,9 @@ import pytest
 from PIL import Image
 
 from vlm_assets.assets.published_rows import Stretch
-from vlm_assets.operate.picture import WIDTH, Cell, DeviceBar, Look, progress_picture
-from vlm_assets.operate.throughput import throughput
+from vlm_assets.operate.picture import MOST_BARS, WIDTH, Cell, DeviceBar, Look, progress_picture, throughput
 
-WORK = throughput([Stretch(f"gpu-{number}", 0, 5900, 900, 9000, 90) for number in range(3)])
+WORK = throughput([Stretch(f"gpu-{number}", 0, 5900, 900) for number in range(3)])
 DEVICES = [
     DeviceBar("gpu-0", 0.5),
     DeviceBar("gpu-1", 0.4, "left out"),
@@ -58,3 +57,17 @@ def test_a_pause_stands_above_all_else() -> None:
         assert banner > WIDTH * 20
         assert len(png) < 16_000
     assert Image.open(io.BytesIO(plain)).height < min(tall.values()) < max(tall.values()) < 800
+
+
+def test_throughput_keeps_every_row_and_fits() -> None:
+    """A month or a minute of work is cut into as many bars as fit; an idle time stays empty."""
+    day = 86_400.0
+    work = [Stretch("a", day * n, day * n + 590, 100) for n in (0, 1, 29)] + [Stretch("b", 0, 0, 7)]
+    done = throughput(work)
+    assert len(done.bars) <= MOST_BARS
+    assert round(sum(sum(bar.values()) for bar in done.bars), 6) == 307
+    assert done.devices == ["a", "b"]
+    assert done.bars[10] == {}
+    minute = throughput([Stretch("a", 1000, 1060, 60)])
+    assert (minute.width, len(minute.bars)) == (10, 7)
+    assert throughput([]).highest == 0.0

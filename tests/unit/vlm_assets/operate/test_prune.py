@@ -11,7 +11,7 @@ import pytest
 
 from resources.journal.high_water_mark import read_mark
 from resources.journal.journal import Journal
-from vlm_assets.operate.audit.audit import audit
+from vlm_assets.operate.audit import audit
 from vlm_assets.operate.prune import What, plan_prune, remove
 
 FIRST, SECOND, THIRD = "000000000-000000002", "000000003-000000005", "000000006-000000008"

@@ -9,7 +9,7 @@ from vlm_assets.operate.rate import GAP_SECONDS, Rate, measure
 
 
 def rows_of(device: str, first: float, last: float, rows: int, began: float | None = None) -> PublishedRows:
-    return PublishedRows("", rows, {}, (Stretch(device, first, last, rows, rows, 2),), began=began)
+    return PublishedRows(rows, {}, (Stretch(device, first, last, rows),), began)
 
 
 def test_start_up_and_waiting_between_runs_are_part_of_the_rate() -> None:

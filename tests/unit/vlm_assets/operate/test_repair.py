@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from resources.journal.high_water_mark import HighWaterMark, write_mark
-from vlm_assets.operate.audit.audit import audit
+from vlm_assets.operate.audit import audit
 from vlm_assets.operate.repair import Recomputation, Way, commands, plan_repairs, put_right, recomputations
 
 FIRST, SECOND, THIRD = "000000000-000000002", "000000003-000000005", "000000006-000000008"

@@ -23,7 +23,7 @@ from resources.state.database import open_state
 from resources.state.pause import pause
 from resources.state.workers import Phase, Workers
 from sensors.retry_ledger import Attempts, DoneAgain, Entry, note_done_again
-from vlm_assets.assets import partition_state, published_rows
+from vlm_assets.assets import partition_state
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.cli.main import app
@@ -228,10 +228,9 @@ def test_each_published_file_is_read_once_and_not_again_at_the_next_look(
 
     counted(partition_state, "judge", lambda path, record, *, deep: int(deep))
     counted(partition_state, "read_record", lambda files: 1)
-    counted(published_rows, "_ask", lambda connection, files: len(list(files)))
-    described, both = len(dataset.keys), 2 * len(dataset.keys)
+    both = 2 * len(dataset.keys)
     first = status_of(dataset.settings)
-    assert read == {"judge": both, "read_record": both, "_ask": described}
+    assert read == {"judge": both, "read_record": both}
     read.clear()
     again = status_of(dataset.settings)
     assert read == {"read_record": both}

@@ -1,21 +1,30 @@
-"""Dagster's state: seeded, bound to one catalogue, run by one Dagster at a time."""
+"""Dagster's state: seeded, bound to one catalogue, run by one Dagster at a time; damage set aside by name."""
 
+import io
+import sqlite3
 from pathlib import Path
 
 import dagster as dg
 import pytest
 import yaml
 
+from resources.alerts.outbox import Outbox
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.dagster_server.home import (
     AlreadyRunningError,
     OtherCatalogError,
     UnusablePathError,
     claim_for_catalog,
+    damages,
+    names_aside,
     note_address,
     only_dagster,
     prepare_dagster_home,
     running_address,
+    set_aside,
 )
+from vlm_assets.operate.dagster_server.server import prepare
+from vlm_assets.operate.terminal_console import TerminalConsole
 
 
 def test_prepared_home_has_settings_and_the_pool_limit(tmp_path: Path) -> None:
@@ -80,3 +89,100 @@ def test_a_path_that_sqlite_would_read_otherwise_is_refused(name: str, tmp_path:
     assert not list(tmp_path.iterdir())
     with pytest.raises(UnusablePathError):
         claim_for_catalog(tmp_path / name, "one")
+
+
+DATABASES = ["history/runs.db", "history/runs/index.db", "schedules/schedules.db"]
+
+
+@pytest.fixture
+def dagster_home(dataset):
+    """Dagster's state of a catalogued home, with more than a page in each table that Dagster writes first."""
+    folder = dataset.settings.dagster_home
+    prepare_dagster_home(folder, catalog_id=Catalog.open(dataset.settings.home).catalog_id, slots=1)
+    return folder
+
+
+def overwrite(database):
+    """The start of the file, as a torn write leaves it."""
+    with database.open("r+b") as file:
+        file.write(b"\0not a database\0" * 300)
+
+
+def flip_a_page(database):
+    """One page in the middle: the header still reads."""
+    with sqlite3.connect(database) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (page,) = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE type = 'index' LIMIT 1"
+        ).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    connection.close()
+    with database.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+
+
+def start(dataset):
+    console = TerminalConsole(file=io.StringIO(), soft_wrap=True)
+    settings = dataset.settings
+    prepare(settings.home, settings.dagster_home, slots=1, port=3900, console=console)
+    return console.file.getvalue()
+
+
+def test_sound_databases_and_a_new_home_have_no_damage(dagster_home, tmp_path):
+    """Neither a first start nor any other is held up."""
+    assert damages(dagster_home) == []
+    assert damages(tmp_path / "new") == []
+
+
+@pytest.mark.parametrize("damage", [overwrite, flip_a_page])
+@pytest.mark.parametrize("name", DATABASES)
+def test_a_start_sets_a_damaged_database_aside_and_begins_a_new_one(dataset, dagster_home, name, damage):
+    """No traceback: the old file is kept by name, the new one works, a person is told in two places."""
+    damage(dagster_home / name)
+    damaged = (dagster_home / name).read_bytes()
+    (found,) = damages(dagster_home)
+    assert found.path == dagster_home / name
+    said = start(dataset)
+    folder, _, file = name.partition("/")
+    (aside,) = dagster_home.glob(f"{folder}.damaged-*")
+    assert (aside / file).read_bytes() == damaged
+    assert f"{aside}, and a new one was begun" in said
+    (alert,) = Outbox(dataset.settings.state_directory / "alerts").open_subjects().values()
+    assert str(aside) in alert.next_step
+    assert damages(dagster_home) == []
+    with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
+        assert instance.get_runs_count() == 0
+        assert instance.event_log_storage.get_concurrency_info("gpu").slot_count == 1
+        assert instance.get_latest_materialization_event(dg.AssetKey("property_catalog")) is not None
+    assert "set aside" not in start(dataset)
+
+
+def test_the_database_of_a_dagster_that_runs_is_left_to_it(dataset, dagster_home):
+    """A second start moves nothing away under the first."""
+    overwrite(dagster_home / DATABASES[0])
+    with only_dagster(dagster_home, wait_seconds=0.0) as lock:
+        note_address(lock, "http://127.0.0.1:3000")
+        with pytest.raises(AlreadyRunningError):
+            start(dataset)
+    assert not list(dagster_home.glob("*.damaged-*"))
+
+
+def test_nothing_set_aside_before_is_written_over(dagster_home):
+    """Two damages in one second have two names."""
+    overwrite(dagster_home / DATABASES[2])
+    found = damages(dagster_home)
+    set_aside(dagster_home, names_aside(dagster_home, found))
+    (dagster_home / "schedules").mkdir()
+    set_aside(dagster_home, names_aside(dagster_home, found))
+    assert len(list(dagster_home.glob("schedules.damaged-*"))) == 2
+
+
+def test_a_locked_database_is_not_damaged(dagster_home):
+    """Somebody's long transaction costs no history."""
+    database = dagster_home / DATABASES[0]
+    with sqlite3.connect(database, isolation_level=None) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("BEGIN EXCLUSIVE")
+        assert damages(dagster_home) == []
+    connection.close()

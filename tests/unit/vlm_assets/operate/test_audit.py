@@ -15,7 +15,7 @@ import pytest
 
 from resources.journal.high_water_mark import HighWaterMark, write_mark
 from vlm_assets.assets.partition_state import Kind, State
-from vlm_assets.operate.audit.audit import Audit, audit
+from vlm_assets.operate.audit import Audit, audit
 
 FIRST, SECOND, THIRD = "000000000-000000002", "000000003-000000005", "000000006-000000008"
 DESCRIBED, EMBEDDED = "property_descriptions", "property_embeddings"
@@ -341,7 +341,7 @@ def test_it_changes_nothing(dataset):
 def test_it_needs_no_dagster(dataset):
     """The audit runs where Dagster does not: not even its package is imported."""
     code = (
-        "import sys; from vlm_assets.operate.audit.audit import audit;"
+        "import sys; from vlm_assets.operate.audit import audit;"
         "from vlm_assets.catalog.catalog import Catalog;"
         "from vlm_assets.settings import load_settings; s = load_settings();"
         "assert audit(s, Catalog.open(s.home), deep=True).ok; assert 'dagster' not in sys.modules"

@@ -1,6 +1,7 @@
 """The audit: what is on disk against the catalogue, for every partition of descriptions and embeddings.
 
-It adds the rows (``rows.py``) and foreign files to the states of ``vlm_assets/assets/partition_state.py``.
+It adds the rows (``audit_rows.py``) and foreign files to the states of partitions
+(``vlm_assets/assets/partition_state.py``).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from vlm_assets.assets.partition_state import (
     VerifiedFiles,
 )
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.audit.rows import Counted, RowCounts, count_rows
+from vlm_assets.operate.audit_rows import Counted, RowCounts, count_rows
 from vlm_assets.settings import Settings
 
 _OF_THE_PARTITION = frozenset({CATALOGUE_SLICE, TEXTS})

@@ -1,4 +1,4 @@
-"""What the sensor of new partitions is handed (``sensors/new_ranges.py``)."""
+"""What the sensors over the catalogue are handed: ``sensors/catalog_watch.py``, ``sensors/new_ranges.py``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,36 @@ from collections.abc import Collection
 
 import dagster as dg
 
+from resources.alerts.outbox import Outbox
 from resources.state.pause import pause_of
+from sensors.catalog_watch import CatalogWatch, build_catalog_watch_sensor
 from sensors.new_ranges import NewRanges, build_new_ranges_sensor
 from vlm_assets.automation.retries import ASSETS
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
+from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, last_put_back
+from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import IngestBusyError, close_tail
-from vlm_assets.operate.dagster_server.reload import reload_running
+from vlm_assets.operate.dagster_server.api import reload_running
 from vlm_assets.operate.expected_cost import heaviest_first
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
+
+
+def build_catalog_sensor(settings: Settings) -> dg.SensorDefinition:
+    """The sensor over the catalogue of this home; without a catalogue it has nothing to do."""
+    home = settings.home
+
+    def compare() -> None:
+        if catalog_path(home).exists() or backup_paths(home)[0].exists():
+            check_copies(home)
+
+    watch = CatalogWatch(
+        compare=compare,
+        last_put_back=lambda: last_put_back(home),
+        errors=CatalogError,
+        outbox=Outbox(settings.state_directory / "alerts"),
+    )
+    return build_catalog_watch_sensor(watch, ticks=settings.state_directory / "ticks")
 
 
 def build_new_ranges(settings: Settings, partitions: dg.PartitionsDefinition[str]) -> dg.SensorDefinition:

@@ -1,11 +1,11 @@
 """What a person reads of the Dagster that is to see new ranges."""
 
-from vlm_assets.operate.dagster_server import reload
+from vlm_assets.operate.dagster_server import api
 
 
 def test_a_dagster_that_does_not_answer_is_told_in_sentences(monkeypatch, tmp_path):
     """Dagster's own reason, and then what to do, each a sentence."""
-    monkeypatch.setattr(reload, "running_address", lambda _: "http://127.0.0.1:1")
-    said = reload.reload_running(tmp_path)
+    monkeypatch.setattr(api, "running_address", lambda _: "http://127.0.0.1:1")
+    said = api.reload_running(tmp_path)
     assert "did not take the new ranges: Dagster does not answer" in said
     assert said.endswith(". Try Deployment > Reload there.")
