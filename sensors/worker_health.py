@@ -21,7 +21,7 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.devices.errors import DeviceError
 from resources.devices.find import Device
-from resources.devices.health import Verdict
+from resources.devices.health import DeviceHealth
 from resources.devices.left_out import LeftOutDevices, at_work_on
 from resources.processes import ProcessIdentity
 from resources.state.workers import Phase, Worker, Workers
@@ -53,7 +53,7 @@ class HealthWatcher:
     outbox: Outbox
     left_out: LeftOutDevices
     find: Callable[[], Sequence[Device]]
-    judge: Callable[[Sequence[Device]], Mapping[str, Verdict]]
+    judge: Callable[[Sequence[Device]], Mapping[str, DeviceHealth]]
     limits: WorkerLimits = field(default_factory=WorkerLimits)
     monotonic: Callable[[], float] = time.monotonic
     send: Callable[[Worker, signal.Signals], bool] = lambda worker, number: _process(worker).send(number)

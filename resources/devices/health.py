@@ -34,7 +34,7 @@ _RECOVERY_ACTIONS = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DeviceHealth:
     """What speaks against a device, one sentence a reason. refused: why it should not be used now.
 
     hot: why it is slower than it could be though it computes what it should: it goes on, as the driver has
@@ -56,26 +56,26 @@ class HealthCheck:
         """Why ``device`` should not be used now, one sentence a reason; none if nothing speaks against it."""
         return self.of([device])[device.id].refused
 
-    def of(self, devices: Sequence[Device]) -> dict[str, Verdict]:
-        """The verdicts over several, by id, from one reading: to open the driver may take a second."""
+    def of(self, devices: Sequence[Device]) -> dict[str, DeviceHealth]:
+        """The health of several, by id, from one reading: to open the driver may take a second."""
         listed: dict[str, GpuReading] = {}
         if any(device.kind != "cpu" for device in devices):
             listed = {reading.uuid: reading for reading in self.nvml.readings()}
         return {device.id: self._of(device, listed.get(device.id)) for device in devices}
 
-    def _of(self, device: Device, reading: GpuReading | None) -> Verdict:
+    def _of(self, device: Device, reading: GpuReading | None) -> DeviceHealth:
         if reading is not None:
             return self.judge(reading)
         if device.kind == "cpu" or device.given:
-            return Verdict()  # NVML never knew it: nothing is known against it
+            return DeviceHealth()  # NVML never knew it: nothing is known against it
         lost = f"{device.id} is no longer listed by the driver: look at `nvidia-smi` and the kernel log."
-        return Verdict((lost,))
+        return DeviceHealth((lost,))
 
-    def judge(self, reading: GpuReading) -> Verdict:
-        """The verdict over one reading; what a GPU does not report is not held against it."""
+    def judge(self, reading: GpuReading) -> DeviceHealth:
+        """The health that one reading tells; what a GPU does not report is not held against it."""
         who = reading.uuid
         if reading.fault:
-            return Verdict((f"{who} ({reading.name}) cannot be used: {reading.fault}.",))
+            return DeviceHealth((f"{who} ({reading.name}) cannot be used: {reading.fault}.",))
         reasons = []
         if reading.uncorrected_ecc:
             reasons.append(
@@ -97,7 +97,7 @@ class HealthCheck:
         hot: tuple[str, ...] = ()
         if mask & _SOFTWARE_THERMAL_SLOWDOWN and not throttles:
             hot = (f"{who} is throttled{heat}: its driver slows it down, for it is too hot.",)
-        return Verdict(tuple(reasons), hot)
+        return DeviceHealth(tuple(reasons), hot)
 
 
 def _throttles(mask: int) -> list[str]:

@@ -213,30 +213,25 @@ def _message(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class TimeLimits:
-    """Seconds: without a new token, the first one included; and for the whole answer."""
+class RequestLimits:
+    """Bounds of the requests to a server.
 
-    between_tokens: float
-    whole: float
-
-
-@dataclass(frozen=True)
-class StreamedAnswer:
-    """An answer, and the seconds until its first token came; of one that came in one piece, until it did.
-
-    None: it has no token.
+    most_at_once: requests under way at most; fewer where the server does not keep up. token_seconds: without
+    a new token, the first one included, after which an answer is given up. answer_seconds: for a whole
+    answer.
     """
 
-    answer: Answer
-    first_token_seconds: float | None
+    most_at_once: int = 32
+    token_seconds: float = 120.0
+    answer_seconds: float = 900.0
 
 
 class TokenWatch:
     """A time limit that each token pushes on, at most to the end of the time for the whole answer."""
 
-    def __init__(self, limits: TimeLimits, on_token: Callable[[], None]) -> None:
+    def __init__(self, limits: RequestLimits, on_token: Callable[[], None]) -> None:
         self.first_token_seconds: float | None = None
-        """Seconds until the first token came."""
+        """Seconds until the first token came, or an answer in one piece; None where no token came."""
         self._limits = limits
         self._on_token = on_token
         self._began = asyncio.get_running_loop().time()
@@ -252,11 +247,11 @@ class TokenWatch:
 
     def _deadline(self) -> float:
         now = asyncio.get_running_loop().time()
-        return min(now + self._limits.between_tokens, self._began + self._limits.whole)
+        return min(now + self._limits.token_seconds, self._began + self._limits.answer_seconds)
 
     @classmethod
     @asynccontextmanager
-    async def over(cls, limits: TimeLimits, *, on_token: Callable[[], None]) -> AsyncIterator[Self]:
+    async def over(cls, limits: RequestLimits, *, on_token: Callable[[], None]) -> AsyncIterator[Self]:
         """A watch over what is done within. Raises SilentServerError where its time runs out.
 
         To be entered before the request is sent: a server that never begins to answer is silent too.
@@ -268,14 +263,14 @@ class TokenWatch:
         except TimeoutError as expired:
             if not watch._timeout.expired():
                 raise
-            if asyncio.get_running_loop().time() >= watch._began + limits.whole:
-                raise SilentServerError(f"not finished after {limits.whole:g} s") from expired
+            if asyncio.get_running_loop().time() >= watch._began + limits.answer_seconds:
+                raise SilentServerError(f"not finished after {limits.answer_seconds:g} s") from expired
             raise SilentServerError(
-                f"no new token for {limits.between_tokens:g} s, though the connection stands"
+                f"no new token for {limits.token_seconds:g} s, though the connection stands"
             ) from expired
 
 
-async def read_answer(response: httpx2.Response, watch: TokenWatch) -> StreamedAnswer:
+async def read_answer(response: httpx2.Response, watch: TokenWatch) -> Answer:
     """The answer that a successful response carries.
 
     Raises UnusableAnswerError, RequestTooLargeError, and httpx2.HTTPError where the connection breaks.
@@ -288,7 +283,7 @@ async def read_answer(response: httpx2.Response, watch: TokenWatch) -> StreamedA
         # A server that does not stream: all of it at once.
         _take_whole(building, await _body(response), kind)
         watch.token()
-        return building.finished(watch)
+        return building.finished()
     try:
         async for event in httpx2.EventSource(response):
             if event.data.strip() == "[DONE]":
@@ -301,7 +296,7 @@ async def read_answer(response: httpx2.Response, watch: TokenWatch) -> StreamedA
         raise UnusableAnswerError(f"no events could be read: {error}") from error
     except UnicodeDecodeError as error:
         raise UnusableAnswerError(f"the answer is no text: {error}") from error
-    return building.finished(watch)
+    return building.finished()
 
 
 async def _body(response: httpx2.Response) -> bytes:
@@ -346,19 +341,18 @@ class _Building:
         self._tokens += 1
         return True
 
-    def finished(self, watch: TokenWatch) -> StreamedAnswer:
+    def finished(self) -> Answer:
         """The whole answer. Raises UnusableAnswerError where its end is missing."""
         if self._finish is None:
             got = "".join(self._texts)
             raise UnusableAnswerError(f"the answer broke off after {len(got)} characters: {got[-_SHOWN:]!r}")
         finish: FinishReason = "length" if self._finish == "length" else "stop"
-        answer = Answer(
+        return Answer(
             text="".join(self._texts),
             finish_reason=finish,
             prompt_tokens=_count(self._usage.get("prompt_tokens"), 0),
             output_tokens=_count(self._usage.get("completion_tokens"), self._tokens),
         )
-        return StreamedAnswer(answer, watch.first_token_seconds)
 
 
 def _take_whole(building: _Building, body: bytes, kind: str) -> None:

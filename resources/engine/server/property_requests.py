@@ -25,9 +25,8 @@ from resources.engine.server.chat_completions import (
     FailingServerError,
     FieldRefusedError,
     Question,
+    RequestLimits,
     SilentServerError,
-    StreamedAnswer,
-    TimeLimits,
     TokenWatch,
     UnusableAnswerError,
     chat_request,
@@ -125,7 +124,7 @@ class PropertyRequests:
         *,
         limit: AdaptiveLimit,
         slots: Slots,
-        limits: TimeLimits,
+        limits: RequestLimits,
         images: ImageTransport,
         encoding: Executor,
         waiting: Waiting,
@@ -235,7 +234,7 @@ class PropertyRequests:
         try:
             if so_far.deaths and (sick := await self._sickness(address)):
                 raise _SickServerError(sick)
-            got = await self._send(address, body, without)
+            answer, first_token_seconds = await self._send(address, body, without)
         except (BusyServerError, SilentServerError):
             # What is silent may have more to do than it can: others need not wait as long to show it.
             self._limit.refused(asked_at=slot.asked_at)
@@ -246,11 +245,14 @@ class PropertyRequests:
             asked_at=slot.asked_at,
             full=slot.full,
             images=len(urls),
-            first_token_seconds=got.first_token_seconds if first else None,
+            first_token_seconds=first_token_seconds if first else None,
         )
-        return got.answer
+        return answer
 
-    async def _send(self, address: ServerAddress, body: bytes, without: frozenset[str]) -> StreamedAnswer:
+    async def _send(
+        self, address: ServerAddress, body: bytes, without: frozenset[str]
+    ) -> tuple[Answer, float | None]:
+        """The answer, and the seconds until its first token."""
         headers = {"Content-Type": "application/json"}
         if address.api_key is not None:
             headers["Authorization"] = f"Bearer {address.api_key}"
@@ -260,7 +262,7 @@ class PropertyRequests:
             self._client.stream("POST", url, content=body, headers=headers) as response,
         ):
             if response.status_code == 200:
-                return await read_answer(response, watch)
+                return await read_answer(response, watch), watch.first_token_seconds
             raise refusal(
                 response.status_code,
                 await _beginning(response),

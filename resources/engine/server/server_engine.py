@@ -15,11 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from resources.engine.protocol import Answer, Attempt, EngineError, EngineLostError
-from resources.engine.server.chat_completions import Question, TimeLimits
+from resources.engine.server.chat_completions import Question, RequestLimits
 from resources.engine.server.image_transport import DataUris, ImageTransport
 from resources.engine.server.pacing import AdaptiveLimit, Slots
 from resources.engine.server.property_requests import PropertyRequests
@@ -34,19 +33,6 @@ _CLOSING_SECONDS: Final = 10.0
 _ENCODING_THREADS: Final = max(1, min(4, os.cpu_count() or 1))
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RequestLimits:
-    """Bounds of the requests to a server.
-
-    most_at_once: requests under way at most; fewer where the server does not keep up. token_seconds: without
-    a new token, after which an answer is given up. answer_seconds: for a whole answer.
-    """
-
-    most_at_once: int = 32
-    token_seconds: float = 120.0
-    answer_seconds: float = 900.0
 
 
 class ServerEngine:
@@ -86,7 +72,7 @@ class ServerEngine:
             Question(name, prompt.text, schema.json_schema),
             limit=self._limit,
             slots=Slots(self._limit, clock=time.monotonic),
-            limits=TimeLimits(limits.token_seconds, limits.answer_seconds),
+            limits=limits,
             images=self._images,
             encoding=self._encoding,
             waiting=lambda: self.waiting(),  # what the caller has set by then

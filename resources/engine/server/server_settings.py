@@ -93,7 +93,8 @@ class ServerSettings:
         self, source: ModelSource, device: Device, *, schema: DescriptionSchema, prompt: Prompt
     ) -> ServerEngine:
         """An engine that asks the server, which answers by then. Raises ModelLoadError, LoadedServerError."""
-        from resources.engine.server.server_engine import RequestLimits, ServerEngine
+        from resources.engine.server.chat_completions import RequestLimits
+        from resources.engine.server.server_engine import ServerEngine
 
         images = DataUris() if self.image_folder is None else ImageFiles(Path(self.image_folder))
         server, name, (model, revision) = self._server(source, device)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 _FLASH: Final = "flash_attention_2"
 _SDPA: Final = "sdpa"
 _FEW_TOKENS: Final = "sdpa_few_tokens"
-MASKED: Final = frozenset({_SDPA, _FEW_TOKENS, "eager"})
-"""Names of attention that any mask can be given to."""
 
 _FEW: Final = 64
 """Tokens of a step; those of a prompt are more, and their mask is large."""

@@ -1,9 +1,11 @@
 """Steps that ask a model about several tokens of each answer at once: the last one, and guesses of the next.
 
-What lives here: one step, and what a model keeps from step to step where rows go on by different numbers of
-tokens. What does not: the guesses (drafts.py), what may be said (guided.py), the prompt (greedy_decoding.py).
-What is said is what a model says without guesses, for each token is the likeliest after those before it; only
-rounding differs, as between batches of different sizes. Term: speculative decoding, verified greedily.
+Descriptions by one schema say the same again and again: the names of the fields, and many of their values.
+What lives here: guesses made of what was said after what; one step; and what a model keeps from step to step
+where rows go on by different numbers of tokens. What does not: what may be said (guided.py), the prompt
+(greedy_decoding.py). What is said is what a model says without guesses, for each token is the likeliest after
+those before it; only rounding differs, as between batches of different sizes. Terms: speculative decoding,
+verified greedily; n-grams, as in prompt lookup.
 
 Where a guess was wrong its keys and values stay in the cache as a hole, which no mask shows: rows of a batch
 lie side by side, and the next step appends to all of them. Holes at the end of all rows are cut off, and
@@ -12,19 +14,23 @@ others are closed before they are many.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
-from resources.engine.transformers.greedy_decoding import GrowingSteps, Steps, can_select, worth_a_cut
+from resources.engine.transformers.greedy_decoding import (
+    AnswersSoFar,
+    GrowingSteps,
+    Process,
+    Steps,
+    can_select,
+    worth_a_cut,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
-    from resources.engine.transformers.answers_so_far import AnswersSoFar
-    from resources.engine.transformers.drafts import Drafts
 
 _TOKEN_TYPES: Final = frozenset({"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"})
 """Tensors [rows, tokens] whose last value all tokens of an answer have."""
@@ -35,7 +41,70 @@ _BY_THE_FURTHEST: Final = frozenset({"dynamic", "longrope"})
 _FEW_HOLES: Final = 32
 """Columns of the cache, or an eighth of them, that may be seen by no row before holes are closed."""
 
+_BEFORE_THE_ANSWER: Final = -1
+_TRUST_AT_FIRST: Final = 0.5
+_STEADINESS: Final = 0.8
+"""What is left of a trust after one more answer; the rest is what that answer showed, 0 or 1."""
+
+_LEAST_TRUST: Final = 0.2
+"""A guess ends where it is less likely than that, and a continuation in which nobody trusts is replaced."""
+
+Context = tuple[int, int]
+
 _log = logging.getLogger(__name__)
+
+
+class Drafts:
+    """What mostly followed the last two tokens, in any answer of one model.
+
+    most: tokens of a guess. remembered: contexts that are kept, those longest unused being forgotten; 65,536
+    are about 15 MiB. Used by one thread.
+    """
+
+    def __init__(self, most: int, *, remembered: int = 1 << 16) -> None:
+        self.most = most
+        self._remembered = remembered
+        self._followed: dict[Context, tuple[int, float]] = {}
+
+    def guess(self, said: Sequence[int], room: int) -> list[int]:
+        """Tokens that may follow the answer ``said``: none where nobody knows, ``room`` at most."""
+        context, trust = _context(said, len(said)), 1.0
+        tokens: list[int] = []
+        while len(tokens) < min(self.most, room):
+            followed = self._followed.get(context)
+            if followed is None:
+                break
+            token, trusted = followed
+            trust *= trusted
+            if trust < _LEAST_TRUST:
+                break
+            tokens.append(token)
+            context = (context[1], token)
+        return tokens
+
+    def learn(self, said: Sequence[int], new: int) -> None:
+        """Remember what followed what in the last ``new`` tokens of the answer ``said``."""
+        for at in range(len(said) - new, len(said)):
+            context, token = _context(said, at), said[at]
+            guessed, trust = self._followed.pop(context, (token, _TRUST_AT_FIRST))
+            if guessed == token:
+                trust += (1 - trust) * (1 - _STEADINESS)
+            else:
+                trust *= _STEADINESS
+                if trust < _LEAST_TRUST:
+                    guessed, trust = token, _TRUST_AT_FIRST
+            self._followed[context] = guessed, trust  # the last one of them, so the last to be forgotten
+        if len(self._followed) > self._remembered:
+            for context in list(itertools.islice(self._followed, self._remembered // 2)):
+                del self._followed[context]
+
+
+def _context(said: Sequence[int], at: int) -> Context:
+    """The two tokens before place ``at`` of an answer."""
+    return (
+        said[at - 2] if at > 1 else _BEFORE_THE_ANSWER,
+        said[at - 1] if at > 0 else _BEFORE_THE_ANSWER,
+    )
 
 
 @runtime_checkable
@@ -96,7 +165,7 @@ class _DraftedSteps:
         for row in answers.rows:
             drafts.learn(answers.of(row), 1)
 
-    def go_on(self, answers: AnswersSoFar, process: Callable[..., torch.Tensor]) -> None:
+    def go_on(self, answers: AnswersSoFar, process: Process) -> None:
         """See Steps. The guide does what ``process`` would do."""
         if worth_a_cut(answers):
             self._leave_the_open(answers)

@@ -24,8 +24,7 @@ from resources.engine.protocol import (
     sampling_seed,
 )
 from resources.engine.transformers.attention import prefer_flash_attention, share_keys_in_steps
-from resources.engine.transformers.drafted_steps import Guide, drafted_steps
-from resources.engine.transformers.drafts import Drafts
+from resources.engine.transformers.drafted_steps import Drafts, Guide, drafted_steps
 from resources.engine.transformers.greedy_decoding import Begin, GreedyDecoding
 from resources.engine.transformers.guided import Grammar, SampledBatch
 from resources.engine.transformers.model_inputs import InputPreparation, ModelInputs

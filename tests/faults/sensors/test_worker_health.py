@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resources.alerts.outbox import Outbox
-from resources.devices.health import Verdict
+from resources.devices.health import DeviceHealth
 from resources.devices.leases import LeaseHolder
 from resources.devices.resource import GpuResource
 from resources.state.database import open_state
@@ -56,7 +56,7 @@ def watcher(tmp_path, gpu):
         outbox=Outbox(tmp_path / "alerts"),
         left_out=gpu.left_out(),
         find=gpu.find,
-        judge=lambda devices: {one.id: Verdict() for one in devices},
+        judge=lambda devices: {one.id: DeviceHealth() for one in devices},
         limits=LIMITS,
     )
 

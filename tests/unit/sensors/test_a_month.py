@@ -12,7 +12,7 @@ import pytest
 
 from resources.alerts.outbox import Outbox
 from resources.devices.find import Device
-from resources.devices.health import Verdict as DeviceVerdict
+from resources.devices.health import DeviceHealth
 from resources.devices.left_out import LeftOutDevices
 from resources.publishing.published import PublishedPartitions
 from resources.state.database import ControlState
@@ -99,7 +99,7 @@ class Month:
             self.outbox,
             self.left_out,
             find=lambda: DEVICES,
-            judge=lambda devices: {one.id: DeviceVerdict() for one in devices},
+            judge=lambda devices: {one.id: DeviceHealth() for one in devices},
             monotonic=self.clock,
             send=self.send,
         )

@@ -7,7 +7,7 @@ import pytest
 from resources.alerts.outbox import Outbox
 from resources.devices.errors import DriverUnavailableError
 from resources.devices.find import Device
-from resources.devices.health import Verdict
+from resources.devices.health import DeviceHealth
 from resources.devices.left_out import LeftOutDevices
 from resources.processes import boot_id
 from resources.state.database import ControlState, open_state
@@ -37,8 +37,8 @@ class Machine:
 
     def judged(self, device):
         if device.id not in {one.id for one in self.listed}:
-            return Verdict((f"{device.id} is no longer listed by the driver.",))
-        return Verdict(tuple(self.against.get(device.id, ())), tuple(self.hot.get(device.id, ())))
+            return DeviceHealth((f"{device.id} is no longer listed by the driver.",))
+        return DeviceHealth(tuple(self.against.get(device.id, ())), tuple(self.hot.get(device.id, ())))
 
 
 @pytest.fixture

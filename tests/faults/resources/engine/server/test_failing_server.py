@@ -13,7 +13,7 @@ import pytest
 
 from resources.engine.ladder import LadderSettings, describe_batch
 from resources.engine.protocol import Answer, Attempt, EngineError, EngineLostError, RequestTooLargeError
-from resources.engine.server.chat_completions import ServerRefusesError
+from resources.engine.server.chat_completions import RequestLimits, ServerRefusesError
 from resources.engine.server.image_transport import ImageFiles
 from resources.engine.server.model_server import (
     MOST_RESTARTS,
@@ -23,7 +23,6 @@ from resources.engine.server.model_server import (
 )
 from resources.engine.server.pacing import AdaptiveLimit
 from resources.engine.server.property_requests import MOST_BUSY_TRIES, MOST_TRIES
-from resources.engine.server.server_engine import RequestLimits
 
 FIRST = Attempt(number=1, max_new_tokens=50)
 GOOD = Answer('{"storeys":2}', "stop", 70, 9)

@@ -13,10 +13,10 @@ from resources.engine.server.chat_completions import (
     FailingServerError,
     FieldRefusedError,
     Question,
+    RequestLimits,
     RequestRefusedError,
     ServerRefusesError,
     SilentServerError,
-    TimeLimits,
     TokenWatch,
     UnusableAnswerError,
     chat_request,
@@ -157,7 +157,7 @@ def test_other_refusals_are_final():
     assert isinstance(refused(415, "no image"), RequestRefusedError)
 
 
-LIMITS = TimeLimits(between_tokens=5.0, whole=10.0)
+LIMITS = RequestLimits(token_seconds=5.0, answer_seconds=10.0)
 USAGE = {"prompt_tokens": 70, "completion_tokens": 9, "total_tokens": 79}
 
 
@@ -184,15 +184,15 @@ def read_timed(response):
 
     async def reading():
         async with TokenWatch.over(LIMITS, on_token=lambda: tokens.append(1)) as watch:
-            return await read_answer(response, watch)
+            return await read_answer(response, watch), watch.first_token_seconds
 
     response.request = httpx2.Request("POST", "http://test")
     return asyncio.run(reading()), len(tokens)
 
 
 def read(response):
-    streamed, tokens = read_timed(response)
-    return streamed.answer, tokens
+    (answer, _), tokens = read_timed(response)
+    return answer, tokens
 
 
 def test_streamed_answer_with_usage():
@@ -221,8 +221,8 @@ def test_finish_reasons(finish, reason):
 
 def test_empty_answer_came_in_no_time_at_all():
     """Where no token came there is none whose seconds could be compared with others'."""
-    streamed, _ = read_timed(stream(chunk(finish="stop")))
-    assert (streamed.answer.text, streamed.first_token_seconds) == ("", None)
+    (answer, first_token_seconds), _ = read_timed(stream(chunk(finish="stop")))
+    assert (answer.text, first_token_seconds) == ("", None)
 
 
 def test_end_without_done_and_without_usage():
@@ -293,9 +293,9 @@ def test_watch_ends_what_makes_no_tokens():
             await asyncio.Event().wait()
 
     with pytest.raises(SilentServerError, match=r"no new token for 0.05 s"):
-        asyncio.run(never(TimeLimits(0.05, 9.0), 4))
+        asyncio.run(never(RequestLimits(1, 0.05, 9.0), 4))
     with pytest.raises(SilentServerError, match=r"not finished after 0.1 s"):
-        asyncio.run(never(TimeLimits(5.0, 0.1), 100))
+        asyncio.run(never(RequestLimits(1, 5.0, 0.1), 100))
 
 
 def test_timeouts_of_others_are_not_the_watch_s():

@@ -14,7 +14,7 @@ from resources.engine.protocol import Attempt
 from resources.engine.schema import DescriptionSchema
 from resources.engine.transformers import drafted_steps
 from resources.engine.transformers.attention import share_keys_in_steps
-from resources.engine.transformers.drafts import Drafts
+from resources.engine.transformers.drafted_steps import Drafts
 from resources.engine.transformers.guided import Grammar
 from resources.engine.transformers.model_inputs import processed
 from resources.engine.transformers.transformers_engine import TransformersEngine
