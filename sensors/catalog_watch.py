@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from sensors.sensor_definition import Decided, build_sensor
+from sensors.ticks import Ticks
 
 NAME = "catalog_watch"
 INTERVAL_SECONDS = 60
@@ -53,7 +53,7 @@ class CatalogWatch:
             self._compared_at = now
             if _LOST in self.outbox.open_subjects():
                 sentence = "The catalogue and its second copy read whole."
-                self.outbox.recovered(_LOST, occurrence=f"{now:.0f}", sentence=sentence, at=now)
+                self.outbox.recovered(_LOST, sentence=sentence, at=now)
         repair = self.last_put_back()
         if repair is None:
             return said
@@ -64,7 +64,7 @@ class CatalogWatch:
             return sentence
         if _PUT_BACK in self.outbox.open_subjects():
             over = "It was put back a day ago and has been whole since."
-            self.outbox.recovered(_PUT_BACK, occurrence=f"{at}", sentence=over, at=now)
+            self.outbox.recovered(_PUT_BACK, sentence=over, at=now)
         return said
 
     def _post(self, subject: str, title: str, occurrence: str, step: str, now: float) -> None:
@@ -81,8 +81,8 @@ class CatalogWatch:
         )
 
 
-def build_catalog_watch_sensor(watch: CatalogWatch, *, ticks: Path) -> dg.SensorDefinition:
-    """The sensor. ticks: the folder where each sensor notes that it ticked."""
+def build_catalog_watch_sensor(watch: CatalogWatch, *, ticks: Ticks) -> dg.SensorDefinition:
+    """The sensor. ticks: where each sensor notes that it ticked."""
     return build_sensor(
         NAME,
         lambda look: Decided(watch.look(look.now)),

@@ -69,7 +69,7 @@ def alert_of(one: Evaluation) -> Alert | None:
         kind=FAILED if stops else WARNED,
         subject=subject_of(one),
         # Not the row's number: a database begun anew counts from 1 again.
-        occurrence=_occurrence(one),
+        occurrence=one.run_id or one.metadata.get(FOUND_AT) or f"{one.at:.3f}",
         severity="error" if stops else "warning",
         title=f"{one.check} {'failed' if stops else 'warns'}: {of}",
         partition=one.partition,
@@ -83,15 +83,11 @@ def alert_of(one: Evaluation) -> Alert | None:
     )
 
 
-def passed_again(evaluations: Iterable[Evaluation]) -> list[tuple[str, str, str]]:
-    """(subject, occurrence, sentence) of what passed at its latest result among these."""
+def passed_again(evaluations: Iterable[Evaluation]) -> dict[str, str]:
+    """Sentences, by subject, of what passed at its latest result among these."""
     latest = {subject_of(one): one for one in sorted(evaluations, key=lambda one: one.storage_id)}
-    return [
-        (subject, _occurrence(one), f"{one.check} passed. {one.description}".strip())
+    return {
+        subject: f"{one.check} passed. {one.description}".strip()
         for subject, one in latest.items()
         if one.passed
-    ]
-
-
-def _occurrence(one: Evaluation) -> str:
-    return one.run_id or one.metadata.get(FOUND_AT) or f"{one.at:.3f}"
+    }

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import dagster as dg
 
 from sensors.dagster_facts import DagsterFacts
 from sensors.sensor_definition import Decided, Look, build_sensor
+from sensors.ticks import Ticks
 
 NAME = "dataset_audit_due"
 INTERVAL_SECONDS = 60
@@ -73,12 +73,12 @@ def build_dataset_audit_sensor(
     signature: Callable[[], str],
     works: Callable[[], bool],
     paused: Callable[[], str | None],
-    ticks: Path,
+    ticks: Ticks,
 ) -> dg.SensorDefinition:
     """The sensor. target: the audit. signature: changes with every published file; empty: there is none.
 
-    works: whether a partition is worked on now. paused: the sentence of a pause. ticks: the folder where each
-    sensor notes that it ticked.
+    works: whether a partition is worked on now. paused: the sentence of a pause. ticks: where each sensor
+    notes that it ticked.
     """
 
     (asset,) = target.keys

@@ -114,7 +114,7 @@ class FailedPartitions:
         self.state = state
         self.attempts = Attempts(state)
         self.cancels = Cancels(state)
-        self.outbox = Outbox(state.directory / "alerts")
+        self.outbox = Outbox(state)
         self.history = PartitionHistory(watched.assets)
         self.policy = policy
         self.cap = cap
@@ -350,7 +350,6 @@ class _Tick:
             if entry.alerted:
                 self.owner.outbox.recovered(
                     subject(entry.key),
-                    occurrence=entry.reckoned or str(entry.launches),
                     sentence=f"Partition {entry.key} is complete again.",
                     at=self.now,
                 )

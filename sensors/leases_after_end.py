@@ -152,9 +152,7 @@ class LeasesAfterEnd:
     def _tell_freed(self, left: Mapping[str, object], now: float) -> None:
         for subject, alert in self.outbox.open_subjects().items():
             if alert.kind == KIND and alert.occurrence not in left:
-                self.outbox.recovered(
-                    subject, occurrence=alert.occurrence, sentence="The device is free.", at=now
-                )
+                self.outbox.recovered(subject, sentence="The device is free.", at=now)
 
 
 def _is_run(run_id: str) -> bool:

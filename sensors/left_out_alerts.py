@@ -54,7 +54,7 @@ def tell_left_out(watch: Watch, left_out: LeftOutDevices, outbox: Outbox, now: f
     for device in watch.left_out:
         if device not in records:
             sentence = f"{device} was taken back and is used again."
-            outbox.recovered(f"devices/{device}/left out", occurrence=f"{now:.0f}", sentence=sentence, at=now)
+            outbox.recovered(f"devices/{device}/left out", sentence=sentence, at=now)
     watch.left_out = sorted(records)
     _tell_none_left(watch, records, outbox, now)
     return [record.sentence(device) for device, record in records.items()]
@@ -65,7 +65,7 @@ def _tell_none_left(watch: Watch, records: Mapping[str, DeviceRecord], outbox: O
         # Between two starts it may not be known which devices there are: nothing is over then.
         if watch.here:
             sentence = "A device is used again, and what waits goes on by itself."
-            outbox.recovered(NONE_LEFT, occurrence=f"{now:.0f}", sentence=sentence, at=now)
+            outbox.recovered(NONE_LEFT, sentence=sentence, at=now)
         return
     here = {device: records[device] for device in sorted(watch.here)}
     outbox.post(

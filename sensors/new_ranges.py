@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import dagster as dg
 
@@ -15,6 +14,7 @@ from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, UNFINISHED
 from sensors.partition_history import PartitionHistory
 from sensors.sensor_definition import Decided, Look, build_sensor
+from sensors.ticks import Ticks
 
 NAME = "new_ranges"
 INTERVAL_SECONDS = 60
@@ -68,8 +68,8 @@ class NewRanges:
         return list(chosen), f"{len(never)} new partitions; {len(chosen)} are launched now."
 
 
-def build_new_ranges_sensor(new_ranges: NewRanges, *, ticks: Path) -> dg.SensorDefinition:
-    """The sensor. ticks: the folder where each sensor notes that it ticked."""
+def build_new_ranges_sensor(new_ranges: NewRanges, *, ticks: Ticks) -> dg.SensorDefinition:
+    """The sensor. ticks: where each sensor notes that it ticked."""
     assets = [dg.AssetKey(asset) for asset in new_ranges.assets]
 
     def decide(look: Look) -> Decided:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import dagster as dg
 
 from sensors.sensor_definition import Decided, Look, build_sensor
+from sensors.ticks import Ticks
 
 NAME = "progress_picture"
 INTERVAL_SECONDS = 60
@@ -59,7 +59,7 @@ def build_progress_picture_sensor(
     moved: Callable[[], str],
     works: Callable[[], bool],
     paused: Callable[[], str | None],
-    ticks: Path,
+    ticks: Ticks,
 ) -> dg.SensorDefinition:
     """The sensor. target: the asset that has the picture. draw: makes its materialization.
 

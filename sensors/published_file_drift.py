@@ -8,7 +8,6 @@ handed in, and putting anything right (the scheduled re-materialization, which v
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,16 +17,19 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import dagster as dg
+import sqlalchemy as sa
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.publishing.verification import PUBLISHED_FILE
+from resources.state.database import ControlState
+from resources.state.tables import drift_snapshots
 from resources.state.workers import Workers
-from resources.storage.files import make_directory, write_replacing
 from resources.storage.layout import AssetFolders
 from sensors.check_alerts import FOUND_AT
 from sensors.partition_history import PartitionHistory
 from sensors.sensor_definition import Decided, Look, build_sensor
+from sensors.ticks import Ticks
 
 NAME = "published_file_drift"
 INTERVAL_SECONDS = 60
@@ -43,8 +45,6 @@ _SHOWN = 5
 """Sentences that the tick itself says; further ones are in its log."""
 
 _FOREIGN = "foreign_file"
-_FORMAT = 1
-_ABOUT = "What was seen at the last look; may be deleted: every partition is then looked at anew."
 _FILE, _RECORD = ".parquet", ".json"
 
 SOUND, STALE = "sound", "stale"
@@ -70,32 +70,30 @@ class Seen(NamedTuple):
 class Snapshot:
     """What was seen of one asset. is_lost: not every partition was looked at since nothing was known."""
 
-    path: Path
+    state: ControlState
+    asset: str
     partitions: dict[str, Seen] = field(default_factory=dict)
     is_lost: bool = False
 
     @classmethod
-    def read(cls, path: Path) -> Snapshot:
-        """The last one; a new one where there is none that reads."""
-        try:
-            said = json.loads(path.read_bytes())
-            if said["format"] != _FORMAT:
-                return cls(path, is_lost=True)
-            partitions = {key: Seen(*seen) for key, seen in said["partitions"].items()}
-            return cls(path, partitions, is_lost=bool(said["is_lost"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            return cls(path, is_lost=True)
+    def read(cls, state: ControlState, asset: str) -> Snapshot:
+        """The last one; a new one where there is none."""
+        query = sa.select(drift_snapshots.c.snapshot).where(drift_snapshots.c.asset == asset)
+        said = state.read_beats(lambda connection: connection.execute(query).scalar())
+        if said is None:
+            return cls(state, asset, is_lost=True)
+        partitions = {key: Seen(*seen) for key, seen in said["partitions"].items()}
+        return cls(state, asset, partitions, is_lost=said["is_lost"])
 
     def write(self) -> None:
-        """Replace the file, durably when it returns. Raises OSError."""
-        make_directory(self.path.parent)
-        said = {
-            "about": _ABOUT,
-            "format": _FORMAT,
-            "is_lost": self.is_lost,
-            "partitions": self.partitions,
-        }
-        write_replacing(self.path, json.dumps(said).encode())
+        """Replace the last one; a power cut may lose it. Raises ControlStateError."""
+        said = {"is_lost": self.is_lost, "partitions": self.partitions}
+
+        def write(connection: sa.Connection) -> None:
+            connection.execute(drift_snapshots.delete().where(drift_snapshots.c.asset == self.asset))
+            connection.execute(drift_snapshots.insert().values(asset=self.asset, snapshot=said))
+
+        self.state.beat(write)
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,6 @@ class DriftWatcher:
     watched: Sequence[DriftWatched]
     workers: Workers
     outbox: Outbox
-    directory: Path
     monotonic: Callable[[], float] = time.monotonic
 
     def look(self, tell: Tell, failing: Callable[[str], Collection[str]], now: float) -> list[str]:
@@ -190,7 +187,7 @@ class DriftWatcher:
         time_for_looks: _Time,
         now: float,
     ) -> list[str]:
-        snapshot = Snapshot.read(self.directory / f"{watched.name}.json")
+        snapshot = Snapshot.read(self.outbox.state, watched.name)
         expectation = watched.expectation()
         standing = signatures(watched.asset, made_from=watched.made_from)
         changed = [key for key in watched.keys if _is_changed(snapshot, key, standing, expectation)]
@@ -265,7 +262,7 @@ class DriftWatcher:
             if subject.startswith(prefix) and subject not in standing:
                 name = subject.removeprefix(prefix)
                 sentence = f"{name}.parquet lies no longer among the published files."
-                self.outbox.recovered(subject, occurrence=f"{now:.0f}", sentence=sentence, at=now)
+                self.outbox.recovered(subject, sentence=sentence, at=now)
         return [f"{path} is no partition." for path in standing.values()]
 
 
@@ -317,8 +314,8 @@ def evaluation(asset: str, key: str, verdict: Verdict, at: float) -> dg.AssetChe
     )
 
 
-def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Path) -> dg.SensorDefinition:
-    """The sensor. ticks: the folder where each sensor notes that it ticked."""
+def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Ticks) -> dg.SensorDefinition:
+    """The sensor. ticks: where each sensor notes that it ticked."""
 
     # Kept between ticks: a first look takes several, and each asks what fails now.
     histories = {one.name: PartitionHistory([one.name]) for one in watcher.watched}

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import dagster as dg
 
@@ -24,6 +23,7 @@ from resources.storage.layout import AssetFolders
 from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.runs import UNDER_WAY
 from sensors.sensor_definition import Decided, Look, build_sensor
+from sensors.ticks import Ticks
 
 NAME = "reconciliation"
 INTERVAL_SECONDS = 30
@@ -200,9 +200,9 @@ def build_reconciliation_sensor(
     assets: Sequence[PublishedAsset],
     *,
     workers: Workers,
-    ticks: Path,
+    ticks: Ticks,
 ) -> dg.SensorDefinition:
-    """The sensor. ticks: the folder where each sensor notes that it ticked."""
+    """The sensor. ticks: where each sensor notes that it ticked."""
 
     handled: set[str] = set()
 

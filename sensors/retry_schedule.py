@@ -10,7 +10,6 @@ only schedules and sensors can do that through Dagster's public calls.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -21,7 +20,7 @@ from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, sentences
 from sensors.retry_ledger import AskedLook, ask_for_look, asked_look, look_answered
 from sensors.sensor_definition import Decided, Look, build_sensor
-from sensors.ticks import note_tick
+from sensors.ticks import Ticks
 
 SCHEDULE = "failed_partitions_again"
 BUTTON = "failed_partitions_now"
@@ -77,7 +76,7 @@ def build_retrying(
     *,
     every_minutes: int,
     run_config: RunConfigOf,
-    ticks_directory: Path,
+    ticks: Ticks,
     clock: Callable[[], float] = time.time,
 ) -> Retrying:
     """Schedule and button over the watched assets."""
@@ -107,8 +106,7 @@ def build_retrying(
         for sentence in sentences(ticked.launches):
             context.log.info(sentence)
         requests = [request(dagster, launch, run_config) for launch in ticked.launches]
-        note_tick(
-            ticks_directory,
+        ticks.note(
             SCHEDULE,
             at.timestamp(),
             interval_seconds=every_minutes * 60.0,
@@ -132,7 +130,7 @@ def build_retrying(
         answer,
         interval_seconds=ANSWER_SECONDS,
         description=f"Looks for partitions to materialize again when a person has launched {BUTTON}.",
-        ticks=ticks_directory,
+        ticks=ticks,
         job=again,
     )
 

@@ -104,11 +104,11 @@ def queued_while_nothing_runs(instance: dg.DagsterInstance) -> int:
     return queued
 
 
-def queue_stands(queued: int, *, since: float, now: float) -> Alert | None:
+def queue_stands(queued: int, *, since: float, now: float) -> Iterator[Alert]:
     """An alert where runs have waited for long and none was under way. since: unix seconds."""
     if now - since <= STANDSTILL_SECONDS:
-        return None
-    return Alert(
+        return
+    yield Alert(
         kind=STANDS,
         subject=QUEUE,
         occurrence=f"{since:.0f}",
@@ -167,20 +167,20 @@ def run_stuck(run: SilentRun, *, now: float) -> Alert:
     )
 
 
-def going_on(open_alerts: Iterable[Alert], silent: Collection[str]) -> list[tuple[str, str, str]]:
-    """(subject, occurrence, sentence) of stuck runs that are no longer silent."""
-    return [
-        (alert.subject, f"after {alert.occurrence}", "It works, or has ended.")
+def going_on(open_alerts: Iterable[Alert], silent: Collection[str]) -> dict[str, str]:
+    """Sentences, by subject, of stuck runs that are no longer silent."""
+    return {
+        alert.subject: "It works, or has ended."
         for alert in open_alerts
         if alert.kind == STUCK and alert.occurrence not in silent
-    ]
+    }
 
 
 def right_again(
     instance: dg.DagsterInstance, open_alerts: Iterable[Alert], history: PartitionHistory
-) -> list[tuple[str, str, str]]:
-    """(subject, occurrence, sentence) of failed runs whose output was materialized since."""
-    found = []
+) -> dict[str, str]:
+    """Sentences, by subject, of failed runs whose output was materialized since."""
+    found = {}
     looked = False
     for alert in open_alerts:
         if alert.kind != FAILED:
@@ -193,10 +193,9 @@ def right_again(
             if not set(names) <= set(history.assets):
                 names = list(history.assets)  # of a run whose assets were not known: all of them
             if all(_stands(history, name, alert.partition) for name in names):
-                said = "The partition was materialized since."
-                found.append((alert.subject, f"after {alert.occurrence}", said))
+                found[alert.subject] = "The partition was materialized since."
         elif _succeeded_since(instance, alert, names):
-            found.append((alert.subject, f"after {alert.occurrence}", "It ran again and succeeded."))
+            found[alert.subject] = "It ran again and succeeded."
     return found
 
 

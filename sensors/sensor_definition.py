@@ -9,14 +9,13 @@ decision. A simulation calls the decisions themselves, with facts and a clock of
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.instance_facts import InstanceFacts
-from sensors.ticks import note_tick
+from sensors.ticks import Ticks
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def build_sensor(
     *,
     interval_seconds: int,
     description: str,
-    ticks: Path,
+    ticks: Ticks,
     clock: Callable[[], float] = time.time,
     **target: Any,
 ) -> dg.SensorDefinition:
@@ -62,7 +61,7 @@ def build_sensor(
         decided = decide(Look(InstanceFacts(context.instance), clock(), context.cursor))
         for sentence in decided.logged:
             context.log.info(sentence)
-        note_tick(ticks, name, clock(), interval_seconds=interval_seconds, log=lambda: context.log)
+        ticks.note(name, clock(), interval_seconds=interval_seconds, log=lambda: context.log)
         if decided.events:
             return dg.SensorResult(asset_events=list(decided.events), cursor=decided.cursor)
         if decided.cursor is not None:

@@ -1,24 +1,31 @@
-"""When each sensor and schedule last ticked, on disk: whoever looks can tell that one has gone silent.
+"""When each sensor and schedule last ticked, and which of them, or the whole daemon, has gone silent.
 
-What lives here: one small file a name in ``.state/ticks``. What does not: who is told of a silent one
-(``silent_sensors.py``). The files may be deleted: a sensor that ticks writes its own again.
+Nothing that crashes says so itself. The alerts sensor looks at the others, and ``vlm-assets alerts deliver``,
+run by the machine's own timer, at the daemon and at the alerts sensor.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 
-from resources.storage.files import temporary_name
+import sqlalchemy as sa
 
-_ABOUT = "The last tick; may be deleted."
+from resources.alerts.alert import Alert
+from resources.state.database import ControlState
+from resources.state.tables import ticks as _table
+
+SILENT, DAEMON_SILENT = "sensor_silent", "daemon_silent"
+
+ALERTS, ALERTS_SECONDS = "alerts", 20
+"""Name and interval of the sensor that looks at the others: it is looked at from outside Dagster."""
 
 LONGEST_SILENCE_SECONDS = 300.0
 """No tick for this long, nor for five of its own intervals, is silence."""
 
+_DAEMON = "daemon"
 _INTERVALS = 5.0
 
 
@@ -37,68 +44,130 @@ class Tick:
 
     def is_quiet(self, now: float) -> bool:
         """Whether it should have ticked since."""
-        return now - self.at > longest_silence(self.interval_seconds)
+        return now - self.at > _longest_silence(self.interval_seconds)
 
 
-def longest_silence(interval_seconds: float) -> float:
+class Ticks:
+    """The ticks of one home. They may be lost: a sensor that ticks notes it again."""
+
+    def __init__(self, state: ControlState) -> None:
+        self._state = state
+
+    def record(self, name: str, now: float, *, interval_seconds: float = 60.0) -> None:
+        """Note that ``name`` has ticked, after its work; without fsync. Raises ControlStateError.
+
+        interval_seconds: how often it means to tick; silence is judged by it.
+        """
+
+        def write(connection: sa.Connection) -> None:
+            this = _table.c.name == name
+            before = connection.execute(sa.select(_table).where(this)).first()
+            has_gap = before is None or now - before.at > LONGEST_SILENCE_SECONDS
+            since = now if before is None or has_gap else before.since
+            row = asdict(Tick(name, now, interval_seconds, since))
+            change = _table.insert() if before is None else _table.update().where(this)
+            connection.execute(change.values(row))
+
+        self._state.beat(write)
+
+    def note(
+        self, name: str, now: float, *, interval_seconds: float, log: Callable[[], logging.Logger]
+    ) -> None:
+        """``record`` as a tick's last act: one that cannot be written is logged, and undoes nothing.
+
+        A tick that fails before comes not here, so that one that fails each time counts as silent. log: of
+        the tick, asked for only where there is something to say: Dagster opens a file for it, and removes
+        none.
+        """
+        try:
+            self.record(name, now, interval_seconds=interval_seconds)
+        except OSError as error:
+            log().warning(f"The tick could not be noted, so {name} will seem silent: {error}")
+
+    def last(self) -> dict[str, Tick]:
+        """The last tick of everything that ever ticked here, by name. Raises ControlStateError."""
+        query = sa.select(_table).order_by(_table.c.name)
+        rows = self._state.read_beats(lambda connection: connection.execute(query).all())
+        return {row.name: Tick(*row) for row in rows}
+
+    def silent_sensors(self, watched: Mapping[str, float], *, since: float, now: float) -> Iterator[Alert]:
+        """Alerts of those that do not tick. watched: names and their intervals in seconds.
+
+        since: from when they were expected to tick, where one never did. All times in unix seconds.
+        """
+        ticks = self.last()
+        for name, interval in watched.items():
+            tick = ticks.get(name)
+            if now - (max(tick.at, since) if tick else since) <= _longest_silence(interval):
+                continue
+            yield Alert(
+                kind=SILENT,
+                subject=_subject(name),
+                occurrence=str(tick.at if tick else since),
+                severity="error",
+                title=f"{name} has gone silent",
+                expected=f"a tick every {interval:.0f} s",
+                found=f"no tick since {_clock(tick.at)}" if tick else "no tick ever",
+                next_step=(
+                    f"Open Automation > {name}: its last ticks show an error, or it was switched off there."
+                    " Switch it on; after an error, reload the definitions; restart Dagster if it stays"
+                    " silent."
+                ),
+                page="automation",
+                at=now,
+            )
+
+    def ticking_again(self, open_subjects: Collection[str], *, now: float) -> dict[str, str]:
+        """Sentences, by subject, of what was silent and ticks; who asks is ticking, so the daemon is."""
+        found = {_DAEMON: "The daemon ticks."} if _DAEMON in open_subjects else {}
+        for tick in self.last().values():
+            if _subject(tick.name) in open_subjects and not tick.is_quiet(now):
+                found[_subject(tick.name)] = f"It ticked at {_clock(tick.at)}."
+        return found
+
+    def silence(self, *, now: float) -> Alert | None:
+        """An alert where the daemon is silent, or the alerts sensor, which nobody inside Dagster looks at."""
+        return self._silent_daemon(now) or self._silent_alerts(now)
+
+    def _silent_daemon(self, now: float) -> Alert | None:
+        """An alert where nothing at all has ticked for long; None where something did, or nothing ever."""
+        last = max((tick.at for tick in self.last().values()), default=now)
+        if now - last <= LONGEST_SILENCE_SECONDS:
+            return None
+        return Alert(
+            kind=DAEMON_SILENT,
+            subject=_DAEMON,
+            occurrence=str(last),
+            severity="error",
+            title="Dagster's daemon has gone silent",
+            expected="a tick of some sensor every 30 s",
+            found=f"no tick of any since {_clock(last)}",
+            next_step=(
+                "Is the machine short of memory or disk? Do the definitions load (Deployment in the UI)?"
+                " Start Dagster again (`make run`, or its systemd units): everything goes on from where it"
+                " was. If you stopped it on purpose, there is nothing to do."
+            ),
+            page="deployment/daemons",
+            at=now,
+        )
+
+    def _silent_alerts(self, now: float) -> Alert | None:
+        others = [tick for tick in self.last().values() if tick.name != ALERTS]
+        ticking = [tick.since for tick in others if now - tick.at <= LONGEST_SILENCE_SECONDS]
+        if not ticking:
+            return None
+        # From when the daemon runs: just started, it had no time for this one yet.
+        return next(self.silent_sensors({ALERTS: ALERTS_SECONDS}, since=min(ticking), now=now), None)
+
+
+def _longest_silence(interval_seconds: float) -> float:
     """Seconds without a tick that are no silence yet for one that means to tick this often."""
     return max(_INTERVALS * interval_seconds, LONGEST_SILENCE_SECONDS)
 
 
-def note_tick(
-    directory: Path, name: str, now: float, *, interval_seconds: float, log: Callable[[], logging.Logger]
-) -> None:
-    """``record_tick`` as a tick's last act: one that cannot be written is logged, and undoes nothing.
-
-    A tick that fails before comes not here, so that one that fails each time counts as silent. log: of the
-    tick, asked for only where there is something to say: Dagster opens a file for it, and removes none.
-    """
-    try:
-        record_tick(directory, name, now, interval_seconds=interval_seconds)
-    except OSError as error:
-        log().warning(f"The tick could not be noted, so {name} will seem silent: {error}")
+def _subject(name: str) -> str:
+    return f"sensor/{name}"
 
 
-def record_tick(directory: Path, name: str, now: float, *, interval_seconds: float = 60.0) -> None:
-    """Note that ``name`` has ticked, after its work. directory: HOME/.state/ticks. Raises OSError.
-
-    interval_seconds: how often it means to tick; silence is judged by it. Not synced: it may be lost.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}.json"
-    before = _read(path)
-    said = {
-        "about": _ABOUT,
-        "name": name,
-        "at": now,
-        "interval_seconds": interval_seconds,
-        "since": now if before is None or now - before.at > LONGEST_SILENCE_SECONDS else before.since,
-    }
-    temporary = temporary_name(path)
-    try:
-        temporary.write_text(json.dumps(said))
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def last_ticks(directory: Path) -> dict[str, Tick]:
-    """The last tick of everything that ever ticked here, by name; what cannot be read is left out."""
-    found = {}
-    for path in sorted(directory.glob("*.json")):
-        tick = _read(path)
-        if tick is not None:
-            found[tick.name] = tick
-    return found
-
-
-def _read(path: Path) -> Tick | None:
-    try:
-        said = json.loads(path.read_bytes())
-        at = float(said["at"])
-        # Noted by an earlier version, it ticked at that one time for all that is known.
-        since = float(said.get("since", at))
-        return Tick(str(said["name"]), at, float(said["interval_seconds"]), since)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import dagster as dg
 
@@ -29,8 +28,8 @@ from sensors.dagster_facts import DagsterFacts
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.left_out_alerts import tell_left_out, usable_devices
-from sensors.restored_state import tell_restorations
 from sensors.sensor_definition import Decided, Look, build_sensor
+from sensors.ticks import Ticks
 from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
 
 NAME = "worker_health"
@@ -61,9 +60,7 @@ class HealthWatcher:
     def look(self, watch: Watch, dagster: DagsterFacts) -> list[str]:
         """One tick: changes ``watch``, posts alerts, ends what is stuck. Returns sentences."""
         living = [worker for worker in self.workers.living() if worker.pid]
-        state = self.left_out.state
-        state.copy_if_due()
-        tell_restorations(state, self.outbox, watch.unix)
+        self.left_out.state.copy_if_due()
         return [
             *self._end_stuck(watch, living, dagster),
             *self._name_slow(watch, living),
@@ -116,7 +113,7 @@ class HealthWatcher:
                     "The stuck worker has ended and its device is free; its partition is retried unless a"
                     " person cancelled its run."
                 )
-                self.outbox.recovered(subject, occurrence=alert.occurrence, sentence=sentence, at=now)
+                self.outbox.recovered(subject, sentence=sentence, at=now)
 
     def _stuck(self, one: Stuck, now: float) -> Alert:
         worker = one.worker
@@ -188,9 +185,7 @@ class HealthWatcher:
                 sentence = f"{device} keeps pace with the others again."
                 if is_over:
                     sentence = f"Nobody has worked for {self.limits.slow / 60:.0f} minutes."
-                self.outbox.recovered(
-                    subject, occurrence=f"{watch.unix:.0f}", sentence=sentence, at=watch.unix
-                )
+                self.outbox.recovered(subject, sentence=sentence, at=watch.unix)
         return told
 
     def _look_at_devices(self, watch: Watch) -> list[str]:
@@ -225,7 +220,7 @@ class HealthWatcher:
         watch.blind_since = None
         if subject in opened:
             sentence = "The driver answers again."
-            self.outbox.recovered(subject, occurrence=f"{now:.0f}", sentence=sentence, at=now)
+            self.outbox.recovered(subject, sentence=sentence, at=now)
         said: list[str] = []
         for device, verdict in verdicts.items():
             said.extend((*verdict.refused, *verdict.hot))
@@ -260,7 +255,7 @@ class HealthWatcher:
             if watch.at - since >= _SICK_AGAIN_SECONDS:
                 del watch.cool[device]
                 sentence = f"{device} was not too hot for {_SICK_AGAIN_SECONDS / 60:.0f} minutes."
-                self.outbox.recovered(_hot(device), occurrence=f"{now:.0f}", sentence=sentence, at=now)
+                self.outbox.recovered(_hot(device), sentence=sentence, at=now)
 
     def _tell_sound(self, watch: Watch, device: str) -> None:
         """Once it has been so for long enough: one that throttles on and off is one trouble, not many."""
@@ -270,7 +265,7 @@ class HealthWatcher:
             del watch.sick[device], watch.sound[device]
             now = watch.unix
             sentence = f"Nothing has spoken against {device} for {_SICK_AGAIN_SECONDS / 60:.0f} minutes."
-            self.outbox.recovered(f"devices/{device}", occurrence=f"{now:.0f}", sentence=sentence, at=now)
+            self.outbox.recovered(f"devices/{device}", sentence=sentence, at=now)
 
     def _tell_sick(self, watch: Watch, device: str, why: str) -> None:
         now = watch.unix
@@ -303,7 +298,7 @@ def build_worker_health_sensor(
     leases: LeasesAfterEnd,
     *,
     pool: str,
-    ticks: Path,
+    ticks: Ticks,
     clock: Callable[[], float] = time.time,
 ) -> dg.SensorDefinition:
     """The sensor. pool: its limit follows the devices in use. ticks: where it notes that it ticked."""

@@ -16,7 +16,7 @@ import dagster as dg
 from vlm_assets.assets import property_catalog as catalog_asset
 from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.assets.property_catalog import build_property_catalog
-from vlm_assets.automation.alert_sensor import build_alerts
+from vlm_assets.automation.alert_settings import build_alerts
 from vlm_assets.automation.catalog_sensors import build_catalog_sensor, build_new_ranges
 from vlm_assets.automation.dataset_audit import build_audit_sensor, build_dataset_audit
 from vlm_assets.automation.dataset_progress import build_dataset_progress, build_progress_sensor

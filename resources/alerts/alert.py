@@ -1,7 +1,7 @@
-"""What a person is told: an alert, and the notice that what it was about is right again.
+"""An alert, what happens to it, their stable ids, and the forms in which they are written down.
 
-What lives here: the two values, their stable ids, and the forms in which they are written down. What does
-not: where they are kept (``outbox.py``), how they are grouped and worded (``messages.py``).
+What does not live here: where they are kept (``outbox.py``), how they are grouped and worded
+(``messages.py``).
 """
 
 from __future__ import annotations
@@ -56,44 +56,47 @@ class Alert:
         return cls(**{name: value for name, value in found.items() if name in names})
 
 
-@dataclass(frozen=True)
-class Recovery:
-    """What an alert was about is right again. sentence: what was seen. at: unix seconds.
+Happening = Literal["raised", "again", "recovered", "closed"]
+"""What happens to an alert. ``again``: another occurrence while it is open. ``closed``: by a person."""
 
-    since: unix seconds since when it had been wrong; the alert is the latest of those times. by_hand: a
-    person closed it, and nobody saw whether it is right.
+
+@dataclass(frozen=True)
+class AlertEvent:
+    """One line of the history: what happened to an alert.
+
+    since: unix seconds since when the subject is, or was, wrong; the alert is its latest occurrence.
+    sentence: what was seen when it was right again, or the reason that a person gave.
     """
 
+    what: Happening
     alert: Alert
-    occurrence: str
-    sentence: str
     at: float
     since: float
-    by_hand: bool = False
+    sentence: str = ""
 
     @property
     def id(self) -> str:
-        """Stable like an alert's: the same recovery of the same alert has the same one."""
-        return _digest("recovered", self.alert.id, self.occurrence)
+        """An alert's own id where it was raised; its end has one of its own, stable too."""
+        if self.what in ("raised", "again"):
+            return self.alert.id
+        return _digest(self.what, self.alert.id, str(self.at))
 
     def as_json(self) -> dict[str, Any]:
-        """The alert it ends, and what was seen."""
+        """All of it, and the id."""
         return {
-            "alert": self.alert.as_json(),
-            "occurrence": self.occurrence,
-            "sentence": _cut(self.sentence),
+            "what": self.what,
+            "id": self.id,
             "at": self.at,
             "since": self.since,
-            **({"by_hand": True} if self.by_hand else {}),
+            "sentence": _cut(self.sentence),
+            "alert": self.alert.as_json(),
         }
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Recovery:
-        """What ``as_json`` gave. Raises TypeError or KeyError where something is missing."""
+    def from_json(cls, found: dict[str, Any]) -> AlertEvent:
+        """What ``as_json`` gave."""
         alert = Alert.from_json(found["alert"])
-        since = found.get("since", alert.at)
-        by_hand = found.get("by_hand", False)
-        return cls(alert, found["occurrence"], found["sentence"], found["at"], since, by_hand)
+        return cls(found["what"], alert, found["at"], found["since"], found["sentence"])
 
 
 def _digest(*parts: str) -> str:

@@ -1,41 +1,58 @@
 """Delivery: what was posted reaches every target, once, whatever dies or is down.
 
-What lives here: the order of reading, recording and sending, and back-off. What does not: the words
-(``messages.py``), the record (``delivery_record.py``), the sending (``targets.py``). A message is written
-down with its id before it is sent and struck off after the target took it, so a kill in between sends the
-same id again, and nothing else can repeat or lose one.
+What lives here: the tables ``alert_targets`` and ``alert_messages``, storms, and back-off. What does not: the
+words (``messages.py``), the sending (``targets.py``). A message is claimed, which writes it down with the
+events that it tells, before it is sent, and marked after the target took it: a kill in between sends the same
+id again, and nothing else can repeat or lose one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import socket
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from resources.alerts.alert import Alert
-from resources.alerts.alert_log import Read, make_directory_once
-from resources.alerts.delivery_record import Record, Tray
-from resources.alerts.messages import Group, Message, Sender
-from resources.alerts.outbox import RAISED, Outbox
+import sqlalchemy as sa
+
+from resources.alerts.alert import AlertEvent
+from resources.alerts.messages import SHOWN, SINGLY, Message, Sender, message_of_many, message_of_one
+from resources.alerts.outbox import TOLD, Outbox, still_open
 from resources.alerts.targets import Target, TargetProcess
-from resources.storage.files import set_aside, write_replacing
-from resources.storage.sealed_json import BrokenSealError
+from resources.state import tables
+from resources.state.tables import alert_events as _events
+from resources.state.tables import alert_messages as _messages
+from resources.state.tables import alert_targets as _targets
+from resources.storage.files import make_directory
+from resources.storage.lock_files import LockFile
 
-RECORD = "delivery.json"
 FIRST_WAIT_SECONDS = 30.0
 LONGEST_WAIT_SECONDS = 1800.0
 """How long a target that is down is left alone: twice as long each time, up to this."""
 
-_LOCK = "delivery.lock"
+BURST = 10
+"""Alerts of a kind that are told within BURST_SECONDS before the kind has to wait."""
+
+BURST_SECONDS = 600.0
+
+PATIENT_TRIES = 3
+"""Failures up to which a target, or a message, is thought to be all right in a moment."""
+
+HISTORY_SECONDS = 90 * 24 * 3600.0
+LONGEST_HISTORY = 20_000
+"""Events that are over and told are kept for this long, and up to this many."""
+
+_NOBODY = ""
+"""Stands for the targets of a home that has none."""
+
+_MOST_CLAIMED = 10
+_PRUNE_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,43 @@ class Delivered:
     waiting: int = 0
 
 
+@dataclass(frozen=True)
+class _Backlog:
+    """What one target has still to be told. waiting: numbers and ids of events without a message, by group.
+
+    claimed: messages that were not taken yet, the next first, with the number of their first event.
+    """
+
+    told_up_to: int
+    held: Mapping[str, int]
+    tries: int
+    next_at: float
+    waiting: Mapping[str, Sequence[tuple[int, str]]]
+    claimed: Sequence[tuple[int, Message]]
+
+    @property
+    def untold(self) -> int:
+        return sum(map(len, self.waiting.values())) + sum(message.tells for _, message in self.claimed)
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is to be tried. Times too far ahead are those of a clock that was put back: past."""
+        return self.untold > 0 and not now < self.next_at <= now + LONGEST_WAIT_SECONDS
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more is claimed: what waits for a target that stays down is told in groups then."""
+        return self.tries < PATIENT_TRIES or len(self.claimed) < _MOST_CLAIMED
+
+    def cursor(self, group: str) -> int:
+        """The last event of a group that a message was made of."""
+        return self.held.get(group, self.told_up_to)
+
+    @property
+    def floor(self) -> int:
+        """The last event up to which messages were made of all."""
+        return min([self.told_up_to, *self.held.values()])
+
+
 class Delivery:
     """Brings an outbox to its targets; one process at a time, and who comes second leaves it to the first.
 
@@ -58,42 +112,48 @@ class Delivery:
 
     def __init__(self, outbox: Outbox, targets: Sequence[Target], *, home: Path) -> None:
         self.outbox = outbox
-        self.directory = outbox.log.directory
         self.targets = targets
+        self._state = outbox.state
         self._home = home
         self._keys: dict[tuple[Target, str], str] = {}
-        # Taken, but perhaps not struck off: a full disk, where no record can be written, repeats nothing.
-        self._taken: set[tuple[Target, str]] = set()
-        self._guard = threading.Lock()
+        # Taken, but perhaps not marked: on a full disk, where nothing can be marked, nothing is repeated.
+        self._taken: set[tuple[str, int]] = set()
+        self._pruned_at = 0.0
 
     def deliver(self, *, now: float, seconds: float, address: str | None) -> Delivered | None:
         """Tell every target what is new and what is due again; None where another process is at it.
 
         now: unix seconds, by which back-off and storms are judged. seconds: after which what hangs is ended.
-        address: of the pages, for links. Raises OSError where the record cannot be written.
+        address: of the pages, for links. Raises ControlStateError where nothing can be written down.
         """
         deadline = time.monotonic() + seconds
         with self._only() as lock:
             if lock is None:
                 return None
-            sender = Sender(str(self._home), socket.gethostname(), address)
-            record = self._load()
-            if self._read_on(record):
-                self._save(record)
-            self._strike_off_taken(record)
-            due = []
-            for target in self.targets:
-                tray = record.trays[self._key(target, record)]
-                if tray.is_due(now, LONGEST_WAIT_SECONDS) and not tray.idle:
-                    due.append((target, tray, tray.has_room and tray.word(now, sender)))
-            if any(worded for _, _, worded in due):
-                self._save(record)
-            sending = [(target, tray) for target, tray, _ in due if tray.flying]
-            found = self._send_all(record, sending, now=now, deadline=deadline, lock=lock)
-            if record.position is not None:
-                # Every line was gathered for every target, so a long file may be put aside.
-                self.outbox.begin_new_file_where_long(record.position)
-        return found
+            salt = self._salt() if self.targets else ""
+            targets = {self._key(target, salt): target for target in self.targets}
+            standing = self._state.read(_backlogs)
+            is_due = any(key in targets and one.is_due(now) for key, one in standing.items())
+            # A look that finds nothing to tell writes nothing.
+            if is_due or (targets and targets.keys() != standing.keys()):
+                sender = Sender(str(self._home), socket.gethostname(), address)
+                standing = self._state.write(lambda connection: self._claim(connection, targets, now, sender))
+                self._taken.clear()
+            elif standing.keys() <= {_NOBODY} and not targets:
+                standing = self._tell_nobody(standing)
+            due = {
+                target: key
+                for key, target in targets.items()
+                if standing[key].is_due(now) and standing[key].claimed
+            }
+            done = self._send_all(due, standing, now, deadline, lock)
+            if done:
+                standing = self._state.read(_backlogs)
+            self._prune(now)
+        troubles = tuple(trouble for _, trouble in done if trouble)
+        return Delivered(
+            sum(told for told, _ in done), troubles, sum(one.untold for one in standing.values())
+        )
 
     def send_at_once(self, message: Message, *, seconds: float) -> list[tuple[Target, str | None]]:
         """Send a message to every target, unrecorded. What each said: None of one that took it."""
@@ -112,147 +172,227 @@ class Delivery:
 
     def backlog(self) -> dict[str, tuple[int, int]]:
         """For each target by name: how much it has still to be told, and how often in a row it was down."""
-        record = self._load()
+        standing = self._state.read(_backlogs)
+        salt = self._state.read(_salt_of) if standing else None
         found = {}
         for target in self.targets:
-            tray = record.trays.get(self._key(target, record), Tray())
-            found[target.name] = (tray.untold, tray.tries)
+            one = standing.get(self._key(target, salt)) if salt else None
+            found[target.name] = (one.untold, one.tries) if one else (0, 0)
         return found
 
     @contextlib.contextmanager
-    def _only(self) -> Iterator[int | None]:
-        make_directory_once(self.directory)
-        descriptor = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def _only(self) -> Iterator[LockFile | None]:
+        directory = self._state.directory
+        if not directory.is_dir():
+            make_directory(directory)
+        lock = LockFile(directory / "alert_delivery.lock")
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield None
-            else:
-                yield descriptor
+            yield lock if lock.take() else None
         finally:
-            os.close(descriptor)
+            lock.close()
 
-    def _load(self) -> Record:
-        path = self.directory / RECORD
-        try:
-            return Record.from_bytes(path.read_bytes())
-        except FileNotFoundError:
-            pass
-        except (BrokenSealError, KeyError, TypeError, ValueError):
-            set_aside(path, self.directory / "unreadable")
-        return Record(secrets.token_hex(16))
+    def _salt(self) -> str:
+        def write(connection: sa.Connection) -> str:
+            found = _salt_of(connection)
+            if found is None:
+                found = secrets.token_hex(16)
+                connection.execute(tables.meta.insert().values(name=tables.TARGET_SALT, value=found))
+            return found
 
-    def _save(self, record: Record) -> None:
-        write_replacing(self.directory / RECORD, record.as_bytes())
+        return self._state.read(_salt_of) or self._state.write(write)
 
-    def _key(self, target: Target, record: Record) -> str:
-        known = (target, record.salt)
+    def _key(self, target: Target, salt: str) -> str:
+        known = (target, salt)
         if known not in self._keys:
-            self._keys[known] = target.key(bytes.fromhex(record.salt))
+            self._keys[known] = target.key(bytes.fromhex(salt))
         return self._keys[known]
 
-    def _read_on(self, record: Record) -> bool:
-        """Put what is new in the log with what waits for each target. True: the record has changed."""
-        changed = self._match_targets(record)
-        with self.outbox.log.locked():
-            found = self.outbox.log.read(record.position)
-        if found.end == record.position or not found.end.file:
-            return changed
-        entries = found.entries + ([_unreadable(found)] if found.damaged else [])
-        for tray in record.trays.values():
-            for entry in entries:
-                tray.take(entry)
-        record.position = found.end
-        return True
+    def _claim(
+        self, connection: sa.Connection, keys: Collection[str], now: float, sender: Sender
+    ) -> dict[str, _Backlog]:
+        """Make messages of what waits for targets that are due, but of kinds told too often lately."""
+        for key, seq in self._taken:
+            _mark(connection, key=key, seq=seq, now=now)
+        _match_targets(connection, keys)
+        is_recent = sa.func.abs(_messages.c.claimed_at - now) < BURST_SECONDS
+        connection.execute(_messages.delete().where(_messages.c.taken_at.is_not(None), sa.not_(is_recent)))
+        recent = sa.select(_messages.c.target, _messages.c.group, sa.func.sum(_messages.c.tells))
+        recent = recent.where(is_recent).group_by(_messages.c.target, _messages.c.group)
+        told = {(row[0], row[1]): row[2] for row in connection.execute(recent)}
+        newest = _newest(connection)
+        for key, one in _backlogs(connection).items():
+            if key not in keys or not one.is_due(now) or not one.has_room:
+                continue
+            held = {group: one.cursor(group) for group in one.waiting if told.get((key, group), 0) >= BURST}
+            for group in one.waiting.keys() - held.keys():
+                rows = [
+                    {
+                        "target": key,
+                        "seq": seq,
+                        "group": group,
+                        "tells": message.tells,
+                        "message": message.as_json(),
+                        "claimed_at": now,
+                        "refused": 0,
+                    }
+                    for seq, message in _worded(connection, one.waiting[group], sender)
+                ]
+                connection.execute(_messages.insert(), rows)
+            row = {"told_up_to": newest, "held": held}
+            connection.execute(_targets.update().where(_targets.c.target == key).values(row))
+        return _backlogs(connection)
 
-    def _match_targets(self, record: Record) -> bool:
-        """A tray for each target of the settings; a new one takes over what a removed one was not told."""
-        keys = [self._key(target, record) for target in self.targets]
-        newcomers = [key for key in keys if key not in record.trays]
-        gone = [key for key in record.trays if key not in keys]
-        for key in newcomers:
-            record.trays[key] = Tray()
-        if newcomers:
-            for key in newcomers:
-                for old in (record.trays[one] for one in gone):
-                    record.trays[key].waiting += [Group(**asdict(group)) for group in old.waiting]
-                    record.trays[key].flying += old.flying
-        if keys:
-            # With no target at all, what was not told waits for the first one that comes.
-            for key in gone:
-                del record.trays[key]
-        return bool(newcomers or (keys and gone))
+    def _tell_nobody(self, standing: Mapping[str, _Backlog]) -> dict[str, _Backlog]:
+        """Note that what is past was told to nobody, so that the first target is told from then on."""
+        if standing and not standing[_NOBODY].untold:
+            return dict(standing)
 
-    def _strike_off_taken(self, record: Record) -> None:
-        for target in self.targets:
-            tray = record.trays[self._key(target, record)]
-            tray.flying = [one for one in tray.flying if (target, one.id) not in self._taken]
+        def write(connection: sa.Connection) -> dict[str, _Backlog]:
+            row = {"told_up_to": _newest(connection), "held": {}, "tries": 0, "next_at": 0.0}
+            connection.execute(_targets.delete())
+            connection.execute(_targets.insert().values(target=_NOBODY, **row))
+            return _backlogs(connection)
+
+        return self._state.write(write)
 
     def _send_all(
         self,
-        record: Record,
-        due: Sequence[tuple[Target, Tray]],
-        *,
+        due: Mapping[Target, str],
+        standing: Mapping[str, _Backlog],
         now: float,
         deadline: float,
-        lock: int,
-    ) -> Delivered:
-        told, troubles = 0, []
+        lock: LockFile,
+    ) -> list[tuple[int, str]]:
+        def send(target: Target, key: str) -> tuple[int, str]:
+            # The process holds the lock too: killed, we leave none behind that sends beside the next one.
+            with TargetProcess(target, deadline=deadline, keep_open=lock.fileno()) as process:
+                return self._send(key, standing[key], process, now)
 
-        def send(target: Target, tray: Tray) -> tuple[int, list[str]]:
-            with TargetProcess(target, deadline=deadline, keep_open=lock) as process:
-                return self._send(record, tray, process, now=now)
+        if not due:
+            return []
+        with ThreadPoolExecutor(len(due)) as pool:
+            return list(pool.map(send, due.keys(), due.values()))
 
-        if due:
-            with ThreadPoolExecutor(len(due)) as pool:
-                for took, said in pool.map(lambda pair: send(*pair), due):
-                    told += took
-                    troubles += said
-        return Delivered(told, tuple(troubles), sum(tray.untold for tray in record.trays.values()))
-
-    def _send(
-        self, record: Record, tray: Tray, process: TargetProcess, *, now: float
-    ) -> tuple[int, list[str]]:
+    def _send(self, key: str, backlog: _Backlog, process: TargetProcess, now: float) -> tuple[int, str]:
+        """Send a target's messages. Returns how many it took, and the trouble with it, if any."""
         told, said = 0, ""
-        refused: list[Message] = []
-        for message in tray.in_order():
+        refused: list[int] = []
+        for seq, message in backlog.claimed:
             if told and process.out_of_time:
                 break
             answer = process.send(message)
-            with self._guard:
-                if answer.took:
-                    told += 1
-                    tray.strike_off(message)
-                    tray.tries, tray.next_at = 0, 0.0
-                    self._taken.add((process.target, message.id))
-                    self._save(record)
-                    self._taken.discard((process.target, message.id))
-                    continue
-            refused.append(message)
+            if answer.took:
+                told += 1
+                self._taken.add((key, seq))
+                self._state.write(partial(_mark, key=key, seq=seq, now=now))
+                self._taken.discard((key, seq))
+                continue
+            refused.append(seq)
             said = answer.said
             if len(refused) > 1:
                 # One may be to blame itself; where a second is refused too, the target is.
                 break
         if not refused:
-            return told, []
-        with self._guard:
-            tray.tries += 1
-            tray.note_refused(refused)
-            wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** (tray.tries - 1))
-            tray.next_at = now + wait
-            self._save(record)
-        name = process.target.name
-        return told, [f"{name} did not take {len(tray.flying)} messages; next try in {wait:.0f} s. {said}"]
+            return told, ""
+        tries = 1 if told else backlog.tries + 1
+        wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** (tries - 1))
+
+        def note(connection: sa.Connection) -> None:
+            of_these = (_messages.c.target == key) & _messages.c.seq.in_(refused)
+            connection.execute(_messages.update().where(of_these).values(refused=_messages.c.refused + 1))
+            later = _targets.update().where(_targets.c.target == key)
+            connection.execute(later.values(tries=tries, next_at=now + wait))
+
+        self._state.write(note)
+        left = len(backlog.claimed) - told
+        return told, f"{process.target.name} did not take {left} messages; next try in {wait:.0f} s. {said}"
+
+    def _prune(self, now: float) -> None:
+        """Forget, once a day, events that are over, told to every target, and old."""
+        if abs(now - self._pruned_at) < _PRUNE_SECONDS:
+            return
+
+        def old(connection: sa.Connection) -> sa.ColumnElement[bool]:
+            newest = _newest(connection)
+            told = min((one.floor for one in _backlogs(connection).values()), default=newest)
+            is_old = (_events.c.at < now - HISTORY_SECONDS) | (_events.c.seq <= newest - LONGEST_HISTORY)
+            return is_old & (_events.c.seq <= told) & _events.c.seq.not_in(still_open())
+
+        query = sa.select(_events.c.seq).limit(1)
+        if self._state.read(lambda one: one.execute(query.where(old(one))).first()) is not None:
+            self._state.write(lambda one: one.execute(_events.delete().where(old(one))))
+        self._pruned_at = now
 
 
-def _unreadable(found: Read) -> dict[str, Any]:
-    alert = Alert(
-        kind="alerts_unreadable",
-        subject="alerts/alerts.jsonl",
-        occurrence=f"{found.end.file} {found.end.offset}",
-        severity="error",
-        title=f"{found.damaged} alerts on disk were damaged before they were told",
-        next_step="Look through `vlm-assets status` and the pages for what is wrong, and check the disk.",
-    )
-    return {"event": RAISED, "id": alert.id, **alert.as_json()}
+def _backlogs(connection: sa.Connection) -> dict[str, _Backlog]:
+    """What each target has still to be told, by its key."""
+    found = {}
+    for row in connection.execute(sa.select(_targets)):
+        claimed = sa.select(_messages.c.seq, _messages.c.message)
+        claimed = claimed.where(_messages.c.target == row.target, _messages.c.taken_at.is_(None))
+        # What was refused often comes last: it holds no other up.
+        claimed = claimed.order_by(_messages.c.refused > PATIENT_TRIES, _messages.c.seq)
+        query = sa.select(_events.c.seq, _events.c.id, _events.c.what, _events.c.kind)
+        since = min([row.told_up_to, *row.held.values()])
+        query = query.where(_events.c.seq > since, _events.c.what.in_(TOLD)).order_by(_events.c.seq)
+        waiting: dict[str, list[tuple[int, str]]] = {}
+        for event in connection.execute(query):
+            group = f"{event.what} {event.kind}"
+            if event.seq > row.held.get(group, row.told_up_to):
+                waiting.setdefault(group, []).append((event.seq, event.id))
+        messages = [(one.seq, Message(**one.message)) for one in connection.execute(claimed)]
+        found[row.target] = _Backlog(row.told_up_to, row.held, row.tries, row.next_at, waiting, messages)
+    return found
+
+
+def _worded(
+    connection: sa.Connection, waiting: Sequence[tuple[int, str]], sender: Sender
+) -> list[tuple[int, Message]]:
+    """The messages of a group, each with the number of its first event: one each of a few, one of many."""
+    shown = [seq for seq, _ in waiting[:SHOWN]]
+    query = sa.select(_events.c.event).where(_events.c.seq.in_(shown)).order_by(_events.c.seq)
+    events = [AlertEvent.from_json(event) for event in connection.scalars(query)]
+    if len(waiting) > SINGLY:
+        return [(shown[0], message_of_many(events, (id_ for _, id_ in waiting), sender))]
+    return [(seq, message_of_one(event, sender)) for seq, event in zip(shown, events, strict=True)]
+
+
+def _match_targets(connection: sa.Connection, keys: Collection[str]) -> None:
+    """A row for each target of the settings; a new one takes over what a removed one was not told.
+
+    Beside others a new one is told from now on; the first one of a home is told all.
+    """
+    standing = _backlogs(connection)
+    gone = {key: one for key, one in standing.items() if key not in keys}
+    of_gone = _messages.c.target.in_(gone)
+    for key in (key for key in keys if key not in standing):
+        from_now = _newest(connection) if standing else 0
+        told_up_to = min((one.told_up_to for one in gone.values()), default=from_now)
+        groups = {group for one in gone.values() for group in one.held}
+        held = {group: min(one.cursor(group) for one in gone.values()) for group in groups}
+        row = {"target": key, "told_up_to": told_up_to, "held": held, "tries": 0, "next_at": 0.0}
+        connection.execute(_targets.insert().values(row))
+        claimed = connection.execute(sa.select(_messages).where(of_gone, _messages.c.taken_at.is_(None)))
+        # Of several that are gone, one may not have been told yet what another was: that is told anew.
+        for seq, one in {one["seq"]: one for one in claimed.mappings()}.items():
+            if seq <= held.get(one["group"], told_up_to):
+                row = {**one, "target": key, "seal": None}
+                connection.execute(_messages.insert().values(row))
+    connection.execute(_messages.delete().where(of_gone))
+    connection.execute(_targets.delete().where(_targets.c.target.in_(gone)))
+
+
+def _mark(connection: sa.Connection, *, key: str, seq: int, now: float) -> None:
+    """Note that a target took a message, so that it is up."""
+    this = (_messages.c.target == key) & (_messages.c.seq == seq)
+    connection.execute(_messages.update().where(this).values(taken_at=now))
+    connection.execute(_targets.update().where(_targets.c.target == key).values(tries=0, next_at=0.0))
+
+
+def _newest(connection: sa.Connection) -> int:
+    return connection.execute(sa.select(sa.func.max(_events.c.seq))).scalar() or 0
+
+
+def _salt_of(connection: sa.Connection) -> str | None:
+    query = sa.select(tables.meta.c.value).where(tables.meta.c.name == tables.TARGET_SALT)
+    return connection.execute(query).scalar()

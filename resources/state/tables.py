@@ -22,6 +22,9 @@ liveness = sa.MetaData()
 CANCELS_LOOKED_UNTIL = "cancels_looked_until"
 """Name in ``meta``: unix seconds; runs that a person ended before it are in ``cancels``."""
 
+TARGET_SALT = "alert_target_salt"
+"""Name in ``meta``: with this the addresses of alert targets are digested, in hex."""
+
 
 def _seal() -> sa.Column[str]:
     return sa.Column("seal", sa.Text)
@@ -118,10 +121,72 @@ restorations = sa.Table(
     comment="When this database was put back from a copy; copy_at is null where no copy was good",
 )
 
+alert_events = sa.Table(
+    "alert_events",
+    metadata,
+    sa.Column("seq", sa.Integer, primary_key=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("what", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False, index=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("event", sa.JSON, nullable=False),
+    _seal(),
+    # The number of a pruned event is never another's: a target's place in the history stays true.
+    sqlite_autoincrement=True,
+    comment="Outbox and history in one: see resources/alerts/outbox.py",
+)
+
+alert_targets = sa.Table(
+    "alert_targets",
+    metadata,
+    sa.Column("target", sa.Text, primary_key=True),
+    sa.Column("told_up_to", sa.BigInteger, nullable=False),
+    sa.Column("held", sa.JSON, nullable=False),
+    sa.Column("tries", sa.Integer, nullable=False),
+    sa.Column("next_at", sa.Double, nullable=False),
+    _seal(),
+    comment="Up to which event messages were made for a target, a salted digest of its address; held: kinds"
+    " of which too many were told lately, and the event up to which messages were made of those",
+)
+
+alert_messages = sa.Table(
+    "alert_messages",
+    metadata,
+    sa.Column("target", sa.Text, primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("group", sa.Text, nullable=False),
+    sa.Column("tells", sa.Integer, nullable=False),
+    sa.Column("message", sa.JSON, nullable=False),
+    sa.Column("claimed_at", sa.Double, nullable=False),
+    sa.Column("refused", sa.Integer, nullable=False),
+    sa.Column("taken_at", sa.Double),
+    _seal(),
+    comment="Messages, written down before they are sent; seq: of the first event that each tells",
+)
+
 workers = sa.Table(
     "workers",
     liveness,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("record", sa.JSON, nullable=False),
     comment="The last heartbeat of each materialization. Whether it lives is decided by its lock",
+)
+
+ticks = sa.Table(
+    "ticks",
+    liveness,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("interval_seconds", sa.Double, nullable=False),
+    sa.Column("since", sa.Double, nullable=False),
+    comment="The last tick of each sensor and schedule: see sensors/ticks.py",
+)
+
+drift_snapshots = sa.Table(
+    "drift_snapshots",
+    liveness,
+    sa.Column("asset", sa.Text, primary_key=True),
+    sa.Column("snapshot", sa.JSON, nullable=False),
+    comment="What the drift sensor saw at its last look; without it, every partition is looked at anew",
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
+from resources.state.database import open_state
 from sensors.check_alerts import alert_of
 from sensors.dagster_internals.events import Evaluation
 from sensors.run_alerts import queue_stands
-from sensors.silent_sensors import silent_daemon, silent_sensors
-from sensors.ticks import record_tick
+from sensors.ticks import Ticks
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -19,13 +19,15 @@ def test_the_links_lead_to_the_queue_the_check_the_sensors_and_the_daemon(desk, 
     drift = Evaluation(
         "property_descriptions", "published_file", desk.keys[0], False, "ERROR", "gone", {}, "", 1.0, 1
     )
-    record_tick(tmp_path, "published_file_drift", 1.0)
-    (silent,) = silent_sensors(tmp_path, {"published_file_drift": 60.0}, since=0.0, now=1e6)
+    ticks = Ticks(open_state(tmp_path))
+    ticks.record("published_file_drift", 1.0)
+    (silent,) = ticks.silent_sensors({"published_file_drift": 60.0}, since=0.0, now=1e6)
+    (stands,) = queue_stands(3, since=0.0, now=1e6)
     shown = {
-        queue_stands(3, since=0.0, now=1e6): "View queue configuration",
+        stands: "View queue configuration",
         alert_of(drift): "The file on disk is what was published last",
         silent: "published_file_drift",
-        silent_daemon(tmp_path, now=1e6): "Daemon statuses",
+        ticks.silence(now=1e6): "Daemon statuses",
     }
     for alert, text in shown.items():
         page.goto(f"/{alert.page}")

@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from resources.alerts.outbox import Outbox
+from resources.state.database import open_state
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 
@@ -102,7 +103,7 @@ def test_partition_without_images_is_red_and_says_what_to_do(
 
 def test_the_alert_of_a_red_partition_leads_to_it(desk, page: Page, picture: Callable[[str], None]) -> None:
     """What a person is told of the red partition above: expected, found, what to do, a link that shows it."""
-    outbox = Outbox(desk.home / ".state" / "alerts")
+    outbox = Outbox(open_state(desk.home / ".state"))
     told = f"{DESCRIPTIONS}/{desk.keys[-1]}/failed_share"
     desk.wait_until(lambda: told in outbox.open_subjects(), "the alert", seconds=60.0)
     alert = outbox.open_subjects()[told]

@@ -1,24 +1,36 @@
-"""Alerts as the settings mean them: whom to tell, and where it is kept.
+"""Alerts as the settings mean them: whom to tell, where it is kept, and the sensor that looks and tells.
 
-What lives here: wiring, without Dagster, so that alerts are delivered whatever has become of it. What does
-not: how that is done (``resources/alerts``), and the sensor (``alert_sensor.py``).
+What does not live here: how that is done (``resources/alerts``, ``sensors/alerts.py``). Dagster is imported
+for the sensor alone: alerts are delivered whatever has become of it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.alerts.targets import AlertTargetError, Target, checked_targets
+from resources.state.pause import pause_of
+from resources.state.workers import Workers
 from vlm_assets.operate.dagster_server.home import running_address
+from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import PREFIX, Settings, SettingsError
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+_USUAL_INTERVAL = 30.0
+_START_SECONDS = 1200.0
+"""For a run to import and to look at its model and its partition, beside the wait for a model's server."""
 
 
 def build_outbox(settings: Settings) -> Outbox:
     """Where whoever sees trouble posts it."""
-    return Outbox(settings.state_directory / "alerts")
+    return Outbox(control_state(settings))
 
 
 def targets(settings: Settings) -> tuple[Target, ...]:
@@ -43,6 +55,25 @@ def pages_address(settings: Settings) -> str | None:
     return running_address(Path(os.environ.get("DAGSTER_HOME") or settings.dagster_home))
 
 
-def ticks_directory(settings: Settings) -> Path:
-    """Where each sensor notes that it ticked."""
-    return settings.state_directory / "ticks"
+def build_alerts(
+    settings: Settings, watched: Iterable[dg.SensorDefinition], *, schedules: Mapping[str, float]
+) -> dg.SensorDefinition:
+    """The alerts sensor. Raises SettingsError.
+
+    watched, schedules: the other sensors and schedules, whose silence is noticed; seconds between two ticks.
+    """
+    from sensors.alerts import AlertScan, build_alerts_sensor
+    from vlm_assets.assets import property_descriptions, property_embeddings
+
+    state = control_state(settings)
+    delivery = build_delivery(settings)
+    intervals = {one.name: float(one.minimum_interval_seconds or _USUAL_INTERVAL) for one in watched}
+    scan = AlertScan(
+        delivery.outbox,
+        assets=[property_descriptions.ASSET, property_embeddings.ASSET],
+        watched={**intervals, **schedules},
+        paused=lambda: pause_of(state) is not None,
+        working=lambda: {worker.run_id for worker in Workers(state).living()},
+        silence=settings.device_wait_seconds + _START_SECONDS,
+    )
+    return build_alerts_sensor(scan, delivery, address=lambda: pages_address(settings))

@@ -10,6 +10,7 @@ from resources.alerts.outbox import Outbox
 from resources.state.pause import pause_of
 from sensors.catalog_watch import CatalogWatch, build_catalog_watch_sensor
 from sensors.new_ranges import NewRanges, build_new_ranges_sensor
+from sensors.ticks import Ticks
 from vlm_assets.automation.retries import ASSETS
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, last_put_back
@@ -23,7 +24,7 @@ from vlm_assets.settings import Settings
 
 def build_catalog_sensor(settings: Settings) -> dg.SensorDefinition:
     """The sensor over the catalogue of this home; without a catalogue it has nothing to do."""
-    home = settings.home
+    home, state = settings.home, control_state(settings)
 
     def compare() -> None:
         if catalog_path(home).exists() or backup_paths(home)[0].exists():
@@ -33,9 +34,9 @@ def build_catalog_sensor(settings: Settings) -> dg.SensorDefinition:
         compare=compare,
         last_put_back=lambda: last_put_back(home),
         errors=CatalogError,
-        outbox=Outbox(settings.state_directory / "alerts"),
+        outbox=Outbox(state),
     )
-    return build_catalog_watch_sensor(watch, ticks=settings.state_directory / "ticks")
+    return build_catalog_watch_sensor(watch, ticks=Ticks(state))
 
 
 def build_new_ranges(settings: Settings, partitions: dg.PartitionsDefinition[str]) -> dg.SensorDefinition:
@@ -49,7 +50,7 @@ def build_new_ranges(settings: Settings, partitions: dg.PartitionsDefinition[str
         paused=lambda: pause_of(control_state(settings)) is not None,
         cap=settings.retry_runs,
     )
-    return build_new_ranges_sensor(new_ranges, ticks=settings.state_directory / "ticks")
+    return build_new_ranges_sensor(new_ranges, ticks=Ticks(control_state(settings)))
 
 
 def close_old_tail(settings: Settings, *, now: float) -> str | None:

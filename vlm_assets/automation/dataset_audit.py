@@ -14,6 +14,7 @@ import dagster as dg
 from resources.state.pause import pause_of
 from resources.state.workers import Workers
 from sensors.dataset_audit_due import build_dataset_audit_sensor
+from sensors.ticks import Ticks
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.audit import Audit, audit
@@ -139,5 +140,5 @@ def build_audit_sensor(settings: Settings, audit_asset: dg.AssetsDefinition) -> 
         signature=signature,
         works=lambda: bool(Workers(control_state(settings)).living()),
         paused=paused,
-        ticks=settings.state_directory / "ticks",
+        ticks=Ticks(control_state(settings)),
     )

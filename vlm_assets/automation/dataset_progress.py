@@ -19,6 +19,7 @@ from resources.state import tables
 from resources.state.pause import pause_of
 from resources.state.workers import Workers
 from sensors.progress_picture import build_progress_picture_sensor
+from sensors.ticks import Ticks
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.operate.picture import Cell, DeviceBar, Look, progress_picture, throughput
@@ -125,7 +126,6 @@ def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
 
 def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> dg.SensorDefinition:
     """The sensor that has the picture drawn anew while something works, and once it has come to rest."""
-    state = settings.state_directory
 
     def paused() -> str | None:
         pause = pause_of(control_state(settings))
@@ -141,7 +141,7 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
         moved=lambda: _what_moved(settings),
         works=lambda: bool(Workers(control_state(settings)).living()),
         paused=paused,
-        ticks=state / "ticks",
+        ticks=Ticks(control_state(settings)),
     )
 
 

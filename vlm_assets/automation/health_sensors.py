@@ -18,6 +18,7 @@ from resources.state.workers import Workers
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.published_file_drift import DriftWatched, DriftWatcher, build_published_file_drift_sensor
 from sensors.reconciliation import PublishedAsset, build_reconciliation_sensor
+from sensors.ticks import Ticks
 from sensors.worker_health import HealthWatcher, build_worker_health_sensor
 from sensors.worker_judgement import WorkerLimits
 from vlm_assets.automation.drift_looks import description_looks, embedding_looks
@@ -45,9 +46,10 @@ def published_assets(settings: Settings, ranges: Sequence[PropertyRange]) -> lis
 def build_health_sensors(settings: Settings, ranges: Sequence[PropertyRange]) -> list[dg.SensorDefinition]:
     """The sensors that look at workers, devices and files, and at what Dagster believes of them."""
     assets = published_assets(settings, ranges)
-    workers = Workers(control_state(settings))
-    ticks = settings.state_directory / "ticks"
-    outbox = Outbox(settings.state_directory / "alerts")
+    state = control_state(settings)
+    workers = Workers(state)
+    ticks = Ticks(state)
+    outbox = Outbox(state)
     gpu = build_gpu(settings)
     limits = worker_limits(settings)
     watcher = HealthWatcher(
@@ -109,4 +111,4 @@ def build_drift_watcher(
         )
         for asset, looks in zip(assets, (description_looks(settings), embedding_looks(settings)), strict=True)
     ]
-    return DriftWatcher(watched, workers, outbox, settings.state_directory / "drift")
+    return DriftWatcher(watched, workers, outbox)

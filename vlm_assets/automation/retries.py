@@ -18,6 +18,7 @@ from resources.state.workers import Workers
 from sensors.failed_partitions import FailedPartitions, Watched
 from sensors.retry_decision import Policy
 from sensors.retry_schedule import Retrying, build_retrying
+from sensors.ticks import Ticks
 from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.assets.fingerprint import TEXTS, Meanings
 from vlm_assets.assets.partition_state import PartitionStates, State, VerifiedFiles
@@ -73,7 +74,7 @@ def build_retries(settings: Settings, partitions: dg.PartitionsDefinition[str]) 
         build_failed_partitions(settings, partitions.get_partition_keys()),
         every_minutes=settings.retry_every_minutes,
         run_config=retry_config,
-        ticks_directory=settings.state_directory / "ticks",
+        ticks=Ticks(control_state(settings)),
     )
 
 

@@ -48,7 +48,10 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
     standing = list(delivery.outbox.open_subjects().values())
     recent = delivery.outbox.recent(limit)
     if as_json:
-        found = {"open": [alert.as_json() | {"id": alert.id} for alert in standing], "recent": recent}
+        found = {
+            "open": [alert.as_json() | {"id": alert.id} for alert in standing],
+            "recent": [one.as_json() for one in recent],
+        }
         say_as_json(found)
         return
     say(f"{len(standing)} open", bold=True)
@@ -57,9 +60,9 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
     if len(standing) > limit:
         say(f"... and {len(standing) - limit} older ones; --limit shows more")
     say("\nLately", bold=True)
-    for entry in recent:
-        say(_told(entry))
-    _say_how_delivery_stands(delivery.backlog(), delivery.outbox.damaged_lines())
+    for event in recent:
+        say(f"{_clock(event.at)}  {_SIGNS[event.what]}{event.alert.kind}  {event.alert.title}")
+    _say_how_delivery_stands(delivery.backlog())
 
 
 @app.command(epilog="vlm-assets alerts test")
@@ -72,7 +75,7 @@ def test(home: Home = None) -> None:
     delivery = build_delivery(current)
     if not delivery.targets:
         say(
-            "No targets are set: alerts only stand in alerts.jsonl and here. Set VLM_ASSETS_ALERT_TARGETS,"
+            "No targets are set: alerts only stand here. Set VLM_ASSETS_ALERT_TARGETS,"
             " e.g. mailto://USER:PASSWORD@HOST, slack://TOKENS or json://HOST/PATH;"
             " https://appriseit.com/services/ lists them."
         )
@@ -109,14 +112,13 @@ def deliver(home: Home = None) -> None:
 
     Works with Dagster up or down. Exit code 1 if something waits that a target did not take.
     """
-    from sensors.silent_sensors import silent_alerts, silent_daemon
-    from vlm_assets.automation.alert_settings import build_delivery, pages_address, ticks_directory
+    from sensors.ticks import Ticks
+    from vlm_assets.automation.alert_settings import build_delivery, pages_address
 
     current = chosen_settings(home)
     delivery = build_delivery(current)
     now = time.time()
-    ticks = ticks_directory(current)
-    silent = silent_daemon(ticks, now=now) or silent_alerts(ticks, now=now)
+    silent = Ticks(delivery.outbox.state).silence(now=now)
     if silent is not None:
         delivery.outbox.post(silent)
     done = delivery.deliver(now=now, seconds=_SECONDS, address=pages_address(current))
@@ -137,23 +139,17 @@ def _line(alert: Alert) -> str:
     return f"{said}\n    subject: {alert.subject}"
 
 
-def _told(entry: dict[str, object]) -> str:
-    what = entry if entry["event"] == "raised" else entry["alert"]
-    assert isinstance(what, dict)
-    sign = "      " if entry["event"] == "raised" else "closed " if entry.get("by_hand") else "right "
-    return f"{_clock(entry['at'])}  {sign}{what['kind']}  {what['title']}"
+_SIGNS = {"raised": "      ", "recovered": "right ", "closed": "closed "}
 
 
-def _say_how_delivery_stands(backlog: dict[str, tuple[int, int]], damaged: int) -> None:
+def _say_how_delivery_stands(backlog: dict[str, tuple[int, int]]) -> None:
     say("")
     for name, (untold, tries) in backlog.items():
         down = f", down at the last {tries} tries" if tries else ""
         say(f"{name}: {untold} to tell{down}")
     if not backlog:
         say("No targets are set (VLM_ASSETS_ALERT_TARGETS): nobody is told but who looks here.")
-    if damaged:
-        say(f"{damaged} lines of alerts.jsonl are damaged and cannot be read.", fg="red")
 
 
-def _clock(at: object) -> str:
-    return datetime.fromtimestamp(float(str(at)), UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M")

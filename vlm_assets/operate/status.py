@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
 from resources.alerts.outbox import Outbox
 from resources.devices.errors import DeviceError
@@ -166,7 +165,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     partitions = (*descriptions, *map(_without_cost, embedded))
     devices, unread = _devices(settings, workers, published, rate)
     done_again = notes.done_again(since)
-    open_alerts, untold = _open_alerts(state_directory)
+    open_alerts, untold = _open_alerts(settings)
     pause = pause_of(control_state(settings))
     dagster = running_address(settings.dagster_home)
     kinds: Counter[str] = Counter()
@@ -330,10 +329,10 @@ def _devices(
     return tuple(found), warnings
 
 
-def _open_alerts(state_directory: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _open_alerts(settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The titles of the open alerts, oldest first; and why they could not be read."""
     try:
-        standing = Outbox(state_directory / "alerts").open_subjects().values()
+        standing = Outbox(control_state(settings)).open_subjects().values()
     except OSError as error:
         return (), (f"The alerts cannot be read: {error}",)
     return tuple(alert.title for alert in standing), ()

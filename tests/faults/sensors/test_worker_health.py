@@ -53,7 +53,7 @@ def gpu(tmp_path):
 def watcher(tmp_path, gpu):
     return HealthWatcher(
         workers=Workers(open_state(tmp_path)),
-        outbox=Outbox(tmp_path / "alerts"),
+        outbox=Outbox(open_state(tmp_path / ".state")),
         left_out=gpu.left_out(),
         find=gpu.find,
         judge=lambda devices: {one.id: DeviceHealth() for one in devices},

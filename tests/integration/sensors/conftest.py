@@ -11,7 +11,8 @@ import pytest
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.alerts.targets import checked_targets
-from sensors.alerts import build_alerts_sensor
+from resources.state.database import open_state
+from sensors.alerts import AlertScan, build_alerts_sensor
 
 ADDRESS = "http://127.0.0.1:3000"
 KEYS = dg.StaticPartitionsDefinition([f"{n:05d}" for n in range(10_000)])
@@ -30,22 +31,18 @@ class Bench:
     cursor: str | None = None
 
     def __post_init__(self):
-        self.outbox = Outbox(self.home / "alerts")
+        self.outbox = Outbox(open_state(self.home / ".state"))
         self.start_sensor()
 
     def start_sensor(self):
         """As after a restart of the code server."""
         self.delivery = Delivery(self.outbox, checked_targets([self.receiver.url()]), home=self.home)
-        self.sensor = build_alerts_sensor(
-            self.delivery,
-            assets=["rows"],
-            watched={},
-            ticks=self.home / "ticks",
-            paused=lambda: False,
-            working=frozenset,
-            silence=1800.0,
-            address=lambda: ADDRESS,
-        )
+        self.sensor = build_alerts_sensor(self.scan(assets=["rows"]), self.delivery, address=lambda: ADDRESS)
+
+    def scan(self, **changes) -> AlertScan:
+        """A scan over no sensor, with no heartbeat anywhere."""
+        nothing = {"assets": [], "watched": {}, "paused": lambda: False}
+        return AlertScan(self.outbox, **{**nothing, "working": frozenset, "silence": 1800.0, **changes})
 
     def tick(self) -> str:
         context = dg.build_sensor_context(instance=self.instance, cursor=self.cursor)

@@ -6,7 +6,10 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from sensors.alerts import Cursor
+from resources.state.database import ControlState
+from resources.state.pause import pause
+from resources.state.sqlite_file import ControlStateError
+from sensors.alerts import RESTORED, RESTORED_SECONDS, Cursor
 
 ADDRESS = "http://127.0.0.1:3000"
 KEY = "00007"
@@ -172,16 +175,15 @@ def fail_everywhere(instance, partitions: int) -> None:
 
 def test_with_a_full_disk_one_message_says_that_alerts_cannot_be_written(bench, monkeypatch):
     """The one trouble that cannot be written down is told all the same, once, and the cursor stays."""
-    from resources.alerts import alert_log
 
-    def full(*_):
-        raise alert_log.AlertLogError(28, "could not add to alerts.jsonl: No space left on device")
+    def full(*_, **__):
+        raise ControlStateError(28, "state.db cannot be used now: No space left on device")
 
     bench.run("check")
     with monkeypatch.context() as patched:
-        patched.setattr(alert_log.AlertLog, "append", full)
+        patched.setattr(ControlState, "write", full)
         for _ in range(2):
-            with pytest.raises(alert_log.AlertLogError):
+            with pytest.raises(ControlStateError):
                 bench.tick()
     assert bench.receiver.titles == ["Alerts cannot be written down"]
     bench.tick()
@@ -228,8 +230,22 @@ def test_a_full_disk_undoes_no_tick_that_has_told(bench, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sensors.alerts.record_tick", full)
+    monkeypatch.setattr("sensors.ticks.Ticks.record", full)
     bench.run("check")
     bench.tick()
     assert bench.receiver.titles == [f"row_count failed: rows {KEY}", "Alerts cannot be written down"]
     assert Cursor.read(bench.cursor).evaluations
+
+
+def test_a_restored_control_state_is_told_for_a_day(bench):
+    """What was noted since the copy may be missing: not in silence, once, and no longer than a day."""
+    state, scan, now = bench.outbox.state, bench.scan(), time.time()
+    pause(state, "a copy is made", now=now)
+    (state.directory / "state.db").unlink()
+    for at in (now, now + 20):
+        scan.scan(bench.instance, Cursor(), now=at)
+        assert RESTORED in bench.outbox.open_subjects()
+    for at in (now + RESTORED_SECONDS + 60, now + RESTORED_SECONDS + 80):
+        scan.scan(bench.instance, Cursor(), now=at)
+    assert bench.outbox.open_subjects() == {}
+    assert [one.what for one in bench.outbox.recent(9)] == ["raised", "recovered"]

@@ -17,10 +17,12 @@ import dagster as dg
 import psutil
 import pytest
 
-from resources.alerts.messages import BURST_SECONDS
+from resources.alerts.alert import Alert
+from resources.alerts.delivery import BURST_SECONDS
+from resources.alerts.outbox import Outbox
 from resources.state.pause import pause
 from vlm_assets.assets.property_descriptions import ASSET
-from vlm_assets.automation.alert_settings import build_delivery
+from vlm_assets.automation.alert_settings import build_delivery, build_outbox
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
@@ -108,9 +110,9 @@ def test_kills_of_the_daemon_lose_no_alert_and_repeat_one_only_with_the_same_id(
                         receiver.arrived.wait_for(lambda n=before: len(receiver.messages) > n, LIFE_SECONDS)
                     daemon.live(choose.uniform(0.0, 0.1))
         with KilledDaemon(environment, tmp_path / "daemon.log") as daemon:
-            log = home / ".state" / "alerts" / "alerts.jsonl"
+            outbox = build_outbox(settings)
             deadline = time.monotonic() + 120
-            while count > len(raised(log)):
+            while count > len(raised(outbox)):
                 assert time.monotonic() < deadline, (seed, (tmp_path / "daemon.log").read_text()[-2000:])
                 daemon.live(0.2)
 
@@ -119,12 +121,11 @@ def test_kills_of_the_daemon_lose_no_alert_and_repeat_one_only_with_the_same_id(
     delivery.deliver(now=time.time() + BURST_SECONDS + 1, seconds=20, address=None)
     assert [waiting for waiting, _ in delivery.backlog().values()] == [0]
 
-    failed = [one for one in raised(log) if one["kind"] == "check_failed"]
-    assert len({one["partition"] for one in failed}) == len(failed) == count, seed
-    events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+    failed = raised(outbox)
+    assert len({one.partition for one in failed}) == len(failed) == count, seed
     told = {id_: message for message, id_ in zip(receiver.messages, receiver.ids, strict=True)}
     tells = sum(how_many(message["title"]) for message in told.values())
-    assert tells == sum(event in ("raised", "recovered") for event in events), seed
+    assert tells == len(outbox.recent(100_000)), seed
     repeats = len(receiver.ids) - len(told)
     assert repeats <= kills, seed
     print(f"\n{kills} kills of the daemon: {count} failing checks, 0 lost, {repeats} messages repeated")
@@ -139,11 +140,10 @@ def fail(instance: dg.DagsterInstance, key: str) -> None:
     )
 
 
-def raised(log: Path) -> list[dict]:
-    """The alerts that stand in the log."""
-    lines = log.read_text().splitlines() if log.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("}")]
-    return [one for one in found if one["event"] == "raised"]
+def raised(outbox: Outbox) -> list[Alert]:
+    """The failing checks that were told."""
+    told = (one for one in outbox.recent(100_000) if one.what == "raised")
+    return [one.alert for one in told if one.alert.kind == "check_failed"]
 
 
 def how_many(title: str) -> int:

@@ -212,5 +212,5 @@ def test_a_device_that_hangs_twice_is_left_out_and_the_others_finish_everything(
         for one in pq.read_table(tmp_path / DESCRIPTIONS / f"{key}.parquet")["property_id"].to_pylist()
     ]
     assert sorted(rows) == sorted(f"p{n}" for n in range(8 * 16))
-    alerts = Outbox(tmp_path / ".state" / "alerts").open_subjects()
+    alerts = Outbox(open_state(tmp_path / ".state")).open_subjects()
     assert alerts[f"devices/{device}/left out"].severity == "error"

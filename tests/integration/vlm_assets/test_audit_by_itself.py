@@ -4,6 +4,7 @@ import dagster as dg
 import pytest
 
 from resources.alerts.outbox import Outbox
+from resources.state.database import open_state
 from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.reconciliation import restore_results_of_cancelled
 from vlm_assets.catalog.catalog import Catalog
@@ -48,7 +49,7 @@ def test_alert_of_a_fault_closes_after_the_repair(shared_desk, ticked):
     copy.write_bytes(copy.read_bytes()[:-10])
     audit(desk)
     ticked("alerts")
-    outbox = Outbox(desk.settings.state_directory / "alerts")
+    outbox = Outbox(open_state(desk.settings.state_directory))
     assert "dataset_audit/conserved" in outbox.open_subjects()
     assert ticked("dataset_audit_due") == []
     # Not the command: this process holds its device still, and the command leaves the partition to it.

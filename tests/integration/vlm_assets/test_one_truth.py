@@ -11,6 +11,7 @@ from resources.alerts.outbox import Outbox
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import EngineLostError
 from resources.publishing.published import PublishedPartitions
+from resources.state.database import open_state
 from vlm_assets.cli.main import app
 
 BOTH = ("property_descriptions", "property_embeddings")
@@ -138,6 +139,6 @@ def test_status_never_says_that_all_is_well_beside_damage_or_an_alert(desk):
     assert desk.materialize().success
     assert state_of(desk)["state"] == "done"
     alert = Alert("sensor_silent", "sensor/alerts", "1", "error", "alerts has gone silent", "Look.")
-    Outbox(desk.settings.state_directory / "alerts").post(alert)
+    Outbox(open_state(desk.settings.state_directory)).post(alert)
     _, status = told(desk, "status")
     assert not any("Everything is published" in step for step in status["next_steps"])

@@ -163,7 +163,7 @@ class Orchestrator:
     @property
     def told(self) -> list[tuple[str, str | None]]:
         """Kind and partition of every alert that is open."""
-        opened = Outbox(self.state / "alerts").open_subjects().values()
+        opened = Outbox(open_state(self.state)).open_subjects().values()
         return sorted((alert.kind, alert.partition) for alert in opened)
 
 

@@ -70,7 +70,7 @@ class Month:
         self.dagster = DagsterInMemory(self.clock)
         self.asset = self.home.asset(ASSET)
         self.published = PublishedPartitions(self.asset)
-        self.outbox = Outbox(self.state.directory / "alerts")
+        self.outbox = Outbox(self.state)
         self.left_out = LeftOutDevices(self.state, self.clock)
         with Workers(self.state).begin(run_id="r", asset=ASSET, partition="", expected=9) as beat:
             self.made = beat.worker
@@ -92,8 +92,7 @@ class Month:
         drift = DriftWatched(
             self.asset, KEYS, look=self.verdict, look_again=self.verdict, expectation=lambda: "the settings"
         )
-        folder = self.home.root / "drift"
-        self.drift = DriftWatcher([drift], self, self.outbox, folder, monotonic=self.clock)
+        self.drift = DriftWatcher([drift], self, self.outbox, monotonic=self.clock)
         self.health = HealthWatcher(
             self,
             self.outbox,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from resources.alerts.outbox import Outbox
+from resources.state.database import open_state
 from sensors.catalog_watch import COMPARE_SECONDS, STANDS_SECONDS, CatalogWatch
 from tests.unit.vlm_assets.catalog.test_catalog import damage_rows, list_properties
 from vlm_assets.catalog.catalog import Catalog
@@ -36,7 +37,7 @@ def watch_of(home: Path) -> CatalogWatch:
         compare=lambda: check_copies(home),
         last_put_back=lambda: last_put_back(home),
         errors=CatalogError,
-        outbox=Outbox(home / ".state" / "alerts"),
+        outbox=Outbox(open_state(home / ".state")),
     )
 
 

@@ -57,7 +57,7 @@ class Desk:
         self.folder = folder
         self.instance = instance
         self.workers = Workers(open_state(folder))
-        self.outbox = Outbox(folder / "alerts")
+        self.outbox = Outbox(open_state(folder))
         self.leases = DeviceLeases(folder / "leases", [DEVICE])
         self.look_after = LeasesAfterEnd(folder / "leases", self.outbox, grace=GRACE, silence=SILENCE)
         self.watch = Watch(boot=boot_id(), at=1000.0, since=1000.0, devices={DEVICE.id: asdict(DEVICE)})

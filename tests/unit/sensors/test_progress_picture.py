@@ -3,8 +3,9 @@
 import dagster as dg
 import pytest
 
+from resources.state.database import ControlState
 from sensors.progress_picture import NAME, Drawn, build_progress_picture_sensor
-from sensors.ticks import last_ticks
+from sensors.ticks import Ticks
 
 
 def test_while_something_works_a_picture_is_drawn_every_half_hour() -> None:
@@ -36,12 +37,12 @@ def test_a_tick_is_noted_at_its_end_and_in_a_pause_too(tmp_path, sentence) -> No
             moved=moved,
             works=lambda: False,
             paused=lambda: sentence,
-            ticks=tmp_path / "ticks",
+            ticks=Ticks(ControlState(tmp_path)),
         )
 
     with dg.DagsterInstance.ephemeral() as instance:
         with pytest.raises(ValueError, match="catalogue"):
             sensor(moved)(dg.build_sensor_context(instance))
-        assert last_ticks(tmp_path / "ticks") == {}
+        assert Ticks(ControlState(tmp_path)).last() == {}
         sensor(str)(dg.build_sensor_context(instance))
-    assert list(last_ticks(tmp_path / "ticks")) == [NAME]
+    assert list(Ticks(ControlState(tmp_path)).last()) == [NAME]

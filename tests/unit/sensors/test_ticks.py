@@ -1,57 +1,144 @@
-"""The last tick of each sensor, on disk."""
+"""The last tick of each sensor; silence is judged by each one's own rhythm, where it was expected to tick."""
 
 import errno
 import logging
-from pathlib import Path
 
 import pytest
 
-from sensors.ticks import Tick, last_ticks, note_tick, record_tick
+from resources.state.database import ControlState
+from sensors.ticks import LONGEST_SILENCE_SECONDS, Tick, Ticks
+
+NOW = 1_790_000_000.0
+WATCHED = {"drift": 30.0, "retries": 600.0}
 
 
-def test_the_last_tick_of_each_is_kept_whatever_writes(tmp_path):
+@pytest.fixture
+def nobody(tmp_path):
+    """Nothing has ticked yet."""
+    return Ticks(ControlState(tmp_path))
+
+
+@pytest.fixture
+def ticks(nobody):
+    """Both ticked just now."""
+    for name, interval in WATCHED.items():
+        nobody.record(name, NOW, interval_seconds=interval)
+    return nobody
+
+
+def silent(ticks, now, since=0.0):
+    return {one.subject: one for one in ticks.silent_sensors(WATCHED, since=since, now=now)}
+
+
+def test_the_last_tick_of_each_is_kept_whatever_writes(nobody, tmp_path):
     """Whoever looks sees when each ticked last, and how often it means to."""
-    record_tick(tmp_path / "ticks", "one", 100.0, interval_seconds=30)
-    record_tick(tmp_path / "ticks", "one", 200.0, interval_seconds=30)
-    record_tick(tmp_path / "ticks", "other", 150.0)
-    assert last_ticks(tmp_path / "ticks") == {
+    nobody.record("one", 100.0, interval_seconds=30)
+    nobody.record("one", 200.0, interval_seconds=30)
+    Ticks(ControlState(tmp_path)).record("other", 150.0)
+    assert nobody.last() == {
         "one": Tick("one", 200.0, 30.0, since=100.0),
         "other": Tick("other", 150.0, 60.0, since=150.0),
     }
-    assert len(list((tmp_path / "ticks").iterdir())) == 2
+    assert not (tmp_path / "state.db").exists(), "a tick costs no fsync"
 
 
-def test_a_file_that_cannot_be_read_hides_no_other(tmp_path):
-    """A power cut in the middle of a note costs that note until the next tick."""
-    record_tick(tmp_path, "one", 100.0)
-    (tmp_path / "other.json").write_text('{"na')
-    assert list(last_ticks(tmp_path)) == ["one"]
+def test_before_the_first_tick_there_is_none_and_no_silence(nobody, tmp_path):
+    """A new home, installed and not started yet, is no alarm and no error."""
+    assert nobody.last() == {}
+    assert nobody.silence(now=NOW) is None
+    assert not list(tmp_path.iterdir())
 
 
-def test_before_the_first_tick_there_is_none(tmp_path):
-    """A new home has no ticks and no error."""
-    assert last_ticks(tmp_path / "ticks") == {}
-
-
-def test_after_a_gap_it_ticks_since_then(tmp_path):
+def test_after_a_gap_it_ticks_since_then(nobody):
     """Who comes back with the daemon is not taken for one that ticked all the while."""
     for now in (100.0, 400.0, 701.0, 720.0):
-        record_tick(tmp_path, "one", now, interval_seconds=600)
-    assert last_ticks(tmp_path)["one"].since == 701.0
+        nobody.record("one", now, interval_seconds=600)
+    assert nobody.last()["one"].since == 701.0
 
 
-def test_with_a_full_disk_a_tick_is_not_undone_and_nothing_is_left_behind(tmp_path, monkeypatch, caplog):
+def test_with_a_full_disk_a_tick_is_not_undone(nobody, monkeypatch, caplog):
     """The work is done; the note alone is missing, and the log says so."""
-    record_tick(tmp_path, "one", 100.0)
 
-    def full(path, text):
-        path.touch()
+    def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space"):
-        record_tick(tmp_path, "one", 200.0)
-    note_tick(tmp_path, "one", 200.0, interval_seconds=60.0, log=lambda: logging.getLogger("tick"))
+    monkeypatch.setattr(nobody._state, "beat", full)
+    nobody.note("one", 200.0, interval_seconds=60.0, log=lambda: logging.getLogger("tick"))
     assert "could not be noted" in caplog.text
-    assert last_ticks(tmp_path)["one"].at == 100.0
-    assert [path.name for path in tmp_path.iterdir()] == ["one.json"]
+
+
+@pytest.mark.parametrize(
+    ("after", "names"),
+    [
+        (LONGEST_SILENCE_SECONDS, set()),
+        (LONGEST_SILENCE_SECONDS + 1, {"sensor/drift"}),
+        (3000, {"sensor/drift"}),
+        (3001, {"sensor/drift", "sensor/retries"}),
+    ],
+)
+def test_each_is_judged_by_five_of_its_own_intervals_and_by_five_minutes_at_least(ticks, after, names):
+    """A schedule of ten minutes is not silent after five."""
+    assert set(silent(ticks, NOW + after)) == names
+
+
+def test_what_never_ticked_is_silent_too_but_only_after_it_was_expected(nobody):
+    """A sensor that fails in its first line has no tick; one of a Dagster that was down is no alarm."""
+    assert silent(nobody, NOW + 10, since=NOW) == {}
+    found = silent(nobody, NOW + 400, since=NOW)["sensor/drift"]
+    assert found.found == "no tick ever"
+    assert "drift" in found.next_step
+
+
+def test_the_same_silence_is_one_alert_and_the_next_one_another(ticks):
+    """Told once while it lasts, and told again the next time."""
+    first = silent(ticks, NOW + 400)["sensor/drift"]
+    assert silent(ticks, NOW + 800)["sensor/drift"].id == first.id
+    ticks.record("drift", NOW + 900, interval_seconds=30)
+    assert silent(ticks, NOW + 1300)["sensor/drift"].id != first.id
+
+
+def test_only_what_was_silent_and_ticks_is_right_again(ticks):
+    """A notice for each silence that ends, and for the daemon as soon as anything asks."""
+    seen = {"sensor/drift", "sensor/retries", "daemon", "property_descriptions/KEY/run"}
+    assert list(ticks.ticking_again(seen, now=NOW + 1000)) == ["daemon", "sensor/retries"]
+    assert list(ticks.ticking_again({"sensor/drift"}, now=NOW + 10)) == ["sensor/drift"]
+    assert ticks.ticking_again(set(), now=NOW) == {}
+
+
+def test_a_daemon_is_silent_when_nothing_ticks_and_once_a_time(ticks):
+    """A dead daemon says nothing; the machine's timer does, once."""
+    assert ticks.silence(now=NOW + LONGEST_SILENCE_SECONDS) is None
+    first = ticks.silence(now=NOW + LONGEST_SILENCE_SECONDS + 1)
+    assert first is not None
+    assert (first.kind, first.id) == ("daemon_silent", ticks.silence(now=NOW + 9000).id)
+
+
+def test_the_alerts_sensor_is_looked_at_on_its_own(nobody):
+    """It fails at each tick while the others tick: nobody inside Dagster would say so."""
+    nobody.record("alerts", NOW, interval_seconds=20)
+    for after in range(0, 361, 60):
+        nobody.record("drift", NOW + after, interval_seconds=30)
+    assert nobody.silence(now=NOW + LONGEST_SILENCE_SECONDS) is None
+    found = nobody.silence(now=NOW + 361)
+    assert found is not None
+    assert (found.kind, found.subject) == ("sensor_silent", "sensor/alerts")
+    nobody.record("alerts", NOW + 370, interval_seconds=20)
+    assert nobody.silence(now=NOW + 371) is None
+    assert list(nobody.ticking_again({"sensor/alerts"}, now=NOW + 371)) == ["sensor/alerts"]
+
+
+def test_an_alerts_sensor_that_never_ticked_is_silent_too(nobody):
+    """One that fails from the first start has no tick of its own."""
+    for after in range(0, 361, 60):
+        nobody.record("drift", NOW + after, interval_seconds=30)
+    found = nobody.silence(now=NOW + 361)
+    assert found is not None
+    assert found.found == "no tick ever"
+
+
+def test_with_the_daemon_just_back_the_alerts_sensor_is_no_trouble_of_its_own(ticks):
+    """A new start leaves the sensor the time for its first tick."""
+    ticks.record("alerts", NOW, interval_seconds=20)
+    assert ticks.silence(now=NOW + 4000).kind == "daemon_silent"
+    ticks.record("drift", NOW + 4000, interval_seconds=30)
+    assert ticks.silence(now=NOW + 4010) is None

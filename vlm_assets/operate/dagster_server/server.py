@@ -45,6 +45,7 @@ from vlm_assets.operate.dagster_server.home import (
     set_aside,
 )
 from vlm_assets.operate.dagster_server.process_group import ProcessGroup, interruptible
+from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import CHECKOUT, IS_CHECKOUT, load_settings, of_env_file
 
 _log = logging.getLogger(__name__)
@@ -293,7 +294,7 @@ def _renew_damaged_databases(home: Path, dagster_home: Path, console: Console) -
 
 
 def _outbox(home: Path) -> Outbox:
-    return Outbox(load_settings(home=home).state_directory / "alerts")
+    return Outbox(control_state(load_settings(home=home)))
 
 
 def _subject(folder: str) -> str:
@@ -318,7 +319,7 @@ def _close_alerts(outbox: Outbox, now: float) -> None:
     for alert in [opened[one] for one in map(_subject, LOST) if one in opened]:
         if now - alert.at >= _STANDS_SECONDS:
             sentence = "It was begun anew a day ago and has been sound since."
-            outbox.recovered(alert.subject, occurrence=alert.occurrence, sentence=sentence, at=now)
+            outbox.recovered(alert.subject, sentence=sentence, at=now)
 
 
 def start_pages(server: DagsterServer, console: Console) -> None:

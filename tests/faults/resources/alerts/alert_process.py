@@ -1,19 +1,25 @@
 """What a process does that posts and delivers and is killed; run by fork_server.py.
 
-It posts the alerts of its order, one by one, delivers, and kills itself before its Nth file operation, or is
-killed after some seconds. It reports what it was promised.
+It posts the alerts of its order, one by one, delivers, and kills itself before its Nth step (an SQL
+statement, a commit, a send, or the moment after one), or at a step of a name, or is killed after some
+seconds. It reports what it was promised.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
-from faults.file_operations import FileOperations, strike_at
+import sqlalchemy as sa
+
+from resources.alerts import delivery as module
 from resources.alerts.alert import Alert
 from resources.alerts.delivery import Delivered, Delivery
 from resources.alerts.outbox import Outbox
-from resources.alerts.targets import Target
+from resources.alerts.targets import Target, TargetProcess
+from resources.state.database import ControlState
 
 
 def alert(number: int) -> Alert:
@@ -29,30 +35,60 @@ def alert(number: int) -> Alert:
     )
 
 
+class Steps:
+    """Counts the steps of this process, and kills it before one of them."""
+
+    def __init__(self, at: int, name: str | None) -> None:
+        self.count = 0
+        self._at, self._name = at, name
+
+    def install(self) -> None:
+        """Count from now on."""
+        sa.event.listen(sa.Engine, "before_cursor_execute", lambda *_: self.step("statement"))
+        sa.event.listen(sa.Engine, "commit", lambda *_: self.step("commit"))
+        send, mark = TargetProcess.send, module._mark
+
+        def sent(*arguments: object) -> object:
+            self.step("send")
+            answer = send(*arguments)
+            self.step("mark")
+            return answer
+
+        def marked(*arguments: object, **named: object) -> None:
+            mark(*arguments, **named)
+            self.step("marked")
+
+        TargetProcess.send, module._mark = sent, marked
+
+    def step(self, name: str) -> None:
+        """One more."""
+        self.count += 1
+        if self.count == self._at or name == self._name:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def work(order: dict, report) -> None:
     """Post one by one, recover what the order says, deliver; report each as it is promised."""
     home = Path(order["home"])
-    mode = order.get("mode")
-    operations = FileOperations(home, strike_at(order.get("at", 0) if mode else 0, torn=mode == "torn"))
-    operations.install()
-    outbox = Outbox(home / "alerts")
+    steps = Steps(order.get("at", 0), order.get("kill_before"))
+    steps.install()
+    outbox = Outbox(ControlState(home / ".state"))
     delivery = Delivery(outbox, [Target(1, order["url"])], home=home)
     recover = set(order.get("recover", ()))
     for number in order["numbers"]:
         one = alert(number)
         outbox.post(one)
         report(posted=one.id)
-        if number in recover:
-            again = {"occurrence": "2", "sentence": "It passed.", "at": time.time()}
-            if outbox.recovered(one.subject, **again):
-                report(recovered=number)
+        if number in recover and outbox.recovered(one.subject, sentence="It passed.", at=time.time()):
+            report(recovered=number)
         if order.get("deliver_each"):
             deliver(delivery)
     if order.get("deliver"):
         # One pass has a time limit, and a machine under load may leave some for the next.
         while deliver(delivery).waiting:
             time.sleep(0.2)
-    report(finished=True, operations=operations.count, open=sorted(outbox.open_subjects()))
+    told = [event.id for event in outbox.recent(1000) if event.what == "raised"]
+    report(finished=True, steps=steps.count, open=sorted(outbox.open_subjects()), raised=told)
 
 
 def deliver(delivery: Delivery) -> Delivered:

@@ -8,14 +8,17 @@ import pytest
 
 @dataclass
 class Outcome:
-    """What one process said before it ended. posted: ids that were promised. recovered: numbers."""
+    """What one process said before it ended. posted: ids that were promised. recovered: numbers.
+
+    raised: the ids in the history."""
 
     killed: bool
     posted: list[str] = field(default_factory=list)
     recovered: list[int] = field(default_factory=list)
     finished: bool = False
-    operations: int = 0
+    steps: int = 0
     open: list[str] = field(default_factory=list)
+    raised: list[str] = field(default_factory=list)
     error: str | None = None
     message: str = ""
 
@@ -50,5 +53,5 @@ def posters(fork_server, receiver):
 
 @pytest.fixture(scope="session")
 def stride(rounds) -> int:
-    """The costlier sweeps take every fifth operation in the short form, every one in a campaign."""
+    """The sweeps take every fifth step in the short form, every one in a campaign."""
     return 5 if rounds == 1 else 1

@@ -1,16 +1,27 @@
 """Delivery to a real HTTP receiver: up, down, hanging, refusing, and what is never told on the way."""
 
+import contextlib
 import logging
+import multiprocessing
 import time
 
 import pytest
 
 from resources.alerts.alert import Alert
-from resources.alerts.delivery import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, Delivery
-from resources.alerts.delivery_record import PATIENT_TRIES
-from resources.alerts.messages import BURST_SECONDS
+from resources.alerts.delivery import (
+    BURST,
+    BURST_SECONDS,
+    FIRST_WAIT_SECONDS,
+    HISTORY_SECONDS,
+    LONGEST_WAIT_SECONDS,
+    PATIENT_TRIES,
+    Delivery,
+)
+from resources.alerts.messages import SINGLY
 from resources.alerts.outbox import Outbox
 from resources.alerts.targets import checked_targets
+from resources.state.database import ControlState, open_state
+from resources.state.sqlite_file import ControlStateError
 
 NOW = 1_790_000_000.0
 SECRET = "s3cret-pw"
@@ -23,12 +34,17 @@ def alert(number=0, **more) -> Alert:
 
 @pytest.fixture
 def outbox(tmp_path) -> Outbox:
-    return Outbox(tmp_path / "alerts")
+    return Outbox(open_state(tmp_path / ".state"))
 
 
 @pytest.fixture
 def delivery(outbox, receiver) -> Delivery:
-    return Delivery(outbox, checked_targets([receiver.url()]), home=outbox.log.directory)
+    return delivery_to(outbox, receiver.url())
+
+
+def delivery_to(outbox, *urls) -> Delivery:
+    """As another process would build it."""
+    return Delivery(Outbox(outbox.state), checked_targets(urls), home=outbox.state.directory)
 
 
 def deliver(delivery, now=NOW, seconds=30.0):
@@ -40,8 +56,8 @@ def test_each_alert_and_its_recovery_reach_the_receiver_once(outbox, delivery, r
     outbox.post(alert())
     assert deliver(delivery).told == 1
     assert deliver(delivery).told == 0
-    other = Delivery(Outbox(outbox.log.directory), delivery.targets, home=outbox.log.directory)
-    outbox.recovered("a/0", occurrence="r2", sentence="It passed.", at=NOW)
+    other = delivery_to(outbox, receiver.url())
+    outbox.recovered("a/0", sentence="It passed.", at=NOW)
     assert deliver(other).told == 1
     assert deliver(delivery).told == 0
     assert receiver.titles == ["alert 0", "Right again: alert 0"]
@@ -69,8 +85,7 @@ def test_a_target_that_is_down_is_tried_again_later_and_later_and_nothing_is_los
 
 def test_one_target_that_is_down_keeps_nothing_from_the_other(outbox, receiver):
     """Slack is down, the mail comes."""
-    targets = checked_targets(["json://127.0.0.1:9/", receiver.url()])
-    delivery = Delivery(outbox, targets, home=outbox.log.directory)
+    delivery = delivery_to(outbox, "json://127.0.0.1:9/", receiver.url())
     outbox.post(alert())
     done = deliver(delivery)
     assert done.told == 1
@@ -116,14 +131,13 @@ def test_messages_that_are_never_taken_hold_no_other_up(outbox, delivery, receiv
 def test_a_target_that_is_down_for_days_costs_little_room_and_is_then_told_in_groups(
     outbox, delivery, receiver
 ):
-    """Growth is bounded: what waits is counted, and the record stays small."""
+    """What waits is told in groups: a flood of a weekend's alerts helps nobody on Monday."""
     receiver.down()
     now = NOW
     for number in range(14):
         outbox.post(alert(number))
         deliver(delivery, now)
         now += LONGEST_WAIT_SECONDS
-    assert (outbox.log.directory / "delivery.json").stat().st_size < 15_000
     receiver.up()
     assert deliver(delivery, now).waiting == 4
     assert deliver(delivery, now + BURST_SECONDS).waiting == 0
@@ -131,47 +145,44 @@ def test_a_target_that_is_down_for_days_costs_little_room_and_is_then_told_in_gr
     assert receiver.repeated() == {}
 
 
-def test_a_second_deliverer_leaves_it_to_the_first(outbox, delivery):
-    """The sensor and the machine's timer at the same moment tell nothing twice."""
-    outbox.post(alert())
-    with delivery._only():
-        assert deliver(delivery) is None
-    assert deliver(delivery).told == 1
+def test_two_processes_that_deliver_at_once_tell_nothing_twice(outbox, receiver):
+    """The sensor and the machine's timer at the same moment: one of them leaves it to the other."""
+    outbox.post_all(alert(number, kind=f"kind {number}") for number in range(10))
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, context.Pool(2) as pool:
+        order = (outbox.state.directory, receiver.url(), manager.Barrier(2))
+        assert sum(pool.starmap(deliver_with_another, [order] * 2)) == 10
+    assert len(receiver.ids) == 10
+    assert receiver.repeated() == {}
 
 
-def test_a_record_that_does_not_verify_is_kept_aside_and_everything_is_told_again(outbox, delivery, receiver):
-    """Unreadable is not empty: better twice, with the same id, than not at all."""
-    outbox.post(alert())
-    deliver(delivery)
-    record = outbox.log.directory / "delivery.json"
-    record.write_bytes(record.read_bytes()[:-40])
-    assert deliver(delivery).told == 1
-    assert receiver.repeated() == {alert().id: 2}
-    assert list((outbox.log.directory / "unreadable").glob("delivery.json.*"))
-
-
-def test_an_alert_that_was_damaged_before_it_was_told_is_itself_told(outbox, delivery, receiver):
-    """A flipped bit never makes an alert vanish without a word."""
-    outbox.post(alert(0))
-    outbox.post(alert(1))
-    path = outbox.log.path
-    path.write_bytes(path.read_bytes().replace(b"alert 0", b"alert 8"))
-    deliver(delivery)
-    assert receiver.titles == ["alert 1", "1 alerts on disk were damaged before they were told"]
+def deliver_with_another(directory, url, both_ready) -> int:
+    delivery = delivery_to(Outbox(ControlState(directory)), url)
+    both_ready.wait()
+    done = deliver(delivery)
+    return done.told if done else 0
 
 
 def test_a_new_target_is_not_told_what_is_past_and_a_replaced_one_is_told_what_was_not(outbox, receiver):
     """A changed password loses nothing; a target added after months is not flooded."""
-    home = outbox.log.directory
     outbox.post(alert(0))
-    assert deliver(Delivery(outbox, (), home=home)).told == 0
-    wrong = checked_targets(["json://user:old@127.0.0.1:9/"])
-    assert deliver(Delivery(outbox, wrong, home=home)).troubles == ()
+    assert deliver(delivery_to(outbox)).told == 0
+    wrong = "json://user:old@127.0.0.1:9/"
+    assert deliver(delivery_to(outbox, wrong)).troubles == ()
     outbox.post(alert(1))
-    assert deliver(Delivery(outbox, wrong, home=home)).waiting == 1
-    right = checked_targets([receiver.url()])
-    assert deliver(Delivery(outbox, right, home=home)).told == 1
-    assert receiver.titles == ["alert 1"]
+    assert deliver(delivery_to(outbox, wrong)).waiting == 1
+    outbox.post(alert(2))
+    assert deliver(delivery_to(outbox)).waiting == 2, "with no target at all it waits for the next one"
+    assert deliver(delivery_to(outbox, receiver.url())).told == 2
+    assert receiver.titles == ["alert 1", "alert 2"]
+    other = receiver.url(secret="user:new")
+    assert deliver(delivery_to(outbox, receiver.url(), other)).told == 0, "beside another: from now on"
+
+
+def test_the_first_target_of_a_home_is_told_what_was_posted_before_its_first_look(outbox, receiver):
+    """What a sensor posts before the alerts sensor has ever ticked is told."""
+    outbox.post(alert())
+    assert deliver(delivery_to(outbox, receiver.url())).told == 1
 
 
 def test_a_full_disk_does_not_repeat_what_cannot_be_struck_off(outbox, delivery, receiver, monkeypatch):
@@ -181,23 +192,24 @@ def test_a_full_disk_does_not_repeat_what_cannot_be_struck_off(outbox, delivery,
     deliver(delivery)
     receiver.answer = 200
     with monkeypatch.context() as patched:
-        patched.setattr(delivery, "_save", full_disk)
-        with pytest.raises(OSError, match="full"):
+        patched.setattr("resources.alerts.delivery._mark", full_disk)
+        with pytest.raises(ControlStateError, match="full"):
             deliver(delivery, NOW + 100)
     assert receiver.titles == ["alert 0"]
     assert deliver(delivery, NOW + 200).told == 0
     assert receiver.repeated() == {}
 
 
-def full_disk(_):
-    raise OSError(28, "the disk is full")
+def full_disk(*_, **__):
+    raise ControlStateError(28, "the disk is full")
 
 
 def test_a_password_is_in_no_file_log_message_or_object(outbox, receiver, caplog, capfd):
     """Credentials never appear in text or logs: not when all is well, down, or refused."""
     caplog.set_level(logging.DEBUG)
-    targets = checked_targets([receiver.url(secret=f"user:{SECRET}"), f"json://user:{SECRET}@127.0.0.1:9/"])
-    delivery = Delivery(outbox, targets, home=outbox.log.directory)
+    delivery = delivery_to(
+        outbox, receiver.url(secret=f"user:{SECRET}"), f"json://user:{SECRET}@127.0.0.1:9/"
+    )
     outbox.post(alert())
     done = deliver(delivery)
     receiver.answer = 401
@@ -218,7 +230,7 @@ def test_a_password_is_in_no_file_log_message_or_object(outbox, receiver, caplog
     assert not [text for text in said if SECRET in text]
     assert not [
         path
-        for path in outbox.log.directory.rglob("*")
+        for path in outbox.state.directory.rglob("*")
         if path.is_file() and SECRET.encode() in path.read_bytes()
     ]
 
@@ -231,3 +243,112 @@ def test_a_long_history_and_nothing_new_costs_next_to_nothing(outbox, delivery):
     for number in range(10):
         assert deliver(delivery, NOW + number).told == 0
     assert (time.process_time() - started) / 10 < 0.05
+
+
+def test_a_look_with_nothing_to_tell_writes_nothing(outbox, delivery, receiver):
+    """Every 20 s for weeks: not when all is told, nor while a target that is down is left alone."""
+    outbox.post(alert(0))
+    deliver(delivery)
+    with no_write():
+        deliver(delivery)
+    receiver.down()
+    outbox.post(alert(1))
+    deliver(delivery)
+    with no_write():
+        deliver(delivery, NOW + FIRST_WAIT_SECONDS - 1)
+
+
+@contextlib.contextmanager
+def no_write():
+    """Any write fails the test."""
+
+    def write(*_, **__):
+        raise AssertionError("something was written")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ControlState, "write", write)
+        yield
+
+
+def test_a_few_are_told_one_by_one_and_kinds_and_recoveries_are_grouped_apart(outbox, delivery, receiver):
+    """A storm of one kind hides no single alert of another."""
+    outbox.post_all(alert(number) for number in range(100))
+    outbox.post_all(alert(f"other {number}", kind="device_left_out") for number in range(SINGLY))
+    outbox.recovered("a/1", sentence="It passed.", at=NOW)
+    deliver(delivery)
+    assert sorted(receiver.titles) == [
+        "100 alerts of the kind check_failed",
+        "Right again: alert 1",
+        *(f"alert other {number}" for number in range(SINGLY)),
+    ]
+
+
+def test_a_storm_that_goes_on_waits_and_is_then_one_message_more(outbox, delivery, receiver):
+    """The phone does not ring every half minute of a bad night, nothing is left out, no other kind waits."""
+    outbox.post_all(alert(number) for number in range(100))
+    assert deliver(delivery).told == 1
+    outbox.post_all(alert(number) for number in range(100, 140))
+    outbox.post(alert("other", kind="device_left_out"))
+    held = deliver(delivery_to(outbox, receiver.url()), NOW + BURST_SECONDS - 1)
+    assert (held.told, held.waiting) == (1, 40)
+    assert deliver(delivery, NOW + BURST_SECONDS).told == 1
+    assert receiver.titles[-1] == "40 alerts of the kind check_failed"
+
+
+def test_a_trickle_is_told_at_once_up_to_the_limit(outbox, delivery):
+    """Below the limit nothing is held back: a failing check is told within a minute."""
+    told = []
+    for look in range(6):
+        outbox.post_all(alert(f"{look}.{number}") for number in range(2))
+        told.append(deliver(delivery, NOW + look).told)
+    assert told == [2] * (BURST // 2) + [0]
+
+
+def test_a_clock_that_was_put_back_mutes_nothing(outbox, delivery, receiver):
+    """Told and refused with a clock years ahead, what comes now is told now."""
+    outbox.post_all(alert(number) for number in range(100))
+    deliver(delivery)
+    receiver.answer = 500
+    outbox.post(alert("other", kind="another"))
+    deliver(delivery)
+    receiver.answer = 200
+    outbox.post(alert("later"))
+    assert deliver(delivery, NOW - 1e8).told == 2
+
+
+def test_old_history_is_forgotten_but_not_what_is_open_or_not_told(outbox, delivery, receiver):
+    """A home of years does not grow without end, and forgets nothing that somebody still needs."""
+    outbox.post_all([alert("over"), alert("open")])
+    outbox.recovered("a/over", sentence="It passed.", at=NOW)
+    deliver(delivery)
+    receiver.down()
+    outbox.post(alert("untold"))
+    outbox.recovered("a/untold", sentence="It passed.", at=NOW)
+    later = NOW + HISTORY_SECONDS + 1
+    deliver(delivery_to(outbox, receiver.url()), later)
+    assert list(outbox.open_subjects()) == ["a/open"]
+    assert [(one.what, one.alert.subject) for one in outbox.recent(9)] == [("raised", "a/open")]
+    receiver.up()
+    deliver(delivery, later + LONGEST_WAIT_SECONDS)
+    assert receiver.titles[-2:] == ["alert untold", "Right again: alert untold"]
+
+
+def test_in_postgres_each_reaches_the_receiver_once_and_two_processes_share_the_work(
+    postgres_url, receiver, tmp_path
+):
+    """Several machines keep their state in Postgres."""
+    state = ControlState(tmp_path / ".state", postgres_url)
+    outbox = Outbox(state)
+    other = Outbox(ControlState(tmp_path / ".state", postgres_url))
+    assert outbox.post(alert("\udcff", found="\x00"))
+    assert not other.post(alert("\udcff"))
+    assert deliver(delivery_to(outbox, receiver.url())).told == 1
+    assert deliver(delivery_to(other, receiver.url())).told == 0
+    receiver.down()
+    outbox.post_all(alert(number) for number in range(50))
+    assert deliver(delivery_to(other, receiver.url())).waiting == 50
+    assert other.recovered("a/\udcff", sentence="It passed.", at=NOW)
+    assert len(outbox.open_subjects()) == 50
+    receiver.up()
+    assert deliver(delivery_to(outbox, receiver.url()), NOW + FIRST_WAIT_SECONDS).told == 2
+    assert receiver.repeated() == {}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from resources.alerts.alert import LONGEST_TEXT, Alert, Recovery
+from resources.alerts.alert import LONGEST_TEXT, Alert, AlertEvent
 
 
 def test_the_id_is_made_of_kind_subject_and_occurrence_alone(alert):
@@ -33,8 +33,8 @@ def test_long_texts_are_cut_where_they_are_written_down_and_the_id_stays(alert):
     assert len(back.found) <= LONGEST_TEXT
 
 
-def test_a_recovery_comes_back_as_it_was(alert):
-    """What is read from the file is what was written."""
-    one = Recovery(alert(), "run-2", "It passed.", 5.0, 1.0)
-    assert Recovery.from_json(one.as_json()) == one
-    assert Recovery.from_json(one.as_json()).id == one.id
+def test_an_event_comes_back_as_it_was(alert):
+    """What is read from the database is what was written; an end has an id of its own."""
+    one = AlertEvent("recovered", alert(), 5.0, 1.0, "It passed.")
+    assert AlertEvent.from_json(one.as_json()) == one
+    assert one.id != AlertEvent("raised", alert(), 1.0, 1.0).id == alert().id

@@ -58,7 +58,7 @@ def watcher(tmp_path, clock, machine):
     """Of workers and devices, nothing told yet."""
     return HealthWatcher(
         workers=Workers(open_state(tmp_path)),
-        outbox=Outbox(tmp_path / "alerts"),
+        outbox=Outbox(open_state(tmp_path)),
         left_out=LeftOutDevices(ControlState(tmp_path / "state", clock=clock), clock),
         find=machine.find,
         judge=machine.judge,

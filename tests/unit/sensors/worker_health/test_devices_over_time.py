@@ -11,6 +11,7 @@ from dagster._core.storage.dagster_run import RunOpConcurrency
 
 from sensors.health_watch import Watch
 from sensors.left_out_alerts import NONE_LEFT, usable_devices
+from sensors.ticks import Ticks
 from sensors.worker_health import build_worker_health_sensor
 
 HOT = "GPU-1 is throttled: it is too hot."
@@ -77,7 +78,7 @@ def test_that_every_device_is_left_out_is_told_once_and_that_one_is_taken_back(t
     tick()
     watcher.left_out.take_back("GPU-2")
     assert ("all_devices_left_out", NONE_LEFT) not in tick()
-    told = [one["kind"] for one in watcher.outbox.recent(50) if one["event"] == "raised"]
+    told = [one.alert.kind for one in watcher.outbox.recent(50) if one.what == "raised"]
     assert told.count("all_devices_left_out") == 1
     for run in "34":
         watcher.left_out.note_failure("GPU-2", occurrence=run, why="It is lost again.")
@@ -152,23 +153,11 @@ def test_a_silence_of_the_driver_is_told_once_though_the_watch_is_lost(watcher, 
     assert len(watcher.outbox.recent(10)) == 1
 
 
-def test_a_restored_control_state_is_told_for_a_day(tick, watcher, clock):
-    """What was noted since the copy may be missing: not in silence, once, and no longer than a day."""
-    for occurrence in "12":
-        watcher.left_out.note_failure("GPU-1", occurrence=occurrence, why="It failed.")
-    (watcher.left_out.state.directory / "state.db").unlink()
-    assert ("state_damaged", "state/database") in tick()
-    assert list(watcher.left_out.left_out()) == ["GPU-1"]
-    assert tick().count(("state_damaged", "state/database")) == 1
-    assert ("state_damaged", "state/database") not in tick(24 * 3600)
-    assert ("state_damaged", "state/database") not in tick()
-
-
 def test_with_every_device_left_out_the_queue_waits_and_goes_on_by_itself(
     watcher, leases, machine, new_instance, tmp_path
 ):
     """Else one run after the other would wait for a device and end, for all of the night."""
-    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks")
+    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=Ticks(watcher.outbox.state))
     with new_instance("dagster") as instance:
         cursor = None
 
@@ -206,7 +195,7 @@ def test_with_every_device_left_out_the_queue_waits_and_goes_on_by_itself(
 
 def test_the_pool_follows_the_devices_in_use(watcher, leases, new_instance, tmp_path):
     """A device left out takes no run; a lower limit that a person set stays theirs."""
-    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks")
+    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=Ticks(watcher.outbox.state))
     with new_instance("dagster") as instance:
         cursor = None
 
@@ -232,4 +221,4 @@ def test_the_pool_follows_the_devices_in_use(watcher, leases, new_instance, tmp_
         assert limit_after_tick() == 1
         watcher.left_out.take_back("GPU-1")
         assert limit_after_tick() == 1
-    assert (tmp_path / "ticks" / "worker_health.json").exists()
+    assert "worker_health" in Ticks(watcher.outbox.state).last()

@@ -16,6 +16,7 @@ from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
 from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.health_watch import Watch
+from sensors.ticks import Ticks
 from sensors.worker_health import build_worker_health_sensor
 
 
@@ -79,7 +80,9 @@ def test_a_cancel_of_a_stuck_worker_stands_though_it_has_to_be_killed(
     watcher, leases, clock, standing, tmp_path
 ):
     """The code server calls a killed run failed, and Dagster would start it again: it is cancelled before."""
-    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks", clock=clock)
+    sensor = build_worker_health_sensor(
+        watcher, leases, pool="gpu", ticks=Ticks(watcher.outbox.state), clock=clock
+    )
     cursor = None
     with dg.DagsterInstance.ephemeral() as instance:
         run = instance.create_run_for_job(nothing, status=DagsterRunStatus.STARTED)
@@ -105,7 +108,9 @@ def test_a_stuck_worker_is_ended_though_dagster_does_not_know_its_run(
     watcher, leases, clock, standing, tmp_path
 ):
     """After a lost database or a deleted run the device is freed all the same."""
-    sensor = build_worker_health_sensor(watcher, leases, pool="gpu", ticks=tmp_path / "ticks", clock=clock)
+    sensor = build_worker_health_sensor(
+        watcher, leases, pool="gpu", ticks=Ticks(watcher.outbox.state), clock=clock
+    )
     standing.begin("unknown")
     with dg.DagsterInstance.ephemeral() as instance:
         cursor = None

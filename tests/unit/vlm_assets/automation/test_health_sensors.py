@@ -1,5 +1,6 @@
 """The ticks of the sensors and of the schedule as the definitions build them: noted at their end."""
 
+import errno
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -8,11 +9,12 @@ import pytest
 from resources.engine.server.running_server import PATIENCE_SECONDS
 from sensors.failed_partitions import FailedPartitions
 from sensors.published_file_drift import DriftWatcher
-from sensors.ticks import last_ticks
+from sensors.ticks import Ticks
 from sensors.worker_health import HealthWatcher
 from vlm_assets.automation.health_sensors import build_health_sensors, worker_limits
 from vlm_assets.automation.retries import build_retries
 from vlm_assets.definitions import build_defs
+from vlm_assets.resource_settings import control_state
 
 NAMES = [
     "failed_partitions_again",
@@ -50,7 +52,7 @@ def tick(dataset):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tick_that_fails_is_not_noted(tick, dataset, monkeypatch, name):
     """One that fails each time must count as silent: a tick is noted when its work is done."""
-    ticks = dataset.settings.state_directory / "ticks"
+    ticks = Ticks(control_state(dataset.settings))
 
     def fail(*_, **__):
         raise RuntimeError("no work was done")
@@ -63,17 +65,19 @@ def test_a_tick_that_fails_is_not_noted(tick, dataset, monkeypatch, name):
         patched.setattr(HealthWatcher, "look", fail)
         with pytest.raises(RuntimeError, match="no work"):
             tick(name)
-    assert last_ticks(ticks) == {}
+    assert ticks.last() == {}
     tick(name)
-    assert list(last_ticks(ticks)) == [name]
+    assert list(ticks.last()) == [name]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_note_that_cannot_be_written_stops_no_work(tick, dataset, name):
+def test_a_note_that_cannot_be_written_stops_no_work(tick, monkeypatch, name):
     """With the disk of the home full, dead runs are ended and stuck workers killed all the same."""
-    ticks = dataset.settings.state_directory / "ticks"
-    ticks.parent.mkdir(parents=True, exist_ok=True)
-    ticks.write_bytes(b"in the way")
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Ticks, "record", full)
     assert tick(name).skip_message
 
 
@@ -126,5 +130,5 @@ def test_a_tick_with_nothing_to_tell_leaves_no_file_with_dagster(dataset, tmp_pa
         tick_all(instance, "first")
         tick_all(instance, "second")
     ticked = {one.name for one in (*definitions.sensors, *definitions.schedules)}
-    assert last_ticks(dataset.settings.state_directory / "ticks").keys() == ticked
+    assert Ticks(control_state(dataset.settings)).last().keys() == ticked
     assert list(tmp_path.rglob("second.*")) == []

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from sensors.ticks import record_tick
+from resources.state.database import ControlState, open_state
+from sensors.ticks import Ticks
 from vlm_assets.cli.main import app
 from vlm_assets.settings import SettingsError, load_settings
 
@@ -25,7 +26,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def outbox(home) -> Outbox:
-    return Outbox(home / ".state" / "alerts")
+    return Outbox(open_state(home / ".state"))
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def alert(number: int) -> Alert:
 def test_the_list_shows_what_is_open_with_its_next_step_and_what_was_told(home, outbox):
     """In the morning one look must tell."""
     outbox.post_all([alert(0), alert(1)])
-    outbox.recovered("rows/0", occurrence="2", sentence="It passed.", at=time.time())
+    outbox.recovered("rows/0", sentence="It passed.", at=time.time())
     said = run()
     assert said.exit_code == 0
     assert "1 open" in said.output
@@ -74,7 +75,7 @@ def test_a_person_closes_what_cannot_become_right_again_by_itself(home, outbox, 
     said = run("close", "rows/0", "--reason", "the card is out")
     assert said.exit_code == 0, said.output
     assert said.output == "Closed: row_count failed: rows 0 (1 open)\n"
-    assert list(Outbox(outbox.log.directory).open_subjects()) == ["rows/1"]
+    assert list(Outbox(ControlState(home / ".state")).open_subjects()) == ["rows/1"]
     assert "closed check_failed  row_count failed: rows 0" in run().output
     run("deliver")
     assert told.titles[-1] == "Closed by a person: row_count failed: rows 0"
@@ -122,7 +123,7 @@ def test_without_a_target_the_test_says_how_to_set_one(home):
 def test_deliver_tells_what_waits_and_that_the_daemon_is_silent_with_dagster_down(home, outbox, told):
     """A dead daemon says nothing itself: the machine's own timer does, once."""
     outbox.post(alert(0))
-    record_tick(home / ".state" / "ticks", "drift", time.time() - 1000)
+    Ticks(outbox.state).record("drift", time.time() - 1000)
     said = run("deliver")
     assert said.exit_code == 0, said.output
     assert "daemon has gone silent" in said.output
@@ -131,12 +132,12 @@ def test_deliver_tells_what_waits_and_that_the_daemon_is_silent_with_dagster_dow
     assert len(told.messages) == 2
 
 
-def test_deliver_tells_that_the_alerts_sensor_alone_is_silent(home, told):
+def test_deliver_tells_that_the_alerts_sensor_alone_is_silent(outbox, told):
     """Who watches the others is watched from outside."""
-    ticks, now = home / ".state" / "ticks", time.time()
-    record_tick(ticks, "alerts", now - 900)
+    ticks, now = Ticks(outbox.state), time.time()
+    ticks.record("alerts", now - 900)
     for before in range(600, -1, -200):
-        record_tick(ticks, "drift", now - before)
+        ticks.record("drift", now - before)
     said = run("deliver")
     assert said.exit_code == 0, said.output
     assert told.titles == ["alerts has gone silent"]

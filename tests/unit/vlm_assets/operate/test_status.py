@@ -137,14 +137,14 @@ def test_what_needs_a_person_is_said_and_has_no_turn(uneven: Settings) -> None:
 
 def test_open_alerts_are_said_first_and_no_longer_once_they_are_right(uneven: Settings) -> None:
     """One look tells what needs a person: a silent sensor or a foreign file is the state of no partition."""
-    outbox = Outbox(uneven.state_directory / "alerts")
+    outbox = Outbox(open_state(uneven.state_directory))
     alert = Alert("sensor_silent", "sensor/alerts", "1", "error", "alerts has gone silent", "Look.")
     outbox.post(alert)
     found = status_of(uneven)
     assert found.open_alerts == ("alerts has gone silent",)
     assert found.next_steps[0] == "Open alerts: 1, the latest: alerts has gone silent. `vlm-assets alerts`."
     assert found.next_steps[0] in text(found)
-    outbox.recovered("sensor/alerts", occurrence="2", sentence="It ticks.", at=2.0)
+    outbox.recovered("sensor/alerts", sentence="It ticks.", at=2.0)
     assert status_of(uneven).open_alerts == ()
 
 

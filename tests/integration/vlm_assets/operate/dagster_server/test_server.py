@@ -12,6 +12,7 @@ import pytest
 
 from examples.rendered_properties import write_example
 from resources.alerts.outbox import Outbox
+from resources.state.database import open_state
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.dagster_server.api import DagsterApi
 
@@ -85,6 +86,6 @@ def test_a_history_damaged_while_it_is_served_is_begun_anew_and_filled_from_disk
     wait_until_published(address_when_up(served))
     (aside,) = dagster_home.glob("history.damaged-*")
     assert (aside / "runs.db").read_bytes().startswith(b"\0not a database")
-    alerts = Outbox(desk.settings.state_directory / "alerts").open_subjects()
+    alerts = Outbox(open_state(desk.settings.state_directory)).open_subjects()
     assert str(aside) in alerts["state/Dagster's history"].next_step
     assert desk.materialize().success

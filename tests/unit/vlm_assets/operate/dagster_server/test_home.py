@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from resources.alerts.outbox import Outbox
+from resources.state.database import open_state
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.dagster_server.home import (
     AlreadyRunningError,
@@ -148,7 +149,7 @@ def test_a_start_sets_a_damaged_database_aside_and_begins_a_new_one(dataset, dag
     (aside,) = dagster_home.glob(f"{folder}.damaged-*")
     assert (aside / file).read_bytes() == damaged
     assert f"{aside}, and a new one was begun" in said
-    (alert,) = Outbox(dataset.settings.state_directory / "alerts").open_subjects().values()
+    (alert,) = Outbox(open_state(dataset.settings.state_directory)).open_subjects().values()
     assert str(aside) in alert.next_step
     assert damages(dagster_home) == []
     with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
