@@ -6,6 +6,7 @@ refuses it. Dagster and the models' code are imported inside functions, so that 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ def build_gpu(settings: Settings) -> GpuResource:
 def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
     """The describing model of these settings."""
     from resources.engine.models.vision_language_model import VisionLanguageModel
+    from resources.engine.protocol import ImageLimits
 
     return VisionLanguageModel(
         model=settings.model or "",
@@ -54,6 +56,13 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
         trust_remote_code=settings.trust_remote_code,
         records_directory=str(settings.state_directory / "models"),
         speculative_tokens=settings.speculative_tokens,
+        limits=ImageLimits(
+            pixels=settings.max_pixels,
+            images=settings.max_images,
+            answer_tokens=settings.max_new_tokens,
+            tokens=settings.image_tokens,
+            options=json.loads(settings.processor_options),
+        ),
         server=build_model_server(settings) if settings.engine == "server" else None,
     )
 

@@ -8,6 +8,7 @@ what is done with them; resources are handed values, never this object. Read fro
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import sys
@@ -94,10 +95,21 @@ class Settings(BaseSettings):
         12, le=500, description="Images of a property shown to the model, at most."
     )
     max_pixels: int = Field(
-        1_000_000,
+        1_048_576,
         ge=4_096,
         le=100_000_000,
-        description="Pixels an image may have before the model's own processor sees it.",
+        description="Pixels of an image that reach the model, at most, with every family of models; families"
+        " that cut an image into tiles take fewer tiles.",
+    )
+    image_tokens: PositiveInt | None = Field(
+        None,
+        description="Tokens that all images of a property may cost together: their resolution is chosen so"
+        " that all fit. Default: what the model's context holds beside prompt and answer.",
+    )
+    processor_options: str = Field(
+        "{}",
+        description="Options of the model's own image processor as JSON, such as"
+        ' {"do_image_splitting": false}; docs/models.md names them.',
     )
     batch_size: PositiveInt = Field(
         32, le=10_000, description="Properties described together, at most. A change keeps what is committed."
@@ -291,6 +303,17 @@ class Settings(BaseSettings):
             raise ValueError("an address is of the form http://HOST:PORT/v1, without a name or a password")
         return url.rstrip("/")
 
+    @field_validator("processor_options")
+    @classmethod
+    def _a_json_object(cls, text: str) -> str:
+        try:
+            options = json.loads(text)
+        except ValueError:
+            options = None
+        if not isinstance(options, dict):
+            raise ValueError('give a JSON object, such as {"do_image_splitting": false}')
+        return json.dumps(options, sort_keys=True)
+
     @field_validator("retry_every_minutes")
     @classmethod
     def _equal_intervals(cls, minutes: int) -> int:
@@ -455,6 +478,12 @@ def _refuse_unused_server_settings(settings: Settings) -> None:
         of_server = ("server_url", "server_command", "server_image_folder")
         unused = [name for name in of_server if getattr(settings, name) is not None] + of_address
         why = f"is for the engine 'server', and {PREFIX}ENGINE is {settings.engine!r}"
+    elif settings.image_tokens is not None or settings.processor_options != "{}":
+        unused = ["image_tokens" if settings.image_tokens is not None else "processor_options"]
+        why = (
+            f"is for the engine 'transformers'; a server is told by {PREFIX}SERVER_COMMAND (vLLM:"
+            f" --mm-processor-kwargs) and gets images of {PREFIX}MAX_PIXELS"
+        )
     elif settings.server_url is None:
         unused = of_address
         why = f"is for a server that runs already, and {PREFIX}SERVER_URL is not set"

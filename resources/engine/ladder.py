@@ -73,6 +73,7 @@ class Described:
     error_kind: ``invalid_json``, ``schema_mismatch``, ``truncated``, ``repetition``, ``prompt_too_long``,
     ``out_of_memory``, ``engine_error``; without any readable image ``no_images`` or the commonest kind of
     image failure. raw_text: the last answer, where it failed. images_seen: images in the attempt that counts.
+    fewer_images: why the attempt that counts was shown fewer images than could be read; None: it was not.
     prompt_tokens, output_tokens: over all attempts. seconds: this property's share of the engine's time.
     """
 
@@ -90,6 +91,7 @@ class Described:
     output_tokens: int
     finish_reason: str | None
     seconds: float
+    fewer_images: str | None = None
 
 
 def describe_batch(
@@ -122,6 +124,7 @@ class _Climb:
     prompt_tokens: int = 0
     output_tokens: int = 0
     seconds: float = 0.0
+    fewer_images: str | None = None
     result: Described | None = field(default=None)
 
     def take(self, outcome: _Outcome, schema: DescriptionSchema, settings: LadderSettings) -> None:
@@ -129,7 +132,7 @@ class _Climb:
         self.seconds += outcome.seconds
         answer = outcome.answer
         if answer is None:
-            self._climb_or_fail(outcome.kind, outcome.error, None, settings)
+            self._climb_or_fail(outcome.kind, outcome.error, None, settings, fitting=outcome.images)
             return
         self.prompt_tokens += answer.prompt_tokens
         self.output_tokens += answer.output_tokens
@@ -141,12 +144,21 @@ class _Climb:
         else:
             self._end("ok", None, None, description, answer)
 
-    def _climb_or_fail(self, kind: str, error: str, answer: Answer | None, settings: LadderSettings) -> None:
-        following = next_attempt(kind, self.attempt, self.loaded.seen, settings)
+    def _climb_or_fail(
+        self,
+        kind: str,
+        error: str,
+        answer: Answer | None,
+        settings: LadderSettings,
+        fitting: int | None = None,
+    ) -> None:
+        following = next_attempt(kind, self.attempt, self.loaded.seen, settings, fitting)
         if following is None:
             self._end("failed", kind, error[:_ERROR_LIMIT], None, answer)
-        else:
-            self.attempt = following
+            return
+        if following.images != self.attempt.images:
+            self.fewer_images = f"{kind}: {error}"[:_ERROR_LIMIT]
+        self.attempt = following
 
     def _end(
         self,
@@ -171,18 +183,24 @@ class _Climb:
             output_tokens=self.output_tokens,
             finish_reason=answer.finish_reason if answer is not None else None,
             seconds=self.seconds,
+            fewer_images=self.fewer_images,
         )
 
 
-def next_attempt(kind: str, attempt: Attempt, images: int, settings: LadderSettings) -> Attempt | None:
+def next_attempt(
+    kind: str, attempt: Attempt, images: int, settings: LadderSettings, fitting: int | None = None
+) -> Attempt | None:
     """The next rung for a property with so many images whose attempt failed with this kind; None: give up.
 
     More tokens, only where tokens ran out; then another temperature; then half of the images, greedily. What
-    is too large goes down to one image by halves. A rung that could change nothing is left out.
+    is too large goes down to what fits (``fitting``), where that is known, or else to one image by halves. A
+    rung that could change nothing is left out.
     """
     shown = images if attempt.images is None else min(images, attempt.images)
     fewer = replace(attempt, number=attempt.number + 1, temperature=0.0, images=(shown + 1) // 2)
     if kind in ("prompt_too_long", "out_of_memory"):
+        if fitting is not None:
+            fewer = replace(fewer, images=max(1, min(fitting, shown - 1)))
         return fewer if shown > 1 else None
     if kind == "engine_error" or attempt.images is not None:
         return None
@@ -196,12 +214,13 @@ def next_attempt(kind: str, attempt: Attempt, images: int, settings: LadderSetti
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What one attempt brought for one property: an answer, or a kind of error and its text."""
+    """What one attempt brought for one property: an answer, or a kind of error, its text, and what fits."""
 
     seconds: float
     answer: Answer | None = None
     kind: str = ""
     error: str = ""
+    images: int | None = None
 
 
 def _ask(
@@ -230,7 +249,7 @@ def _outcome(answer: Answer | Exception, seconds: float) -> _Outcome:
     if isinstance(answer, Answer):
         return _Outcome(seconds, answer=answer)
     if isinstance(answer, RequestTooLargeError):
-        return _Outcome(seconds, kind=answer.kind, error=str(answer))
+        return _Outcome(seconds, kind=answer.kind, error=str(answer), images=answer.images)
     # An engine's own words about one property need no class before them.
     said = str(answer) if type(answer) is EngineError else f"{type(answer).__name__}: {answer}"
     return _Outcome(seconds, kind="engine_error", error=said)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from resources.images.images import LoadedProperty
@@ -32,11 +32,14 @@ class ModelLoadError(EngineError):
 class RequestTooLargeError(EngineError):
     """One property alone is more than the model or its device takes; fewer images may do.
 
-    kind: ``out_of_memory`` or ``prompt_too_long``.
+    kind: ``out_of_memory`` or ``prompt_too_long``. images: how many of the property's would do, where known.
     """
 
-    def __init__(self, kind: Literal["out_of_memory", "prompt_too_long"], message: str) -> None:
+    def __init__(
+        self, kind: Literal["out_of_memory", "prompt_too_long"], message: str, images: int | None = None
+    ) -> None:
         self.kind = kind
+        self.images = images
         super().__init__(message)
 
 
@@ -56,6 +59,55 @@ class InvalidDescription(ValueError):  # noqa: N818 - said of an answer, and nam
         long = len(message) > _MESSAGE_LIMIT
         self.message = message[: _MESSAGE_LIMIT - 1] + "…" if long else message
         super().__init__(f"{kind}: {self.message}")
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """What images may cost, as the user says.
+
+    pixels: of an image that reach the model, at most. images: of a property. answer_tokens: room that an
+    answer needs. tokens: of a property's images; None: as many as the context holds. options: of the family's
+    image processor, which go before its own.
+    """
+
+    pixels: int
+    images: int
+    answer_tokens: int
+    tokens: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ImageTokens:
+    """How large images are shown, and what they cost.
+
+    each: tokens of an image, of the shape that costs most. text: tokens of the prompt without images.
+    images: of a property, at most. fitting: how many of them fit. pixels: the bound of an image's.
+    context: tokens that the model takes; None: not known. options: what the image processor was told.
+    budget: tokens that the user allows a property's images; None: as many as the context holds.
+    """
+
+    each: int
+    text: int
+    images: int
+    fitting: int
+    pixels: int
+    context: int | None
+    options: Mapping[str, Any]
+    budget: int | None = None
+
+    @property
+    def property_tokens(self) -> int:
+        """Tokens of a property with all of its images that fit, the prompt's text included."""
+        return self.text + self.each * self.fitting
+
+    def sentence(self) -> str:
+        """All of it for a person."""
+        of_context = "" if self.context is None else f" of {self.context:,} that the model takes"
+        return (
+            f"{self.each:,} tokens an image (up to {self.pixels:,} pixels), {self.property_tokens:,} a"
+            f" property with its prompt{of_context}; {self.fitting} of {self.images} images fit"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +194,13 @@ class WaitingEngine(Protocol):
     """
 
     waiting: Callable[[], AbstractContextManager[object]]
+
+
+@runtime_checkable
+class MeasuringEngine(Protocol):
+    """An engine that knows what images cost. ``image_tokens``: None where its processor does not say."""
+
+    image_tokens: ImageTokens | None
 
 
 def sampling_seed(seed: int, property_id: str, attempt: int) -> int:

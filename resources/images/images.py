@@ -48,6 +48,10 @@ MAX_JPEG_SCANS: Final = 500
 MAX_SOURCE_PIXELS: Final = 178_956_970
 """Largest width times height that is decoded: the size at which Pillow itself refuses to open a file."""
 
+MAX_SIDES_RATIO: Final = 100
+"""Longer side of an image over its shorter one. What is thinner gets a white border: Qwen's processors refuse
+200, and their refusal would cost the whole property."""
+
 PIXELS_AHEAD: Final = 256_000_000
 """Pixels that wait for the model, from which on no further batch is begun, at each stage before it: 768 MB as
 RGB, and some 330,000 vision tokens of 28 x 28 pixels."""
@@ -280,11 +284,26 @@ def _pixels(image: Image.Image, path: Path, max_pixels: int) -> Image.Image:
     size = fitted_size(*rgb.size, max_pixels)
     if size != rgb.size:
         rgb = rgb.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+    rgb = _no_thread(rgb, max_pixels)
     if upright is not None:
         rgb = rgb.transpose(upright)
     # Without its EXIF data: a processor that reads the orientation there would turn the image once more.
     rgb.info = {}
     return rgb
+
+
+def _no_thread(rgb: Image.Image, max_pixels: int) -> Image.Image:
+    """The image on white, where it is so thin that models would refuse it."""
+    long, thin = max(rgb.size), min(rgb.size)
+    if long <= thin * MAX_SIDES_RATIO:
+        return rgb
+    fitted = min(long, math.isqrt(max_pixels * MAX_SIDES_RATIO))
+    wide = max(thin * fitted // long, fitted // MAX_SIDES_RATIO, 1)
+    lies = rgb.width > rgb.height
+    canvas = Image.new("RGB", (fitted, wide) if lies else (wide, fitted), "white")
+    thin = max(1, thin * fitted // long)
+    canvas.paste(rgb.resize((fitted, thin) if lies else (thin, fitted), Image.Resampling.LANCZOS))
+    return canvas
 
 
 def _orientation(image: Image.Image) -> int:

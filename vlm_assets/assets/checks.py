@@ -254,8 +254,9 @@ def _images_used(connection: duckdb.DuckDBPyConnection) -> CheckOutcome:
         found=f"{images} images of {cut} properties that were not",
         first_ids=first,
         next_step=(
-            "The column `images_not_used` lists them. Raise VLM_ASSETS_MAX_IMAGES if the model should see"
-            " them: that makes the partition stale, and `recompute: true` computes it again."
+            "The column `images_not_used` lists them, and `images_not_used_reason` says why. If the"
+            " model should see them, raise VLM_ASSETS_MAX_IMAGES, or lower VLM_ASSETS_MAX_PIXELS where they"
+            " did not fit: that makes the partition stale, and `recompute: true` computes it again."
         ),
     )
 

@@ -72,6 +72,8 @@ def description_parts(
         "max_images": settings.max_images,
         "max_new_tokens": settings.max_new_tokens,
         "max_pixels": settings.max_pixels,
+        "image_tokens": settings.image_tokens,
+        "processor_options": settings.processor_options,
         **model.engine_meaning(),
     }
     return {

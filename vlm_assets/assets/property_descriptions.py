@@ -28,7 +28,7 @@ from resources.engine.feeding import DescribedBatch, Feeding
 from resources.engine.ladder import Described, LadderSettings
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.prompt import Prompt, build_prompt
-from resources.engine.protocol import Engine, ModelLoadError
+from resources.engine.protocol import Engine, MeasuringEngine, ModelLoadError
 from resources.engine.schema import DescriptionSchema, description_text, load_schema
 from resources.engine.server.running_server import ServerUnreachableError
 from resources.images.images import ImageFailure, LoadedProperty, PropertyJob
@@ -94,6 +94,7 @@ def description_rows(description: pa.StructType) -> pa.Schema:
             ("images_seen", pa.int32()),
             ("images_used", pa.list_(pa.string())),
             ("images_not_used", pa.list_(pa.string())),
+            ("images_not_used_reason", pa.string()),
             ("images_failed", pa.list_(_IMAGE_FAILURE)),
             ("prompt_tokens", pa.int32()),
             ("output_tokens", pa.int32()),
@@ -266,7 +267,7 @@ class DescriptionWork:
         """Describe the properties of each round, and hand the journal rows a planned batch at a time."""
         clock = time.monotonic
         longest = building = 0.0
-        images = 0
+        images = prompt_tokens = attempts = 0
         warned = False
         guard = AnswerGuard(self.settings.invalid_share_stop)
         with self.workers(device, self.plan(journal.done_ids)) as workers:
@@ -290,6 +291,8 @@ class DescriptionWork:
                     longest = max(longest, batch.seconds)
                     self.images.take(described)
                     images += sum(one.images_seen for one in described)
+                    prompt_tokens += sum(one.prompt_tokens for one in described)
+                    attempts += sum(one.attempts for one in described if one.prompt_tokens)
                     built = clock()
                     rows = self.rows(described, engine, device, tries)
                     building += clock() - built
@@ -304,6 +307,8 @@ class DescriptionWork:
             "device": dg.MetadataValue.text(f"{self.model.device_name(device)} ({device.name})"),
             "properties/s": dg.MetadataValue.float(round(progress.rate, 3)),
             "images": dg.MetadataValue.int(images),
+            "prompt tokens a property": dg.MetadataValue.int(round(prompt_tokens / max(1, attempts))),
+            **_image_tokens(engine),
             "seconds of the longest batch": dg.MetadataValue.float(round(longest, 3)),
             "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
             **spent.metadata(),
@@ -419,12 +424,20 @@ class DescriptionWork:
         ]
         return pa.Table.from_pylist(rows, schema=self.rows_schema())
 
-    def _images_of(self, one: Described) -> dict[str, list[str]]:
-        """The images that the answer was made from, and those that were left out though nothing failed."""
+    def _images_of(self, one: Described) -> dict[str, list[str] | str | None]:
+        """The images that the answer was made from, and those left out though nothing failed, and why."""
         failed = {failure.uri for failure in one.images_failed}
         sound = [uri for uri in self.uris[one.ordinal] if uri not in failed]
         # The model is shown the first images that can be read, in the catalogue's order.
-        return {"images_used": sound[: one.images_seen], "images_not_used": sound[one.images_seen :]}
+        used, left_out = sound[: one.images_seen], sound[one.images_seen :]
+        reason = one.fewer_images or f"VLM_ASSETS_MAX_IMAGES is {self.settings.max_images}"
+        if not used:  # A failed row says why in its own columns.
+            reason = one.error or reason
+        return {
+            "images_used": used,
+            "images_not_used": left_out,
+            "images_not_used_reason": reason if left_out else None,
+        }
 
     def check(self, file: Path, *, accepted: int) -> list[CheckOutcome]:
         """The checks of this range on a file. accepted: failed rows that a person accepted."""
@@ -475,6 +488,12 @@ class DescriptionWork:
             SheetRow(row["property_id"], files, row.get("description"), row["error"])
             for row, files in zip(rows, thumbnails, strict=True)
         ]
+
+
+def _image_tokens(engine: Engine) -> Metadata:
+    """What images cost, where the engine knows: tokens of each, of a property, and how many of them fit."""
+    known = engine.image_tokens if isinstance(engine, MeasuringEngine) else None
+    return {} if known is None else {"image tokens": dg.MetadataValue.text(known.sentence())}
 
 
 def long_batch(described: Sequence[Described], seconds: float) -> str | None:

@@ -80,6 +80,8 @@ def _show(trial: Trial) -> None:
         else:
             for name, value in one.description.items():
                 say(f"  {name}: {value}")
+        if one.fewer_images is not None:
+            say(f"  shown with {one.images_seen} images only: {one.fewer_images}")
         for failure in one.images_failed:
             say(f"  image left out ({failure.kind}): {failure.error}")
     say(
@@ -87,6 +89,13 @@ def _show(trial: Trial) -> None:
         f" {trial.properties_per_second:.2f} properties/s, {trial.images_per_second:.1f} images/s"
         f" (in partitions of {trial.partition_rows}, starts of processes and models included;"
         f" the model loaded in {trial.load_seconds:.1f} s)"
+    )
+    asked = [one for one in trial.described if one.prompt_tokens]
+    prompts = [one.prompt_tokens / one.attempts for one in asked] or [0.0]
+    say(
+        f"A property's images and prompt are {sum(prompts) / len(prompts):,.0f} tokens here,"
+        f" {max(prompts):,.0f} at most."
+        + ("" if trial.image_tokens is None else f" As set, at most: {trial.image_tokens.sentence()}.")
     )
     say(
         f"All {trial.catalogue_rows} would take {_duration(trial.days)} on {trial.devices}"

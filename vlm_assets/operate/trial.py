@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from resources.devices.resource import GpuResource
 from resources.engine.ladder import Described
 from resources.engine.models.vision_language_model import VisionLanguageModel
+from resources.engine.protocol import ImageTokens, MeasuringEngine
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from vlm_assets.assets.property_descriptions import BATCH_SECONDS, DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
@@ -60,7 +61,8 @@ class Trial:
     seconds: after the model was loaded. bytes: of the sample's rows as parquet. batches: as they came out.
     held: properties that the device's memory held at once, where it did not hold a batch. device_bytes: the
     most of its memory that was taken, of a GPU that was used in this process. start_seconds: that the process
-    of a run takes to start. partition_rows: properties of a partition.
+    of a run takes to start. partition_rows: properties of a partition. image_tokens: what images cost, where
+    the engine knows.
     """
 
     described: tuple[Described, ...]
@@ -75,6 +77,7 @@ class Trial:
     device_bytes: int | None = None
     start_seconds: float = 0.0
     partition_rows: int = 1
+    image_tokens: ImageTokens | None = None
 
     @property
     def properties_per_second(self) -> float:
@@ -155,6 +158,7 @@ def run_trial(
         device_bytes=device_bytes,
         start_seconds=_start_seconds(),
         partition_rows=max(1, catalog.rows // len(catalog.ranges)),
+        image_tokens=engine.image_tokens if isinstance(engine, MeasuringEngine) else None,
     )
 
 

@@ -15,7 +15,7 @@ from resources.engine.prompt import Prompt
 from resources.engine.schema import DescriptionSchema
 
 if TYPE_CHECKING:
-    from resources.engine.protocol import Engine
+    from resources.engine.protocol import Engine, ImageLimits
     from resources.engine.server.server_settings import ServerSettings
     from resources.images.outputs import Output
 
@@ -29,8 +29,8 @@ class VisionLanguageModel:
 
     model: a local folder or a hub id; empty where none is chosen. revision: commit, tag or branch on the hub.
     trust_remote_code: run Python code that comes with the model. records_directory: folder that remembers
-    which commit and weights the model is. speculative_tokens: see TransformersEngine. server: a server that
-    describes instead of an engine in this process.
+    which commit and weights the model is. speculative_tokens: see TransformersEngine. limits: what images may
+    cost; None: as the model's files say. server: what describes instead of an engine in this process.
     """
 
     model: str
@@ -38,6 +38,7 @@ class VisionLanguageModel:
     trust_remote_code: bool = False
     records_directory: str | None = None
     speculative_tokens: int = 5
+    limits: ImageLimits | None = None
     server: ServerSettings | None = None
 
     @property
@@ -94,7 +95,8 @@ class VisionLanguageModel:
             return Pixels()
         from resources.engine.transformers.collation import Tensors
 
-        return Tensors(self.source, prompt.text, "float32" if device.kind == "cpu" else "bfloat16")
+        dtype = "float32" if device.kind == "cpu" else "bfloat16"
+        return Tensors(self.source, prompt.text, dtype, self.limits)
 
     def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt) -> Engine:
         """An engine on the leased device. Raises ModelLoadError."""
@@ -109,4 +111,5 @@ class VisionLanguageModel:
             prompt=prompt,
             device=device.kind,
             speculative_tokens=self.speculative_tokens,
+            limits=self.limits,
         )

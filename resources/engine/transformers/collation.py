@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from PIL import Image
 
 from resources.engine.model_source import ModelSource
+from resources.engine.protocol import ImageLimits
+from resources.engine.transformers.image_tokens import fitted_processor
 from resources.engine.transformers.model_inputs import processed
-from resources.engine.transformers.model_loading import load_processor
 from resources.images.outputs import Made, Maker, Pixels
 
 if TYPE_CHECKING:
@@ -43,13 +44,14 @@ class Tensors:
     source: ModelSource
     prompt: str
     dtype: str
+    limits: ImageLimits | None = None
 
     def load(self) -> Maker:
         """See Output."""
         import torch
 
         torch.set_num_threads(1)
-        processor = load_processor(self.source)
+        processor, _ = fitted_processor(self.source, self.prompt, self.limits)
         joins = learn_joins(processor, self.prompt)
         if joins is None:
             return Pixels().load()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from resources.engine.model_source import ModelSource, exact_revision, refuse_other_files
 from resources.engine.protocol import ModelLoadError
@@ -50,10 +50,11 @@ def load_processor(source: ModelSource) -> Any:
     """The processor (tokenizer, image processor, chat template) of a vision-language model.
 
     Images are resized by the PIL processor where the model has one, whether torchvision is installed or not:
-    the two round differently, and the same folder should answer alike on every machine.
+    the two round differently, and the same folder should answer alike on every machine. What processes
+    videos is left out, and with it torchvision and num2words, which nothing else needs.
     """
     _import_transformers()
-    with _loading(source, "processor") as arguments:
+    with _loading(source, "processor") as arguments, _without_videos():
         from transformers import AutoImageProcessor, AutoProcessor
         from transformers.utils import is_torchvision_available
 
@@ -73,6 +74,46 @@ def load_processor(source: ModelSource) -> Any:
             "use the instruction-tuned variant, or add a chat_template.jinja to its folder"
         )
     return processor
+
+
+class _NoVideos(dict[str, Any]):
+    """What stands for the part for videos: empty, and a dictionary, because processors become JSON."""
+
+    num_frames = fps = None
+    model_input_names: ClassVar[list[str]] = []
+
+    @classmethod
+    def from_pretrained(cls, *_: object, **__: object) -> _NoVideos:
+        """What the automatic class is asked for."""
+        return cls()
+
+
+@contextmanager
+def _without_videos() -> Iterator[None]:
+    """Load processors without the part for videos, for which alone most of them need torchvision."""
+    from transformers import processing_utils
+    from transformers.models.smolvlm import processing_smolvlm
+
+    parts = processing_utils.MODALITY_TO_AUTOPROCESSOR_MAPPING
+    processor = processing_utils.ProcessorMixin
+    find, check = type(parts).__getitem__, processor.check_argument_for_proper_class
+    spell = processing_smolvlm.num2words
+
+    def found(self: Any, key: str) -> Any:
+        return _NoVideos if key == "video_processor" else find(self, key)
+
+    def checked(self: Any, name: str, part: Any) -> Any:
+        return _NoVideos if isinstance(part, _NoVideos) else check(self, name, part)
+
+    type(parts).__getitem__ = found
+    processor.check_argument_for_proper_class = checked
+    processing_smolvlm.num2words = spell or str
+    try:
+        yield
+    finally:
+        type(parts).__getitem__ = find
+        processor.check_argument_for_proper_class = check
+        processing_smolvlm.num2words = spell
 
 
 def load_tokenizer(source: ModelSource) -> Any:

@@ -19,6 +19,8 @@ from resources.engine.protocol import (
     Attempt,
     EngineError,
     EngineLostError,
+    ImageLimits,
+    ImageTokens,
     ModelLoadError,
     RequestTooLargeError,
     sampling_seed,
@@ -27,8 +29,9 @@ from resources.engine.transformers.attention import prefer_flash_attention, shar
 from resources.engine.transformers.drafted_steps import Drafts, Guide, drafted_steps
 from resources.engine.transformers.greedy_decoding import Begin, GreedyDecoding
 from resources.engine.transformers.guided import Grammar, SampledBatch
+from resources.engine.transformers.image_tokens import fitted_processor
 from resources.engine.transformers.model_inputs import InputPreparation, ModelInputs
-from resources.engine.transformers.model_loading import load_model, load_processor
+from resources.engine.transformers.model_loading import load_model
 
 if TYPE_CHECKING:
     from resources.engine.prompt import Prompt
@@ -53,12 +56,16 @@ class TransformersEngine:
     device's memory it is halved, and no later batch is larger than what fitted.
 
     device: ``cpu`` or ``cuda`` (the first that is visible; the lease sees to it that it is the only one).
+    limits: what images may cost; None: they are processed as the model's files say.
     speculative_tokens: how many tokens are guessed from earlier answers and checked in one step, at most.
     Answers stay the same, apart from bfloat16's rounding. Raises ModelLoadError, and SchemaError where the
     schema cannot guide decoding.
     """
 
     batches_at_once = 1
+
+    image_tokens: ImageTokens | None
+    """What images cost; None where it is not known."""
 
     def __init__(
         self,
@@ -68,8 +75,9 @@ class TransformersEngine:
         prompt: Prompt,
         device: Literal["cpu", "cuda"],
         speculative_tokens: int = 0,
+        limits: ImageLimits | None = None,
     ) -> None:
-        processor = load_processor(source)
+        processor, self.image_tokens = fitted_processor(source, prompt.text, limits)
         from transformers import AutoModelForImageTextToText
 
         model = load_model(source, AutoModelForImageTextToText, device=device)
@@ -98,6 +106,7 @@ class TransformersEngine:
         engine = cls.__new__(cls)
         engine.model = type(model).__name__
         engine.revision = "in memory"
+        engine.image_tokens = None
         engine._take(model, processor, grammar, prompt, device, speculative_tokens)
         return engine
 
@@ -152,8 +161,8 @@ class TransformersEngine:
         answers = iter(asked)
         return [next(answers) if one.refusal is None else EngineError(one.refusal) for one in batch]
 
-    def _described(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer]:
-        answers: list[Answer] = []
+    def _described(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer | EngineError]:
+        answers: list[Answer | EngineError] = []
         while len(answers) < len(batch):
             chunk = batch[len(answers) :][: self.largest_batch]
             answered = self._answered_or_none(chunk, attempt)
@@ -178,7 +187,9 @@ class TransformersEngine:
         if self._device == "cuda":
             torch.cuda.empty_cache()
 
-    def _answered_or_none(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer] | None:
+    def _answered_or_none(
+        self, batch: Sequence[LoadedProperty], attempt: Attempt
+    ) -> list[Answer | EngineError] | None:
         """The answers, or None where the device's memory did not hold the batch."""
         import torch
 
@@ -197,13 +208,28 @@ class TransformersEngine:
             torch.cuda.empty_cache()
         return None
 
-    def _answers(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer]:
+    def _answers(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer | EngineError]:
+        """One answer a property. What is too long for the model is no part of what the model is asked."""
+        began = time.monotonic()
+        inputs = self._inputs.take(batch, attempt)
+        too_long = [
+            self._too_long(tokens, min(one.seen, attempt.images or one.seen), attempt)
+            for one, tokens in zip(batch, inputs.prompt_tokens, strict=True)
+        ]
+        if any(too_long):
+            rest = [one for one, error in zip(batch, too_long, strict=True) if error is None]
+            if rest:
+                inputs = self._inputs.take(rest, attempt)
+        else:
+            rest = list(batch)
+        self._seconds["processor"] += time.monotonic() - began
+        answers = iter(self._asked(rest, attempt, inputs) if rest else ())
+        return [next(answers) if error is None else error for error in too_long]
+
+    def _asked(self, batch: Sequence[LoadedProperty], attempt: Attempt, inputs: ModelInputs) -> list[Answer]:
         import torch
         from transformers import LogitsProcessorList
 
-        began = time.monotonic()
-        inputs = self._inputs.take(batch, attempt)
-        self._seconds["processor"] += time.monotonic() - began
         limits = [self._room(tokens, attempt) for tokens in inputs.prompt_tokens]
         guide = self._grammar.for_batch(len(batch))
         processors: list[Any] = [_refuse_nan, guide]
@@ -250,13 +276,26 @@ class TransformersEngine:
         """Tokens that this property's answer may have: by itself, not by the longest prompt of the batch."""
         if self._context is None:
             return attempt.max_new_tokens
-        room = self._context - prompt_tokens
-        if room <= 0:
-            raise RequestTooLargeError(
-                "prompt_too_long",
-                f"images and prompt are {prompt_tokens} tokens, of {self._context} that the model takes",
-            )
-        return min(attempt.max_new_tokens, room)
+        return min(attempt.max_new_tokens, self._context - prompt_tokens)
+
+    def _too_long(self, prompt_tokens: int, shown: int, attempt: Attempt) -> RequestTooLargeError | None:
+        """Why a property cannot be asked about: its images leave an answer no room, or exceed the budget."""
+        known = self.image_tokens
+        text = 0 if known is None else known.text
+        budget = None if known is None or known.budget is None else text + known.budget
+        if budget is not None and prompt_tokens > budget:
+            most, said = budget, "VLM_ASSETS_IMAGE_TOKENS and the prompt allow"
+        elif self._context is not None and prompt_tokens >= self._context:
+            most, said = self._context, "the model takes"
+        else:
+            return None
+        # Where the answer would take all that is left, the images have it.
+        room = max(most - text - (0 if most == budget else attempt.max_new_tokens), most // 2)
+        return RequestTooLargeError(
+            "prompt_too_long",
+            f"images and prompt are {prompt_tokens} tokens, of {most} that {said}",
+            images=int(room * shown / max(1, prompt_tokens - text)),
+        )
 
     def _answer(self, tokens: list[int], prompt_tokens: int) -> Answer:
         ends = [at for at, token in enumerate(tokens) if token in self._stop_token_ids]

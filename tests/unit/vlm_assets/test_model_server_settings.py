@@ -40,6 +40,13 @@ def parts(settings):
             r"MODEL_LOAD_SECONDS \(900\) is below VLM_ASSETS_SERVER_START_SECONDS",
         ),
         ({"engine": "vllm"}, "'transformers' or 'server'"),
+        ({"engine": "server", "image_tokens": 9}, "IMAGE_TOKENS is for the engine 'transformers'; a server"),
+        (
+            {"engine": "server", "processor_options": '{"do_image_splitting": false}'},
+            "PROCESSOR_OPTIONS is for the engine 'transformers'; a server",
+        ),
+        ({"processor_options": "[1]"}, "give a JSON object, such as"),
+        ({"processor_options": "{"}, "give a JSON object, such as"),
     ],
 )
 def test_settings_that_would_be_ignored_are_refused(tmp_path, wrong, sentence):
@@ -58,12 +65,19 @@ def test_key_is_shown_nowhere(tmp_path):
     assert model.server.url == "http://host:8000/v1"
 
 
-def test_engine_in_the_run_keeps_its_fingerprint(tmp_path):
-    """Homes of before there was a choice of engines stay as finished as they were."""
-    settings = settings_of(tmp_path)
-    known = {"max_images": 12, "max_new_tokens": 512, "max_pixels": 1_000_000}
-    assert parts(settings)["decoding"] == digest_of(known)
-    assert parts(settings)["model"].startswith("sha256:")
+def test_what_decides_how_images_are_shown_is_in_the_fingerprint(tmp_path):
+    """Rows of other resolutions or processor options mean something else; how JSON is written does not."""
+    plain = settings_of(tmp_path)
+    known = {
+        "max_images": 12, "max_new_tokens": 512, "max_pixels": 1_048_576, "image_tokens": None,
+        "processor_options": "{}",
+    }  # fmt: skip
+    assert parts(plain)["decoding"] == digest_of(known)
+    assert parts(plain)["model"].startswith("sha256:")
+    options = [{"image_tokens": 3000}, {"processor_options": '{"a": 1, "b": 2}'}, {"max_pixels": 300_000}]
+    others = {parts(settings_of(tmp_path, **one))["decoding"] for one in options}
+    assert len({parts(plain)["decoding"], *others}) == 4
+    assert parts(settings_of(tmp_path, processor_options='{"b":2,"a":1}'))["decoding"] in others
 
 
 def test_server_is_another_fingerprint_and_its_room_is_not(tmp_path):

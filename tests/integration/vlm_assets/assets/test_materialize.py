@@ -288,4 +288,7 @@ def test_each_row_lists_the_images_that_were_used_and_those_that_were_not(desk):
         assert len(row["images_used"]) == row["images_seen"] <= 2
         assert sorted(row["images_used"] + row["images_not_used"] + failed) == sorted(one["image_uris"])
         assert row["images_used"] == [uri for uri in one["image_uris"] if uri in row["images_used"]]
+        reason = "VLM_ASSETS_MAX_IMAGES is 2" if row["images_not_used"] else None
+        assert row["images_not_used_reason"] == reason
     assert any(row["images_not_used"] for row in rows)
+    assert "2 of 2 images fit" in done.published[0].metadata["image tokens"].text

@@ -25,6 +25,11 @@ def test_a_few_properties_tell_answers_rate_and_what_all_would_take(trial, desk)
     said = trial("--limit", "3").stdout
     assert len(re.findall(r"^  facade_material", said, re.MULTILINE)) == 3
     assert re.search(r"3 properties in [\d.]+ s on .*: [\d.]+ properties/s, [\d.]+ images/s", said)
+    told = " ".join(said.split())
+    assert re.search(
+        r"images and prompt are [\d,]+ tokens here, [\d,]+ at most\. As set, at most: 4 tokens", told
+    )
+    assert re.search(r"(\d+) of \1 images fit", told)
     assert re.search(r"All 16 would take [\d.]+ (seconds|minutes) on 1 device like it, and [\d.]+ MB", said)
     assert {path for path in desk.settings.home.rglob("*") if path.suffix == ".parquet"} == before
 

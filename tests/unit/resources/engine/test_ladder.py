@@ -178,6 +178,23 @@ def test_too_large_property_gets_fewer_images(describe):
     assert (result.error_kind, result.error, result.attempts) == ("out_of_memory", "9 images are too many", 5)
 
 
+def test_what_fits_is_asked_next_where_it_is_known(describe):
+    """No halves are tried where the engine says how many images fit; the row says why there are fewer."""
+    engine = ScriptedEngine(a=[RequestTooLargeError("prompt_too_long", "9 are too many", images=7)])
+    answer = engine.describe
+
+    def describe_fewer(batch, *, attempt):
+        if attempt.images == 7:
+            engine.scripts["a"] = [GOOD]
+        return answer(batch, attempt=attempt)
+
+    engine.describe = describe_fewer
+    (result,) = describe(engine, images=9)
+    assert [attempt.images for attempt in engine.attempts("a")] == [None, 7]
+    assert (result.status, result.images_seen) == ("ok", 7)
+    assert result.fewer_images == "prompt_too_long: 9 are too many"
+
+
 @pytest.mark.parametrize("error", [EngineLostError("CUDA error"), MemoryError()])
 def test_lost_engine_ends_the_batch(describe, error):
     """A lost device or memory is no property's fault: nothing is marked failed, the error goes up."""

@@ -316,6 +316,18 @@ def test_the_bound_on_pixels_holds_for_every_shape(width, height, max_pixels):
     assert 1 <= fitted[1] <= height
 
 
+@pytest.mark.parametrize("size", [(1, 4000), (4000, 1), (9000, 30), (1, 1), (50, 5000)])
+@pytest.mark.parametrize("max_pixels", [4096, 1 << 20])
+def test_a_line_is_no_shape_that_models_refuse(size, max_pixels, tmp_path):
+    """Guards: a line gets a border, so that its property is described: Qwen's processors refuse 200 to 1."""
+    Image.new("RGB", size, "black").save(tmp_path / "line.png")
+    shown = load_image(tmp_path / "line.png", max_pixels=max_pixels)
+    assert max(shown.size) / min(shown.size) < 200
+    assert shown.width * shown.height <= max_pixels
+    assert (shown.width < shown.height) == (size[0] < size[1])
+    assert shown.getpixel((0, 0)) == (0, 0, 0)
+
+
 def test_the_shape_is_kept():
     """Guards: pictures are not squeezed: 4000 x 3000 stays 4 to 3."""
     width, height = fitted_size(4000, 3000, 1 << 20)

@@ -122,8 +122,8 @@ except ModelLoadError as error:
 
 def test_model_that_needs_torchvision(tmp_path, tokenizer):
     """A family whose processor needs torchvision says which extra to install."""
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
-    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
+    (tmp_path / "config.json").write_text('{"model_type": "lfm2_vl"}')
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Lfm2VlImageProcessor"}')
     tokenizer.save_pretrained(tmp_path)
     # In a process of its own: this one has settled by now whether there is torchvision.
     command = [sys.executable, "-c", WITHOUT_TORCHVISION, tmp_path]

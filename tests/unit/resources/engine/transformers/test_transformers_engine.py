@@ -11,7 +11,13 @@ import pytest
 from resources.engine.ladder import LadderSettings, describe_batch
 from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.prompt import Prompt
-from resources.engine.protocol import Attempt, EngineError, EngineLostError, RequestTooLargeError
+from resources.engine.protocol import (
+    Attempt,
+    EngineError,
+    EngineLostError,
+    ImageLimits,
+    RequestTooLargeError,
+)
 from resources.engine.schema import DescriptionSchema
 from resources.engine.transformers import model_inputs
 from resources.engine.transformers.transformers_engine import TransformersEngine
@@ -145,9 +151,39 @@ def test_one_property_too_large(engine, batch, memory_for):
 
 def test_prompt_longer_than_the_model_takes(engine, load_property):
     """More images than the model's context holds are refused by name, not answered from a cut prompt."""
-    with pytest.raises(RequestTooLargeError, match="of 1024 that the model takes") as caught:
-        engine.describe([load_property("a", 150)], attempt=GREEDY)
-    assert caught.value.kind == "prompt_too_long"
+    [error] = engine.describe([load_property("a", 150)], attempt=GREEDY)
+    assert isinstance(error, RequestTooLargeError)
+    assert "of 1024 that the model takes" in str(error)
+    assert error.kind == "prompt_too_long"
+
+
+def test_an_overlong_property_costs_its_batch_nothing(engine, load_property, memory_for):
+    """One of a batch is too long: the others are asked together, once, and it alone again with what fits."""
+    calls = memory_for(32)
+    batch = [load_property("long", 150), *(load_property(f"property {at}", 1) for at in range(31))]
+    settings = LadderSettings(max_new_tokens=60)
+    described = describe_batch(engine, SCHEMA, batch, settings)
+    assert {one.status for one in described} == {"ok"}
+    retried = [size for size in calls if size == 1]
+    assert calls[0] == 31
+    assert len(retried) <= 2
+    assert 100 < described[0].images_seen < 150
+    assert described[0].fewer_images.startswith("prompt_too_long: images and prompt are ")
+    assert all(one.fewer_images is None for one in described[1:])
+
+
+def test_what_is_beyond_the_budget_is_shown_with_fewer_images(model_folder, load_property):
+    """Where the smallest images exceed VLM_ASSETS_IMAGE_TOKENS, fewer are shown, and the row says why."""
+    allowed = ImageLimits(pixels=1 << 20, images=12, answer_tokens=60, tokens=30)
+    source = ModelSource(str(model_folder))
+    engine = TransformersEngine(
+        source, schema=SCHEMA, prompt=Prompt("Describe."), device="cpu", limits=allowed
+    )
+    known = engine.image_tokens
+    assert known.each * known.fitting <= 30 < known.each * (known.fitting + 1)
+    [one] = describe_batch(engine, SCHEMA, [load_property("a", 12)], LadderSettings(max_new_tokens=60))
+    assert (one.status, one.images_seen) == ("ok", known.fitting)
+    assert "VLM_ASSETS_IMAGE_TOKENS and the prompt allow" in one.fewer_images
 
 
 def test_context_bounds_each_answer_by_itself(engine, load_property):

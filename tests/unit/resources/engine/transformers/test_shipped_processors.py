@@ -1,0 +1,283 @@
+"""Families of models as they are shipped: real processor configurations, images as people take them.
+
+The configurations are in ``shipped_processors``, whose README says where each value comes from. The weights
+are random and the widths tiny; what tiles an image, and counts its tokens, is the family's own.
+"""
+
+import copy
+import dataclasses
+import json
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+import pytest
+from PIL import Image
+
+from resources.engine.ladder import LadderSettings, describe_batch
+from resources.engine.model_source import ModelSource
+from resources.engine.prompt import Prompt
+from resources.engine.protocol import ImageLimits, ModelLoadError
+from resources.engine.schema import DescriptionSchema
+from resources.engine.transformers.collation import Tensors
+from resources.engine.transformers.image_tokens import fitted_processor
+from resources.engine.transformers.model_inputs import processed
+from resources.engine.transformers.transformers_engine import TransformersEngine
+from resources.images.images import PropertyJob, fitted_size
+from resources.images.worker_pool import WorkerPool
+
+DOCUMENTED = Path(__file__).parents[5] / "docs" / "models.md"
+CONFIGURATIONS = Path(__file__).parent / "shipped_processors"
+TEXT = {
+    "vocab_size": 512, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2, "pad_token_id": 0,
+    "bos_token_id": None, "eos_token_id": 2,
+}  # fmt: skip
+VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 48}
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family. special: the tokenizer's tokens by name. ids: which of them the model's config names.
+
+    image: what stands for an image in the chat template.
+    """
+
+    model: str
+    context: int
+    image: str
+    special: dict
+    ids: dict
+    vision: dict
+    text: dict
+    more: dict
+
+
+_ROWS = {f"row_{row}_{column}": f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)}
+_TILED = {"image_token": "<image>", "fake": "<fake_token_around_image>", "whole": "<global-img>", **_ROWS}
+_QWEN = {
+    "image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "vision_start_token": "<|vision_start|>",
+    "vision_end_token": "<|vision_end|>",
+}  # fmt: skip
+_QWEN_IDS = {name.replace("_token", "_token_id"): name for name in _QWEN}
+_QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+
+FAMILIES = {
+    "smolvlm2": Family(
+        "SmolVLM", 8192, "<image>", _TILED, {"image_token_id": "image_token"},
+        {"image_size": 384, "patch_size": 14, **VISION}, {"model_type": "llama"}, {"scale_factor": 3},
+    ),
+    "idefics3": Family(
+        "Idefics3", 131_072, "<image>", _TILED, {"image_token_id": "image_token"},
+        {"image_size": 364, "patch_size": 14, **VISION}, {"model_type": "llama"}, {"scale_factor": 2},
+    ),
+    "qwen2.5-vl": Family(
+        "Qwen2_5_VL", 128_000, _QWEN_IMAGE, _QWEN, _QWEN_IDS,
+        {"patch_size": 14, "window_size": 112, "fullatt_block_indexes": [0], **QWEN_VISION},
+        {"head_dim": 12, "rope_parameters": ROPE}, {},
+    ),
+    "qwen3-vl": Family(
+        "Qwen3VL", 262_144, _QWEN_IMAGE, _QWEN, _QWEN_IDS,
+        {"patch_size": 16, "num_position_embeddings": 2304, "deepstack_visual_indexes": [0], **QWEN_VISION},
+        {"head_dim": 12, "rope_parameters": ROPE}, {},
+    ),
+    "gemma3": Family(
+        "Gemma3", 131_072, "<start_of_image>",
+        {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        {"boi_token_index": "boi_token", "eoi_token_index": "eoi_token", "image_token_id": "image_token"},
+        {"image_size": 896, "patch_size": 14, "model_type": "siglip_vision_model", **VISION},
+        {"head_dim": 12, "sliding_window": 512}, {"mm_tokens_per_image": 256},
+    ),
+    "llava-onevision": Family(
+        "LlavaOnevision", 32_768, "<image>\n", {"image_token": "<image>", "video_token": "<video>"},
+        {"image_token_id": "image_token", "video_token_id": "video_token"},
+        {"image_size": 384, "patch_size": 14, "model_type": "siglip_vision_model", "vision_use_head": False,
+         **VISION},
+        {"model_type": "qwen2"}, {},
+    ),
+    "internvl3": Family(
+        "InternVL", 32_768, "<IMG_CONTEXT>\n",
+        {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
+         "video_token": "<video>"},
+        {"image_token_id": "context_image_token"},
+        {"image_size": [448, 448], "patch_size": [14, 14], **VISION}, {"model_type": "qwen2"}, {},
+    ),
+}  # fmt: skip
+
+
+def save(name, folder, tokenizer):
+    """Save a model of the family as its repository has it: shipped processor, random weights."""
+    import torch
+    import transformers
+
+    torch.manual_seed(3)
+    family = FAMILIES[name]
+    named = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=copy.deepcopy(tokenizer.backend_tokenizer),
+        pad_token="<pad>",
+        eos_token="<|end|>",
+        extra_special_tokens=family.special,
+    )
+    config = getattr(transformers, f"{family.model}Config")(
+        vision_config=family.vision,
+        text_config={**TEXT, "max_position_embeddings": family.context, **family.text},
+        **{name: named.convert_tokens_to_ids(family.special[token]) for name, token in family.ids.items()},
+        **family.more,
+    )
+    getattr(transformers, f"{family.model}ForConditionalGeneration")(config).save_pretrained(folder)
+    named.save_pretrained(folder)
+    folder.mkdir(exist_ok=True)
+    shutil.copytree(CONFIGURATIONS / name, folder, dirs_exist_ok=True)
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+        "{% for part in message['content'] %}"
+        "{% if part['type'] == 'image' %}"
+        + json.dumps(family.image).join(("{{ ", " }}"))
+        + "{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return folder
+
+
+PROMPT = Prompt("Describe the property.")
+SIZES = (
+    (4000, 3000), (3000, 4000), (4000, 3000), (1600, 1200), (1632, 1224), (1200, 1600), (640, 480), (1, 4000),
+    (4000, 1),
+)  # fmt: skip
+"""Images of 12, 2 and 0.3 megapixels, and two that are nothing but a line. A tenth is each family's own."""
+OWN_WIDTH = 600
+
+
+class House(pydantic.BaseModel):
+    """A short answer."""
+
+    roof: Literal["flat", "hip"]
+
+
+SCHEMA = DescriptionSchema(House)
+
+
+@dataclass(frozen=True)
+class EachFamily:
+    """Tensors of all families from one pool, told apart by the width of a property's first image.
+
+    Starting the workers of a pool takes seconds of importing, which seven pools would take each.
+    """
+
+    outputs: tuple[Tensors, ...]
+
+    def load(self):
+        makers = [output.load() for output in self.outputs]
+        return lambda images: makers[images[0].width - OWN_WIDTH](images)
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory, tokenizer):
+    """A model of each family in a folder."""
+    folders = tmp_path_factory.mktemp("shipped")
+    return {name: ModelSource(str(save(name, folders / name, tokenizer))) for name in FAMILIES}
+
+
+@pytest.fixture(scope="session")
+def load(tmp_path_factory, sources):
+    """Load a property of ten images by the workers, as a family's tensors."""
+    folder = tmp_path_factory.mktemp("photos")
+    for at, size in enumerate([*SIZES, *((OWN_WIDTH + at, 480) for at in range(len(sources)))]):
+        Image.linear_gradient("L").resize(size).convert("RGB").save(folder / f"{at}.jpg")
+    outputs = tuple(Tensors(source, PROMPT.text, "float32", limits()) for source in sources.values())
+    options = {"prefetch_batches": 0, "max_pixels": 1 << 20, "max_images": 10}
+
+    def load(name):
+        photos = [len(SIZES) + list(sources).index(name), *range(len(SIZES))]
+        job = PropertyJob(name, 0, tuple(str(folder / f"{at}.jpg") for at in photos))
+        return next(pool.feed([[job]]))[0]
+
+    with WorkerPool(EachFamily(outputs), workers=1, **options) as pool:
+        yield load
+
+
+def limits(**changed):
+    return ImageLimits(**{"pixels": 1 << 20, "images": 10, "answer_tokens": 24} | changed)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_table_says_what_images_cost(name, sources):
+    """The figures of docs/models.md are those of the shipped processors: as they are, and as they are set."""
+    source, allowed = sources[name], limits(images=12, answer_tokens=512)
+    _, shipped = fitted_processor(source, PROMPT.text, limits(pixels=4 << 20, images=2))
+    _, default = fitted_processor(source, PROMPT.text, allowed)
+    _, budget = fitted_processor(source, PROMPT.text, dataclasses.replace(allowed, tokens=3000))
+    row = (
+        f"| {FAMILIES[name].context:,} | {shipped.each:,} | {default.each:,} |"
+        f" {budget.each:,}, {budget.fitting} of 12 images fit |"
+    )
+    assert row in DOCUMENTED.read_text()
+
+
+@pytest.mark.parametrize("changed", [{}, {"tokens": 3000}, {"pixels": 300_000}, {"images": 1}], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_images_cost_is_what_the_processor_makes(name, changed, sources):
+    """No image of a usual shape costs more than was said, and the bounds of pixels and tokens hold."""
+    allowed = limits(**changed)
+    processor, known = fitted_processor(sources[name], PROMPT.text, allowed)
+    shown, made, pixels = min(2, allowed.images), [], []
+    for width, height in ((1154, 866), (1000, 1000), (900, 1100), (640, 480)):
+        image = Image.new("RGB", fitted_size(width, height, allowed.pixels))
+        batch = processed(processor, PROMPT.text, [[image] * shown])
+        made.append(math.ceil((batch["input_ids"].shape[1] - known.text) / shown))
+        pixels.append(batch["pixel_values"].numel() / 3 / shown)
+    assert known.each * 0.6 < max(made) <= known.each
+    if name != "gemma3":  # it has one size alone; a tile is a small copy of the whole, Qwen sees all twice
+        copies = 2 if name.startswith("qwen") else 1
+        tile = {"smolvlm2": 384, "idefics3": 364, "llava-onevision": 384, "internvl3": 448}.get(name, 0) ** 2
+        assert max(pixels) / copies <= max(allowed.pixels, tile) + tile
+    if known.fitting == known.images:
+        assert known.each * known.images <= (allowed.tokens or known.context)
+    else:
+        assert known.each * known.fitting <= allowed.tokens < known.each * known.images
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_ten_images_are_described(name, sources, load):
+    """Each family describes a property from all of its images, whatever their shapes: workers to answer."""
+    loaded = load(name)
+    assert (loaded.seen, loaded.failed, loaded.refusal) == (10, (), None)
+    # LLaVA-OneVision pads images to the tiles of a whole batch, so its properties are not joined.
+    assert bool(loaded.tensors) == (name != "llava-onevision")
+    engine = TransformersEngine(sources[name], schema=SCHEMA, prompt=PROMPT, device="cpu", limits=limits())
+    [described] = describe_batch(engine, SCHEMA, [loaded], LadderSettings(max_new_tokens=24))
+    assert (described.status, described.images_seen, described.fewer_images) == ("ok", 10, None)
+    known = engine.image_tokens
+    assert known.fitting == 10
+    assert known.property_tokens * 0.3 < described.prompt_tokens <= known.property_tokens
+
+
+def test_an_option_goes_before_the_models_own(sources):
+    """VLM_ASSETS_PROCESSOR_OPTIONS reaches the processor, and says what it costs."""
+    _, known = fitted_processor(
+        sources["smolvlm2"], PROMPT.text, limits(options={"do_image_splitting": False})
+    )
+    assert known.each == 84
+    _, known = fitted_processor(sources["internvl3"], PROMPT.text, limits(options={"crop_to_patches": False}))
+    assert known.each == 259
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"do_image_spliting": False},
+            "SmolVLMImageProcessorPil has no option do_image_spliting; it has",
+        ),
+        ({"max_image_size": "large"}, "its processor takes no pictures with VLM_ASSETS_PROCESSOR_OPTIONS="),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_refused(options, said, sources):
+    """A misspelt option, or one of another kind, is refused by name and never ignored."""
+    with pytest.raises(ModelLoadError, match=said):
+        fitted_processor(sources["smolvlm2"], PROMPT.text, limits(options=options))
