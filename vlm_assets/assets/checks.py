@@ -90,20 +90,29 @@ class CheckOutcome:
 
 
 @dataclass(frozen=True)
-class FailedShareLimits:
-    """From which share of failed rows a partition warns or is not published.
+class Acceptance:
+    """So many failed rows of a partition a person accepted: so many, or fewer, only warn. at: ISO 8601."""
 
-    accepted: as many failed rows a person accepted: so many, or fewer, only warn.
-    """
+    rows: int = 0
+    by: str = ""
+    at: str = ""
+
+
+NOT_ACCEPTED = Acceptance()
+
+
+@dataclass(frozen=True)
+class FailedShareLimits:
+    """From which share of failed rows a partition warns or is not published."""
 
     warn: float
     error: float
     rows_at_least: int
-    accepted: int = 0
+    accepted: Acceptance = NOT_ACCEPTED
 
     def refuse(self, failed: int, rows: int) -> bool:
         """Whether so many failed rows of so many keep a partition from being published."""
-        return failed > self.accepted and failed >= self.rows_at_least and failed >= self.error * rows
+        return failed > self.accepted.rows and failed >= self.rows_at_least and failed >= self.error * rows
 
 
 def check_descriptions(
@@ -219,23 +228,26 @@ def _failed_share(connection: duckdb.DuckDBPyConnection, limits: FailedShareLimi
     share = failed / rows if rows else 0.0
     judged = failed >= limits.rows_at_least
     by_kind = ", ".join(f"{count} {kind}" for kind, count in kinds)
+    accepted, refused = limits.accepted, limits.refuse(failed, rows)
+    next_step = (
+        "`vlm-assets show ID` shows one of them. To try them again: put missing or damaged images back, then"
+        " materialize with `retry_failed: true`."
+    )
+    if refused:
+        next_step += f" To publish it as it is, this once: `vlm-assets publish {key} --accept-failed`."
     return CheckOutcome(
         "failed_share",
         passed=not (judged and share >= limits.warn),
-        severity=Severity.ERROR if limits.refuse(failed, rows) else Severity.WARN,
+        severity=Severity.ERROR if refused else Severity.WARN,
         expected=(
             f"under {limits.warn:.1%} failed (not published from {limits.error:.0%},"
             " VLM_ASSETS_FAILED_SHARE_ERROR)"
         ),
         found=f"{failed} of {rows} failed, {share:.1%}"
         + (f" ({by_kind})" if by_kind else "")
-        + (f"; a person accepted {limits.accepted}" if limits.accepted else ""),
+        + (f"; {accepted.by} accepted {accepted.rows} at {accepted.at}" if accepted.rows else ""),
         first_ids=first,
-        next_step=(
-            "`vlm-assets show ID` shows one of them. Put missing or damaged images back, then materialize"
-            f" with `retry_failed: true`. To publish it as it is, this once: `vlm-assets publish {key}"
-            " --accept-failed`."
-        ),
+        next_step=next_step,
     )
 
 

@@ -13,6 +13,7 @@ import contextlib
 import getpass
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -34,7 +35,13 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.staged_file import StagedFile
 from resources.state.workers import Phase, WorkerBeat, Workers
 from sensors.dagster_internals.runs import NEEDS_PERSON, NO_ATTEMPT
-from vlm_assets.assets.checks import CheckOutcome, check_result, published_file_result
+from vlm_assets.assets.checks import (
+    NOT_ACCEPTED,
+    Acceptance,
+    CheckOutcome,
+    check_result,
+    published_file_result,
+)
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.partition import Partition, adopt_rows, generation_of, rows_to_try_again
 from vlm_assets.assets.run_progress import Progress, wait_while_paused
@@ -97,11 +104,11 @@ class Work(Protocol):
     def rows_schema(self) -> pa.Schema:
         """The columns of the rows; asked for only where there is work."""
 
-    def would_refuse(self, failed: int, *, accepted: int) -> bool:
-        """Whether the checks would refuse a file with so many failed rows. accepted: as for ``check``."""
+    def would_refuse(self, failed: int, *, accepted: Acceptance) -> bool:
+        """Whether the checks would refuse a file with so many failed rows."""
 
-    def check(self, file: Path, *, accepted: int) -> Sequence[CheckOutcome]:
-        """Run the checks on a file. accepted: failed rows that a person accepted; so many only warn."""
+    def check(self, file: Path, *, accepted: Acceptance) -> Sequence[CheckOutcome]:
+        """Run the checks on a file."""
 
     def remembered(self, file: Path) -> dict[str, Any]:
         """What the published record says of the file's rows."""
@@ -375,11 +382,13 @@ class Materialization:
             },
         )
         with staged:
-            failed = len(journal.failed_tries)
-            accepted = failed if self._options.accept_failed else self._accepted_before
+            failed, accepted = len(journal.failed_tries), self._accepted_before
+            if self._options.accept_failed:
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                accepted = Acceptance(failed, getpass.getuser(), now)
             staged.metadata = {**staged.metadata, **self._work.remembered(staged.path)}
-            if self._work.would_refuse(failed, accepted=0) and failed <= accepted:
-                staged.metadata |= {ACCEPTED_FAILED: self._acceptance(failed)}
+            if self._work.would_refuse(failed, accepted=NOT_ACCEPTED) and failed <= accepted.rows:
+                staged.metadata |= {ACCEPTED_FAILED: asdict(replace(accepted, rows=failed))}
             results, refusal = self._check(staged.path, accepted=accepted)
             if refusal is not None:
                 if not rows_to_try_again(journal):
@@ -400,18 +409,14 @@ class Materialization:
         return {"fingerprint": dg.MetadataValue.text(self.partition.fingerprint.digest)}
 
     @property
-    def _accepted_before(self) -> int:
+    def _accepted_before(self) -> Acceptance:
         """Failed rows of what is published that a person accepted: no more of them only warn again."""
-        return int(self._record.metadata.get(ACCEPTED_FAILED, {}).get("rows", 0)) if self._record else 0
+        accepted = self._record.metadata.get(ACCEPTED_FAILED) if self._record else None
+        return Acceptance(**accepted) if accepted else NOT_ACCEPTED
 
-    def _acceptance(self, failed: int) -> dict[str, Any]:
-        """What the published record says of the failed rows that a person accepted, now or before."""
-        if self._options.accept_failed or self._record is None:
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            return {"rows": failed, "by": getpass.getuser(), "at": now}
-        return {**self._record.metadata[ACCEPTED_FAILED], "rows": failed}
-
-    def _check(self, file: Path, *, accepted: int) -> tuple[list[dg.AssetCheckResult], dg.Failure | None]:
+    def _check(
+        self, file: Path, *, accepted: Acceptance
+    ) -> tuple[list[dg.AssetCheckResult], dg.Failure | None]:
         """The results of the checks, and the error of those that keep the file from being published."""
         asset, key = self.partition.asset, self.partition.key
         outcomes = self._work.check(file, accepted=accepted)

@@ -38,6 +38,7 @@ from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
 from vlm_assets.assets.checks import (
     DESCRIPTION_CHECKS,
+    Acceptance,
     CheckOutcome,
     FailedShareLimits,
     check_descriptions,
@@ -439,16 +440,16 @@ class DescriptionWork:
             "images_not_used_reason": reason if left_out else None,
         }
 
-    def check(self, file: Path, *, accepted: int) -> list[CheckOutcome]:
-        """The checks of this range on a file. accepted: failed rows that a person accepted."""
+    def check(self, file: Path, *, accepted: Acceptance) -> list[CheckOutcome]:
+        """The checks of this range on a file."""
         limits, key = self._limits(accepted), self.range.key
         return check_descriptions(file, self.ids, self.rows_schema(), limits, key=key)
 
-    def would_refuse(self, failed: int, *, accepted: int) -> bool:
+    def would_refuse(self, failed: int, *, accepted: Acceptance) -> bool:
         """Whether the checks would refuse a file with so many failed rows."""
         return self._limits(accepted).refuse(failed, len(self.ids))
 
-    def _limits(self, accepted: int) -> FailedShareLimits:
+    def _limits(self, accepted: Acceptance) -> FailedShareLimits:
         settings = self.settings
         warn, error, at_least = (
             settings.failed_share_warn,

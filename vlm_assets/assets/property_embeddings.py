@@ -28,7 +28,7 @@ from resources.engine.protocol import ModelLoadError
 from resources.engine.schema import description_text
 from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
-from vlm_assets.assets.checks import EMBEDDING_CHECKS, CheckOutcome, check_embeddings, check_specs
+from vlm_assets.assets.checks import EMBEDDING_CHECKS, Acceptance, CheckOutcome, check_embeddings, check_specs
 from vlm_assets.assets.fingerprint import TEXTS, Fingerprint, digest_of, embedding_parts
 from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunOptions, one_partition
 from vlm_assets.assets.partition import INPUTS, OK
@@ -149,7 +149,7 @@ class EmbeddingWork:
                 found[row["property_id"]] = digest_of({"text": text, **meaning})
         return found
 
-    def would_refuse(self, failed: int, *, accepted: int) -> bool:
+    def would_refuse(self, failed: int, *, accepted: Acceptance) -> bool:
         """Never: a description that failed is a row without a vector."""
         return False
 
@@ -217,8 +217,8 @@ class EmbeddingWork:
         ]
         return pa.Table.from_arrays(columns, schema=schema)
 
-    def check(self, file: Path, *, accepted: int) -> list[CheckOutcome]:
-        """The checks of this range on a file. accepted: nothing to them."""
+    def check(self, file: Path, *, accepted: Acceptance) -> list[CheckOutcome]:
+        """The checks of this range on a file, whatever was accepted: no vector fails."""
         return check_embeddings(file, self.ids, self.rows_schema(), self.descriptions.path)
 
     def metadata(self, file: Path) -> Metadata:

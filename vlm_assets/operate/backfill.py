@@ -105,8 +105,8 @@ class Backfill:
         verified.save()
         return frozenset(self.keys).difference(one.key for one in states if not one.is_complete)
 
-    def rate(self) -> Rate:
-        """The rate of the data set, as ``vlm-assets status`` says it."""
+    def rate(self) -> tuple[Rate, Mapping[str, int]]:
+        """The rate of the data set and the rows that are done, as ``vlm-assets status`` says them."""
         return read_rate(load_settings(home=self.home), Catalog.open(self.home))
 
     def published(self) -> dict[str, PublishedRows]:
@@ -154,9 +154,9 @@ class ProgressLine:
     ) -> None:
         self._bar.stop()
 
-    def show(self, now: BackfillProgress, rate: Rate) -> None:
-        """Show how the partitions stand; without a terminal, a line for each change."""
-        properties = self._properties(now.done)
+    def show(self, now: BackfillProgress, rate: Rate, done: Mapping[str, int]) -> None:
+        """Show how the partitions stand; without a terminal, a line a change. done: rows by partition."""
+        properties = sum(done.get(key, 0) for key in self._sizes)
         left = rate.seconds_left(sum(self._sizes.values()) - properties)
         counts = (
             f"{len(now.done)}/{len(self._sizes)} partitions, {now.runs} running, {len(now.failed)} failed"
@@ -169,9 +169,6 @@ class ProgressLine:
         if not self._console.is_terminal and counts != self._said:
             self._console.print(state, highlight=False)
         self._said = counts
-
-    def _properties(self, keys: Collection[str]) -> int:
-        return sum(self._sizes.get(key, 0) for key in keys)
 
 
 class _BarAndState(Progress):

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from resources.state.workers import Worker, Workers
+from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.assets.published_rows import PublishedRows, read_published_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.resource_settings import control_state
@@ -63,12 +64,21 @@ class _Work:
         return self.rows * (self.end - start) / (self.end - self.start) if self.end > start else 0.0
 
 
-def read_rate(settings: Settings, catalog: Catalog) -> Rate:
-    """The rate as ``status`` says it, without anything else of the status. Raises OSError."""
-    rows = read_published_rows(settings.descriptions, [one.key for one in catalog.ranges])
-    name = settings.descriptions.name
-    working = [one for one in Workers(control_state(settings)).living() if one.asset == name]
-    return measure(rows.values(), working, time.time())
+def read_rate(settings: Settings, catalog: Catalog) -> tuple[Rate, dict[str, int]]:
+    """The rate, and the rows of each partition that are done, as ``status`` says them and without its rest.
+
+    Raises OSError.
+    """
+    asset = settings.descriptions
+    sizes = {one.key: len(one) for one in catalog.ranges}
+    working = [one for one in Workers(control_state(settings)).living() if one.asset == asset.name]
+    published = read_published_rows(asset, sizes)
+    done = {key: committed_rows(asset, key) for key in asset.journal_keys() if key in sizes}
+    # All rows committed and not published: a check keeps them back.
+    done = {key: rows for key, rows in done.items() if rows < sizes[key]}
+    done |= {key: rows.ok + sum(rows.failed.values()) for key, rows in published.items()}
+    done |= {one.partition: one.committed for one in working}
+    return measure(published.values(), working, time.time()), done
 
 
 def measure(published: Collection[PublishedRows], working: Iterable[Worker], now: float) -> Rate:

@@ -176,11 +176,11 @@ def _follow(
         interval = max(2.0, len(work.keys) / 2000)
         with ProgressLine(console, work.keys) as line:
             now = work.progress()
-            line.show(now, work.rate())
+            line.show(now, *work.rate())
             while not work.ended(now):
                 dagster.watch(interval)
                 now = work.progress()
-                line.show(now, work.rate())
+                line.show(now, *work.rate())
     published = work.published()
     failing = [check for asset in ASSETS for check in work.api.failing_checks(asset)]
     return BackfillSummary(

@@ -1,21 +1,28 @@
 """The terminal's backfill with real processes: its own Dagster, or the one that runs on the home already."""
 
 import io
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
+import dagster as dg
 import psutil
 import pytest
 from rich.console import Console
 
 from examples.rendered_properties import write_example
+from vlm_assets.automation.dataset_progress import progress_metadata
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.dagster_server.server import free_port
 from vlm_assets.operate.run import INTERRUPTED, run_backfill
+from vlm_assets.operate.status import read_status
+from vlm_assets.settings import load_settings
 
 RANGE_SIZE = 4
 PROGRAM = Path(sys.executable).with_name("vlm-assets")
@@ -72,7 +79,10 @@ def test_interrupted_backfill_is_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_run_uses_the_dagster_that_runs_and_takes_the_tail_when_asked(tmp_path: Path) -> None:
-    """`run KEY` and `run` leave the tail alone; `run --missing` makes a partition of it and runs that."""
+    """`run KEY` and `run` leave the tail alone; `run --missing` makes a partition of it and runs that.
+
+    Whoever is asked meanwhile says the same rate and the same time left.
+    """
     home = tmp_path / "home"
     ingest(write_example(home, properties=3, seed=7), home, range_size=2)
     catalog = Catalog.open(home)
@@ -81,9 +91,9 @@ def test_run_uses_the_dagster_that_runs_and_takes_the_tail_when_asked(tmp_path: 
     environment = {**os.environ, "VLM_ASSETS_HOME": str(home), "VLM_ASSETS_DEVICES": "cpu:2"}
     environment["VLM_ASSETS_MODEL"] = "example"
 
-    def run(*arguments: str) -> str:
+    def said_by(*arguments: str) -> str:
         done = subprocess.run(
-            [PROGRAM, "run", *arguments],
+            [PROGRAM, *arguments],
             env=environment,
             capture_output=True,
             text=True,
@@ -99,16 +109,25 @@ def test_run_uses_the_dagster_that_runs_and_takes_the_tail_when_asked(tmp_path: 
     try:
         assert serving.stdout is not None
         assert any("Schedules, sensors and alerts are on" in line for line in serving.stdout)
-        said = run(first)
+        said = said_by("run", first)
         assert "Dagster runs on this home already" in said
         assert "1 of 1 partitions are complete." in said
         assert {file.stem for file in (home / "property_embeddings").iterdir()} == {first}
-        assert "In no partition yet: 1" in run()
+        assert "In no partition yet: 1" in said_by("run")
         assert Catalog.open(home).tail == catalog.tail
-        said = run("--missing")
+        command = [PROGRAM, "run", "--missing"]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
+            assert running.stdout is not None
+            lines = []
+            while not lines or not RATE.search(lines[-1]):
+                lines.append(next(running.stdout))
+            # Launched, and not at work before the daemon has looked for it and a process has started.
+            agree_on_the_rate(home, before=said, now=lines[-1])
+            said = "".join([*lines, *running.stdout])
+        assert running.returncode == 0, said
         assert f"partition {catalog.tail} now" in said
         assert "2 of 2 partitions are complete." in said
-        assert "Nothing to do: there is no such partition." in run("--failed")
+        assert "Nothing to do: there is no such partition." in said_by("run", "--failed")
     finally:
         serving.send_signal(signal.SIGTERM)
         serving.wait(60)
@@ -116,3 +135,29 @@ def test_run_uses_the_dagster_that_runs_and_takes_the_tail_when_asked(tmp_path: 
     keys = {one.key for one in Catalog.open(home).ranges}
     for asset in ("property_descriptions", "property_embeddings"):
         assert {file.stem for file in (home / asset).iterdir()} == keys
+
+
+RATE = re.compile(r"(\d+) properties, ([\d.]+)/s, (\S+) left")
+
+
+def agree_on_the_rate(home: Path, *, before: str, now: str) -> None:
+    """Terminal, `status --json`, progress page, picture and the partition's page: one rate, one time left.
+
+    before: what the terminal said until one partition was done. now: with one property left, none at work.
+    """
+    read = read_status(load_settings(home=home, model="example"), Catalog.open(home))
+    status = json.loads(read.to_json())
+    rate, left = status["properties_per_second"], status["seconds_left"]
+    assert left == pytest.approx(1 / rate)
+    assert RATE.findall(before)[-1] == ("2", f"{rate:.2f}", "0:00:00")
+    assert RATE.findall(now) == [("2", f"{rate:.2f}", str(timedelta(seconds=round(left))))]
+    assert sum(one["properties_per_second"] or 0 for one in status["devices"]) == pytest.approx(rate)
+    page = progress_metadata(read)
+    assert page["properties/s"].value == round(rate, 2)
+    assert page["hours left"].value == round(left / 3600, 2)
+    with dg.DagsterInstance.from_config(str(home / "dagster")) as instance:
+        (record,) = instance.fetch_materializations(dg.AssetKey("property_descriptions"), limit=1).records
+        assert record.asset_materialization is not None
+        of_partition = record.asset_materialization.metadata["properties/s"].value
+    # A run's own rate counts until its last commit, which comes just after the last row.
+    assert of_partition == pytest.approx(rate, rel=0.25)

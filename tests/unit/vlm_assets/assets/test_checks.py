@@ -10,6 +10,7 @@ import pytest
 from vlm_assets.assets.checks import (
     DESCRIPTION_CHECKS,
     EMBEDDING_CHECKS,
+    Acceptance,
     FailedShareLimits,
     Severity,
     check_descriptions,
@@ -146,14 +147,17 @@ def test_the_share_of_failed_rows_is_judged_from_two_rows(tmp_path, failed, pass
 
 @pytest.mark.parametrize(("failed", "severity"), [(3, Severity.WARN), (4, Severity.ERROR)])
 def test_failed_rows_that_a_person_accepted_only_warn(tmp_path, failed, severity):
-    """So many as were accepted, and no more; a refusal names the setting and the command."""
-    limits = replace(LIMITS, accepted=3)
+    """So many as were accepted, and no more. The warning says when; a refusal alone names the command."""
+    limits = replace(LIMITS, accepted=Acceptance(3, "ada", "2026-11-22T14:00:00+00:00"))
     staged = descriptions(tmp_path / "staged", failed=IDS[:failed])
     outcome = check_descriptions(staged, IDS, DESCRIPTIONS, limits, key=KEY)[-1]
     assert not outcome.passed
     assert outcome.severity is severity
     assert "VLM_ASSETS_FAILED_SHARE_ERROR" in outcome.sentence()
-    assert f"vlm-assets publish {KEY} --accept-failed" in outcome.sentence()
+    assert "ada accepted 3 at 2026-11-22T14:00:00+00:00" in outcome.sentence()
+    assert "To try them again: " in outcome.sentence()
+    offered = f"vlm-assets publish {KEY} --accept-failed" in outcome.sentence()
+    assert offered == (severity is Severity.ERROR)
 
 
 def test_images_beyond_the_limit_warn_and_name_the_setting(tmp_path):
