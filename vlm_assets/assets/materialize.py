@@ -44,8 +44,10 @@ from vlm_assets.assets.checks import (
 )
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.partition import Partition, adopt_rows, generation_of, rows_to_try_again
-from vlm_assets.assets.run_progress import Progress, wait_while_paused
+from vlm_assets.assets.run_progress import RunProgress, wait_while_paused
 from vlm_assets.assets.work_guards import GarbageOutputError, ImagesAwayError
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
@@ -117,8 +119,11 @@ class Work(Protocol):
         """What people read about the finished file."""
 
 
-def one_partition(context: dg.AssetExecutionContext) -> str:
-    """The key of this run's one partition. Raises ManyPartitionsError for a run over a range of them."""
+def one_range(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Catalog, PropertyRange]:
+    """The catalogue, and the range of this run's one partition.
+
+    Raises CatalogError, and ManyPartitionsError for a run over several partitions.
+    """
     keys: Sequence[str] = context.partition_keys
     if len(keys) != 1:
         raise ManyPartitionsError(
@@ -126,7 +131,7 @@ def one_partition(context: dg.AssetExecutionContext) -> str:
             " so that one can fail, wait or be resumed without the others: launch a backfill without the"
             " option 'single run'."
         )
-    return keys[0]
+    return Catalog.open(settings.home), PropertyRange.from_key(keys[0])
 
 
 def wait_until_available(
@@ -178,7 +183,7 @@ class Materialization:
         beat: WorkerBeat,
     ) -> None:
         self.partition = partition
-        self.progress: Progress
+        self.progress: RunProgress
         self._context = context
         self._work = work
         self._options = options
@@ -284,7 +289,7 @@ class Materialization:
                     self._said["kept rows"] = dg.MetadataValue.int(adopted)
             restored = journal.committed_rows
             self._beat.resume(restored=restored)
-            self.progress = Progress(
+            self.progress = RunProgress(
                 self._context,
                 expected=len(self.partition.expected_ids),
                 restored=restored,

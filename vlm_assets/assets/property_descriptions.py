@@ -50,7 +50,7 @@ from vlm_assets.assets.materialize import (
     Materialization,
     Metadata,
     RunOptions,
-    one_partition,
+    one_range,
     wait_until_available,
 )
 from vlm_assets.assets.partition import INPUTS
@@ -63,7 +63,7 @@ from vlm_assets.assets.partition_page import (
     read_quality,
 )
 from vlm_assets.assets.published_rows import COUNTED, count_rows
-from vlm_assets.assets.run_progress import Progress, WorkTime
+from vlm_assets.assets.run_progress import RunProgress, WorkTime
 from vlm_assets.assets.work_guards import AnswerGuard, ImagesAwayError, ImagesWatch
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
@@ -141,8 +141,7 @@ def build_property_descriptions(
         vision_language_model: dg.ResourceParam[VisionLanguageModel],
     ) -> Iterator[Event]:
         model = vision_language_model
-        catalog = Catalog.open(settings.home)
-        wanted = PropertyRange.from_key(one_partition(context))
+        catalog, wanted = one_range(context, settings)
         work = wait_until_available(
             context,
             settings,
@@ -263,7 +262,7 @@ class DescriptionWork:
         return dict(zip(*(column.to_pylist() for column in columns), strict=True))
 
     def describe(
-        self, journal: Journal, rounds: Iterable[frozenset[str]], progress: Progress, device: Device
+        self, journal: Journal, rounds: Iterable[frozenset[str]], progress: RunProgress, device: Device
     ) -> Metadata:
         """Describe the properties of each round, and hand the journal rows a planned batch at a time."""
         clock = time.monotonic

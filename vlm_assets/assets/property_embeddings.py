@@ -30,9 +30,9 @@ from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
 from vlm_assets.assets.checks import EMBEDDING_CHECKS, Acceptance, CheckOutcome, check_embeddings, check_specs
 from vlm_assets.assets.fingerprint import TEXTS, Fingerprint, digest_of, embedding_parts
-from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunOptions, one_partition
+from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunOptions, one_range
 from vlm_assets.assets.partition import INPUTS, OK
-from vlm_assets.assets.run_progress import Progress
+from vlm_assets.assets.run_progress import RunProgress
 from vlm_assets.assets.work_guards import refuse_unsound
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
@@ -70,8 +70,7 @@ def build_property_embeddings(
         text_embedding_model: dg.ResourceParam[TextEmbeddingModel],
         descriptions: PartitionRows,
     ) -> Iterator[Event]:
-        catalog = Catalog.open(settings.home)
-        wanted = PropertyRange.from_key(one_partition(context))
+        catalog, wanted = one_range(context, settings)
         work = EmbeddingWork.of(catalog, wanted, descriptions, text_embedding_model)
         with Materialization.begin(context, settings, ASSET, work, config) as run:
             if run.is_complete:
@@ -161,7 +160,7 @@ class EmbeddingWork:
         """The columns of this range's rows."""
         return embedding_rows(self.model.width())
 
-    def embed(self, journal: Journal, progress: Progress, device: Device) -> Metadata:
+    def embed(self, journal: Journal, progress: RunProgress, device: Device) -> Metadata:
         """Embed every description that the journal lacks."""
         clock = time.monotonic
         started = clock()

@@ -88,7 +88,7 @@ def _end(context: dg.AssetExecutionContext, pause: Pause) -> None:
     raise dg.DagsterExecutionInterruptedError(said)
 
 
-class Progress:
+class RunProgress:
     """Progress of one partition, which ends its work at the next batch where a pause stands.
 
     ``done`` starts at what was restored, so the percentage never restarts.

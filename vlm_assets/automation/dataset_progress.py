@@ -22,25 +22,25 @@ from sensors.progress_picture import build_progress_picture_sensor
 from sensors.ticks import Ticks
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog, catalog_path
-from vlm_assets.operate.picture import Cell, DeviceBar, Look, progress_picture, throughput
+from vlm_assets.operate.picture import Cell, CellStyle, DeviceBar, progress_picture, throughput
 from vlm_assets.operate.status import DeviceStatus, Status, read_status
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
 ASSET = "dataset_progress"
 
-LOOKS: Mapping[State, Look] = {
-    State.DONE: Look.DONE,
-    State.STALE: Look.DONE,
-    State.RUNNING: Look.RUNNING,
-    State.INTERRUPTED: Look.INTERRUPTED,
-    State.CANCELLED: Look.INTERRUPTED,
-    State.FAILED: Look.FAILED,
-    State.GIVEN_UP: Look.FAILED,
-    State.REFUSED: Look.FAILED,
-    State.DAMAGED: Look.FAILED,
-    State.LOST: Look.FAILED,
-    State.NOT_STARTED: Look.NOT_STARTED,
+STYLES: Mapping[State, CellStyle] = {
+    State.DONE: CellStyle.DONE,
+    State.STALE: CellStyle.DONE,
+    State.RUNNING: CellStyle.RUNNING,
+    State.INTERRUPTED: CellStyle.INTERRUPTED,
+    State.CANCELLED: CellStyle.INTERRUPTED,
+    State.FAILED: CellStyle.FAILED,
+    State.GIVEN_UP: CellStyle.FAILED,
+    State.REFUSED: CellStyle.FAILED,
+    State.DAMAGED: CellStyle.FAILED,
+    State.LOST: CellStyle.FAILED,
+    State.NOT_STARTED: CellStyle.NOT_STARTED,
 }
 
 
@@ -49,7 +49,7 @@ def picture_of(status: Status) -> bytes:
     return progress_picture(
         {
             asset: [
-                Cell(LOOKS[one.state], one.usable_rows / one.expected)
+                Cell(STYLES[one.state], one.usable_rows / one.expected)
                 for one in status.partitions
                 if one.asset == asset
             ]

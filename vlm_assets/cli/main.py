@@ -9,29 +9,12 @@ import io
 import logging
 import sys
 import traceback
+from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from vlm_assets.cli import (
-    alerts,
-    audit,
-    devices,
-    example,
-    ingest,
-    pause,
-    prune,
-    publish,
-    repair,
-    run,
-    serve,
-    settings,
-    show,
-    status,
-    trial,
-    withdraw,
-)
 from vlm_assets.operate.terminal import VisibleFormatter, say, show_home_in_commands
 from vlm_assets.settings import SettingsError
 
@@ -41,6 +24,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+_COMMANDS = (
+    "alerts",
+    "audit",
+    "devices",
+    "example",
+    "ingest",
+    "pause",
+    "prune",
+    "publish",
+    "repair",
+    "run",
+    "serve",
+    "settings",
+    "show",
+    "status",
+    "trial",
+    "withdraw",
+)
+"""Modules beside this one, in the order of the help."""
 
 _OURS = frozenset({"vlm_assets", "resources", "sensors", "examples"})
 
@@ -92,22 +95,5 @@ def vlm_assets(
     context.call_on_close(lambda: show_home_in_commands(None))
 
 
-for commands in (
-    alerts,
-    audit,
-    devices,
-    example,
-    ingest,
-    pause,
-    prune,
-    publish,
-    repair,
-    run,
-    serve,
-    settings,
-    show,
-    status,
-    trial,
-    withdraw,
-):
-    commands.register(app)
+for command in _COMMANDS:
+    import_module(f"vlm_assets.cli.{command}").register(app)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from vlm_assets.cli.options import Home, Yes, agreed, chosen_settings
+from vlm_assets.cli.options import Home, Port, Yes, agreed, chosen_settings
 from vlm_assets.operate.terminal import say
 
 _EXAMPLES = """\b
@@ -28,7 +28,7 @@ def publish(
         bool, typer.Option("--accept-failed", help="Publish it although so many properties failed.")
     ] = False,
     home: Home = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the pages, on loopback.")] = 3000,
+    port: Port = 3000,
     yes: Yes = False,
 ) -> None:
     """Publish a partition that the check failed_share refused, with its failed properties as they are.
@@ -39,10 +39,8 @@ def publish(
     from vlm_assets.assets.partition_state import MEANING, PartitionStates, State, VerifiedFiles
     from vlm_assets.assets.published_rows import unpublished_failures
     from vlm_assets.catalog.catalog import Catalog
-    from vlm_assets.operate.dagster_server.home import running_address
-    from vlm_assets.operate.run import known_keys, run_backfill, run_in_running
+    from vlm_assets.operate.run import known_keys, run_partitions
     from vlm_assets.operate.terminal_console import TerminalConsole
-    from vlm_assets.resource_settings import build_gpu
 
     current = chosen_settings(home)
     wanted = known_keys(current.home, [key])
@@ -58,23 +56,8 @@ def publish(
         raise typer.Exit(1)
     if not agreed(f"Publish {key} with {failures.failed} failed properties?", yes):
         raise typer.Exit(1)
-    console = TerminalConsole(soft_wrap=True)
     run_config = {"ops": {current.descriptions.name: {"config": {"accept_failed": True}}}}
-    address = running_address(current.dagster_home)
-    if address is not None:
-        code = run_in_running(
-            address, home=current.home, keys=lambda api: wanted, run_config=run_config, console=console
-        )
-    else:
-        code = run_backfill(
-            home=current.home,
-            dagster_home=current.dagster_home,
-            slots=len(build_gpu(current).find()),
-            port=port,
-            keys=lambda api: wanted,
-            run_config=run_config,
-            exit_when_done=True,
-            grace_seconds=current.grace_seconds,
-            console=console,
-        )
-    raise typer.Exit(code)
+    console = TerminalConsole(soft_wrap=True)
+    raise typer.Exit(
+        run_partitions(current, port=port, keys=lambda api: wanted, run_config=run_config, console=console)
+    )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli.options import Home, chosen_settings
+from vlm_assets.cli.options import Home, Port, chosen_settings
 from vlm_assets.operate.terminal import say
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def run(
             help="Also make a partition of the last properties, however few.",
         ),
     ] = False,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the pages, on loopback.")] = 3000,
+    port: Port = 3000,
 ) -> None:
     """Materialize partitions and show the progress; ends when they are done.
 
@@ -51,10 +51,9 @@ def run(
     from vlm_assets.catalog.ingest import close_tail
     from vlm_assets.operate.dagster_server.api import reload_running
     from vlm_assets.operate.dagster_server.home import running_address
-    from vlm_assets.operate.run import run_backfill, run_in_running
+    from vlm_assets.operate.run import run_partitions
     from vlm_assets.operate.status import read_status
     from vlm_assets.operate.terminal_console import TerminalConsole
-    from vlm_assets.resource_settings import build_gpu
     from vlm_assets.settings import require_models
 
     current = chosen_settings(home)
@@ -65,10 +64,9 @@ def run(
         say(paused, fg="red", err=True)
         raise typer.Exit(1)
     console = TerminalConsole(soft_wrap=True)
-    address = running_address(current.dagster_home)
     if missing and (closed := close_tail(current.home)) is not None:
         console.print(f"The last {len(closed)} properties are partition {closed.key} now.")
-        if address is not None:
+        if running_address(current.dagster_home) is not None:
             console.print(reload_running(current.dagster_home))
     elif status.waiting_in_tail and not keys and not failed:
         console.print(
@@ -76,20 +74,7 @@ def run(
             " `vlm-assets run --missing` takes them too."
         )
     wanted = _chosen(current, status, keys or [], failed=failed)
-    if address is not None:
-        raise typer.Exit(run_in_running(address, home=current.home, keys=wanted, console=console))
-    raise typer.Exit(
-        run_backfill(
-            home=current.home,
-            dagster_home=current.dagster_home,
-            slots=len(build_gpu(current).find()),
-            port=port,
-            keys=wanted,
-            exit_when_done=True,
-            grace_seconds=current.grace_seconds,
-            console=console,
-        )
-    )
+    raise typer.Exit(run_partitions(current, port=port, keys=wanted, console=console))
 
 
 def _chosen(current: Settings, status: Status, keys: list[str], *, failed: bool) -> KeysOf | None:

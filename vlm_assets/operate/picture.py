@@ -95,7 +95,7 @@ _FAINT = "#74787e"
 _LINE = "#dedcd6"
 
 
-class Look(Enum):
+class CellStyle(Enum):
     """How a partition looks: its name in the legend and its colour. Colour-blind people tell them apart."""
 
     DONE = ("done", "#009e73")
@@ -114,7 +114,7 @@ class Look(Enum):
 class Cell:
     """One partition. share: how much of it is done, 0 to 1."""
 
-    look: Look
+    style: CellStyle
     share: float
 
 
@@ -215,7 +215,7 @@ class _Page:
         codes = pixels.astype(np.uint32) @ np.array([65536, 256, 1], np.uint32)
         _, first, where, counts = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
         found = pixels.reshape(-1, 3)[first]
-        exact = np.array([_rgb(colour) for colour in (*(look.colour for look in Look), *_DEVICE_COLOURS)])
+        exact = np.array([_rgb(colour) for colour in (*(one.colour for one in CellStyle), *_DEVICE_COLOURS)])
         palette = np.concatenate([exact, found[np.argsort(-counts)[:64]]])
         distances = np.abs(found[:, None].astype(int) - palette[None]).sum(axis=2)
         nearest = distances.argmin(axis=1).astype(np.uint8)
@@ -232,7 +232,7 @@ def _rgb(colour: str) -> list[int]:
 
 def _draw_banner(page: _Page, lines: Sequence[str]) -> None:
     axes = page.panel(len(lines) * _BANNER_PITCH + 20)
-    axes.set_facecolor(Look.INTERRUPTED.colour)
+    axes.set_facecolor(CellStyle.INTERRUPTED.colour)
     for number, line in enumerate(lines):
         axes.text(14, 10 + (number + 0.5) * _BANNER_PITCH, line, size=10, color=_INK, va="center")
     page.y += 14
@@ -240,35 +240,35 @@ def _draw_banner(page: _Page, lines: Sequence[str]) -> None:
 
 def _draw_legend(page: _Page) -> None:
     axes = page.panel(20)
-    for number, look in enumerate(Look):
+    for number, style in enumerate(CellStyle):
         x = number * _LEGEND_WIDTH
-        _fill(axes, [(x, 4, 12, 12)], look.colour)
-        if look is Look.FAILED:
+        _fill(axes, [(x, 4, 12, 12)], style.colour)
+        if style is CellStyle.FAILED:
             _cross(axes, x, 4, 12)
-        axes.text(x + 18, 10, look.value[0], size=9, color=_INK, va="center")
+        axes.text(x + 18, 10, style.value[0], size=9, color=_INK, va="center")
     page.y += 14
 
 
 def _draw_grid(page: _Page, title: str, cells: Sequence[Cell]) -> None:
-    done = sum(1 for cell in cells if cell.look is Look.DONE)
+    done = sum(1 for cell in cells if cell.style is CellStyle.DONE)
     share = sum(cell.share for cell in cells) / len(cells) if cells else 0.0
     page.heading(title, f"{done:,} of {len(cells):,} partitions done  ·  {share:.1%} of the properties")
     pitch, columns = _cell_size(len(cells))
     size = pitch - (3 if pitch >= _MARKED_CELL else 1 if pitch > 3 else 0)
     axes = page.panel(max(1, _grid_height(len(cells))))
-    boxes: dict[str, list[tuple[float, float, float, float]]] = {look.colour: [] for look in Look}
+    boxes: dict[str, list[tuple[float, float, float, float]]] = {style.colour: [] for style in CellStyle}
     for number, cell in enumerate(cells):
         line, column = divmod(number, columns)
         x, y = column * pitch, line * pitch
-        if cell.look in (Look.RUNNING, Look.INTERRUPTED) and size >= _MARKED_CELL - 3:
+        if cell.style in (CellStyle.RUNNING, CellStyle.INTERRUPTED) and size >= _MARKED_CELL - 3:
             # A frame in the cell's colour, filled from the bottom as far as the partition is done.
             filled = round((size - 4) * min(1.0, cell.share))
-            boxes[cell.look.colour] += [(x, y, size, 2), (x, y, 2, size), (x + size - 2, y, 2, size)]
-            boxes[cell.look.colour] += [(x, y + size - 2 - filled, size, filled + 2)]
-            boxes[Look.NOT_STARTED.colour] += [(x + 2, y + 2, size - 4, size - 4 - filled)]
+            boxes[cell.style.colour] += [(x, y, size, 2), (x, y, 2, size), (x + size - 2, y, 2, size)]
+            boxes[cell.style.colour] += [(x, y + size - 2 - filled, size, filled + 2)]
+            boxes[CellStyle.NOT_STARTED.colour] += [(x + 2, y + 2, size - 4, size - 4 - filled)]
         else:
-            boxes[cell.look.colour].append((x, y, size, size))
-        if cell.look is Look.FAILED and size >= _MARKED_CELL - 3:
+            boxes[cell.style.colour].append((x, y, size, size))
+        if cell.style is CellStyle.FAILED and size >= _MARKED_CELL - 3:
             _cross(axes, x, y, size)
     for colour, filled_boxes in boxes.items():
         _fill(axes, filled_boxes, colour)

@@ -18,6 +18,7 @@ from vlm_assets.assets.published_rows import first_failed
 from vlm_assets.catalog.catalog import Catalog, UnknownRangeError
 from vlm_assets.operate.backfill import ASSETS, Backfill, BackfillSummary, ProgressLine, where_to_click
 from vlm_assets.operate.dagster_server.api import DagsterApi
+from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.dagster_server.process_group import interruptible
 from vlm_assets.operate.dagster_server.server import (
     GRACE_SECONDS,
@@ -28,7 +29,7 @@ from vlm_assets.operate.dagster_server.server import (
 )
 from vlm_assets.operate.status import Status
 from vlm_assets.operate.terminal_console import TerminalConsole
-from vlm_assets.settings import load_settings
+from vlm_assets.settings import Settings, load_settings
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM before all was done."""
@@ -140,12 +141,42 @@ def run_backfill(
     return 0 if summary.ok else 1
 
 
-def run_in_running(
+def run_partitions(
+    settings: Settings,
+    *,
+    port: int,
+    keys: KeysOf | None,
+    run_config: Mapping[str, object] | None = None,
+    console: Console,
+) -> int:
+    """Materialize partitions in the Dagster that runs on the home, else in one that is started for it.
+
+    The arguments, exit codes and errors of ``run_backfill``.
+    """
+    from vlm_assets.resource_settings import build_gpu
+
+    address = running_address(settings.dagster_home)
+    if address is not None:
+        return _run_in_running(address, home=settings.home, keys=keys, run_config=run_config, console=console)
+    return run_backfill(
+        home=settings.home,
+        dagster_home=settings.dagster_home,
+        slots=len(build_gpu(settings).find()),
+        port=port,
+        keys=keys,
+        run_config=run_config,
+        exit_when_done=True,
+        grace_seconds=settings.grace_seconds,
+        console=console,
+    )
+
+
+def _run_in_running(
     address: str,
     *,
     home: Path,
-    keys: KeysOf | None = None,
-    run_config: Mapping[str, object] | None = None,
+    keys: KeysOf | None,
+    run_config: Mapping[str, object] | None,
     console: Console,
 ) -> int:
     """Launch a backfill in the Dagster at this address and follow it; the exit codes of ``run_backfill``.

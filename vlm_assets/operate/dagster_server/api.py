@@ -42,7 +42,7 @@ class PartitionKeys:
 
 
 @dataclass(frozen=True)
-class Backfill:
+class LaunchedBackfill:
     """A backfill: ``keys`` are the partitions it was launched for."""
 
     id: str
@@ -166,7 +166,7 @@ class DagsterApi:
         _refuse_error(result)
         return str(result["backfillId"])
 
-    def unfinished_backfills(self, asset: str) -> list[Backfill]:
+    def unfinished_backfills(self, asset: str) -> list[LaunchedBackfill]:
         """Backfills of an asset that Dagster goes on with, oldest first, whoever launched them."""
         result = self.ask(
             "query($a: AssetKeyInput!){partitionBackfillsOrError(filters: {statuses: [REQUESTED, CANCELING,"
@@ -178,7 +178,7 @@ class DagsterApi:
         found = [_backfill(row) for row in reversed(result["results"])]
         return [backfill for backfill in found if backfill.keys]
 
-    def backfill(self, backfill_id: str, asset: str) -> Backfill:
+    def backfill(self, backfill_id: str, asset: str) -> LaunchedBackfill:
         """One backfill, with its partitions of ``asset``. Raises DagsterApiError."""
         result = self.ask(
             "query($i: String!, $a: AssetKeyInput!){partitionBackfillOrError(backfillId: $i){__typename"
@@ -239,9 +239,9 @@ _NOT_PASSED = ("failedPartitions", "executionFailedPartitions")
 _BACKFILL = "id status error{message} partitionsTargetedForAssetKey(assetKey: $a){partitionKeys}"
 
 
-def _backfill(row: Mapping[str, Any]) -> Backfill:
+def _backfill(row: Mapping[str, Any]) -> LaunchedBackfill:
     targeted = row["partitionsTargetedForAssetKey"]
-    return Backfill(
+    return LaunchedBackfill(
         id=row["id"],
         status=row["status"],
         keys=frozenset((targeted or {}).get("partitionKeys") or ()),

@@ -9,7 +9,7 @@ from resources.engine.feeding import TimeSpent
 from resources.journal.journal import Journal
 from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
-from vlm_assets.assets.run_progress import Progress, WorkTime
+from vlm_assets.assets.run_progress import RunProgress, WorkTime
 
 SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64())])
 
@@ -31,7 +31,7 @@ def test_a_commit_beside_a_long_batch_is_said_at_once(tmp_path):
         ) as journal,
     ):
         context = dg.build_asset_context()
-        progress = Progress(context, expected=2, restored=0, journal=journal, beat=beat, state=state)
+        progress = RunProgress(context, expected=2, restored=0, journal=journal, beat=beat, state=state)
         progress.start()
         before = beat.worker.moved
         journal.submit(pa.table({"property_id": ["p0"], "ordinal": [0]}, schema=SCHEMA))

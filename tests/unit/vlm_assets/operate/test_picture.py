@@ -9,7 +9,15 @@ import pytest
 from PIL import Image
 
 from vlm_assets.assets.published_rows import Stretch
-from vlm_assets.operate.picture import MOST_BARS, WIDTH, Cell, DeviceBar, Look, progress_picture, throughput
+from vlm_assets.operate.picture import (
+    MOST_BARS,
+    WIDTH,
+    Cell,
+    CellStyle,
+    DeviceBar,
+    progress_picture,
+    throughput,
+)
 
 WORK = throughput([Stretch(f"gpu-{number}", 0, 5900, 900) for number in range(3)])
 DEVICES = [
@@ -30,30 +38,32 @@ def colours_of(png: bytes) -> Counter[str]:
 @pytest.mark.parametrize("count", [1, 12, 1350, 10_000])
 def test_every_look_is_seen_and_the_picture_is_small(count: int) -> None:
     """Each partition is there in its colour, and the event log keeps it for ever: 16 KB at most."""
-    looks = list(Look)
-    cells = [Cell(looks[number % len(looks)], 0.5) for number in range(count)]
+    styles = list(CellStyle)
+    cells = [Cell(styles[number % len(styles)], 0.5) for number in range(count)]
     png = progress_picture({"property_descriptions": cells, "property_embeddings": cells}, WORK, DEVICES)
     assert len(png) < 16_000
     seen = colours_of(png)
-    for look in looks:
-        assert seen[look.colour] >= 2 * (count // len(looks)) + 1, look
+    for style in styles:
+        assert seen[style.colour] >= 2 * (count // len(styles)) + 1, style
 
 
 def test_nothing_done_and_nothing_known_is_a_picture_too() -> None:
     """A fresh home: all grey, no chart, no device."""
-    png = progress_picture({"property_descriptions": [Cell(Look.NOT_STARTED, 0.0)] * 3}, throughput([]), [])
-    assert colours_of(png)[Look.NOT_STARTED.colour] > 3 * 20 * 20
+    cells = [Cell(CellStyle.NOT_STARTED, 0.0)] * 3
+    png = progress_picture({"property_descriptions": cells}, throughput([]), [])
+    assert colours_of(png)[CellStyle.NOT_STARTED.colour] > 3 * 20 * 20
 
 
 def test_a_pause_stands_above_all_else() -> None:
     """Whoever opens the page sees that somebody wanted nothing to run, however long the reason."""
-    grids = {"property_descriptions": [Cell(Look.DONE, 1.0)] * 12}
+    grids = {"property_descriptions": [Cell(CellStyle.DONE, 1.0)] * 12}
     plain = progress_picture(grids, WORK, DEVICES)
     tall = {}
     for reason in ("because of a new kernel", "because " + "of a new kernel " * 60):
         png = progress_picture(grids, WORK, DEVICES, paused=f"Paused since 2026-01-01 10:00 {reason}")
         tall[reason] = Image.open(io.BytesIO(png)).height
-        banner = colours_of(png)[Look.INTERRUPTED.colour] - colours_of(plain)[Look.INTERRUPTED.colour]
+        highlight = CellStyle.INTERRUPTED.colour
+        banner = colours_of(png)[highlight] - colours_of(plain)[highlight]
         assert banner > WIDTH * 20
         assert len(png) < 16_000
     assert Image.open(io.BytesIO(plain)).height < min(tall.values()) < max(tall.values()) < 800
