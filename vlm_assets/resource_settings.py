@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from resources.devices.resource import GpuResource
     from resources.engine.models.text_embedding import TextEmbeddingModel
-    from resources.engine.models.vision_language_model import VisionLanguageModel
-    from resources.engine.server.server_settings import ServerSettings
+    from resources.engine.models.vision_language_model import ServerSettings, VisionLanguageModel
 
 IO_MANAGER = "io_manager"
 """Dagster's key of the default IO manager. Without ours under it, every job would carry Dagster's own, which
@@ -69,7 +68,7 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
 
 def build_model_server(settings: Settings) -> ServerSettings:
     """The model server of these settings."""
-    from resources.engine.server.server_settings import ServerSettings
+    from resources.engine.models.vision_language_model import ServerSettings
 
     key = settings.server_key
     folder = settings.server_image_folder

@@ -1,26 +1,78 @@
 """The model that describes properties, as the assets get it: settings in, an engine on the leased device out.
 
-A plain object, not a configurable Dagster resource: run config cannot set any of its fields.
+What lives here: whether it runs in this process, on a server that we start, or on one at a URL; and for each
+of them the model's exact name and revision, what decides an answer's meaning, and what workers make of
+images. What does not: running it (``engine/transformers``, ``engine/server``). A plain object, not a
+configurable Dagster resource: run config cannot set any of its fields.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from resources.devices.find import Device
 from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.prompt import Prompt
+from resources.engine.protocol import ModelLoadError
 from resources.engine.schema import DescriptionSchema
 
 if TYPE_CHECKING:
     from resources.engine.protocol import Engine, ImageLimits
-    from resources.engine.server.server_settings import ServerSettings
+    from resources.engine.server.model_server import ModelServer, ServerAddress
+    from resources.engine.server.server_plan import ServerPlan
     from resources.images.outputs import Output
 
 _MANY_IMAGES: Final = 1000
 """From here on workers run the processor: what they import for it takes 4 s of a core."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """A model server, as values.
+
+    url: up to and including ``/v1``; None: one is started with ``command`` (None: vLLM's), a template, on the
+    leased device. key: of the server at ``url``. model: its name for the model; None: what the settings call
+    it, or the only one that it serves. image_folder: images go through files there; None: in the requests.
+    """
+
+    state_directory: str
+    command: str | None = None
+    url: str | None = None
+    key: str | None = field(default=None, repr=False)
+    model: str | None = None
+    most_at_once: int = 32
+    token_seconds: float = 120.0
+    answer_seconds: float = 900.0
+    start_seconds: float = 1200.0
+    idle_seconds: float = 300.0
+    image_folder: str | None = None
+
+    @property
+    def address(self) -> ServerAddress | None:
+        """Of a server that somebody else runs; None for one that we start."""
+        from resources.engine.server.model_server import ServerAddress
+
+        return None if self.url is None else ServerAddress(self.url.rstrip("/"), self.key)
+
+    def plan(self, source: ModelSource) -> ServerPlan | None:
+        """Of a server that we start; None for one at a URL. Raises ModelLoadError."""
+        from resources.engine.server.server_plan import VLLM_COMMAND, ServerPlan
+
+        if self.url is not None:
+            return None
+        exact = exact_revision(source)
+        return ServerPlan(
+            command=self.command or VLLM_COMMAND,
+            model=source.location,
+            revision=None if source.folder is not None else exact,
+            exact=exact,
+            start_seconds=self.start_seconds,
+            idle_seconds=self.idle_seconds,
+        )
 
 
 @dataclass(frozen=True)
@@ -55,40 +107,60 @@ class VisionLanguageModel:
     def exact(self) -> tuple[str, str]:
         """The model's name for the rows, and what exactly it is now; needs no device and no torch.
 
-        Raises ModelLoadError.
+        Of what runs at a URL only what it says is known. Raises ModelLoadError.
         """
-        server = self.server
-        return (
-            (self.source.label, exact_revision(self.source)) if server is None else server.exact(self.source)
-        )
+        if self.server is None or (address := self.server.address) is None:
+            return self.source.label, exact_revision(self.source)
+        from resources.engine.server.running_server import served_model
+
+        served = served_model(address, self.server.model, self.source.location)
+        return served.name, served.revision(self.revision)
 
     def exact_revision(self) -> str:
         """What exactly the model is now. See ``exact``."""
         return self.exact()[1]
 
     def engine_meaning(self) -> dict[str, Any]:
-        """What of the engine decides an answer's meaning, beside the model; nothing of the one in process."""
-        server = self.server
-        return {} if server is None else server.meaning()
+        """What of the engine decides an answer's meaning, beside the model; nothing of the one in process.
+
+        A server gets images compressed once more, decodes by its own grammar, and may compute in fewer bits.
+        What its operator told a server at a URL is unknown; of our own the arguments count, but for those
+        that cannot change an answer. Raises ModelLoadError.
+        """
+        if self.server is None:
+            return {}
+        from resources.engine.server.image_transport import JPEG_QUALITY
+        from resources.engine.server.server_plan import VLLM_COMMAND, answering_arguments
+
+        meaning: dict[str, Any] = {"engine": "server", "images": f"jpeg {JPEG_QUALITY}"}
+        if self.server.url is None:
+            command = self.server.command or VLLM_COMMAND
+            try:
+                meaning["server"] = answering_arguments(command)
+            except ValueError as error:
+                raise ModelLoadError(f"VLM_ASSETS_SERVER_COMMAND={command!r}: {error}") from error
+        return meaning
 
     def server_digest(self) -> str | None:
         """The digest of the server that is to live on the device: what a lease is told. See GpuResource.
 
-        Raises ModelLoadError.
+        None where none is started. Raises ModelLoadError.
         """
-        server = self.server
-        return None if server is None else server.digest(self.source)
+        plan = None if self.server is None else self.server.plan(self.source)
+        return None if plan is None else plan.digest
 
     def device_name(self, device: Device) -> str:
-        """Where the model computes, for the rows: the leased device, or the server at an address."""
-        server = self.server
-        return device.id if server is None else server.device_name(device)
+        """Where the model computes, for the rows: the leased device, or a server's host and port."""
+        if self.server is None or self.server.url is None:
+            return device.id
+        return f"server {urlsplit(self.server.url).netloc.rpartition('@')[2]}"
 
     def output(self, device: Device, prompt: Prompt, *, images: int) -> Output:
         """What workers are to make of each property's images; images: how many there are to load."""
-        server = self.server
-        if server is not None:
-            return server.output()
+        if self.server is not None:
+            from resources.engine.server.image_transport import EncodedImages
+
+            return EncodedImages()
         if images < _MANY_IMAGES:
             from resources.images.outputs import Pixels
 
@@ -99,10 +171,12 @@ class VisionLanguageModel:
         return Tensors(self.source, prompt.text, dtype, self.limits)
 
     def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt) -> Engine:
-        """An engine on the leased device. Raises ModelLoadError."""
-        server = self.server
-        if server is not None:
-            return server.engine(self.source, device, schema=schema, prompt=prompt)
+        """An engine on the leased device, or one whose server answers by then.
+
+        Raises ModelLoadError, LoadedServerError.
+        """
+        if self.server is not None:
+            return self._server_engine(self.server, device, schema, prompt)
         from resources.engine.transformers.transformers_engine import TransformersEngine
 
         return TransformersEngine(
@@ -113,3 +187,45 @@ class VisionLanguageModel:
             speculative_tokens=self.speculative_tokens,
             limits=self.limits,
         )
+
+    def _server_engine(
+        self, settings: ServerSettings, device: Device, schema: DescriptionSchema, prompt: Prompt
+    ) -> Engine:
+        from resources.engine.server.chat_completions import RequestLimits
+        from resources.engine.server.image_transport import DataUris, ImageFiles
+        from resources.engine.server.server_engine import ServerEngine
+
+        folder = settings.image_folder
+        images = DataUris() if folder is None else ImageFiles(Path(folder))
+        server, name, (model, revision) = self._server(settings, device)
+        try:
+            return ServerEngine(
+                server,
+                name=name,
+                model=model,
+                revision=revision,
+                schema=schema,
+                prompt=prompt,
+                limits=RequestLimits(settings.most_at_once, settings.token_seconds, settings.answer_seconds),
+                images=images,
+            )
+        except BaseException:
+            server.release()
+            raise
+
+    def _server(self, settings: ServerSettings, device: Device) -> tuple[ModelServer, str, tuple[str, str]]:
+        """The server, its name for the model, and what ``exact`` says of the server that was got."""
+        from resources.engine.server.owned_server import start_or_adopt
+        from resources.engine.server.running_server import RunningServer, served_model
+
+        source, plan, address = self.source, settings.plan(self.source), settings.address
+        if plan is not None:
+            exact = self.exact()
+            owned = start_or_adopt(device, plan, state_directory=Path(settings.state_directory))
+            return owned, source.location, exact
+        assert address is not None
+        running = RunningServer(
+            address, serves=partial(served_model, address, settings.model, source.location, ask_anew=True)
+        )
+        served = running.served
+        return running, served.name, (served.name, served.revision(self.revision))

@@ -46,14 +46,15 @@ _LAST_BYTES = 1 << 16
 _NAMED = 5
 
 
-def start_or_adopt(
-    device: Device, plan: ServerPlan, *, state_directory: Path, log: logging.Logger
-) -> OwnedServer:
+_log = logging.getLogger(__name__)
+
+
+def start_or_adopt(device: Device, plan: ServerPlan, *, state_directory: Path) -> OwnedServer:
     """The server of a device that this process has leased: what lives there if it fits, else a new one.
 
     Returns when it answers. Raises ServerStartError, ServerCommandError, LoadedServerError.
     """
-    server = OwnedServer(device, plan, state_directory=state_directory, log=log)
+    server = OwnedServer(device, plan, state_directory=state_directory)
     try:
         server.bring_up()
     except BaseException:
@@ -65,12 +66,9 @@ def start_or_adopt(
 class OwnedServer:
     """A model server of ours, held by this process until ``release`` or the process's end."""
 
-    def __init__(
-        self, device: Device, plan: ServerPlan, *, state_directory: Path, log: logging.Logger
-    ) -> None:
+    def __init__(self, device: Device, plan: ServerPlan, *, state_directory: Path) -> None:
         self._device = device
         self._plan = plan
-        self._log = log
         self._servers = LoadedServers(state_directory)
         self._files = self._servers.files(device.id)
         self._environment = server_environment(device, os.environ)
@@ -113,12 +111,12 @@ class OwnedServer:
                 f" materialization and is down again: {why}{self._last_words()}"
             )
         self._restarts += 1
-        self._log.warning(
+        _log.warning(
             "Starting the model server of %s anew (%d of %d): %s",
             self._device.id, self._restarts, MOST_RESTARTS, why,
         )  # fmt: skip
         try:
-            self._servers.end(self._device.id, "a new start", self._log)
+            self._servers.end(self._device.id, "a new start", _log)
             self._start()
         except LoadedServerError as error:
             raise EngineLostError(str(error)) from error
@@ -145,17 +143,15 @@ class OwnedServer:
                 record = self._record = self._ready()
                 wrong = self._trouble(record)
             if not wrong:
-                self._log.info(
+                _log.info(
                     "The model server of %s is used again after %.1f s: %s",
                     self._device.id, time.monotonic() - began, record.sentence(),
                 )  # fmt: skip
                 return
-            self._log.info("The model server of %s is not used again: %s.", self._device.id, wrong)
-        self._servers.end(self._device.id, "another model server", self._log)
+            _log.info("The model server of %s is not used again: %s.", self._device.id, wrong)
+        self._servers.end(self._device.id, "another model server", _log)
         self._start()
-        self._log.info(
-            "The model server of %s answers after %.1f s", self._device.id, time.monotonic() - began
-        )
+        _log.info("The model server of %s answers after %.1f s", self._device.id, time.monotonic() - began)
 
     def _misfit(self, record: ServerRecord) -> str:
         """Why what lives there cannot be used, or nothing."""
@@ -225,9 +221,7 @@ class OwnedServer:
             if now >= deadline:
                 break
             if now >= next_notice:
-                self._log.info(
-                    "Waiting for the model server of %s, %.0f s by now", self._device.id, now - began
-                )
+                _log.info("Waiting for the model server of %s, %.0f s by now", self._device.id, now - began)
                 next_notice = now + _NOTICE_SECONDS
             # Its supervisor is no child of ours and tells all through its record.
             time.sleep(_LOOK_SECONDS)

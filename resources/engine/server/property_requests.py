@@ -334,6 +334,7 @@ class _ServerLife:
         self._begun = begun
         self._waiting = waiting
         self._turn = asyncio.Lock()
+        self._lost: EngineLostError | None = None
         self._failures = 0
         self._tokens = 0
 
@@ -351,14 +352,20 @@ class _ServerLife:
         """
         self._failures += 1
         async with self._turn:
+            if self._lost is not None:
+                raise self._lost
             if self.number != life:
                 return True
-            trouble = await self._trouble(sure)
-            if trouble is None:
-                return False
-            why = f"{trouble} (a request: {why})"
-            _log.warning("The model server at %s is restarted: %s", self.address.url, why)
-            self.address = await self._restarted(why)
+            try:
+                trouble = await self._trouble(sure)
+                if trouble is None:
+                    return False
+                why = f"{trouble} (a request: {why})"
+                _log.warning("The model server at %s is restarted: %s", self.address.url, why)
+                self.address = await self._restarted(why)
+            except EngineLostError as lost:
+                self._lost = lost  # who waits for the lock does not look once more
+                raise
             self.number += 1
             self._failures = 0
             self._begun()

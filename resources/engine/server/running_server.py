@@ -37,6 +37,8 @@ _DOWN: Final = (502, 503, 504)
 _BELIEVED_SECONDS: Final = 15
 """So long what a server said is believed: sensors ask about many partitions in one tick."""
 
+_log = logging.getLogger(__name__)
+
 
 class ServerUnreachableError(ModelLoadError):
     """The server at an address cannot be asked now, which says nothing of what is asked: it may be later."""
@@ -157,12 +159,10 @@ class RunningServer:
         address: ServerAddress,
         *,
         serves: Callable[[], ServedModel],
-        log: logging.Logger,
         patience_seconds: float = PATIENCE_SECONDS,
         clock: Clock = time,
     ) -> None:
         self._address = address
-        self._log = log
         self._patience_seconds = patience_seconds
         self._clock = clock
         self._waits = 0
@@ -192,7 +192,7 @@ class RunningServer:
                 f" materialization and is down again: {why}"
             )
         deadline = self._clock.monotonic() + self._patience_seconds
-        self._log.warning(
+        _log.warning(
             "Waiting up to %.0f s for the model server at %s: %s",
             self._patience_seconds, self._address.url, why,
         )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 
@@ -27,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     command = f"{sys.executable} -I -S {STUB} {{port}} {tmp_path} serves"
     plan = ServerPlan(command, "a-model", None, "exact", idle_seconds=60.0, grace_seconds=0.5)
     device = find_devices("cpu:1", {})[0]
-    start_or_adopt(device, plan, state_directory=tmp_path / ".state", log=logging.getLogger()).release()
+    start_or_adopt(device, plan, state_directory=tmp_path / ".state").release()
     return tmp_path
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import socket
 import struct
 import threading
@@ -278,7 +277,6 @@ def start_engine(stub, schema):
         server = server or RunningServer(
             address,
             serves=lambda: served_model(address, None, "house", ask_anew=True),
-            log=logging.getLogger("test"),
             patience_seconds=0.5,
         )
         prompt = Prompt("How many storeys?")

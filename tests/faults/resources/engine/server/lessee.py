@@ -24,7 +24,7 @@ if __name__ == "__main__":
     lease = leases.acquire(LeaseHolder("run", "partition", "step"), wait_seconds=0, log=log)
     plan = ServerPlan(command, "a-model", None, "exact", idle_seconds=idle_seconds, grace_seconds=0.5)
     print("begun", flush=True)
-    server = start_or_adopt(lease.device, plan, state_directory=state, log=log)
+    server = start_or_adopt(lease.device, plan, state_directory=state)
     record = LoadedServers(state).of(lease.device.id)
     assert record is not None and record.server is not None
     print(record.server.pid, flush=True)

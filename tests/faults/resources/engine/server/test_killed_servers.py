@@ -55,7 +55,7 @@ class Home:
         return f"{sys.executable} -I -S {HERE / 'stub_server.py'} {{port}} {self.folder} {how}"
 
     def start(self, plan: ServerPlan | None = None, device: Device = DEVICE) -> OwnedServer:
-        return start_or_adopt(device, plan or self.plan(), state_directory=self.state, log=LOG)
+        return start_or_adopt(device, plan or self.plan(), state_directory=self.state)
 
     def record(self, device: str = DEVICE.id) -> ServerRecord:
         record = self.servers.of(device)
@@ -323,7 +323,7 @@ def test_a_server_with_another_environment_is_not_adopted(
         lambda: monkeypatch.delenv("VLLM_USE_V1"),
     ):
         change()
-        with caplog.at_level(logging.INFO, LOG.name):
+        with caplog.at_level(logging.INFO, "resources.engine.server"):
             home.start().release()
         assert gone(before, 0.0)
         before = home.everyone()

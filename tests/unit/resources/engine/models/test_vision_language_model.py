@@ -3,11 +3,10 @@
 import pydantic
 
 from resources.devices.find import Device
-from resources.engine.models.vision_language_model import VisionLanguageModel
+from resources.engine.models.vision_language_model import ServerSettings, VisionLanguageModel
 from resources.engine.prompt import Prompt
 from resources.engine.schema import DescriptionSchema
 from resources.engine.server.image_transport import EncodedImages
-from resources.engine.server.server_settings import ServerSettings
 from resources.engine.transformers.collation import Tensors
 from resources.images.outputs import Pixels
 

@@ -59,7 +59,7 @@ def running(
     url: str, clock: Clock, serves: Callable[[], ServedModel] = lambda: HOUSE, patience: float = 600.0
 ) -> RunningServer:
     address = ServerAddress(url, "the-key")
-    return RunningServer(address, serves=serves, log=LOG, patience_seconds=patience, clock=clock)
+    return RunningServer(address, serves=serves, patience_seconds=patience, clock=clock)
 
 
 class WaitingClock:
