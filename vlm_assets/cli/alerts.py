@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm_assets.cli.options import AsJson, Home, chosen_settings, say_as_json
+from vlm_assets.cli.options import app as commands
 from vlm_assets.operate.terminal import say
 
 if TYPE_CHECKING:
@@ -28,11 +29,7 @@ app = typer.Typer(
     epilog="vlm-assets alerts --limit 5",
     invoke_without_command=True,
 )
-
-
-def register(to: typer.Typer) -> None:
-    """Add the commands."""
-    to.add_typer(app, name="alerts")
+commands.add_typer(app, name="alerts")
 
 
 @app.callback()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from vlm_assets.cli.options import AsJson, Deep, Home, chosen_settings, say_list
+from vlm_assets.cli.options import AsJson, Deep, Home, app, chosen_settings, say_list
 from vlm_assets.operate.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -17,11 +17,7 @@ vlm-assets audit
 vlm-assets audit --deep --json"""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=_EXAMPLES)(audit)
-
-
+@app.command(epilog=_EXAMPLES)
 def audit(home: Home = None, deep: Deep = False, as_json: AsJson = False) -> None:
     """Prove from what is on disk that every published property is there once, ok or failed.
 

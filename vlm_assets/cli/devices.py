@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vlm_assets.cli.options import AsJson, Home, chosen_settings, say_as_json
+from vlm_assets.cli.options import AsJson, Home, app, chosen_settings, say_as_json
 from vlm_assets.operate.terminal import say
 
 TakeBack = Annotated[
@@ -17,11 +17,7 @@ TakeBack = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog="vlm-assets devices --take-back GPU-1")(devices)
-
-
+@app.command(epilog="vlm-assets devices --take-back GPU-1")
 def devices(home: Home = None, take_back: TakeBack = None, as_json: AsJson = False) -> None:
     """Show the devices: free, held by which run, with a model server, failed before, or left out."""
     from vlm_assets.resource_settings import build_gpu

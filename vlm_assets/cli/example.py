@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm_assets.cli.ingest import shown_progress
-from vlm_assets.cli.options import Home, chosen_settings
+from vlm_assets.cli.options import Home, app, chosen_settings
 from vlm_assets.operate.terminal import say
 from vlm_assets.settings import CHECKOUT, EXAMPLE, PREFIX, require_models
 
@@ -43,12 +43,7 @@ class OwnCatalogError(RuntimeError):
     """The example was asked for in a home that holds a person's own properties."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command(epilog="vlm-assets example --properties 60 --home /tmp/example")(example)
-    app.command(epilog="vlm-assets demo --exit --seed 9 --home /tmp/other")(demo)
-
-
+@app.command(epilog="vlm-assets example --properties 60 --home /tmp/example")
 def example(
     home: Home = None,
     properties: Properties = PROPERTIES,
@@ -59,6 +54,7 @@ def example(
     _take_in_example(chosen_settings(home), properties, range_size, seed)
 
 
+@app.command(epilog="vlm-assets demo --exit --seed 9 --home /tmp/other")
 def demo(
     home: Home = None,
     properties: Properties = PROPERTIES,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli.options import AsJson, Home, chosen_settings, say_as_json
+from vlm_assets.cli.options import AsJson, Home, app, chosen_settings, say_as_json
 from vlm_assets.operate.terminal import say
 
 if TYPE_CHECKING:
@@ -54,11 +54,7 @@ vlm-assets ingest /srv/listings
 vlm-assets ingest list.csv --image-root /srv/photos --skip-bad"""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=_FORMATS)(ingest)
-
-
+@app.command(epilog=_FORMATS)
 def ingest(
     source: Annotated[Path, typer.Argument(help="Folder tree ID/*.jpg, or a CSV, JSONL or parquet listing.")],
     home: Home = None,

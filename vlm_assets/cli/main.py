@@ -15,15 +15,9 @@ from typing import Annotated
 
 import typer
 
+from vlm_assets.cli.options import app
 from vlm_assets.operate.terminal import VisibleFormatter, say, show_home_in_commands
 from vlm_assets.settings import SettingsError
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
 
 _COMMANDS = (
     "alerts",
@@ -96,4 +90,4 @@ def vlm_assets(
 
 
 for command in _COMMANDS:
-    import_module(f"vlm_assets.cli.{command}").register(app)
+    import_module(f"vlm_assets.cli.{command}")

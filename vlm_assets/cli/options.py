@@ -1,4 +1,4 @@
-"""What several commands share: options, the settings that follow from them, questions, lists and JSON."""
+"""What the commands share: the application, options, the settings that follow, questions, lists and JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import typer
 
 from vlm_assets.operate.terminal import say, say_json, show_home_in_commands
 from vlm_assets.settings import PREFIX, Settings, load_settings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+"""Each module of a command adds itself when it is imported."""
 
 Home = Annotated[Path | None, typer.Option(help=f"Folder of all output; default {PREFIX}HOME, else data/.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]

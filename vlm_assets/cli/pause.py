@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli.options import Home, chosen_settings
+from vlm_assets.cli.options import Home, app, chosen_settings
 from vlm_assets.operate.terminal import say
 from vlm_assets.settings import PREFIX
 
@@ -30,12 +30,7 @@ class NoHomeError(Exception):
     """A folder was named in which there is nothing to stand still: who reboots then would believe it does."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command(epilog="vlm-assets pause --reason 'a new kernel'")(pause)
-    app.command(epilog="vlm-assets resume")(resume)
-
-
+@app.command(epilog="vlm-assets pause --reason 'a new kernel'")
 def pause(
     home: Home = None,
     reason: Annotated[str, typer.Option(help="Why, for whoever looks at the pages.")] = "",
@@ -84,6 +79,7 @@ def _drained(gpu: GpuResource) -> list[str]:
     return [held.sentence() for held in holders]
 
 
+@app.command(epilog="vlm-assets resume")
 def resume(home: Home = None) -> None:
     """Lift the pause: waiting runs go on at once, schedules at their next tick."""
     from resources.state.pause import resume as go_on

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
-from vlm_assets.cli.options import AsJson, Home, Yes, agreed, chosen_settings, say_as_json, say_list
+from vlm_assets.cli.options import AsJson, Home, Yes, agreed, app, chosen_settings, say_as_json, say_list
 from vlm_assets.operate.terminal import say
 
 _EXAMPLES = """\b
@@ -13,11 +11,7 @@ vlm-assets prune --yes      remove it
 vlm-assets prune --json     list it as JSON; nothing is removed without --yes"""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=_EXAMPLES)(prune)
-
-
+@app.command(epilog=_EXAMPLES)
 def prune(home: Home = None, yes: Yes = False, as_json: AsJson = False) -> None:
     """List what takes space and is needed no more; then, if you say so, remove it.
 

@@ -10,18 +10,14 @@ from typing import Annotated
 
 import typer
 
-from vlm_assets.cli.options import Home, Port, Yes, agreed, chosen_settings
+from vlm_assets.cli.options import Home, Port, Yes, agreed, app, chosen_settings
 from vlm_assets.operate.terminal import say
 
 _EXAMPLES = """\b
 vlm-assets publish 000000000-000000999 --accept-failed"""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=_EXAMPLES)(publish)
-
-
+@app.command(epilog=_EXAMPLES)
 def publish(
     key: Annotated[str, typer.Argument(metavar="KEY", help="The partition.")],
     accept_failed: Annotated[

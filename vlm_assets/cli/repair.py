@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli.options import AsJson, Deep, Home, Yes, agreed, chosen_settings, say_as_json, say_list
+from vlm_assets.cli.options import (
+    AsJson,
+    Deep,
+    Home,
+    Yes,
+    agreed,
+    app,
+    chosen_settings,
+    say_as_json,
+    say_list,
+)
 from vlm_assets.operate.terminal import say
 
 if TYPE_CHECKING:
@@ -21,11 +31,7 @@ vlm-assets repair --deep --yes      read every byte, then do it
 vlm-assets repair --failed --json   as JSON; nothing is changed without --yes"""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=_EXAMPLES)(repair)
-
-
+@app.command(epilog=_EXAMPLES)
 def repair(
     home: Home = None,
     deep: Deep = False,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli.options import Home, Port, chosen_settings
+from vlm_assets.cli.options import Home, Port, app, chosen_settings
 from vlm_assets.operate.terminal import say
 
 if TYPE_CHECKING:
@@ -21,11 +21,7 @@ vlm-assets run --failed             partitions that failed
 vlm-assets run 000000000-000000999  this partition"""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=_EXAMPLES)(run)
-
-
+@app.command(epilog=_EXAMPLES)
 def run(
     keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Partitions, by key.")] = None,
     home: Home = None,

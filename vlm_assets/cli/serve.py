@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import typer
-
-from vlm_assets.cli.options import Home, Port, chosen_settings
+from vlm_assets.cli.options import Home, Port, app, chosen_settings
 from vlm_assets.settings import require_models
 
 _EXAMPLES = """\b
 vlm-assets serve --home /srv/properties --port 3000"""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=_EXAMPLES)(serve)
-
-
+@app.command(epilog=_EXAMPLES)
 def serve(home: Home = None, port: Port = 3000) -> None:
     """Run the Dagster UI, daemon, schedules and alerts of a home until SIGTERM or Ctrl-C."""
     from vlm_assets.operate.dagster_server.server import serve as serve_home

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
-from vlm_assets.cli.options import AsJson, chosen_settings, say_as_json
+from vlm_assets.cli.options import AsJson, app, chosen_settings, say_as_json
 from vlm_assets.operate.terminal import say
 from vlm_assets.settings import PREFIX
 
@@ -13,11 +11,7 @@ vlm-assets settings
 vlm-assets settings --json"""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=_EXAMPLES)(settings)
-
-
+@app.command(epilog=_EXAMPLES)
 def settings(as_json: AsJson = False) -> None:
     """List every setting, its value and what it means. Settings that you have set are bold.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vlm_assets.cli.options import AsJson, Home, chosen_settings, say_as_json
+from vlm_assets.cli.options import AsJson, Home, app, chosen_settings, say_as_json
 from vlm_assets.operate.terminal import say, visible_line
 
 _EXAMPLES = """\b
@@ -14,11 +14,7 @@ vlm-assets show ALDERNEY-00001
 vlm-assets show ' 007' --json"""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=_EXAMPLES)(show)
-
-
+@app.command(epilog=_EXAMPLES)
 def show(
     property_id: Annotated[str, typer.Argument(help="The property's id, as in the catalogue.")],
     home: Home = None,

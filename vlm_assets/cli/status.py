@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli.options import AsJson, Home, chosen_settings
+from vlm_assets.cli.options import AsJson, Home, app, chosen_settings
 from vlm_assets.operate.terminal import say_json
 
 if TYPE_CHECKING:
@@ -22,11 +22,7 @@ _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
 """Local times, as people write them."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=_EXAMPLES)(status)
-
-
+@app.command(epilog=_EXAMPLES)
 def status(
     home: Home = None,
     as_json: AsJson = False,

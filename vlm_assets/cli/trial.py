@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm_assets.cli.options import AsJson, Home, chosen_settings, say_as_json
+from vlm_assets.cli.options import AsJson, Home, app, chosen_settings, say_as_json
 from vlm_assets.operate.terminal import say
 from vlm_assets.settings import PREFIX, require_models
 
@@ -29,11 +29,7 @@ Batches = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("try", epilog=_EXAMPLES)(try_)
-
-
+@app.command("try", epilog=_EXAMPLES)
 def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None, as_json: AsJson = False) -> None:
     """Describe a few properties without a partition: the answers, the rate, and what all would take."""
     from vlm_assets.catalog.catalog import Catalog

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vlm_assets.cli.options import Home, Yes, agreed, chosen_settings
+from vlm_assets.cli.options import Home, Yes, agreed, app, chosen_settings
 from vlm_assets.operate.terminal import say
 
 _EXAMPLES = """\b
@@ -15,11 +15,7 @@ vlm-assets withdraw --ids ids.txt   one id a line
 vlm-assets withdraw                 go on with a withdrawal that was cut short"""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=_EXAMPLES)(withdraw)
-
-
+@app.command(epilog=_EXAMPLES)
 def withdraw(
     ids: Annotated[
         Path | None, typer.Option("--ids", help="A text file with one property id a line.", exists=True)
