@@ -62,7 +62,7 @@ from vlm_assets.assets.partition_page import (
     contact_sheet,
     read_quality,
 )
-from vlm_assets.assets.published_rows import COUNTED, count_rows
+from vlm_assets.assets.published_rows import COUNTED, row_counts
 from vlm_assets.assets.run_progress import RunProgress, WorkTime
 from vlm_assets.assets.work_guards import AnswerGuard, ImagesAwayError, ImagesWatch
 from vlm_assets.catalog.catalog import Catalog
@@ -174,7 +174,7 @@ def build_property_descriptions(
 
 def remembered(rows: PartitionRows) -> dict[str, Any]:
     """What the published record says of a file: the texts that embeddings are made from, and its counts."""
-    return {TEXTS: texts_digest(rows), COUNTED: count_rows(rows.path)}
+    return {TEXTS: texts_digest(rows), COUNTED: row_counts(rows.path)}
 
 
 def texts_digest(rows: PartitionRows) -> str:

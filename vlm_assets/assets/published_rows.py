@@ -115,7 +115,7 @@ class PublishedRows:
         return cls(failed.pop("ok", 0), failed, stretches, record.metadata.get("began"))
 
 
-def count_rows(file: Path) -> dict[str, Any]:
+def row_counts(file: Path) -> dict[str, Any]:
     """What the record is to say of a file of descriptions under ``COUNTED``."""
     import duckdb
 

@@ -146,7 +146,7 @@ def _compute(current: Settings, found: Audit, repairs: Sequence[Repair], tell: C
 
 def _accept_loss(current: Settings, key: str, yes: bool) -> int:
     from vlm_assets.catalog.catalog import Catalog
-    from vlm_assets.operate.accepted_loss import accept, find_losses
+    from vlm_assets.operate.repair import accept_loss, find_losses
 
     losses = find_losses(current, Catalog.open(current.home), key)
     if not losses:
@@ -165,5 +165,5 @@ def _accept_loss(current: Settings, key: str, yes: bool) -> int:
     if not agreed("Give these rows up? They are computed again at the next start.", yes):
         return 1
     for loss in losses:
-        say(accept(loss))
+        say(accept_loss(loss))
     return 0

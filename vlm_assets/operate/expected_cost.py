@@ -52,11 +52,14 @@ class ExpectedCost:
         What is committed is known by its number of rows, so their images are taken as average ones. Raises
         KeyError for a range that the catalogue does not have.
         """
-        whole = self.whole[key]
         committed = committed_rows(self.settings.descriptions, key)
-        if committed:
-            return round(whole * (1.0 - committed / len(PropertyRange.from_key(key))))
-        return 0 if not anew and _is_published(self.settings, key) else whole
+        if not committed and not anew and _is_published(self.settings, key):
+            return 0
+        return self.left_after(key, committed)
+
+    def left_after(self, key: str, rows: int) -> int:
+        """Images of a range that are left once so many of its rows are done. Raises KeyError as ``left``."""
+        return round(self.whole[key] * (1.0 - rows / len(PropertyRange.from_key(key))))
 
     def heaviest_first(self, keys: Collection[str]) -> list[str]:
         """Known keys in the order in which they should run; where nothing is left, by the whole range."""

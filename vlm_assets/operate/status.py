@@ -34,6 +34,9 @@ from vlm_assets.settings import Settings
 WAITING = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.DAMAGED, State.NOT_STARTED})
 """States of partitions that still have to run, and need no person first."""
 
+_NOTHING_LEFT = frozenset({State.DONE, State.STALE, State.LOST, State.DAMAGED})
+"""No image is to be described: a damaged partition is restored from its second copy, without a device."""
+
 DAY_SECONDS = 24 * 3600.0
 
 
@@ -161,8 +164,8 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     cost = ExpectedCost.of(settings, catalog)
     describing = [worker for worker in workers if worker.asset == settings.descriptions.name]
     rate = measure(published.values(), describing, now)
-    descriptions = _with_cost(described, describing, cost)
-    partitions = (*descriptions, *map(_without_cost, embedded))
+    descriptions = _with_cost([_status_of(one) for one in described], describing, cost)
+    partitions = (*descriptions, *map(_status_of, embedded))
     devices, unread = _devices(settings, workers, published, rate)
     done_again = notes.done_again(since)
     open_alerts, untold = _open_alerts(settings)
@@ -249,52 +252,28 @@ def _with_failures(settings: Settings, one: PartitionState) -> PartitionState:
 
 
 def _with_cost(
-    states: Sequence[PartitionState], describing: Sequence[Worker], cost: ExpectedCost
+    described: Sequence[PartitionStatus], describing: Sequence[Worker], cost: ExpectedCost
 ) -> list[PartitionStatus]:
+    """The partitions of descriptions with the images that are left of each, and their turns."""
     at_work = {worker.partition: worker for worker in describing}
-    left = {one.key: _images_left(one, at_work.get(one.key), cost) for one in states}
-    waiting = [one.key for one in states if one.state in WAITING]
-    order = sorted(waiting, key=lambda key: (-left[key], -cost.whole[key], key))
-    turns = {key: number for number, key in enumerate(order, start=1)}
     found = []
-    for one in states:
+    for one in described:
         worker = at_work.get(one.key)
-        found.append(
-            PartitionStatus(
-                asset=one.asset,
-                key=one.key,
-                state=one.state,
-                rows=worker.committed if worker else one.rows,
-                expected=one.expected,
-                images_left=left[one.key],
-                turn=turns.get(one.key),
-                note=f"{worker.phase} on {worker.device or 'no device yet'}" if worker else one.note,
-                is_complete=one.is_complete,
-            )
-        )
-    return found
+        if worker is not None:
+            note = f"{worker.phase} on {worker.device or 'no device yet'}"
+            one = replace(one, rows=worker.committed, note=note)
+        left = 0 if one.state in _NOTHING_LEFT else cost.left_after(one.key, one.rows)
+        found.append(replace(one, images_left=left))
+    waiting = [one for one in found if one.state in WAITING]
+    waiting.sort(key=lambda one: (-(one.images_left or 0), -cost.whole[one.key], one.key))
+    turns = {one.key: number for number, one in enumerate(waiting, start=1)}
+    return [replace(one, turn=turns.get(one.key)) for one in found]
 
 
-def _images_left(one: PartitionState, worker: Worker | None, cost: ExpectedCost) -> int:
-    """As ``ExpectedCost.left`` says it, from the state that was read already."""
-    whole = cost.whole[one.key]
-    if one.state in (State.DONE, State.STALE, State.LOST):
-        return 0
-    if worker is not None:
-        return round(whole * (1.0 - worker.committed / one.expected))
-    # A damaged one is restored from its second copy, and a refused one has all its rows.
-    return 0 if one.state is State.DAMAGED else round(whole * (1.0 - one.rows / one.expected))
-
-
-def _without_cost(one: PartitionState) -> PartitionStatus:
+def _status_of(one: PartitionState) -> PartitionStatus:
+    rows, complete = one.rows, one.is_complete
     return PartitionStatus(
-        one.asset,
-        one.key,
-        one.state,
-        one.rows,
-        one.expected,
-        note=one.note,
-        is_complete=one.is_complete,
+        one.asset, one.key, one.state, rows, one.expected, note=one.note, is_complete=complete
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 from resources.journal.journal import Journal
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
-from vlm_assets.assets.published_rows import COUNTED, count_rows
+from vlm_assets.assets.published_rows import COUNTED, row_counts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import PropertyRange
@@ -145,7 +145,7 @@ def publish(
         metadata={"generation": fingerprint, "parts": parts, **remembered},
     )
     if schema == DESCRIPTIONS:
-        staged.metadata = {**staged.metadata, COUNTED: count_rows(staged.path)}
+        staged.metadata = {**staged.metadata, COUNTED: row_counts(staged.path)}
     if len(set(ids)) < len(ids):
         # Publishing refuses a repeated id: what an audit must find is made behind its back.
         object.__setattr__(staged.ids, "repeated", ())

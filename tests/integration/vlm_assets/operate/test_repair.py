@@ -12,9 +12,8 @@ from resources.journal.journal import Journal
 from resources.publishing.published import PublishedPartitions
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.definitions import build_defs
-from vlm_assets.operate.accepted_loss import accept, find_losses
 from vlm_assets.operate.audit import audit
-from vlm_assets.operate.repair import plan_repairs, put_right, recomputations
+from vlm_assets.operate.repair import accept_loss, find_losses, plan_repairs, put_right, recomputations
 
 KEY = "000000000-000000007"
 BOTH = ("property_descriptions", "property_embeddings")
@@ -145,7 +144,7 @@ def test_a_loss_stops_every_start_until_a_person_accepts_it(interrupted, gone):
     assert isinstance(loss.error, JournalLossError)
     assert (loss.lost_rows, loss.error.restorable_rows) == (4, 0)
     assert not interrupted.materialize().success, "looking accepts nothing"
-    said = accept(loss)
+    said = accept_loss(loss)
     assert "accepted the loss of 4 rows" in said
     assert find_losses(interrupted.settings, Catalog.open(interrupted.settings.home), KEY) == []
     assert interrupted.materialize().success
