@@ -20,6 +20,8 @@ from resources.alerts.messages import alerts_cannot_be_written
 from resources.alerts.outbox import Outbox
 from resources.state.database import Restoration
 from sensors import check_alerts, run_alerts
+from sensors.dagster_facts import DagsterFacts
+from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.left_out_alerts import NONE_LEFT
 from sensors.partition_history import PartitionHistory
 from sensors.ticks import ALERTS, ALERTS_SECONDS, Ticks
@@ -95,13 +97,13 @@ class AlertScan:
         self._posted_runs: dict[str, None] = {}
         self._refused_runs: dict[str, None] = {}
 
-    def scan(self, instance: dg.DagsterInstance, cursor: Cursor, *, now: float) -> tuple[Cursor, str]:
+    def scan(self, dagster: DagsterFacts, cursor: Cursor, *, now: float) -> tuple[Cursor, str]:
         """Post what is new; returns where to go on, and a sentence. Raises ControlStateError."""
         if self._since is None:
             self._since = now
         # Runs before checks: the checks that a failed run failed for are then among those read.
-        failed, runs = run_alerts.failed_runs(instance, cursor.runs, now=now)
-        evaluations, until = check_alerts.new_evaluations(instance, cursor.evaluations, self._assets)
+        failed, runs = run_alerts.failed_runs(dagster, cursor.runs, now=now)
+        evaluations, until = check_alerts.new_evaluations(dagster, cursor.evaluations, self._assets)
         found = [alert for one in evaluations if (alert := check_alerts.alert_of(one)) is not None]
         self._refused_runs |= {one.run_id: None for one in evaluations if one.stops and one.run_id}
         new = [one for one in failed if one.run_id not in self._posted_runs]
@@ -110,18 +112,18 @@ class AlertScan:
             # A run whose failed check is told, by this process or one before it, is not told too.
             refused = {alert.occurrence for alert in opened.values() if alert.kind == check_alerts.FAILED}
             told = [one for one in new if one.run_id not in refused | self._refused_runs.keys()]
-            found += run_alerts.alerts_of(instance, told, self._history)
+            found += run_alerts.alerts_of(dagster, told, self._history)
         found += self.ticks.silent_sensors(self._watched, since=self._since, now=now)
         paused = self._paused()
         # Told already why nothing is started: the queue waits on purpose.
         waits = paused or NONE_LEFT in opened
-        queued = 0 if waits else run_alerts.queued_while_nothing_runs(instance)
+        queued = 0 if waits else run_alerts.queued_while_nothing_runs(dagster)
         standing_since = (now if cursor.standing_since is None else cursor.standing_since) if queued else None
         if standing_since is not None:
             found += run_alerts.queue_stands(queued, since=standing_since, now=now)
         # Looked at after the heartbeats: one that begins in between is silent for one look.
         working = self._working()
-        silent = [] if paused else run_alerts.silent_runs(instance, working, cursor.silent, now=now)
+        silent = [] if paused else run_alerts.silent_runs(dagster, working, cursor.silent, now=now)
         times = {one.run_id: one.since for one in silent}
         found += [run_alerts.run_stuck(one, now=now) for one in silent if now - one.since > self._silence]
         posted = self.outbox.post_all(found, once_while_open=True)
@@ -134,7 +136,7 @@ class AlertScan:
 
         opened = self.outbox.open_subjects()
         right = check_alerts.passed_again(evaluations) | run_alerts.going_on(opened.values(), times.keys())
-        right |= run_alerts.right_again(instance, opened.values(), self._history)
+        right |= run_alerts.right_again(dagster, opened.values(), self._history)
         right |= self.ticks.ticking_again(opened.keys(), now=now)
         if not queued and not waits:
             # Where nothing is started on purpose, what stood before has not come right.
@@ -172,12 +174,15 @@ def build_alerts_sensor(
     scan: AlertScan, delivery: Delivery, *, address: Callable[[], str | None]
 ) -> dg.SensorDefinition:
     """The sensor. address: of the pages, as a person reaches them."""
-    cried_at: list[float] = []
+    failures, cried_at = 0, float("-inf")
 
     def cry(error: OSError, now: float) -> None:
-        # Nothing can be written down, so this alone is sent without: once an hour, while the trouble lasts.
-        if not cried_at or now - cried_at[-1] > _CRY_AGAIN_SECONDS:
-            cried_at[:] = [now]
+        """Nothing can be written down, so this alone is sent without: once an hour, while it lasts."""
+        nonlocal failures, cried_at
+        failures += 1
+        # A database that is busy for once is not told.
+        if failures > 1 and now - cried_at > _CRY_AGAIN_SECONDS:
+            cried_at = now
             delivery.send_at_once(alerts_cannot_be_written(str(error)), seconds=DELIVERY_SECONDS)
 
     @dg.sensor(
@@ -190,9 +195,10 @@ def build_alerts_sensor(
         ),
     )
     def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        nonlocal failures
         now = time.time()
         try:
-            cursor, said = scan.scan(context.instance, Cursor.read(context.cursor), now=now)
+            cursor, said = scan.scan(InstanceFacts(context.instance), Cursor.read(context.cursor), now=now)
             context.update_cursor(cursor.text())
             delivered = delivery.deliver(now=now, seconds=DELIVERY_SECONDS, address=address())
         except OSError as error:
@@ -200,6 +206,7 @@ def build_alerts_sensor(
             raise
         try:
             scan.ticks.record(NAME, time.time(), interval_seconds=INTERVAL_SECONDS)
+            failures = 0
         except OSError as error:
             # Raised, it would undo the cursor of a tick that has told.
             context.log.warning(f"The tick could not be noted: {error}")

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import dagster as dg
-
 from resources.alerts.alert import Alert
+from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.events import Evaluation
-from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.partition_history import PartitionHistory
 
 FAILED, WARNED = "check_failed", "check_warning"
@@ -28,14 +26,13 @@ _EXPECTED, _FOUND, _WHAT_TO_DO = "expected", "found", "what to do"
 
 
 def new_evaluations(
-    instance: dg.DagsterInstance, cursor: int | None, assets: Sequence[str]
+    dagster: DagsterFacts, cursor: int | None, assets: Sequence[str]
 ) -> tuple[list[Evaluation], int]:
     """The results since the last look, oldest first, some of them seen before, and where to go on.
 
     At the very first look (cursor None) of a long history: what stands failed now, not what once did. A
     history that was wiped or lost counts from 1 again: it is looked at as the first time.
     """
-    dagster = InstanceFacts(instance)
     newest = dagster.newest_evaluation()
     if cursor is None or newest < cursor:
         found, until = dagster.evaluations_since(0, limit=_AT_ONCE)

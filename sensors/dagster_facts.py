@@ -41,6 +41,15 @@ class DagsterFacts(Protocol):
     def run_config(self, run_id: str) -> tuple[Mapping[str, Any], str] | None:
         """The run config of a run, and the id of its root run."""
 
+    def selections(self, run_ids: Sequence[str]) -> dict[str, tuple[str, list[str]]]:
+        """The job and the selected assets of runs, by id; one that was deleted is left out."""
+
+    def error_of(self, run_id: str) -> str | None:
+        """What the log of a failed run says of its end."""
+
+    def succeeded_at(self, job: str) -> float | None:
+        """When the newest run of a job that succeeded has ended."""
+
     def process_of(self, run_id: str) -> tuple[int, float] | None:
         """The pid that a run's process gave when it began, and when."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from resources.alerts.alert import Alert
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.runs import UNDER_WAY, RunState
 from sensors.partition_history import PartitionHistory
 
@@ -31,21 +31,18 @@ _SETTLED_SECONDS = 3.0
 
 _LOOK_BACK_SECONDS = 600.0
 _FIRST_LOOK_SECONDS = 3600.0
-_READ_AT_ONCE = 500
 _WORDED = 20
 """Runs of one look whose error is read from their log; a storm's others are told by their partition."""
 
 
-def failed_runs(
-    instance: dg.DagsterInstance, since: float | None, *, now: float
-) -> tuple[list[RunState], float]:
+def failed_runs(dagster: DagsterFacts, since: float | None, *, now: float) -> tuple[list[RunState], float]:
     """Runs that failed since the last look, some of them seen before, and from when to go on.
 
     since: unix seconds; None at the very first look, which goes back an hour.
     """
     # A clock that was put back hides nothing.
     start = now - _FIRST_LOOK_SECONDS if since is None else min(since, now) - _LOOK_BACK_SECONDS
-    found = InstanceFacts(instance).runs_ended_since(start, [dg.DagsterRunStatus.FAILURE])
+    found = dagster.runs_ended_since(start, [dg.DagsterRunStatus.FAILURE])
     return [one for one in found if _concerns_a_person(one, now)], now
 
 
@@ -55,25 +52,24 @@ def _concerns_a_person(run: RunState, now: float) -> bool:
 
 
 def alerts_of(
-    instance: dg.DagsterInstance, failed: Sequence[RunState], history: PartitionHistory
+    dagster: DagsterFacts, failed: Sequence[RunState], history: PartitionHistory
 ) -> Iterator[Alert]:
     """What a person is told of these runs. history: how the partitions of their assets stand."""
     if failed:
-        history.look(InstanceFacts(instance))
+        history.look(dagster)
     attempts = _assets_by_run(history)
-    bodies = _bodies(instance, [one.run_id for one in failed])
+    selections = dagster.selections([one.run_id for one in failed])
     for number, one in enumerate(failed):
-        run = bodies.get(one.run_id)
-        if run is None:
+        if one.run_id not in selections:
             continue  # Deleted meanwhile, by hand.
-        selected = (key.to_user_string() for key in run.asset_selection or ())
+        job, selected = selections[one.run_id]
         # A run of a whole job has no selection; what it was to materialize and did not is known all the same.
-        assets = sorted(selected) or attempts.get(one.run_id, [])
-        of = " and ".join(assets) or run.job_name
-        error = _error(instance, one.run_id) if number < _WORDED else None
+        assets = selected or attempts.get(one.run_id, [])
+        of = " and ".join(assets) or job
+        error = dagster.error_of(one.run_id) if number < _WORDED else None
         yield Alert(
             kind=FAILED,
-            subject=_subject(assets, run.job_name, one.partition),
+            subject=_subject(assets, job, one.partition),
             occurrence=one.run_id,
             severity="error",
             title=f"Run failed: {of} {one.partition}" if one.partition else f"Run failed: {of}",
@@ -91,17 +87,9 @@ def alerts_of(
         )
 
 
-def queued_while_nothing_runs(instance: dg.DagsterInstance) -> int:
+def queued_while_nothing_runs(dagster: DagsterFacts) -> int:
     """How many runs wait although none is under way; 0 where one is."""
-    under_way = (
-        dg.DagsterRunStatus.STARTING,
-        dg.DagsterRunStatus.STARTED,
-        dg.DagsterRunStatus.CANCELING,
-    )
-    queued = instance.get_runs_count(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED]))
-    if queued and instance.get_runs_count(dg.RunsFilter(statuses=list(under_way))):
-        return 0
-    return queued
+    return 0 if dagster.runs_in(UNDER_WAY) else len(dagster.runs_in([dg.DagsterRunStatus.QUEUED]))
 
 
 def queue_stands(queued: int, *, since: float, now: float) -> Iterator[Alert]:
@@ -136,10 +124,10 @@ class SilentRun:
 
 
 def silent_runs(
-    instance: dg.DagsterInstance, working: Collection[str], before: Mapping[str, float], *, now: float
+    dagster: DagsterFacts, working: Collection[str], before: Mapping[str, float], *, now: float
 ) -> list[SilentRun]:
     """Those at this moment. working: runs with a heartbeat. before: what the last look saw, since when."""
-    begun = [one for one in InstanceFacts(instance).runs_in(UNDER_WAY) if one.is_here]
+    begun = [one for one in dagster.runs_in(UNDER_WAY) if one.is_here]
     return [
         SilentRun(run.run_id, run.partition, before.get(run.run_id, now))
         for run in begun
@@ -177,7 +165,7 @@ def going_on(open_alerts: Iterable[Alert], silent: Collection[str]) -> dict[str,
 
 
 def right_again(
-    instance: dg.DagsterInstance, open_alerts: Iterable[Alert], history: PartitionHistory
+    dagster: DagsterFacts, open_alerts: Iterable[Alert], history: PartitionHistory
 ) -> dict[str, str]:
     """Sentences, by subject, of failed runs whose output was materialized since."""
     found = {}
@@ -186,7 +174,7 @@ def right_again(
         if alert.kind != FAILED:
             continue
         if not looked:
-            history.look(InstanceFacts(instance))
+            history.look(dagster)
             looked = True
         names = alert.subject.split("/")[0].split("+")
         if alert.partition is not None:
@@ -194,7 +182,7 @@ def right_again(
                 names = list(history.assets)  # of a run whose assets were not known: all of them
             if all(_stands(history, name, alert.partition) for name in names):
                 found[alert.subject] = "The partition was materialized since."
-        elif _succeeded_since(instance, alert, names):
+        elif _succeeded_since(dagster, alert, names):
             found[alert.subject] = "It ran again and succeeded."
     return found
 
@@ -204,16 +192,11 @@ def _stands(history: PartitionHistory, asset: str, partition: str) -> bool:
     return partition in history.materialized[asset] and partition not in history.open_attempts[asset]
 
 
-def _succeeded_since(instance: dg.DagsterInstance, alert: Alert, names: Collection[str]) -> bool:
+def _succeeded_since(dagster: DagsterFacts, alert: Alert, names: Collection[str]) -> bool:
     if names == [_JOB]:
-        done = instance.get_runs(
-            dg.RunsFilter(job_name=alert.subject.split("/")[1], statuses=[dg.DagsterRunStatus.SUCCESS]),
-            limit=1,
-        )
-        stats = instance.get_run_stats(done[0].run_id) if done else None
-        return stats is not None and (stats.end_time or 0.0) > alert.at
-    events = [instance.get_latest_materialization_event(dg.AssetKey(name)) for name in names]
-    return all(event is not None and event.timestamp > alert.at for event in events)
+        return (dagster.succeeded_at(alert.subject.split("/")[1]) or 0.0) > alert.at
+    known = [dagster.latest_materialization(name) for name in names]
+    return all(one is not None and one[0] > alert.at for one in known)
 
 
 def _subject(assets: Sequence[str], job: str, partition: str | None) -> str:
@@ -227,31 +210,3 @@ def _assets_by_run(history: PartitionHistory) -> dict[str, list[str]]:
         for attempt in history.open_attempts[asset].values():
             found.setdefault(attempt.run_id, []).append(asset)
     return found
-
-
-def _bodies(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> Mapping[str, dg.DagsterRun]:
-    found: dict[str, dg.DagsterRun] = {}
-    for start in range(0, len(run_ids), _READ_AT_ONCE):
-        chunk = list(run_ids[start : start + _READ_AT_ONCE])
-        found.update((run.run_id, run) for run in instance.get_runs(dg.RunsFilter(run_ids=chunk)))
-    return found
-
-
-def _error(instance: dg.DagsterInstance, run_id: str) -> str | None:
-    """What the run's log says of its end: the asset's own sentence, else the error's message."""
-    wanted = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
-    said = None
-    for entry in instance.all_logs(run_id, of_type=wanted):
-        event = entry.dagster_event
-        if event is None:
-            continue
-        if event.is_step_failure:
-            data = event.step_failure_data
-            if data.user_failure_data is not None and data.user_failure_data.description:
-                return data.user_failure_data.description
-            error = data.error
-            while error is not None and error.cause is not None:
-                error = error.cause
-            return error.message.strip() if error is not None else event.message
-        said = said or event.message
-    return said

@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from resources.alerts.alert import AlertEvent
 from resources.alerts.messages import SHOWN, SINGLY, Message, Sender, message_of_many, message_of_one
-from resources.alerts.outbox import TOLD, Outbox, still_open
+from resources.alerts.outbox import TOLD, Outbox
 from resources.alerts.targets import Target, TargetProcess
 from resources.state import tables
 from resources.state.tables import alert_events as _events
@@ -44,15 +44,10 @@ BURST_SECONDS = 600.0
 PATIENT_TRIES = 3
 """Failures up to which a target, or a message, is thought to be all right in a moment."""
 
-HISTORY_SECONDS = 90 * 24 * 3600.0
-LONGEST_HISTORY = 20_000
-"""Events that are over and told are kept for this long, and up to this many."""
-
 _NOBODY = ""
 """Stands for the targets of a home that has none."""
 
 _MOST_CLAIMED = 10
-_PRUNE_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,6 @@ class Delivery:
         self._keys: dict[tuple[Target, str], str] = {}
         # Taken, but perhaps not marked: on a full disk, where nothing can be marked, nothing is repeated.
         self._taken: set[tuple[str, int]] = set()
-        self._pruned_at = 0.0
 
     def deliver(self, *, now: float, seconds: float, address: str | None) -> Delivered | None:
         """Tell every target what is new and what is due again; None where another process is at it.
@@ -149,7 +143,7 @@ class Delivery:
             done = self._send_all(due, standing, now, deadline, lock)
             if done:
                 standing = self._state.read(_backlogs)
-            self._prune(now)
+            self.outbox.prune(now, told_up_to=min((one.floor for one in standing.values()), default=0))
         troubles = tuple(trouble for _, trouble in done if trouble)
         return Delivered(
             sum(told for told, _ in done), troubles, sum(one.untold for one in standing.values())
@@ -306,22 +300,6 @@ class Delivery:
         self._state.write(note)
         left = len(backlog.claimed) - told
         return told, f"{process.target.name} did not take {left} messages; next try in {wait:.0f} s. {said}"
-
-    def _prune(self, now: float) -> None:
-        """Forget, once a day, events that are over, told to every target, and old."""
-        if abs(now - self._pruned_at) < _PRUNE_SECONDS:
-            return
-
-        def old(connection: sa.Connection) -> sa.ColumnElement[bool]:
-            newest = _newest(connection)
-            told = min((one.floor for one in _backlogs(connection).values()), default=newest)
-            is_old = (_events.c.at < now - HISTORY_SECONDS) | (_events.c.seq <= newest - LONGEST_HISTORY)
-            return is_old & (_events.c.seq <= told) & _events.c.seq.not_in(still_open())
-
-        query = sa.select(_events.c.seq).limit(1)
-        if self._state.read(lambda one: one.execute(query.where(old(one))).first()) is not None:
-            self._state.write(lambda one: one.execute(_events.delete().where(old(one))))
-        self._pruned_at = now
 
 
 def _backlogs(connection: sa.Connection) -> dict[str, _Backlog]:

@@ -19,6 +19,11 @@ from resources.state.tables import alert_events as _events
 TOLD: tuple[Happening, ...] = ("raised", "recovered", "closed")
 """People are told of the beginning and the end of a trouble, not of its repetitions."""
 
+HISTORY_SECONDS = 90 * 24 * 3600.0
+LONGEST_HISTORY = 20_000
+"""Events that are over and told are kept for this long, and up to this many."""
+
+_PRUNE_SECONDS = 24 * 3600.0
 _OPEN: tuple[Happening, ...] = ("raised", "again")
 _AT_ONCE = 500
 
@@ -38,6 +43,7 @@ class Outbox:
         self._guard = threading.Lock()
         self._newest: Sequence[object] | None = None
         self._open: dict[str, AlertEvent] = {}
+        self._pruned_at = 0.0
 
     def post(self, alert: Alert) -> bool:
         """Note an alert, durably. False: this occurrence is known already."""
@@ -134,8 +140,20 @@ class Outbox:
         rows = self.state.read(lambda connection: connection.scalars(query).all())
         return [AlertEvent.from_json(row) for row in reversed(rows)]
 
+    def prune(self, now: float, *, told_up_to: int) -> None:
+        """Forget, once a day, what is over and old. told_up_to: the last event that every target is told."""
+        if abs(now - self._pruned_at) < _PRUNE_SECONDS:
+            return
+        newest = sa.select(sa.func.max(_events.c.seq)).scalar_subquery()
+        is_old = (_events.c.at < now - HISTORY_SECONDS) | (_events.c.seq <= newest - LONGEST_HISTORY)
+        old = is_old & (_events.c.seq <= told_up_to) & _events.c.seq.not_in(_still_open())
+        found = sa.select(_events.c.seq).where(old).limit(1)
+        if self.state.read(lambda connection: connection.execute(found).first()) is not None:
+            self.state.write(lambda connection: connection.execute(_events.delete().where(old)))
+        self._pruned_at = now
 
-def still_open() -> sa.Select[tuple[int]]:
+
+def _still_open() -> sa.Select[tuple[int]]:
     """The numbers of the latest events of all subjects that are open."""
     latest = sa.select(sa.func.max(_events.c.seq)).group_by(_events.c.subject)
     return sa.select(_events.c.seq).where(_events.c.seq.in_(latest), _events.c.what.in_(_OPEN))
@@ -143,7 +161,7 @@ def still_open() -> sa.Select[tuple[int]]:
 
 def _open_events(connection: sa.Connection, subjects: Iterable[str] | None = None) -> dict[str, AlertEvent]:
     """The latest event of each open subject, or of those of ``subjects`` that are open, oldest first."""
-    query = sa.select(_events.c.seq, _events.c.event).where(_events.c.seq.in_(still_open()))
+    query = sa.select(_events.c.seq, _events.c.event).where(_events.c.seq.in_(_still_open()))
     rows: list[sa.Row[Any]] = []
     if subjects is None:
         rows += connection.execute(query)

@@ -215,6 +215,41 @@ class InstanceRuns:
         run = self.instance.get_run_by_id(run_id)
         return None if run is None else (run.run_config, run.get_root_run_id() or run_id)
 
+    def selections(self, run_ids: Sequence[str]) -> dict[str, tuple[str, list[str]]]:
+        """The job and the selected assets of runs, by id; one that was deleted is left out."""
+        found: dict[str, tuple[str, list[str]]] = {}
+        for start in range(0, len(run_ids), _CHUNK):
+            chunk = list(run_ids[start : start + _CHUNK])
+            for run in self.instance.get_runs(dg.RunsFilter(run_ids=chunk)):
+                selected = sorted(key.to_user_string() for key in run.asset_selection or ())
+                found[run.run_id] = (run.job_name, selected)
+        return found
+
+    def error_of(self, run_id: str) -> str | None:
+        """What the log of a run says of its end: the asset's own sentence, else the error's message."""
+        wanted = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
+        said = None
+        for entry in self.instance.all_logs(run_id, of_type=wanted):
+            event = entry.dagster_event
+            if event is None:
+                continue
+            if event.is_step_failure:
+                data = event.step_failure_data
+                if data.user_failure_data is not None and data.user_failure_data.description:
+                    return data.user_failure_data.description
+                error = data.error
+                while error is not None and error.cause is not None:
+                    error = error.cause
+                return error.message.strip() if error is not None else event.message
+            said = said or event.message
+        return said
+
+    def succeeded_at(self, job: str) -> float | None:
+        """When the newest run of a job that succeeded has ended, in unix seconds."""
+        succeeded = dg.RunsFilter(job_name=job, statuses=[DagsterRunStatus.SUCCESS])
+        done = self.instance.get_runs(succeeded, limit=1)
+        return self.instance.get_run_stats(done[0].run_id).end_time if done else None
+
     def delete_run(self, run_id: str) -> None:
         """Forget a run that has done nothing."""
         self.instance.delete_run(run_id)

@@ -80,6 +80,18 @@ class DagsterInMemory:
     def run_config(self, run_id):
         return (self.asked.get(run_id, {}), run_id) if run_id in self.runs else None
 
+    def selections(self, run_ids):
+        of = {run_id: [] for run_id in run_ids if run_id in self.runs}
+        for asset, one in self.events:
+            of.get(one.run_id, []).append(asset)
+        return {run_id: ("job", sorted(set(assets))) for run_id, assets in of.items()}
+
+    def error_of(self, run_id):
+        return "It failed."
+
+    def succeeded_at(self, job):
+        return None
+
     def process_of(self, run_id):
         return self.processes.get(run_id)
 

@@ -4,6 +4,7 @@ import dagster as dg
 import sqlalchemy as db
 
 from sensors import check_alerts, partition_history
+from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.dagster_internals.tables import event_table, of_events
 from sensors.partition_history import PartitionHistory
 
@@ -76,5 +77,5 @@ def test_a_result_that_cannot_be_read_hides_no_other(orchestrator, monkeypatch):
         connection.commit()
     kept.look(orchestrator.dagster)
     assert set(kept.failing("first")) == {"c", "d", "e", "f"}
-    found, _ = check_alerts.new_evaluations(orchestrator.instance, cursor, ["first"])
+    found, _ = check_alerts.new_evaluations(InstanceFacts(orchestrator.instance), cursor, ["first"])
     assert {one.partition for one in found if not one.passed} == {"c", "d", "e", "f"}

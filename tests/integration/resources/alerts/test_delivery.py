@@ -12,13 +12,12 @@ from resources.alerts.delivery import (
     BURST,
     BURST_SECONDS,
     FIRST_WAIT_SECONDS,
-    HISTORY_SECONDS,
     LONGEST_WAIT_SECONDS,
     PATIENT_TRIES,
     Delivery,
 )
 from resources.alerts.messages import SINGLY
-from resources.alerts.outbox import Outbox
+from resources.alerts.outbox import HISTORY_SECONDS, Outbox
 from resources.alerts.targets import checked_targets
 from resources.state.database import ControlState, open_state
 from resources.state.sqlite_file import ControlStateError

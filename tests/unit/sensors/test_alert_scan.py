@@ -1,16 +1,43 @@
-"""What raises no failure of its own: silent sensors, a queue that stands, runs that do not begin to work."""
+"""What a scan tells of Dagster's facts: failures and their end, silent sensors, a queue that stands."""
+
+import time
 
 import dagster as dg
-from dagster._core.test_utils import create_run_for_test
+import pytest
 
 from resources.alerts.alert import Alert
-from sensors.alerts import Cursor
+from resources.alerts.outbox import Outbox
+from resources.state.database import ControlState
+from resources.state.pause import pause
+from sensors.alerts import RESTORED, RESTORED_SECONDS, AlertScan, Cursor
 from sensors.left_out_alerts import NONE_LEFT
 from sensors.run_alerts import STANDSTILL_SECONDS
 from sensors.ticks import Ticks
+from tests.unit.sensors.dagster_in_memory import Clock, DagsterInMemory
 
 NOW = 1_790_000_000.0
 KEY = "00007"
+HERE = {".dagster/grpc_info": '{"host": "localhost", "socket": "/a/socket"}'}
+S = dg.DagsterRunStatus
+
+
+class Bench:
+    """A clock, Dagster from memory, and an outbox."""
+
+    def __init__(self, folder):
+        self.clock = Clock(NOW)
+        self.dagster = DagsterInMemory(self.clock)
+        self.outbox = Outbox(ControlState(folder))
+
+    def scan(self, **changes) -> AlertScan:
+        """A scan of no asset and no sensor, with no heartbeat anywhere."""
+        nothing = {"assets": [], "watched": {}, "paused": lambda: False}
+        return AlertScan(self.outbox, **{**nothing, "working": frozenset, "silence": 1e9, **changes})
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
 
 
 def test_another_sensor_that_is_silent_is_told_once_and_then_that_it_ticks(bench):
@@ -21,7 +48,7 @@ def test_another_sensor_that_is_silent_is_told_once_and_then_that_it_ticks(bench
 
     def told(now: float) -> list[str]:
         before = len(bench.outbox.recent(100))
-        scan.scan(bench.instance, Cursor(), now=now)
+        scan.scan(bench.dagster, Cursor(), now=now)
         return [one.what for one in bench.outbox.recent(100)[before:]]
 
     ticks.record("file_drift", NOW - 4000, interval_seconds=30)
@@ -38,11 +65,11 @@ def test_runs_that_wait_while_none_is_under_way_are_told_once_and_not_in_a_pause
     """All devices left out, or a coordinator that hangs: nothing fails, and nothing gets on."""
     paused = False
     scan = bench.scan(paused=lambda: paused)
-    put_run(bench.instance, dg.DagsterRunStatus.QUEUED)
+    bench.dagster.launch(KEY, [], S.QUEUED)
 
     def told(cursor: Cursor, now: float) -> tuple[Cursor, list[str]]:
         before = len(bench.outbox.recent(100))
-        cursor, _ = scan.scan(bench.instance, cursor, now=now)
+        cursor, _ = scan.scan(bench.dagster, cursor, now=now)
         return cursor, [one.what for one in bench.outbox.recent(100)[before:]]
 
     cursor, events = told(Cursor(), NOW)
@@ -60,7 +87,7 @@ def test_runs_that_wait_while_none_is_under_way_are_told_once_and_not_in_a_pause
     cursor, events = told(cursor, NOW + 4010)
     assert events == [], "in a pause nothing is started, so nothing is right again"
     paused = False
-    put_run(bench.instance, dg.DagsterRunStatus.STARTED)
+    bench.dagster.launch(KEY, [])
     cursor, events = told(cursor, NOW + 4020)
     assert events == ["recovered"]
 
@@ -68,15 +95,15 @@ def test_runs_that_wait_while_none_is_under_way_are_told_once_and_not_in_a_pause
 def test_a_queue_that_waits_for_a_device_to_be_taken_back_is_told_by_that_alone(bench):
     """One trouble is one message: every device is left out, and that says what to do."""
     scan = bench.scan()
-    put_run(bench.instance, dg.DagsterRunStatus.QUEUED)
+    bench.dagster.launch(KEY, [], S.QUEUED)
     bench.outbox.post(Alert("all_devices_left_out", NONE_LEFT, "1", "error", "None is left", "Look."))
-    cursor, _ = scan.scan(bench.instance, Cursor(), now=NOW)
-    cursor, _ = scan.scan(bench.instance, cursor, now=NOW + STANDSTILL_SECONDS + 1)
+    cursor, _ = scan.scan(bench.dagster, Cursor(), now=NOW)
+    cursor, _ = scan.scan(bench.dagster, cursor, now=NOW + STANDSTILL_SECONDS + 1)
     assert list(bench.outbox.open_subjects()) == [NONE_LEFT]
     bench.outbox.recovered(NONE_LEFT, sentence="One is back.", at=NOW + 1000)
-    cursor, _ = scan.scan(bench.instance, cursor, now=NOW + 2000)
+    cursor, _ = scan.scan(bench.dagster, cursor, now=NOW + 2000)
     assert list(bench.outbox.open_subjects()) == []
-    scan.scan(bench.instance, cursor, now=NOW + 2001 + STANDSTILL_SECONDS)
+    scan.scan(bench.dagster, cursor, now=NOW + 2001 + STANDSTILL_SECONDS)
     (alert,) = bench.outbox.open_subjects().values()
     assert alert.subject == "queue"
     assert "Deployment > Concurrency" in alert.next_step, "a person may have set the pool's limit to 0"
@@ -86,16 +113,15 @@ def test_a_run_that_does_not_begin_to_work_is_told_once_and_when_it_goes_on(benc
     """Its process lives and it has no heartbeat, so that nobody else judges it; a pause is no trouble."""
     working, paused = set(), False
     scan = bench.scan(paused=lambda: paused, working=lambda: working, silence=1800.0)
-    here = {".dagster/grpc_info": '{"host": "localhost", "socket": "/a/socket"}'}
-    run_id = put_run(bench.instance, dg.DagsterRunStatus.STARTED, {**here, "dagster/partition": KEY})
+    run_id = bench.dagster.launch(KEY, [], **HERE)
     # An audit takes its time, and whoever launches elsewhere looks after its own runs.
-    put_run(bench.instance, dg.DagsterRunStatus.STARTED, here)
-    put_run(bench.instance, dg.DagsterRunStatus.STARTED, {"dagster/partition": KEY})
+    bench.dagster.launch(None, [], **HERE)
+    bench.dagster.launch(KEY, [])
     cursor = Cursor()
 
     def told(now: float) -> list[tuple[str, str]]:
         nonlocal cursor
-        cursor, _ = scan.scan(bench.instance, Cursor.read(cursor.text()), now=now)
+        cursor, _ = scan.scan(bench.dagster, Cursor.read(cursor.text()), now=now)
         return [(one.kind, subject) for subject, one in bench.outbox.open_subjects().items()]
 
     assert told(NOW) == told(NOW + 1800) == []
@@ -109,14 +135,38 @@ def test_a_run_that_does_not_begin_to_work_is_told_once_and_when_it_goes_on(benc
     assert [one.what for one in bench.outbox.recent(9)] == ["raised", "recovered"]
 
 
-def put_run(instance, status: dg.DagsterRunStatus, tags: dict | None = None) -> str:
-    """A run in this state, as its row says: a queued one needs a code server otherwise. Its id."""
-    import sqlalchemy as db
-    from dagster._core.storage.runs.schema import RunsTable
+def test_a_failed_run_is_told_once_and_is_over_with_the_next_materialization(bench):
+    """Days later too, and whatever number of looks comes in between."""
+    scan, cursor = bench.scan(assets=["rows"]), Cursor()
 
-    run = create_run_for_test(instance, job_name="job", tags=tags)
-    with instance.run_storage.connect() as connection:
-        connection.execute(
-            db.update(RunsTable).where(RunsTable.c.run_id == run.run_id).values(status=status.value)
-        )
-    return run.run_id
+    def told(seconds: float) -> list[str]:
+        nonlocal cursor
+        before = len(bench.outbox.recent(100))
+        bench.clock.now += seconds
+        cursor, _ = scan.scan(bench.dagster, cursor, now=bench.clock.now)
+        return [one.what for one in bench.outbox.recent(100)[before:]]
+
+    run_id = bench.dagster.launch(KEY, ["rows"])
+    assert told(20) == []
+    bench.dagster.change(run_id, S.FAILURE)
+    assert told(1) == [], "it has not said yet whether Dagster tries it again"
+    assert told(20) == ["raised"]
+    assert list(bench.outbox.open_subjects()) == [f"rows/{KEY}/run"]
+    assert told(20) == told(3 * 24 * 3600) == []
+    bench.dagster.materialize("rows", KEY)
+    assert told(20) == ["recovered"]
+
+
+def test_a_restored_control_state_is_told_for_a_day(bench):
+    """What was noted since the copy may be missing: not in silence, once, and no longer than a day."""
+    # The time of a restoration is the machine's own.
+    state, scan, now = bench.outbox.state, bench.scan(), time.time()
+    pause(state, "a copy is made", now=now)
+    (state.directory / "state.db").unlink()
+    for at in (now, now + 20):
+        scan.scan(bench.dagster, Cursor(), now=at)
+        assert RESTORED in bench.outbox.open_subjects()
+    for at in (now + RESTORED_SECONDS + 60, now + RESTORED_SECONDS + 80):
+        scan.scan(bench.dagster, Cursor(), now=at)
+    assert bench.outbox.open_subjects() == {}
+    assert [one.what for one in bench.outbox.recent(9)] == ["raised", "recovered"]
