@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -377,14 +378,20 @@ def _counted(connection: sa.Connection, work: Callable[[sa.Connection], T]) -> T
     return result
 
 
+_reading_nothing = threading.RLock()
+
+
 def _of_nothing(work: Callable[[sa.Connection], T], wanted: sa.MetaData) -> T:
-    engine = sa.create_engine("sqlite://")
-    try:
-        with engine.connect() as connection:
-            wanted.create_all(connection)
-            return work(connection)
-    finally:
-        engine.dispose()
+    with _reading_nothing, _empty(wanted).connect() as connection:
+        return work(connection)
+
+
+@cache
+def _empty(wanted: sa.MetaData) -> sa.Engine:
+    """A database in memory with empty tables, made once: 15 ms, and a run reads after each batch."""
+    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
+    wanted.create_all(engine)
+    return engine
 
 
 def _when(at: float) -> str:
