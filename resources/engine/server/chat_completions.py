@@ -37,7 +37,7 @@ OPTIONAL_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "top_k": ("top_k",),
     "seed": ("seed",),
 }
-"""What a server need not know, and the words by which its refusal names it.
+"""Fields that a server may not support, and the words by which its refusal names each.
 
 Without ``response_format`` answers are validated all the same. The neutral ``repetition_penalty`` and
 ``top_k`` keep away what a model's own ``generation_config.json`` would add: servers apply it unasked, and it
@@ -56,12 +56,12 @@ _TOO_LONG: Final = (
     "images may be provided",
 )
 _OF_THE_REQUEST: Final = frozenset({400, 413, 415, 422})
-"""What says that a request is wrong, and not that a server is."""
+"""Statuses that blame the request, not the server."""
 
 _OUT_OF_MEMORY: Final = ("out of memory",)
 
 MOST_BYTES: Final = 16 << 20
-"""Of one answer; more is no description."""
+"""Limit of one answer. A longer one is no description."""
 
 _SHOWN: Final = 200
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
@@ -70,7 +70,7 @@ _SHOWN_OF_AN_ERROR: Final = 300
 
 @dataclass(frozen=True)
 class Question:
-    """What all properties are asked alike. model: its name at the server."""
+    """The part of a request that is the same for all properties. model: its name at the server."""
 
     model: str
     prompt: str
@@ -78,11 +78,11 @@ class Question:
 
 
 class UnusableAnswerError(EngineError):
-    """What came is no answer: cut off, empty, of another form than was asked for, or a server's error."""
+    """The response is no answer: cut off, empty, in another form, or a server's error."""
 
 
 class SilentServerError(EngineError):
-    """No new token for too long, or not all of them in time, though the connection stands."""
+    """No new token for too long, or an answer that is too slow as a whole, though the connection is open."""
 
 
 class BusyServerError(EngineError):
@@ -94,11 +94,11 @@ class BusyServerError(EngineError):
 
 
 class FailingServerError(EngineError):
-    """The server failed with this request, or does not serve now; it may the next time."""
+    """The server failed with this request, or is not available. The next try may work."""
 
 
 class FieldRefusedError(EngineError):
-    """The server does not take optional fields of the request."""
+    """The server does not support optional fields of the request."""
 
     def __init__(self, message: str, fields: Collection[str]) -> None:
         self.fields = tuple(fields)
@@ -106,7 +106,7 @@ class FieldRefusedError(EngineError):
 
 
 class RequestRefusedError(EngineError):
-    """The server refuses this request, and would again."""
+    """The server refuses this request, and would refuse it again."""
 
 
 class ServerRefusesError(EngineLostError):
@@ -155,7 +155,7 @@ def proof_request(model: str) -> bytes:
 
 
 def _named_fields(refusal: str, without: Collection[str]) -> list[str]:
-    """The optional fields, of those that were sent, that a refusal's text names."""
+    """The optional fields that were sent and that a refusal's text names."""
     text = refusal.lower()
     return [
         name
@@ -170,7 +170,7 @@ def _named_fields(refusal: str, without: Collection[str]) -> list[str]:
 def refusal(
     status: int, text: str, *, retry_after: str | None, url: str, model: str, without: Collection[str]
 ) -> EngineError:
-    """The error that a response with this status and body stands for. without: fields that were not sent."""
+    """Turn a response with this status and body into an error. without: fields that were not sent."""
     said = f"{status}: {_message(text)}"
     plain = text.lower()
     if status in (401, 403):
@@ -198,7 +198,7 @@ def refusal(
 
 
 def _message(text: str) -> str:
-    """The sentence in an error's body, whichever of the usual places it stands in."""
+    """Find the sentence in an error's body; servers put it in different places."""
     try:
         found: Any = json.loads(text)
     except (ValueError, RecursionError):
@@ -227,7 +227,7 @@ class RequestLimits:
 
 
 class TokenWatch:
-    """A time limit that each token pushes on, at most to the end of the time for the whole answer."""
+    """A timeout that each token extends, up to the limit of the whole answer."""
 
     def __init__(self, limits: RequestLimits, on_token: Callable[[], None]) -> None:
         self.first_token_seconds: float | None = None
@@ -252,7 +252,7 @@ class TokenWatch:
     @classmethod
     @asynccontextmanager
     async def over(cls, limits: RequestLimits, *, on_token: Callable[[], None]) -> AsyncIterator[Self]:
-        """A watch over what is done within. Raises SilentServerError where its time runs out.
+        """Watch the work inside. Raises SilentServerError when the time runs out.
 
         To be entered before the request is sent: a server that never begins to answer is silent too.
         """
@@ -319,7 +319,7 @@ class _Building:
         self._usage: Mapping[str, Any] = {}
 
     def take(self, event: Mapping[str, Any]) -> bool:
-        """Take in an event; whether it brought something new from the model."""
+        """Add an event. Returns whether it holds something new from the model."""
         if event.get("error"):
             raise _server_error(event["error"])
         if isinstance(event.get("usage"), Mapping):

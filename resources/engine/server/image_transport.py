@@ -34,10 +34,10 @@ JPEG_QUALITY: Final = 92
 """With colour at full resolution: the loss of a second compression is below what a model's resizing loses."""
 
 _SMALL_PIXELS: Final = 128 * 128
-"""An image of fewer goes as PNG: exact, and hardly larger."""
+"""A smaller image is sent as PNG: exact, and hardly larger."""
 
 _LONGEST_JPEG_SIDE: Final = 65_500
-"""Pixels; Pillow's JPEG takes no longer one, PNG does."""
+"""Pixels. Pillow's JPEG has this limit; PNG has none."""
 
 _SUFFIXES: Final = {"image/jpeg": ".jpg", "image/png": ".png"}
 

@@ -22,7 +22,7 @@ LOOK_SECONDS = 10.0
 """Longest wait for an answer about health; a server that generates still answers this at once."""
 
 NOT_OUR_KEY = "it does not take our key"
-"""The beginning of the trouble that no waiting cures."""
+"""How the one trouble begins that waiting does not cure."""
 
 
 class ServerDownError(EngineError):
@@ -30,7 +30,7 @@ class ServerDownError(EngineError):
 
 
 class ServerOutageError(EngineLostError):
-    """Nobody can ask the server anything, for longer than it is waited for: no fault of what is asked."""
+    """The server stayed away for longer than we wait. No request is the cause."""
 
 
 class ServerStartError(ModelLoadError):
@@ -59,14 +59,14 @@ class ModelServer(Protocol):
         """Return where process and health are well. Raises ServerDownError."""
 
     def restart(self, why: str) -> ServerAddress:
-        """Get it to answer again. ``why`` goes into the log; the address may be another one than before.
+        """Make it answer again. ``why`` goes into the log; the address may change.
 
         Raises ServerStartError where it did not come up this time, ServerOutageError, and EngineLostError
         after MOST_RESTARTS of this materialization, with the end of the log.
         """
 
     def release(self) -> None:
-        """The materialization is done with it: one of ours waits for the next one until it has been idle."""
+        """The materialization is done with it. One of ours stays loaded until it was idle for too long."""
 
 
 def trouble(url: str, api_key: str | None) -> str | None:

@@ -23,22 +23,23 @@ _CUT_WHEN_BUSY: Final = 0.5
 _CUT_WHEN_SLOW: Final = 0.9
 
 _SLOW: Final = 4.0
-"""A first token that takes so many times as long as usual, for its images, stood in the server's queue."""
+"""A request waited in the server's queue if its first token took this many times the baseline latency."""
 
 _SLACK_SECONDS: Final = 1.0
-"""So much longer is never called slow: below it, noise decides."""
+"""A delay below this is noise and never counts as slow."""
 
-_LAST_ANSWERS: Final = 128
-"""So many say what is usual: a server that became slower is believed once they are its own."""
+_RECENT_ANSWERS: Final = 128
+"""Recent answers that make the baseline. A server that became slower is the baseline after this many."""
 
-_USUAL_RANK: Final = 0.25
-"""What is usual is the longest of this fastest share: fewer than half, for it is to be without a queue; and
-not the fastest, for some answers come from a cache."""
+_BASELINE_PERCENTILE: Final = 0.25
+"""Baseline latency: this percentile of recent answers. Below the median, because queued requests must not
+raise it; above the minimum, because some answers come from a cache."""
+
 _FIRST_SECONDS: Final = 0.5
 _MOST_SECONDS: Final = 30.0
 
 MOST_ASKED_SECONDS: Final = 120.0
-"""A server that asks to be left alone for longer is asked again after so long all the same."""
+"""Longest Retry-After that is honoured; a server that asks for more is asked again after this long."""
 
 
 class AdaptiveLimit:
@@ -55,7 +56,7 @@ class AdaptiveLimit:
         self._clock = clock
         self._doubling = True
         self._cut_at = float("-inf")
-        self._seconds_an_image: deque[float] = deque(maxlen=_LAST_ANSWERS)
+        self._seconds_an_image: deque[float] = deque(maxlen=_RECENT_ANSWERS)
 
     @property
     def requests(self) -> int:
@@ -65,7 +66,7 @@ class AdaptiveLimit:
     def answered(
         self, *, asked_at: float, full: bool, images: int, first_token_seconds: float | None
     ) -> None:
-        """Take in an answer. full: as many requests as the limit allows were under way with it.
+        """Count an answer. full: as many requests as the limit allows were under way with it.
 
         first_token_seconds: None where they tell nothing, as for images that the server has in its cache.
         """
@@ -76,11 +77,11 @@ class AdaptiveLimit:
             self._limit = min(self._limit + (1.0 if self._doubling else 1.0 / self._limit), self._most)
 
     def refused(self, *, asked_at: float) -> None:
-        """Take in that the server has too much to do."""
+        """Count a refusal: the server has too much to do."""
         self._cut(_CUT_WHEN_BUSY, asked_at)
 
     def start_anew(self) -> None:
-        """Begin low again: another process answers now."""
+        """Start low again: another server process answers now."""
         self._limit = min(_FIRST_LIMIT, self._most)
         self._doubling = True
         self._cut_at = self._clock()
@@ -89,7 +90,7 @@ class AdaptiveLimit:
     def _was_slow(self, seconds: float, images: int) -> bool:
         lately = self._seconds_an_image
         lately.append(seconds / images)
-        usual = sorted(lately)[int((len(lately) - 1) * _USUAL_RANK)]
+        usual = sorted(lately)[int((len(lately) - 1) * _BASELINE_PERCENTILE)]
         return seconds > usual * images * _SLOW + _SLACK_SECONDS
 
     def _cut(self, to: float, asked_at: float) -> None:
@@ -102,14 +103,14 @@ class AdaptiveLimit:
 
 @dataclass(frozen=True)
 class Slot:
-    """Leave to ask once. asked_at: on the limit's clock. full: no other request would have had leave."""
+    """Permission for one request. asked_at: on the limit's clock. full: it was the last one that was free."""
 
     asked_at: float
     full: bool
 
 
 class Slots:
-    """Gives leave to ask, in the order of asking, to as many at once as the limit says."""
+    """Hands out slots, first come first served, to as many requests at once as the limit allows."""
 
     def __init__(self, limit: AdaptiveLimit, *, clock: Callable[[], float]) -> None:
         self._limit = limit
@@ -120,7 +121,7 @@ class Slots:
 
     @asynccontextmanager
     async def slot(self, *, alone: bool = False) -> AsyncIterator[Slot]:
-        """Wait for leave, and hold it. alone: with no other request under way, for one that may do harm."""
+        """Wait for a slot and hold it. alone: with no other request under way, for one that may do harm."""
         await self._enter(alone)
         try:
             yield Slot(self._clock(), self._under_way >= self._limit.requests)

@@ -52,17 +52,17 @@ MOST_TRIES: Final = 3
 """Tries for one property where the server fails, breaks off, answers nonsense or falls silent."""
 
 MOST_BUSY_TRIES: Final = 8
-"""Tries where it has too much to do: about two minutes of waiting."""
+"""Tries where the server has too much to do: about two minutes of waiting."""
 
 MOST_DEATHS: Final = 2
-"""Lives of the server that one property may see the end of. At its second it was under way alone."""
+"""Deaths of the server during one property's requests. At the second one it was asked alone."""
 
 _FAILURES_BEFORE_PROOF: Final = 3
-"""Failures in a row, no token from anywhere between, after which a healthy page is not believed any more."""
+"""Failures in a row, without a token for any request, after which the health page is not trusted."""
 
 _CONNECT_SECONDS: Final = 10.0
 _IDLE_CONNECTION_SECONDS: Final = 2.0
-"""Less than the five after which servers close a connection: one that is just being closed cuts a request."""
+"""Servers close idle connections after five; a request on one that is being closed would be cut off."""
 
 _ERROR_BYTES: Final = 1 << 16
 
@@ -70,16 +70,16 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Waiting = Callable[[], AbstractContextManager[object]]
-"""Gives what is entered around a wait that may be as long as for a model to load."""
+"""Makes a context that is entered around a wait as long as a model takes to load."""
 
 
 class _SickServerError(EngineError):
-    """The server made no token for the shortest question, just before it was asked about a property."""
+    """The server did not answer the shortest question, just before a property's request."""
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """A try that brought nothing. suspect: this property may be why. busy: the server has too much to do."""
+    """A failed try. suspect: this property may be the cause. busy: the server has too much to do."""
 
     said: str
     suspect: bool = False
@@ -89,8 +89,9 @@ class _Failure:
 
 @dataclass
 class _SoFar:
-    """What one property has been through. urls: of its images, once they are encoded. life: of the server, in
-    which it was asked last.
+    """The tries of one property so far.
+
+    urls: of its images, once they are encoded. life: the server's, at the last request.
     """
 
     urls: Sequence[str] = ()
@@ -100,7 +101,7 @@ class _SoFar:
     life: int = 0
 
     def begin_life(self, suspect: bool, failure: str) -> None:
-        """The server was restarted. suspect: this property may be why."""
+        """The server was restarted. suspect: this property may be the cause."""
         # What the old life left unanswered says nothing of a property, unless it happens again.
         self.tries = self.busy = 0
         self.deaths += suspect
@@ -153,7 +154,7 @@ class PropertyRequests:
         await self._client.aclose()
 
     async def answer(self, one: LoadedProperty, attempt: Attempt) -> Answer | EngineError:
-        """The answer about one property, or why there is none. Raises EngineLostError and nothing else."""
+        """The answer about one property, or its error. Raises EngineLostError and nothing else."""
         so_far = _SoFar()
         try:
             return await self._until_answered(one, attempt, so_far)
@@ -185,7 +186,7 @@ class PropertyRequests:
                     so_far.begin_life(got.suspect and not alone, got.said)
 
     async def _renewed(self, so_far: _SoFar, failure: _Failure) -> bool:
-        """Whether the server has begun another life since that try.
+        """Check the server after a failed try. Returns whether it was restarted since.
 
         Raises FailingServerError where this property had all its tries, EngineLostError.
         """
@@ -273,14 +274,14 @@ class PropertyRequests:
             )
 
     async def _prove(self, address: ServerAddress) -> bool:
-        """Whether one token comes for the shortest question, or a refusal that took thought."""
+        """Whether the server answers the shortest question, if only with a refusal of its content."""
         try:
             return not await self._sickness(address)
         except BusyServerError:
             return False  # if none of ours came through meanwhile, it works for others, or for nobody
 
     async def _sickness(self, address: ServerAddress) -> str:
-        """Why no token came for the shortest question; "" where one came, or a thoughtful refusal.
+        """Why the shortest question got no token; "" where it got one, or a refusal of its content.
 
         Raises BusyServerError, EngineLostError.
         """
@@ -344,11 +345,11 @@ class _ServerLife:
         self._failures = 0
 
     async def renewed(self, life: int, why: str, *, sure: bool = False) -> bool:
-        """Look at the server after a request of that life failed: whether another life has begun since.
+        """Look at the server after a request of that life failed. Returns whether it was restarted since.
 
-        Restarts it where it is dead, or where it looks well and yet brings forth nothing. sure: find that out
-        now, not only after several failures. Raises EngineLostError where it cannot be had back, which is a
-        ServerOutageError where that is nobody's fault here.
+        Restarts it where it is dead, or where it looks well and makes no token. sure: find that out now, not
+        only after several failures. Raises EngineLostError where it does not come back; that is a
+        ServerOutageError where no request here can be the cause.
         """
         self._failures += 1
         async with self._turn:
@@ -372,7 +373,7 @@ class _ServerLife:
             return True
 
     async def _restarted(self, why: str) -> ServerAddress:
-        """Its address after the first start that succeeds. Each is a wait of its own: it may take as long."""
+        """Restart until a start succeeds. Returns the address. Each start is a wait of its own."""
         while True:
             with self._waiting():
                 try:
@@ -395,7 +396,7 @@ class _ServerLife:
 
 
 async def _in_thread(work: Callable[[], _T]) -> _T:
-    """Do what blocks in a thread that no one has to wait for, not even the end of the process."""
+    """Run blocking work in a thread that nothing has to wait for, not even the end of the process."""
     done: Future[_T] = Future()
     done.set_running_or_notify_cancel()  # a wait that is given up leaves the work alone
 

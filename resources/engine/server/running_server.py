@@ -26,27 +26,27 @@ from resources.engine.server.model_server import (
 )
 
 PATIENCE_SECONDS = 600.0
-"""For which a server that is down is waited for, at a time."""
+"""Longest wait, at a time, for a server that is down."""
 
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
 
 _ANSWER_SECONDS: Final = 10.0
 _DOWN: Final = (502, 503, 504)
-"""Of a proxy before a server that is down, and of a server that is not up yet."""
+"""Statuses of a proxy whose server is down, and of a server that still starts."""
 _BELIEVED_SECONDS: Final = 15
-"""So long what a server said is believed: sensors ask about many partitions in one tick."""
+"""How long a list of models is cached: sensors ask about many partitions in one tick."""
 
 _log = logging.getLogger(__name__)
 
 
 class ServerUnreachableError(ModelLoadError):
-    """The server at an address cannot be asked now, which says nothing of what is asked: it may be later."""
+    """The server at a URL cannot be reached now. It may be back later."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model by the name under which a server answers for it.
+    """A model, by its name at the server.
 
     root: what the server says that it loaded under this name, where it says so.
     """
@@ -55,7 +55,7 @@ class ServedModel:
     root: str | None = None
 
     def revision(self, said: str | None) -> str:
-        """What can be known of it. said: the revision that the settings name, which nobody verifies.
+        """The revision for rows and fingerprints. said: the one in the settings, which nobody verifies.
 
         No server tells a commit or a digest, so weights that were exchanged under the same name and root are
         not noticed; vLLM's ``created`` is the time of the question and tells nothing.
@@ -66,7 +66,7 @@ class ServedModel:
 
 
 def _without_folders(name: str) -> str:
-    """A hub id as it is; of a path on the server its last part, for its operator may move the folder."""
+    """A hub id unchanged; the last part of a path, because the server's operator may move the folder."""
     return PurePosixPath(name).name if name.startswith("/") else name
 
 
@@ -175,7 +175,7 @@ class RunningServer:
         return self._address
 
     def check(self) -> None:
-        """Return where it answers us, for the same model. Raises ServerDownError, EngineLostError."""
+        """Return if it answers us, with the same model. Raises ServerDownError, EngineLostError."""
         wrong = self._trouble()
         if wrong is not None:
             raise ServerDownError(f"The model server at {self._address.url} is down: {wrong}.")
@@ -213,7 +213,7 @@ class RunningServer:
         """Nothing to do: it is not ours."""
 
     def _trouble(self) -> str | None:
-        """Why it cannot be asked; None where it can. Raises EngineLostError where its model is another."""
+        """Why it cannot be asked; None if it can. Raises EngineLostError if it serves another model."""
         wrong = trouble(self._address.url, self._address.api_key)
         if wrong is not None:
             return wrong

@@ -87,11 +87,11 @@ class ServerEngine:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Empty: what a server does with its time it does not tell."""
+        """Empty: a server does not say how it spends its time."""
         return {}
 
     def prepare(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> None:
-        """Nothing: requests are encoded beside each other anyway."""
+        """Nothing to do: requests are encoded in parallel anyway."""
 
     def describe(self, batch: Sequence[LoadedProperty], *, attempt: Attempt) -> list[Answer | EngineError]:
         """An answer or an error a property, in order. Raises EngineLostError."""

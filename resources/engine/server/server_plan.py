@@ -30,7 +30,7 @@ VLLM_COMMAND = (
     """ --structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": true}'"""
 )
 """The rest of the device's memory is for the embedder, which loads beside it in the same run. Where the
-grammar allows any whitespace, a model that is unsure fills its answer with it: tried."""
+grammar allows any whitespace, an unsure model filled its answer with it."""
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")  # not the JSON of an option such as '{"image": 12}'
 _PLACEHOLDERS = ("model", "revision", "host", "port")
@@ -38,7 +38,7 @@ _OURS = {
     "--served-model-name": "a server that is started here is asked for its model by {model}",
     "--api-key": "each start gets a random key, in the server's environment",
 }
-"""Options that would make a server refuse every request, and why there is no need of them."""
+"""Options that would make a server refuse every request, and why they are not needed."""
 
 _VALUES_ALIKE: Final = frozenset(
     {
@@ -62,10 +62,10 @@ _FLAGS_ALIKE: Final = frozenset(
         "--enable-log-requests",
     }
 )  # fmt: skip
-"""The same without one: the word after them is another's."""
+"""Options without a value that cannot change an answer."""
 
 PINS: Final[tuple[str, ...]] = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS")
-"""What chooses device and threads, and is no secret."""
+"""Variables that choose device and threads, and are no secret."""
 
 _OF_A_SHELL: Final = frozenset(
     {
@@ -74,7 +74,7 @@ _OF_A_SHELL: Final = frozenset(
         "SYSTEMD_EXEC_PID", "TERM", "TMUX", "TMUX_PANE", "WINDOWID", "XDG_SESSION_ID",
     }
 )  # fmt: skip
-"""What tells one terminal, or one start of a service, from another, and changes nothing for a server."""
+"""Variables that differ between terminals or starts of a service, and mean nothing to a server."""
 
 
 class ServerCommandError(ModelLoadError):
@@ -104,7 +104,7 @@ class ServerPlan:
 
     @property
     def digest(self) -> str:
-        """What a server must share with this one to be used in its place: model, revision, arguments."""
+        """Digest of what a loaded server must have in common to be used again: model, revision, arguments."""
         said = [self.arguments(port="{port}"), self.exact, self.key_variable]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
