@@ -85,7 +85,8 @@ class WorkerPool:
         self._output = output
         self._prefetch_batches = prefetch_batches
         self._max_pixels = max_pixels
-        self._max_images = max_images
+        self.max_images = max_images
+        """Readable images taken of a property. May be lowered until properties are fed."""
         self._image_seconds = image_seconds
         guard = threading.Lock()  # of all that follows
         self._is_wanted = threading.Condition(guard)
@@ -154,7 +155,7 @@ class WorkerPool:
 
     def load(self, job: PropertyJob, max_images: int | None = None) -> LoadedProperty:
         """Load one property, before those that wait. Raises WorkerPoolError."""
-        loading = self._loading(job, max_images or self._max_images)
+        loading = self._loading(job, max_images or self.max_images)
         with self._is_wanted:
             self._wanted.appendleft(loading)
             self._is_wanted.notify()
@@ -167,7 +168,7 @@ class WorkerPool:
         try:
             while True:
                 while self._has_room(ahead) and (batch := next(source, None)) is not None:
-                    ahead.append([self._loading(job, self._max_images) for job in batch])
+                    ahead.append([self._loading(job, self.max_images) for job in batch])
                     with self._is_wanted:
                         self._wanted.extend(ahead[-1])
                         self._is_wanted.notify_all()
@@ -189,7 +190,7 @@ class WorkerPool:
 
     def _has_room(self, ahead: Sequence[Sequence[_Loading]]) -> bool:
         # How large an image will be is not known before it is decoded: as large as it may be.
-        images = sum(min(self._max_images, len(one.task.paths)) for batch in ahead for one in batch)
+        images = sum(min(self.max_images, len(one.task.paths)) for batch in ahead for one in batch)
         fits = len(ahead) <= self._prefetch_batches and images * self._max_pixels < PIXELS_AHEAD
         return not ahead or fits
 

@@ -28,7 +28,7 @@ from resources.engine.feeding import DescribedBatch, Feeding
 from resources.engine.ladder import Described, LadderSettings
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.prompt import Prompt, build_prompt
-from resources.engine.protocol import Engine, MeasuringEngine, ModelLoadError
+from resources.engine.protocol import Engine, ImageTokens, MeasuringEngine, ModelLoadError
 from resources.engine.schema import DescriptionSchema, description_text, load_schema
 from resources.engine.server.running_server import ServerUnreachableError
 from resources.images.images import ImageFailure, LoadedProperty, PropertyJob
@@ -308,7 +308,7 @@ class DescriptionWork:
             "properties/s": dg.MetadataValue.float(round(progress.rate, 3)),
             "images": dg.MetadataValue.int(images),
             "prompt tokens a property": dg.MetadataValue.int(round(prompt_tokens / max(1, attempts))),
-            **_image_tokens(engine),
+            **_of_images(_image_tokens(engine)),
             "seconds of the longest batch": dg.MetadataValue.float(round(longest, 3)),
             "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
             **spent.metadata(),
@@ -376,7 +376,12 @@ class DescriptionWork:
         return PropertyJob(planned.property_id, planned.ordinal, tuple(paths), tuple(uris))
 
     def feeding(self, engine: Engine, workers: WorkerPool) -> Feeding:
-        """What has the engine describe what the workers load; leaving it closes the engine."""
+        """What has the engine describe what the workers load; leaving it closes the engine.
+
+        No more images are loaded of a property than the engine says that fit.
+        """
+        if (known := _image_tokens(engine)) is not None:
+            workers.max_images = min(workers.max_images, known.fitting)
         return Feeding(engine, self.schema, self.ladder, end_batches=workers.close)
 
     @property
@@ -411,7 +416,7 @@ class DescriptionWork:
                 "tries": tries.get(one.property_id, 0) + 1,
                 "attempts": one.attempts,
                 "images_seen": one.images_seen,
-                **self._images_of(one),
+                **self._images_of(one, _image_tokens(engine)),
                 "images_failed": [vars(failure) for failure in one.images_failed],
                 "prompt_tokens": one.prompt_tokens,
                 "output_tokens": one.output_tokens,
@@ -424,13 +429,15 @@ class DescriptionWork:
         ]
         return pa.Table.from_pylist(rows, schema=self.rows_schema())
 
-    def _images_of(self, one: Described) -> dict[str, list[str] | str | None]:
+    def _images_of(self, one: Described, known: ImageTokens | None) -> dict[str, list[str] | str | None]:
         """The images that the answer was made from, and those left out though nothing failed, and why."""
         failed = {failure.uri for failure in one.images_failed}
         sound = [uri for uri in self.uris[one.ordinal] if uri not in failed]
         # The model is shown the first images that can be read, in the catalogue's order.
         used, left_out = sound[: one.images_seen], sound[one.images_seen :]
         reason = one.fewer_images or f"VLM_ASSETS_MAX_IMAGES is {self.settings.max_images}"
+        if one.fewer_images is None and known is not None and known.fitting < known.images:
+            reason = known.sentence()
         if not used:  # A failed row says why in its own columns.
             reason = one.error or reason
         return {
@@ -490,9 +497,13 @@ class DescriptionWork:
         ]
 
 
-def _image_tokens(engine: Engine) -> Metadata:
-    """What images cost, where the engine knows: tokens of each, of a property, and how many of them fit."""
-    known = engine.image_tokens if isinstance(engine, MeasuringEngine) else None
+def _image_tokens(engine: Engine) -> ImageTokens | None:
+    """What images cost, where the engine knows."""
+    return engine.image_tokens if isinstance(engine, MeasuringEngine) else None
+
+
+def _of_images(known: ImageTokens | None) -> Metadata:
+    """Tokens of each image, of a property, and how many images fit."""
     return {} if known is None else {"image tokens": dg.MetadataValue.text(known.sentence())}
 
 

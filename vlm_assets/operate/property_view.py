@@ -156,6 +156,9 @@ def _row_lines(row: Row) -> Iterator[str]:
         yield f"  {name}: {value}"
     for failure in row["images_failed"]:
         yield f"Image left out ({failure['kind']}): {failure['error']}"
+    if row["images_not_used"]:
+        left_out = ", ".join(row["images_not_used"])
+        yield f"Not shown to the model ({row['images_not_used_reason']}): {left_out}"
     yield (
         f"By {row['model']} ({row['model_revision'][:19]}) on {row['device']} in {row['seconds']:.2f} s,"
         f" {row['described_at']:%Y-%m-%d %H:%M} UTC, fingerprint {row['fingerprint']}"

@@ -38,17 +38,17 @@ def fitted_processor(
         return processor, None
     _refuse_unknown(processor, limits.options)
     context = getattr(load_config(source).get_text_config(), "max_position_embeddings", None)
-    shipped = processor.image_processor
     try:
         return processor, fit_images(processor, prompt, limits, context=context)
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a processor raises that does not take our pictures
         if limits.options or limits.tokens is not None:
             raise ModelLoadError(
                 f"model {source.name}: its processor takes no pictures with VLM_ASSETS_PROCESSOR_OPTIONS="
                 f"{json.dumps(dict(limits.options))} and VLM_ASSETS_IMAGE_TOKENS={limits.tokens}: {error}"
             ) from error
-        processor.image_processor = shipped
-        return processor, None
+        return load_processor(source), None
 
 
 def fit_images(processor: Any, prompt: str, limits: ImageLimits, *, context: int | None) -> ImageTokens:

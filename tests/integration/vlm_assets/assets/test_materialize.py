@@ -292,3 +292,18 @@ def test_each_row_lists_the_images_that_were_used_and_those_that_were_not(desk):
         assert row["images_not_used_reason"] == reason
     assert any(row["images_not_used"] for row in rows)
     assert "2 of 2 images fit" in done.published[0].metadata["image tokens"].text
+
+
+def test_images_that_cannot_fit_are_named_with_the_reason(desk):
+    """Where the budget holds two images, two are loaded and shown at the first attempt, and rows say why."""
+    few = desk.changed(image_tokens=9)
+    done = few.materialize()
+    assert done.success
+    assert not done.checks["images_used"].passed
+    rows = pq.read_table(few.file).to_pylist()
+    short = [row for row in rows if row["images_not_used"]]
+    assert short
+    for row in short:
+        assert (row["images_seen"], row["attempts"]) == (2, 1)
+        assert row["images_not_used_reason"].startswith("4 tokens an image")
+        assert "; 2 of " in row["images_not_used_reason"]

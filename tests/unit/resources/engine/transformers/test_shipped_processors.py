@@ -22,6 +22,7 @@ from resources.engine.model_source import ModelSource
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import ImageLimits, ModelLoadError
 from resources.engine.schema import DescriptionSchema
+from resources.engine.transformers import image_tokens
 from resources.engine.transformers.collation import Tensors
 from resources.engine.transformers.image_tokens import fitted_processor
 from resources.engine.transformers.model_inputs import processed
@@ -281,3 +282,17 @@ def test_an_option_that_cannot_be_used_is_refused(options, said, sources):
     """A misspelt option, or one of another kind, is refused by name and never ignored."""
     with pytest.raises(ModelLoadError, match=said):
         fitted_processor(sources["smolvlm2"], PROMPT.text, limits(options=options))
+
+
+def test_a_processor_that_cannot_be_measured_is_used_as_it_is(sources, monkeypatch):
+    """A processor that refuses our pictures may take others; a budget that nobody can keep is refused."""
+
+    def refuse(*_):
+        raise ValueError("no grey pictures")
+
+    monkeypatch.setattr(image_tokens, "processed", refuse)
+    processor, known = fitted_processor(sources["smolvlm2"], PROMPT.text, limits())
+    assert known is None
+    assert processor.image_processor.size["longest_edge"] == 1536
+    with pytest.raises(ModelLoadError, match="VLM_ASSETS_IMAGE_TOKENS=3000: no grey pictures"):
+        fitted_processor(sources["smolvlm2"], PROMPT.text, limits(tokens=3000))
