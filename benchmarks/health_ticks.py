@@ -23,7 +23,7 @@ from benchmarks.sensor_ticks import write_history
 from resources.publishing.record import PartitionVersions, PublishedRecord
 from sensors import published_file_drift
 from vlm_assets.assets.property_descriptions import description_rows
-from vlm_assets.automation.health_sensors import build_health_sensors
+from vlm_assets.automation.sensors import build_sensors
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.settings import Settings, load_settings
@@ -101,7 +101,7 @@ def main() -> None:
         (folder / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
         with dg.DagsterInstance.from_config(name) as instance:
             write_history(instance, keys(settings), failed=False)
-        sensors = build_health_sensors(settings, Catalog.open(settings.home).ranges)
+        sensors = build_sensors(settings, keys(settings))
         for sensor in sensors:
             ticking = Ticking(sensor, name)
             said = ticking.tick("first look")

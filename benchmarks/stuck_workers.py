@@ -22,7 +22,7 @@ from pathlib import Path
 from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
 from sensors.worker_health import INTERVAL_SECONDS
-from vlm_assets.automation.health_sensors import worker_limits
+from vlm_assets.automation.sensors import worker_limits
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home

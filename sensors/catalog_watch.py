@@ -85,7 +85,7 @@ def build_catalog_watch_sensor(watch: CatalogWatch, *, ticks: Ticks) -> dg.Senso
     """The sensor. ticks: where each sensor notes that it ticked."""
     return build_sensor(
         NAME,
-        lambda look: Decided(watch.look(look.now)),
+        lambda at: Decided(watch.look(at.now)),
         interval_seconds=INTERVAL_SECONDS,
         description=(
             "Compares the property catalogue with its second copy every hour, puts the damaged one right, and"

@@ -13,7 +13,7 @@ import dagster as dg
 from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, UNFINISHED
 from sensors.partition_history import PartitionHistory
-from sensors.sensor_definition import Decided, Look, build_sensor
+from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 
 NAME = "new_ranges"
@@ -72,8 +72,8 @@ def build_new_ranges_sensor(new_ranges: NewRanges, *, ticks: Ticks) -> dg.Sensor
     """The sensor. ticks: where each sensor notes that it ticked."""
     assets = [dg.AssetKey(asset) for asset in new_ranges.assets]
 
-    def decide(look: Look) -> Decided:
-        keys, said = new_ranges.tick(look.dagster, look.now)
+    def decide(at: Situation) -> Decided:
+        keys, said = new_ranges.tick(at.dagster, at.now)
         # The run key: a partition is launched once by this sensor, whatever a killed daemon forgot.
         requests = [
             dg.RunRequest(

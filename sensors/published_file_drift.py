@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import dagster as dg
 import sqlalchemy as sa
@@ -28,7 +28,7 @@ from resources.state.workers import Workers
 from resources.storage.layout import AssetFolders
 from sensors.check_alerts import FOUND_AT
 from sensors.partition_history import PartitionHistory
-from sensors.sensor_definition import Decided, Look, build_sensor
+from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 
 NAME = "published_file_drift"
@@ -121,26 +121,29 @@ class Verdict:
         return SOUND if self.passed else hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class DriftWatched:
-    """An asset whose files are watched.
-
-    made_from: the asset that it is made from. look: the verdict on one partition, every byte read;
-    None while a publication is under way. look_again: the verdict where only the expectation changed.
-    expectation: all that a published file is compared with beside its record, as a digest; cheap.
-    """
-
-    asset: AssetFolders
-    keys: tuple[str, ...]
-    look: Callable[[str], Verdict | None]
-    look_again: Callable[[str], Verdict | None]
-    expectation: Callable[[], str]
-    made_from: AssetFolders | None = None
+class DriftWatched(Protocol):
+    """An asset whose files are watched."""
 
     @property
-    def name(self) -> str:
-        """The asset's key in Dagster."""
-        return self.asset.name
+    def asset(self) -> AssetFolders:
+        """Its folders."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """All its partitions."""
+
+    @property
+    def made_from(self) -> AssetFolders | None:
+        """The asset that it is made from."""
+
+    def look(self, key: str) -> Verdict | None:
+        """The verdict on one partition, every byte read; None while a publication is under way."""
+
+    def look_again(self, key: str) -> Verdict | None:
+        """The verdict where only the expectation changed."""
+
+    def expectation(self) -> str:
+        """A digest of all that a published file is compared with beside its record; cheap."""
 
 
 @dataclass
@@ -187,7 +190,7 @@ class DriftWatcher:
         time_for_looks: _Time,
         now: float,
     ) -> list[str]:
-        snapshot = Snapshot.read(self.outbox.state, watched.name)
+        snapshot = Snapshot.read(self.outbox.state, watched.asset.name)
         expectation = watched.expectation()
         standing = signatures(watched.asset, made_from=watched.made_from)
         changed = [key for key in watched.keys if _is_changed(snapshot, key, standing, expectation)]
@@ -195,7 +198,7 @@ class DriftWatcher:
             return []
         # Whatever a run is about to publish is looked at when it has ended.
         busy = {worker.partition for worker in self.workers.living()}
-        failed_before = failing(watched.name) if snapshot.is_lost else ()
+        failed_before = failing(watched.asset.name) if snapshot.is_lost else ()
         said: list[str] = []
         owed: dict[str, Verdict] = {}
         looked = read = 0
@@ -205,7 +208,7 @@ class DriftWatcher:
             if read and self.monotonic() - began > time_for_looks.left:
                 left = len(changed) - looked
                 is_incomplete = True
-                said.insert(0, f"{left} partitions of {watched.name} are looked at next time.")
+                said.insert(0, f"{left} partitions of {watched.asset.name} are looked at next time.")
                 break
             looked += 1
             signature = standing.get(key, "")
@@ -229,17 +232,17 @@ class DriftWatcher:
                 owed[key], seen = verdict, seen._replace(owed=verdict.told, at=now)
             snapshot.partitions[key] = seen
             if len(owed) >= _TOLD_AT_ONCE:
-                said += _tell_owed(watched.name, owed, snapshot, tell)
+                said += _tell_owed(watched.asset.name, owed, snapshot, tell)
                 owed = {}
         time_for_looks.left -= self.monotonic() - began
-        said += _tell_owed(watched.name, owed, snapshot, tell)
+        said += _tell_owed(watched.asset.name, owed, snapshot, tell)
         # Until all were looked at once, those that are not there still have to be asked about.
         snapshot.is_lost = snapshot.is_lost and is_incomplete
         snapshot.write()
         return said
 
     def _tell_foreign(self, watched: DriftWatched, now: float) -> list[str]:
-        prefix = f"{watched.name}/{_FOREIGN}/"
+        prefix = f"{watched.asset.name}/{_FOREIGN}/"
         names = foreign_names(watched.asset, frozenset(watched.keys))
         standing = {prefix + name: watched.asset.partition(name).published for name in names}
         known = self.outbox.open_subjects()
@@ -251,7 +254,7 @@ class DriftWatcher:
                         subject=subject,
                         occurrence=f"{now:.0f}",
                         severity="error",
-                        title=f"{path.name} is no partition of {watched.name}",
+                        title=f"{path.name} is no partition of {watched.asset.name}",
                         next_step=f"Move {path} elsewhere: whoever reads *.parquet there reads it too.",
                         expected="partitions of the catalogue and nothing else",
                         found=str(path),
@@ -318,17 +321,17 @@ def build_published_file_drift_sensor(watcher: DriftWatcher, *, ticks: Ticks) ->
     """The sensor. ticks: where each sensor notes that it ticked."""
 
     # Kept between ticks: a first look takes several, and each asks what fails now.
-    histories = {one.name: PartitionHistory([one.name]) for one in watcher.watched}
+    histories = {one.asset.name: PartitionHistory([one.asset.name]) for one in watcher.watched}
 
-    def decide(look: Look) -> Decided:
-        def tell(asset: str, key: str, verdict: Verdict, at: float) -> None:
-            look.dagster.report_evaluation(evaluation(asset, key, verdict, at))
+    def decide(at: Situation) -> Decided:
+        def tell(asset: str, key: str, verdict: Verdict, found_at: float) -> None:
+            at.dagster.report_evaluation(evaluation(asset, key, verdict, found_at))
 
         def failing(asset: str) -> Collection[str]:
-            histories[asset].look(look.dagster)
+            histories[asset].look(at.dagster)
             return histories[asset].failing(asset)
 
-        said = watcher.look(tell, failing, look.now)
+        said = watcher.look(tell, failing, at.now)
         first = " ".join(said[:_SHOWN]) or "Nothing has changed on disk since the last look."
         return Decided(first, logged=said[_SHOWN:])
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 import dagster as dg
 
@@ -22,7 +22,7 @@ from resources.state.workers import Workers
 from resources.storage.layout import AssetFolders
 from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.runs import UNDER_WAY
-from sensors.sensor_definition import Decided, Look, build_sensor
+from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 
 NAME = "reconciliation"
@@ -37,49 +37,6 @@ _GONE = (
     "The process of this run is gone without a word: it was killed, or its machine went down. What it had"
     " committed is on disk; the next start of the partition goes on from there."
 )
-
-
-@dataclass(frozen=True)
-class PublishedAsset:
-    """An asset whose partitions are published as files. keys: its partitions, in the catalogue's order."""
-
-    folders: AssetFolders
-    keys: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The asset's key in Dagster."""
-        return self.folders.name
-
-
-@dataclass(frozen=True)
-class Reconciled:
-    """What a tick put right. ended: runs; freed: runs that still held a place; reported: asset and key.
-
-    restored: asset, check and key of results that a cancelled run had hidden.
-    """
-
-    ended: tuple[str, ...] = ()
-    freed: tuple[str, ...] = ()
-    reported: tuple[tuple[str, str], ...] = ()
-    restored: tuple[tuple[str, str, str], ...] = ()
-
-    def sentence(self) -> str:
-        """For the tick's line on the sensor's page."""
-        told = []
-        if self.ended:
-            told.append(f"{len(self.ended)} runs whose process was gone were ended: {', '.join(self.ended)}.")
-        if self.freed:
-            told.append(f"Places in pools were freed of {', '.join(self.freed)}.")
-        if self.reported:
-            first = ", ".join(f"{asset} {key}" for asset, key in self.reported[:3])
-            told.append(f"{len(self.reported)} published partitions were not known here: {first} ...")
-        if self.restored:
-            told.append(f"{len(self.restored)} results of checks that cancelled runs had hidden are shown.")
-        return (
-            " ".join(told)
-            or "Every run that is under way has its process; every published partition is known."
-        )
 
 
 Seen = dict[str, ProcessIdentity]
@@ -125,7 +82,8 @@ def end_dead_runs(
 
 def report_published(
     dagster: DagsterFacts,
-    assets: Sequence[PublishedAsset],
+    assets: Sequence[AssetFolders],
+    keys: Sequence[str],
     workers: Workers,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -138,10 +96,10 @@ def report_published(
     reported: list[tuple[str, str]] = []
     worked_on = {(worker.asset, worker.partition) for worker in workers.living()}
     for asset in assets:
-        published = PublishedPartitions(asset.folders)
+        published, on_disk = PublishedPartitions(asset), frozenset(asset.published_keys())
         known = dagster.materialized_partitions(asset.name)
-        for key in _on_disk(asset):
-            if key in known:
+        for key in keys:
+            if key in known or key not in on_disk:
                 continue
             if clock() > deadline:
                 return reported
@@ -172,11 +130,6 @@ def restore_results_of_cancelled(
     return restored
 
 
-def _on_disk(asset: PublishedAsset) -> Collection[str]:
-    names = frozenset(asset.folders.published_keys())
-    return [key for key in asset.keys if key in names]
-
-
 def _from_disk(asset: str, record: PublishedRecord) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
         asset_key=asset,
@@ -197,24 +150,29 @@ def _from_disk(asset: str, record: PublishedRecord) -> dg.AssetMaterialization:
 
 
 def build_reconciliation_sensor(
-    assets: Sequence[PublishedAsset],
-    *,
-    workers: Workers,
-    ticks: Ticks,
+    assets: Sequence[AssetFolders], keys: Sequence[str], *, workers: Workers, ticks: Ticks
 ) -> dg.SensorDefinition:
-    """The sensor. ticks: where each sensor notes that it ticked."""
-
+    """The sensor. assets, keys: published as files, upstream first. ticks: where it notes that it ticked."""
     handled: set[str] = set()
 
-    def decide(look: Look) -> Decided:
-        ended, still = end_dead_runs(look.dagster, workers, _seen(look.cursor))
-        done = Reconciled(
-            tuple(ended),
-            tuple(look.dagster.free_slots_of_ended()),
-            tuple(report_published(look.dagster, assets, workers)),
-            tuple(restore_results_of_cancelled(look.dagster, handled, now=look.now)),
-        )
-        return Decided(done.sentence(), json.dumps({run: asdict(process) for run, process in still.items()}))
+    def decide(at: Situation) -> Decided:
+        ended, still = end_dead_runs(at.dagster, workers, _seen(at.cursor))
+        freed = at.dagster.free_slots_of_ended()
+        reported = report_published(at.dagster, assets, keys, workers)
+        restored = restore_results_of_cancelled(at.dagster, handled, now=at.now)
+        said = []
+        if ended:
+            said.append(f"{len(ended)} runs whose process was gone were ended: {', '.join(ended)}.")
+        if freed:
+            said.append(f"Places in pools were freed of {', '.join(freed)}.")
+        if reported:
+            first = ", ".join(f"{asset} {key}" for asset, key in reported[:3])
+            said.append(f"{len(reported)} published partitions were not known here: {first} ...")
+        if restored:
+            said.append(f"{len(restored)} results of checks that cancelled runs had hidden are shown.")
+        all_well = "Every run that is under way has its process; every published partition is known."
+        cursor = json.dumps({run: asdict(process) for run, process in still.items()})
+        return Decided(" ".join(said) or all_well, cursor)
 
     return build_sensor(
         NAME,

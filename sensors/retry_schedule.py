@@ -19,7 +19,7 @@ from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, sentences
 from sensors.retry_ledger import AskedLook, ask_for_look, asked_look, look_answered
-from sensors.sensor_definition import Decided, Look, build_sensor
+from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 
 SCHEDULE = "failed_partitions_again"
@@ -114,13 +114,13 @@ def build_retrying(
         )
         return requests or dg.SkipReason(ticked.sentence)
 
-    def answer(look: Look) -> Decided:
+    def answer(at: Situation) -> Decided:
         asked = asked_look(failed_partitions.state)
         if asked is None:
             return Decided("Nobody has asked for a look.")
         # A tick that is killed is repeated under the same name, and launches the same runs.
-        ticked = failed_partitions.tick(look.dagster, tick=asked.run_id, now=look.now, at_once=asked.at_once)
-        requests = [request(look.dagster, launch, run_config) for launch in ticked.launches]
+        ticked = failed_partitions.tick(at.dagster, tick=asked.run_id, now=at.now, at_once=asked.at_once)
+        requests = [request(at.dagster, launch, run_config) for launch in ticked.launches]
         look_answered(failed_partitions.state, asked)
         logged = [ticked.sentence, *sentences(ticked.launches)]
         return Decided(ticked.sentence, requests=requests, logged=logged)

@@ -19,7 +19,7 @@ from sensors.ticks import Ticks
 
 
 @dataclass(frozen=True)
-class Look:
+class Situation:
     """What a decision gets. now: unix seconds. cursor: what the tick before left."""
 
     dagster: DagsterFacts
@@ -44,7 +44,7 @@ class Decided:
 
 def build_sensor(
     name: str,
-    decide: Callable[[Look], Decided],
+    decide: Callable[[Situation], Decided],
     *,
     interval_seconds: int,
     description: str,
@@ -58,7 +58,7 @@ def build_sensor(
     """
 
     def tick(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason | dg.SensorResult:
-        decided = decide(Look(InstanceFacts(context.instance), clock(), context.cursor))
+        decided = decide(Situation(InstanceFacts(context.instance), clock(), context.cursor))
         for sentence in decided.logged:
             context.log.info(sentence)
         ticks.note(name, clock(), interval_seconds=interval_seconds, log=lambda: context.log)

@@ -28,7 +28,7 @@ from sensors.dagster_facts import DagsterFacts
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.left_out_alerts import tell_left_out, usable_devices
-from sensors.sensor_definition import Decided, Look, build_sensor
+from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
 
@@ -303,9 +303,9 @@ def build_worker_health_sensor(
 ) -> dg.SensorDefinition:
     """The sensor. pool: its limit follows the devices in use. ticks: where it notes that it ticked."""
 
-    def decide(look: Look) -> Decided:
-        dagster = look.dagster
-        watch = Watch.read(look.cursor, now=watcher.monotonic(), unix=look.now)
+    def decide(at: Situation) -> Decided:
+        dagster = at.dagster
+        watch = Watch.read(at.cursor, now=watcher.monotonic(), unix=at.now)
         told_before = set(watch.left_out)
         said = watcher.look(watch, dagster)
         said += leases.look(watch, watcher.workers.living(), dagster)

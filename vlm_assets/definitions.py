@@ -17,11 +17,10 @@ from vlm_assets.assets import property_catalog as catalog_asset
 from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.assets.property_catalog import build_property_catalog
 from vlm_assets.automation.alert_settings import build_alerts
-from vlm_assets.automation.catalog_sensors import build_catalog_sensor, build_new_ranges
 from vlm_assets.automation.dataset_audit import build_audit_sensor, build_dataset_audit
 from vlm_assets.automation.dataset_progress import build_dataset_progress, build_progress_sensor
-from vlm_assets.automation.health_sensors import build_health_sensors
 from vlm_assets.automation.retries import build_retries
+from vlm_assets.automation.sensors import build_sensors
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog.ranges import PropertyRange, partitions_definition
 from vlm_assets.operate.dagster_server.home import claim_for_catalog
@@ -40,9 +39,7 @@ def build_defs(
     """
     ranges = _ranges(settings)
     partitions = partitions_definition(ranges)
-    watched = [*build_health_sensors(settings, ranges), build_catalog_sensor(settings)]
-    if settings.run_new_ranges:
-        watched.append(build_new_ranges(settings, partitions))
+    watched = build_sensors(settings, [one.key for one in ranges])
     retrying = build_retries(settings, partitions)
     watched.append(retrying.sensor)
     progress = build_dataset_progress(settings)

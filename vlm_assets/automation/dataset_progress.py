@@ -1,15 +1,17 @@
 """dataset_progress: how far the whole dataset is, as an asset whose page has the picture and the figures.
 
-What lives here: what the page shows, and what has to move for another picture. What does not: what is known
-(``status.py``), the drawing (``picture.py``), and when it is drawn
-(``sensors/progress_picture.py``). The same as `vlm-assets status`, which needs no Dagster.
+What lives here: what the page shows, and when it is drawn anew: while something works, and once it has come
+to rest. What does not: what is known (``status.py``) and the drawing (``picture.py``). The same as
+`vlm-assets status`, which needs no Dagster.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
 import base64
 import hashlib
+import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import dagster as dg
@@ -18,7 +20,7 @@ import sqlalchemy as sa
 from resources.state import tables
 from resources.state.pause import pause_of
 from resources.state.workers import Workers
-from sensors.progress_picture import build_progress_picture_sensor
+from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog, catalog_path
@@ -28,6 +30,10 @@ from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
 ASSET = "dataset_progress"
+SENSOR = "progress_picture"
+INTERVAL_SECONDS = 60
+DRAW_SECONDS = 1800.0
+"""Between two pictures while something works: the event log keeps each of them, 50 KB on SQLite."""
 
 STYLES: Mapping[State, CellStyle] = {
     State.DONE: CellStyle.DONE,
@@ -124,24 +130,64 @@ def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
     return dataset_progress
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """moved: what the last picture showed; seen: what the last tick saw; at: when it was drawn (unix).
+
+    pause: the sentence of the pause that it showed; empty where it showed none.
+    """
+
+    moved: str = ""
+    seen: str = ""
+    at: float = 0.0
+    pause: str = ""
+
+    @classmethod
+    def from_cursor(cls, cursor: str | None) -> "Drawn":
+        """What the last tick wrote; nothing where there is none, or it is of another version."""
+        try:
+            return cls(**json.loads(cursor)) if cursor else cls()
+        except (ValueError, TypeError):
+            return cls()
+
+    def is_due(self, moved: str, *, works: bool, now: float, pause: str = "") -> bool:
+        """Whether to draw. works: whether anything works now, so that the picture is old in any case."""
+        if pause != self.pause and not (pause and works):
+            return True
+        if moved == self.moved and not works:
+            return False
+        # At rest since the last tick: the end is shown at once.
+        settled = not works and moved == self.seen
+        return settled or now - self.at >= DRAW_SECONDS
+
+
 def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> dg.SensorDefinition:
-    """The sensor that has the picture drawn anew while something works, and once it has come to rest."""
+    """The sensor that draws the picture anew, without a run: the Runs page lists real work only."""
+    state = control_state(settings)
 
-    def paused() -> str | None:
-        pause = pause_of(control_state(settings))
-        return pause.sentence() if pause else None
+    def decide(at: Situation) -> Decided:
+        drawn, there, pause = Drawn.from_cursor(at.cursor), _what_moved(settings), pause_of(state)
+        if not there:
+            return Decided("Nothing was ever started.")
+        said = pause.sentence() if pause else ""
+        if drawn.is_due(there, works=bool(Workers(state).living()), now=at.now, pause=said):
+            status = read_status(settings, Catalog.open(settings.home))
+            picture = dg.AssetMaterialization(ASSET, metadata=progress_metadata(status))
+            cursor = json.dumps(asdict(Drawn(there, there, at.now, said)))
+            return Decided("Drawn.", cursor, events=[picture])
+        why = f"Nothing is started: {said}." if said else "Nothing has moved, or the picture is young."
+        return Decided(why, json.dumps(asdict(replace(drawn, seen=there))))
 
-    def draw() -> dg.AssetMaterialization:
-        status = read_status(settings, Catalog.open(settings.home))
-        return dg.AssetMaterialization(ASSET, metadata=progress_metadata(status))
-
-    return build_progress_picture_sensor(
-        progress,
-        draw=draw,
-        moved=lambda: _what_moved(settings),
-        works=lambda: bool(Workers(control_state(settings)).living()),
-        paused=paused,
-        ticks=Ticks(control_state(settings)),
+    return build_sensor(
+        SENSOR,
+        decide,
+        interval_seconds=INTERVAL_SECONDS,
+        description=(
+            "Draws the picture of all partitions anew, without a run: every half hour while something works,"
+            " and once everything is at rest or paused. A tick that draws nothing opens no partition."
+        ),
+        ticks=Ticks(state),
+        target=progress,
     )
 
 

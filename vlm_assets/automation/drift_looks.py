@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,6 +52,7 @@ class DriftLooks:
 
     settings: Settings
     asset: AssetFolders
+    keys: Sequence[str]
     meanings: Meanings
     made_from: AssetFolders | None = None
     _opened: dict[tuple[int, int], Catalog] = field(default_factory=dict)
@@ -116,14 +118,16 @@ class DriftLooks:
         return self._opened[at]
 
 
-def description_looks(settings: Settings) -> DriftLooks:
+def description_looks(settings: Settings, keys: Sequence[str]) -> DriftLooks:
     """The looks at the descriptions."""
-    return DriftLooks(settings, settings.descriptions, Meanings.of(settings))
+    return DriftLooks(settings, settings.descriptions, keys, Meanings.of(settings))
 
 
-def embedding_looks(settings: Settings) -> DriftLooks:
+def embedding_looks(settings: Settings, keys: Sequence[str]) -> DriftLooks:
     """The looks at the embeddings, which follow from the descriptions published now."""
-    return DriftLooks(settings, settings.embeddings, Meanings.of(settings), made_from=settings.descriptions)
+    return DriftLooks(
+        settings, settings.embeddings, keys, Meanings.of(settings), made_from=settings.descriptions
+    )
 
 
 def _severity(kind: Kind) -> Literal["ERROR", "WARN"]:

@@ -5,6 +5,7 @@ import random
 import signal
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import dagster as dg
 import pyarrow as pa
@@ -22,8 +23,8 @@ from resources.storage.layout import Home
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY, UNFINISHED
 from sensors.failed_partitions import FailedPartitions, Watched
 from sensors.health_watch import Watch
-from sensors.published_file_drift import DriftWatched, DriftWatcher, Verdict, evaluation
-from sensors.reconciliation import PublishedAsset, end_dead_runs, report_published
+from sensors.published_file_drift import DriftWatcher, Verdict, evaluation
+from sensors.reconciliation import end_dead_runs, report_published
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Policy
 from sensors.worker_health import HealthWatcher
 from tests.unit.sensors.dagster_in_memory import INTERRUPTED, Clock, DagsterInMemory
@@ -89,8 +90,13 @@ class Month:
             heaviest_first=sorted,
         )
         self.retries = FailedPartitions(watched, self.state, policy=POLICY, cap=3)
-        drift = DriftWatched(
-            self.asset, KEYS, look=self.verdict, look_again=self.verdict, expectation=lambda: "the settings"
+        drift = SimpleNamespace(
+            asset=self.asset,
+            keys=KEYS,
+            made_from=None,
+            look=self.verdict,
+            look_again=self.verdict,
+            expectation=lambda: "the settings",
         )
         self.drift = DriftWatcher([drift], self, self.outbox, monotonic=self.clock)
         self.health = HealthWatcher(
@@ -210,7 +216,7 @@ class Month:
         killed = [worker.run_id for worker in self.dead()]
         ended, _ = end_dead_runs(self.dagster, self, {})
         assert sorted(ended) == sorted(killed), "what is gone is ended, and nothing that lives"
-        told = report_published(self.dagster, [PublishedAsset(self.asset, KEYS)], self)
+        told = report_published(self.dagster, [self.asset], KEYS, self)
         self.counts["told again"] += len(told)
 
     def look_at_workers(self):

@@ -21,7 +21,7 @@ from resources.state.database import open_state
 from resources.state.workers import Workers
 from resources.storage.layout import Home
 from sensors.dagster_internals.instance_facts import InstanceFacts
-from sensors.reconciliation import PublishedAsset, end_dead_runs, report_published
+from sensors.reconciliation import end_dead_runs, report_published
 
 HERE = {".dagster/grpc_info": json.dumps({"host": "localhost", "socket": "/somewhere"})}
 HOLDER = """
@@ -218,8 +218,8 @@ def test_a_lost_database_is_told_what_is_on_disk(instance, workers, tmp_path, pr
     for key in ("k0", "k1", "k"):
         published(folders, key)
     holder(workers, "r", processes)
-    asset = PublishedAsset(folders, ("k0", "k1", "k", "k9"))
-    assert report_published(InstanceFacts(instance), [asset], workers) == [("a", "k0"), ("a", "k1")]
+    keys = ("k0", "k1", "k", "k9")
+    assert report_published(InstanceFacts(instance), [folders], keys, workers) == [("a", "k0"), ("a", "k1")]
     assert known(instance) == {"k0", "k1"}
     (record, *_) = instance.fetch_materializations(dg.AssetKey("a"), limit=1).records
     metadata = record.asset_materialization.metadata
@@ -227,7 +227,7 @@ def test_a_lost_database_is_told_what_is_on_disk(instance, workers, tmp_path, pr
     said = record.asset_materialization.description
     assert "wiped" in said, "who has just wiped it is told why it is back"
     assert "recompute" in said
-    assert report_published(InstanceFacts(instance), [asset], workers) == []
+    assert report_published(InstanceFacts(instance), [folders], keys, workers) == []
 
 
 def test_ten_thousand_lost_partitions_are_told_in_several_ticks(instance, workers, tmp_path):
@@ -236,13 +236,15 @@ def test_ten_thousand_lost_partitions_are_told_in_several_ticks(instance, worker
     keys = tuple(f"k{n}" for n in range(4))
     for key in keys:
         published(folders, key)
-    asset = PublishedAsset(folders, keys)
     times = iter([0.0, 1.0, 2.0, 30.0])
-    assert len(report_published(InstanceFacts(instance), [asset], workers, clock=lambda: next(times))) == 2
-    assert len(report_published(InstanceFacts(instance), [asset], workers)) == 2
+    assert (
+        len(report_published(InstanceFacts(instance), [folders], keys, workers, clock=lambda: next(times)))
+        == 2
+    )
+    assert len(report_published(InstanceFacts(instance), [folders], keys, workers)) == 2
 
 
 def test_nothing_published_is_nothing_to_tell(instance, workers, tmp_path):
     """A home without output, and one whose folder is not there."""
-    asset = PublishedAsset(Home(tmp_path / "none").asset("a"), ("k",))
-    assert report_published(InstanceFacts(instance), [asset], workers) == []
+    folders, keys = Home(tmp_path / "none").asset("a"), ("k",)
+    assert report_published(InstanceFacts(instance), [folders], keys, workers) == []

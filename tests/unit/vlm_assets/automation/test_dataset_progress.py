@@ -20,6 +20,7 @@ from resources.state.workers import Workers
 from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.dataset_progress import (
     STYLES,
+    Drawn,
     build_dataset_progress,
     build_progress_sensor,
     picture_of,
@@ -170,3 +171,15 @@ def test_a_tick_opens_no_partition(dataset, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Catalog, "open", refuse)
     monkeypatch.setattr(PublishedPartitions, "record", refuse)
     assert ticks.tick() == RESTS
+
+
+def test_while_something_works_a_picture_is_drawn_every_half_hour() -> None:
+    """Not at every tick: the event log keeps each of them."""
+    drawn = Drawn("a", "a", at=1000.0)
+    assert not drawn.is_due("b", works=True, now=2799.0)
+    assert drawn.is_due("b", works=True, now=2800.0)
+    assert drawn.is_due("a", works=True, now=2800.0)
+    assert not drawn.is_due("a", works=False, now=9999.0)
+    assert drawn.is_due("a", works=False, now=1001.0, pause="since noon")
+    assert not drawn.is_due("b", works=True, now=1001.0, pause="since noon")
+    assert Drawn.from_cursor("not json") == Drawn.from_cursor(None) == Drawn()

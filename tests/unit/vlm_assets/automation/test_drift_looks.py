@@ -20,7 +20,7 @@ from resources.storage.files import make_directory, write_replacing
 from sensors.published_file_drift import Snapshot, evaluation
 from vlm_assets.assets import fingerprint, property_descriptions, property_embeddings
 from vlm_assets.assets.fingerprint import Meaning
-from vlm_assets.automation.health_sensors import build_drift_watcher, published_assets
+from vlm_assets.automation.sensors import build_drift_watcher
 
 ASSET = property_descriptions.ASSET
 
@@ -41,8 +41,7 @@ class Desk:
 
     def begin(self):
         """What a new code server does: nothing is kept but what stands on disk."""
-        assets = published_assets(self.settings, self.dataset.catalog.ranges)
-        self.watcher = build_drift_watcher(self.settings, assets, self.workers, self.outbox)
+        self.watcher = build_drift_watcher(self.settings, self.dataset.keys, self.workers, self.outbox)
 
     def tick(self):
         """What one tick told: (asset, key, kind, severity)."""

@@ -11,8 +11,8 @@ from sensors.failed_partitions import FailedPartitions
 from sensors.published_file_drift import DriftWatcher
 from sensors.ticks import Ticks
 from sensors.worker_health import HealthWatcher
-from vlm_assets.automation.health_sensors import build_health_sensors, worker_limits
 from vlm_assets.automation.retries import build_retries
+from vlm_assets.automation.sensors import build_sensors, worker_limits
 from vlm_assets.definitions import build_defs
 from vlm_assets.resource_settings import control_state
 
@@ -31,7 +31,7 @@ def tick(dataset):
     partitions = dg.StaticPartitionsDefinition(list(dataset.keys))
     retrying = build_retries(dataset.settings, partitions)
     schedule = retrying.schedule
-    built = [retrying.sensor, *build_health_sensors(dataset.settings, dataset.catalog.ranges)]
+    built = [retrying.sensor, *build_sensors(dataset.settings, dataset.keys)]
     sensors = {one.name: one for one in built}
 
     def tick(name):

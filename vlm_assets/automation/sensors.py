@@ -1,0 +1,144 @@
+"""The sensors of this home: what the settings let each of them look at, and within which limits.
+
+What does not live here: what a sensor decides (``sensors``), the verdict on a published file
+(``drift_looks.py``), the retry schedule (``retries.py``), alerts (``alert_settings.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import dagster as dg
+
+from resources.alerts.outbox import Outbox
+from resources.devices.health import HealthCheck
+from resources.devices.nvml import DriverNvml
+from resources.engine.server.running_server import PATIENCE_SECONDS
+from resources.state.pause import pause_of
+from resources.state.workers import Workers
+from sensors.catalog_watch import CatalogWatch, build_catalog_watch_sensor
+from sensors.leases_after_end import LeasesAfterEnd
+from sensors.new_ranges import NewRanges, build_new_ranges_sensor
+from sensors.published_file_drift import DriftWatcher, build_published_file_drift_sensor
+from sensors.reconciliation import build_reconciliation_sensor
+from sensors.ticks import Ticks
+from sensors.worker_health import HealthWatcher, build_worker_health_sensor
+from sensors.worker_judgement import WorkerLimits
+from vlm_assets.automation.drift_looks import description_looks, embedding_looks
+from vlm_assets.automation.retries import ASSETS
+from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
+from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, last_put_back
+from vlm_assets.catalog.catalog_file import CatalogError
+from vlm_assets.catalog.ingest import IngestBusyError, close_tail
+from vlm_assets.operate.dagster_server.home import POOL
+from vlm_assets.operate.dagster_server.reload import reload_running
+from vlm_assets.operate.expected_cost import heaviest_first
+from vlm_assets.resource_settings import build_gpu, control_state
+from vlm_assets.settings import Settings
+
+_SERVER_SLACK_SECONDS = 180.0
+"""Beside a start of a model server: until what lived on its device has ended, and has been given up."""
+
+_SILENCES = 4.0
+"""Of a server's requests, after which the engine has given it up for long: it waits for three of them."""
+
+
+def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefinition]:
+    """The sensors that look at workers, devices, files, the catalogue and at what Dagster believes of them.
+
+    keys: all partitions. With VLM_ASSETS_RUN_NEW_RANGES, the sensor that runs new ones is among them.
+    """
+    state, gpu, limits = control_state(settings), build_gpu(settings), worker_limits(settings)
+    workers, outbox, ticks = Workers(state), Outbox(state), Ticks(state)
+    health = HealthWatcher(workers, outbox, gpu.left_out(), gpu.find, HealthCheck(DriverNvml()).of, limits)
+    leases = LeasesAfterEnd(Path(gpu.leases_directory), outbox, grace=limits.grace, silence=limits.loading)
+    assets = (settings.descriptions, settings.embeddings)
+    drift = build_drift_watcher(settings, keys, workers, outbox)
+    catalog = CatalogWatch(
+        compare=lambda: _compare_catalogs(settings.home),
+        last_put_back=lambda: last_put_back(settings.home),
+        errors=CatalogError,
+        outbox=outbox,
+    )
+    sensors = [
+        build_reconciliation_sensor(assets, keys, workers=workers, ticks=ticks),
+        build_worker_health_sensor(health, leases, pool=POOL, ticks=ticks),
+        build_published_file_drift_sensor(drift, ticks=ticks),
+        build_catalog_watch_sensor(catalog, ticks=ticks),
+    ]
+    if settings.run_new_ranges:
+        new_ranges = NewRanges(
+            assets=ASSETS,
+            keys=tuple(keys),
+            close=lambda now: close_old_tail(settings, now=now),
+            untouched=lambda keys: _untouched(settings, keys),
+            heaviest_first=heaviest_first(settings),
+            paused=lambda: pause_of(state) is not None,
+            cap=settings.retry_runs,
+        )
+        sensors.append(build_new_ranges_sensor(new_ranges, ticks=ticks))
+    return sensors
+
+
+def worker_limits(settings: Settings) -> WorkerLimits:
+    """How long a worker may stand still, and commit once it is told to end.
+
+    A worker is not stuck while it waits for its model server, which the engine itself gives up in time.
+    """
+    loading = settings.model_load_seconds
+    least = WorkerLimits.least
+    if settings.engine == "server":
+        # One that is alive and silent: the engine's watch on tokens gives it up, and starts another.
+        least = max(least, _SILENCES * settings.server_token_seconds)
+        wait = settings.server_start_seconds if settings.server_url is None else PATIENCE_SECONDS
+        loading = max(loading, wait + _SERVER_SLACK_SECONDS)
+    return WorkerLimits(
+        least=least,
+        most=settings.stuck_seconds,
+        loading=loading,
+        waiting=settings.device_wait_seconds,
+        grace=settings.grace_seconds,
+    )
+
+
+def build_drift_watcher(
+    settings: Settings, keys: Sequence[str], workers: Workers, outbox: Outbox
+) -> DriftWatcher:
+    """The watcher of all published files of a home."""
+    return DriftWatcher([description_looks(settings, keys), embedding_looks(settings, keys)], workers, outbox)
+
+
+def _compare_catalogs(home: Path) -> None:
+    """Put a damaged copy of the catalogue right. Without a catalogue there is nothing to do."""
+    if catalog_path(home).exists() or backup_paths(home)[0].exists():
+        check_copies(home)
+
+
+def close_old_tail(settings: Settings, *, now: float) -> str | None:
+    """Make a partition of the tail if its first property has waited long enough; a sentence, or None.
+
+    now: unix seconds. Raises CatalogError, OSError.
+    """
+    try:
+        tail = Catalog.open(settings.home).header.tail
+        if tail is None or now - tail.since < settings.run_new_ranges_after_hours * 3600.0:
+            return None
+        closed = close_tail(settings.home)
+    except (CatalogMissingError, IngestBusyError):
+        return None
+    if closed is None:
+        return None
+    waited = (
+        f"The last {len(closed)} properties have waited long enough: they are partition {closed.key} now."
+    )
+    return f"{waited} {reload_running(settings.dagster_home)}"
+
+
+def _untouched(settings: Settings, keys: Collection[str]) -> list[str]:
+    """Those without a published file and without work under way in any asset."""
+    touched: set[str] = set()
+    for asset in ASSETS:
+        folders = settings.layout.asset(asset)
+        touched.update(folders.published_keys(), folders.recorded_keys(), folders.journal_keys())
+    return [key for key in keys if key not in touched]
