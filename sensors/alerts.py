@@ -22,7 +22,7 @@ from resources.state.database import Restoration
 from sensors import check_alerts, run_alerts
 from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.instance_facts import InstanceFacts
-from sensors.left_out_alerts import NONE_LEFT
+from sensors.device_health import NONE_LEFT
 from sensors.partition_history import PartitionHistory
 from sensors.ticks import ALERTS, ALERTS_SECONDS, Ticks
 

@@ -1,58 +1,131 @@
-"""Workers and devices over time: what stands still is ended, what is slow or sick is named.
+"""Workers over time: one that stands still is ended, one that is slower than its peers is named.
 
-What lives here: the tick that looks, alerts and ends. What does not: the judgement of workers
-(``worker_judgement.py``) and of devices (``resources/devices/health.py``), counting a device's failures
-(``resources/devices/left_out.py``), telling of those that are left out (``left_out_alerts.py``), devices that
-are held after a run (``leases_after_end.py``), and starting anything again: an ended run is interrupted, and
-Dagster's run retries or the scheduled re-materialization take its partition up.
+What lives here: who stands still or is slow, from heartbeats alone, and the tick that alerts and ends. Time
+is that of the machine's monotonic clock, and counts only while somebody watched: a machine that slept, or a
+daemon that was down, makes nobody stuck. What does not: devices (``device_health.py``,
+``leases_after_end.py``), and starting anything again: an ended run is interrupted, and Dagster's run retries
+or the scheduled re-materialization take its partition up.
 """
 
 from __future__ import annotations
 
 import signal
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.devices.errors import DeviceError
-from resources.devices.find import Device
-from resources.devices.health import DeviceHealth
-from resources.devices.left_out import LeftOutDevices, at_work_on
+from resources.devices.left_out import at_work_on
 from resources.processes import ProcessIdentity
 from resources.state.workers import Phase, Worker, Workers
 from sensors.dagster_facts import DagsterFacts
+from sensors.device_health import DeviceWatcher, tell_left_out, usable_devices
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
-from sensors.left_out_alerts import tell_left_out, usable_devices
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
-from sensors.worker_judgement import Stuck, WorkerLimits, slow_since, slow_workers, stuck_workers
 
 NAME = "worker_health"
 INTERVAL_SECONDS = 5
 """As often as Dagster's daemon looks at sensors: it comes on top of the time a worker may stand still."""
 _KILLED = "A person cancelled this run, its process did not end, and it is killed now."
-_SICK_AGAIN_SECONDS = 600.0
-"""A device that is sick for so long without a break has failed twice; sound for so long, it is over."""
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    """How long a worker may stand still, and how slow it may be. All in seconds but ``slow_share``.
+
+    Without a commit for ``learned_times`` its own learned time it is stuck, but not before ``least`` and in
+    any case after ``most``. ``loading``: for a model to load, and for a file to be published. ``waiting``:
+    for a device, before that. Slower than its peers' median by ``slow_share`` for ``slow`` it is named.
+    """
+
+    learned_times: float = 2.0
+    least: float = 30.0
+    most: float = 600.0
+    loading: float = 1800.0
+    waiting: float = 600.0
+    grace: float = 10.0
+    slow_share: float = 0.3
+    slow: float = 600.0
+
+    def allowed(self, worker: Worker) -> float:
+        """Seconds that this worker may go without a commit, or in its phase."""
+        if worker.phase is Phase.WORKING:
+            if not worker.batch_seconds:
+                return self.most
+            return min(max(self.learned_times * worker.batch_seconds, self.least), self.most)
+        return self.loading + (self.waiting if worker.phase is Phase.PREPARING else 0.0)
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A worker that stands still. still: seconds; allowed: seconds it had."""
+
+    worker: Worker
+    still: float
+    allowed: float
+
+
+def stuck_workers(
+    workers: Iterable[Worker], limits: WorkerLimits, *, now: float, watched_since: float
+) -> list[Stuck]:
+    """The workers of this machine that stand still for longer than they may."""
+    found = []
+    for worker in workers:
+        if worker.is_here:
+            still = now - max(worker.moved, watched_since)
+            allowed = limits.allowed(worker)
+            if still > allowed:
+                found.append(Stuck(worker, still, allowed))
+    return found
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A worker whose rate is far below its peers'. peers: their median, properties a second."""
+
+    worker: Worker
+    peers: float
+
+
+def slow_workers(workers: Sequence[Worker], limits: WorkerLimits) -> list[Slow]:
+    """Workers that are slower than the median of those that do the same work beside them, at this moment."""
+    found = []
+    working = [one for one in workers if one.phase is Phase.WORKING and one.rate > 0]
+    for worker in working:
+        peers = [one.rate for one in working if one.asset == worker.asset and one.name != worker.name]
+        if peers and worker.rate < (1.0 - limits.slow_share) * statistics.median(peers):
+            found.append(Slow(worker, statistics.median(peers)))
+    return found
+
+
+def slow_since(
+    before: Mapping[str, float], slow: Iterable[Slow], *, now: float, watched_since: float
+) -> dict[str, float]:
+    """Since when each slow worker has been slow without a break, by its name."""
+    return {
+        one.worker.name: before.get(one.worker.name, now)
+        if before.get(one.worker.name, now) >= watched_since
+        else now
+        for one in slow
+    }
 
 
 @dataclass(frozen=True)
 class HealthWatcher:
     """What a tick looks at. Plain Python: what Dagster lends is handed in.
 
-    find: the devices that the settings mean. judge: what speaks against each of them now, by id.
     monotonic: seconds of the machine's clock. send: signals a worker's process; False where it has ended.
     """
 
     workers: Workers
     outbox: Outbox
-    left_out: LeftOutDevices
-    find: Callable[[], Sequence[Device]]
-    judge: Callable[[Sequence[Device]], Mapping[str, DeviceHealth]]
+    devices: DeviceWatcher
     limits: WorkerLimits = field(default_factory=WorkerLimits)
     monotonic: Callable[[], float] = time.monotonic
     send: Callable[[Worker, signal.Signals], bool] = lambda worker, number: _process(worker).send(number)
@@ -60,12 +133,12 @@ class HealthWatcher:
     def look(self, watch: Watch, dagster: DagsterFacts) -> list[str]:
         """One tick: changes ``watch``, posts alerts, ends what is stuck. Returns sentences."""
         living = [worker for worker in self.workers.living() if worker.pid]
-        self.left_out.state.copy_if_due()
+        self.devices.left_out.state.copy_if_due()
         return [
             *self._end_stuck(watch, living, dagster),
             *self._name_slow(watch, living),
-            *self._look_at_devices(watch),
-            *tell_left_out(watch, self.left_out, self.outbox, watch.unix),
+            *self.devices.look(watch),
+            *tell_left_out(watch, self.devices.left_out, self.outbox, watch.unix),
         ]
 
     def _end_stuck(self, watch: Watch, living: Sequence[Worker], dagster: DagsterFacts) -> list[str]:
@@ -141,7 +214,7 @@ class HealthWatcher:
         if worker.device is not None and _may_be_the_device(worker):
             why = f"A worker of {worker.partition} stood still until it was killed (run {worker.run_id})."
             occurrence = at_work_on(worker.asset, worker.partition)
-            self.left_out.note_failure(worker.device, occurrence=occurrence, why=why)
+            self.devices.left_out.note_failure(worker.device, occurrence=occurrence, why=why)
 
     def _name_slow(self, watch: Watch, living: Sequence[Worker]) -> list[str]:
         slow = slow_workers(living, self.limits)
@@ -188,110 +261,6 @@ class HealthWatcher:
                 self.outbox.recovered(subject, sentence=sentence, at=watch.unix)
         return told
 
-    def _look_at_devices(self, watch: Watch) -> list[str]:
-        subject, now = "devices", watch.unix
-        opened = self.outbox.open_subjects()
-        # What a watch that was lost had told of goes on: no second failure, and not told anew.
-        for told, alert in opened.items():
-            if alert.kind == "device_sick" and told != subject:
-                watch.sick.setdefault(told.removeprefix("devices/"), alert.at)
-        try:
-            found = self.find()
-            watch.here = [device.id for device in found]
-            # One that the driver lists no more is looked at too: nothing else would say that it is lost.
-            watch.devices |= {device.id: asdict(device) for device in found}
-            verdicts = self.judge([Device(**one) for one in watch.devices.values()])
-        except DeviceError as error:
-            if watch.blind_since is None:
-                watch.blind_since = opened[subject].at if subject in opened else now
-            self.outbox.post(
-                Alert(
-                    kind="device_sick",
-                    subject=subject,
-                    occurrence=f"blind since {watch.blind_since:.0f}",
-                    severity="error",
-                    title="The devices cannot be looked at",
-                    next_step="Look at `nvidia-smi` and the kernel log; a reboot may be needed.",
-                    found=str(error),
-                    at=watch.blind_since,
-                )
-            )
-            return [str(error)]
-        watch.blind_since = None
-        if subject in opened:
-            sentence = "The driver answers again."
-            self.outbox.recovered(subject, sentence=sentence, at=now)
-        said: list[str] = []
-        for device, verdict in verdicts.items():
-            said.extend((*verdict.refused, *verdict.hot))
-            if verdict.refused:
-                self._tell_sick(watch, device, " ".join(verdict.refused))
-            elif device in watch.sick:
-                self._tell_sound(watch, device)
-            self._tell_hot(watch, device, " ".join(verdict.hot), is_told=_hot(device) in opened)
-        return said
-
-    def _tell_hot(self, watch: Watch, device: str, why: str, *, is_told: bool) -> None:
-        """A warning once while it lasts, and nothing more: slower is more than nothing."""
-        now = watch.unix
-        if why:
-            watch.cool.pop(device, None)
-            if not is_told:
-                self.outbox.post(
-                    Alert(
-                        kind="device_hot",
-                        subject=_hot(device),
-                        occurrence=f"{now:.0f}",
-                        severity="warning",
-                        title=f"{device} is too hot, and slower for it",
-                        next_step="Look at its cooling, its fans and the air in the room. It goes on.",
-                        expected="clocks that its temperature does not hold down",
-                        found=why,
-                        at=now,
-                    )
-                )
-        elif is_told:
-            since = watch.cool[device] = max(watch.cool.get(device, watch.at), watch.since)
-            if watch.at - since >= _SICK_AGAIN_SECONDS:
-                del watch.cool[device]
-                sentence = f"{device} was not too hot for {_SICK_AGAIN_SECONDS / 60:.0f} minutes."
-                self.outbox.recovered(_hot(device), sentence=sentence, at=now)
-
-    def _tell_sound(self, watch: Watch, device: str) -> None:
-        """Once it has been so for long enough: one that throttles on and off is one trouble, not many."""
-        watch.sick_again.pop(device, None)
-        since = watch.sound[device] = max(watch.sound.get(device, watch.at), watch.since)
-        if watch.at - since >= _SICK_AGAIN_SECONDS:
-            del watch.sick[device], watch.sound[device]
-            now = watch.unix
-            sentence = f"Nothing has spoken against {device} for {_SICK_AGAIN_SECONDS / 60:.0f} minutes."
-            self.outbox.recovered(f"devices/{device}", sentence=sentence, at=now)
-
-    def _tell_sick(self, watch: Watch, device: str, why: str) -> None:
-        now = watch.unix
-        occurrence = f"sick since {watch.sick.setdefault(device, now):.0f}"
-        watch.sound.pop(device, None)
-        since = watch.sick_again[device] = max(watch.sick_again.get(device, watch.at), watch.since)
-        self.outbox.post(
-            Alert(
-                kind="device_sick",
-                subject=f"devices/{device}",
-                occurrence=occurrence,
-                severity="warning",
-                title=f"{device} is not sound",
-                next_step=(
-                    "Nothing new starts on it while this lasts. Look at it: after ten minutes without a"
-                    " break, or a second failure within a day, it is left out until you take it back."
-                ),
-                expected="nothing that speaks against it",
-                found=why,
-                at=now,
-            )
-        )
-        self.left_out.note_failure(device, occurrence=occurrence, why=why)
-        if watch.at - since >= _SICK_AGAIN_SECONDS:
-            self.left_out.note_failure(device, occurrence=f"{occurrence}, still", why=why)
-
 
 def build_worker_health_sensor(
     watcher: HealthWatcher,
@@ -327,10 +296,6 @@ def build_worker_health_sensor(
         ticks=ticks,
         clock=clock,
     )
-
-
-def _hot(device: str) -> str:
-    return f"devices/{device}/hot"
 
 
 def _process(worker: Worker) -> ProcessIdentity:

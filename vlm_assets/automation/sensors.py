@@ -18,13 +18,13 @@ from resources.engine.server.running_server import PATIENCE_SECONDS
 from resources.state.pause import pause_of
 from resources.state.workers import Workers
 from sensors.catalog_watch import CatalogWatch, build_catalog_watch_sensor
+from sensors.device_health import DeviceWatcher
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.new_ranges import NewRanges, build_new_ranges_sensor
 from sensors.published_file_drift import DriftWatcher, build_published_file_drift_sensor
 from sensors.reconciliation import build_reconciliation_sensor
 from sensors.ticks import Ticks
-from sensors.worker_health import HealthWatcher, build_worker_health_sensor
-from sensors.worker_judgement import WorkerLimits
+from sensors.worker_health import HealthWatcher, WorkerLimits, build_worker_health_sensor
 from vlm_assets.automation.drift_looks import description_looks, embedding_looks
 from vlm_assets.automation.retries import ASSETS
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
@@ -51,7 +51,8 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
     """
     state, gpu, limits = control_state(settings), build_gpu(settings), worker_limits(settings)
     workers, outbox, ticks = Workers(state), Outbox(state), Ticks(state)
-    health = HealthWatcher(workers, outbox, gpu.left_out(), gpu.find, HealthCheck(DriverNvml()).of, limits)
+    devices = DeviceWatcher(outbox, gpu.left_out(), gpu.find, HealthCheck(DriverNvml()).of)
+    health = HealthWatcher(workers, outbox, devices, limits)
     leases = LeasesAfterEnd(Path(gpu.leases_directory), outbox, grace=limits.grace, silence=limits.loading)
     assets = (settings.descriptions, settings.embeddings)
     drift = build_drift_watcher(settings, keys, workers, outbox)

@@ -16,7 +16,7 @@ from resources.publishing.published import PublishedPartitions
 from resources.state.database import open_state
 from resources.state.workers import Workers
 from resources.storage.layout import Home
-from sensors.worker_judgement import WorkerLimits, stuck_workers
+from sensors.worker_health import WorkerLimits, stuck_workers
 
 SCRIPT = Path(__file__).with_name("jumping_clock.py")
 ROWS = 40

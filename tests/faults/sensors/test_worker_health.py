@@ -17,9 +17,9 @@ from resources.devices.leases import LeaseHolder
 from resources.devices.resource import GpuResource
 from resources.state.database import open_state
 from resources.state.workers import Workers
+from sensors.device_health import DeviceWatcher
 from sensors.health_watch import Watch
-from sensors.worker_health import HealthWatcher
-from sensors.worker_judgement import WorkerLimits
+from sensors.worker_health import HealthWatcher, WorkerLimits
 from tests.unit.sensors.dagster_in_memory import DagsterInMemory
 
 SCRIPT = Path(__file__).with_name("working_process.py")
@@ -51,12 +51,14 @@ def gpu(tmp_path):
 
 @pytest.fixture
 def watcher(tmp_path, gpu):
+    outbox = Outbox(open_state(tmp_path / ".state"))
+    devices = DeviceWatcher(
+        outbox, gpu.left_out(), gpu.find, lambda found: {one.id: DeviceHealth() for one in found}
+    )
     return HealthWatcher(
         workers=Workers(open_state(tmp_path)),
-        outbox=Outbox(open_state(tmp_path / ".state")),
-        left_out=gpu.left_out(),
-        find=gpu.find,
-        judge=lambda devices: {one.id: DeviceHealth() for one in devices},
+        outbox=outbox,
+        devices=devices,
         limits=LIMITS,
     )
 
@@ -98,7 +100,7 @@ def test_a_stopped_worker_is_ended_and_its_device_freed(tmp_path, gpu, watcher):
         said = tick(watcher, watch, interrupted)
         assert any("has ended" in sentence for sentence in said)
         assert not watcher.outbox.open_subjects(), "told that it is over"
-        assert device in watcher.left_out.records()
+        assert device in watcher.devices.left_out.records()
         assert sound.poll() is None, "one that works is never ended"
     finally:
         for process in (stuck, sound):

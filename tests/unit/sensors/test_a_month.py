@@ -21,6 +21,7 @@ from resources.state.pause import pause, resume
 from resources.state.workers import Phase, Workers
 from resources.storage.layout import Home
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY, UNFINISHED
+from sensors.device_health import DeviceWatcher
 from sensors.failed_partitions import FailedPartitions, Watched
 from sensors.health_watch import Watch
 from sensors.published_file_drift import DriftWatcher, Verdict, evaluation
@@ -99,12 +100,13 @@ class Month:
             expectation=lambda: "the settings",
         )
         self.drift = DriftWatcher([drift], self, self.outbox, monotonic=self.clock)
+        devices = DeviceWatcher(
+            self.outbox, self.left_out, lambda: DEVICES, lambda of: {one.id: DeviceHealth() for one in of}
+        )
         self.health = HealthWatcher(
             self,
             self.outbox,
-            self.left_out,
-            find=lambda: DEVICES,
-            judge=lambda devices: {one.id: DeviceHealth() for one in devices},
+            devices,
             monotonic=self.clock,
             send=self.send,
         )

@@ -10,7 +10,7 @@ from resources.alerts.outbox import Outbox
 from resources.state.database import ControlState
 from resources.state.pause import pause
 from sensors.alerts import RESTORED, RESTORED_SECONDS, AlertScan, Cursor
-from sensors.left_out_alerts import NONE_LEFT
+from sensors.device_health import NONE_LEFT
 from sensors.run_alerts import STANDSTILL_SECONDS
 from sensors.ticks import Ticks
 from tests.unit.sensors.dagster_in_memory import Clock, DagsterInMemory

@@ -12,6 +12,7 @@ from resources.devices.left_out import LeftOutDevices
 from resources.processes import boot_id
 from resources.state.database import ControlState, open_state
 from resources.state.workers import Workers
+from sensors.device_health import DeviceWatcher
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.worker_health import HealthWatcher
@@ -56,14 +57,10 @@ def machine():
 @pytest.fixture
 def watcher(tmp_path, clock, machine):
     """Of workers and devices, nothing told yet."""
-    return HealthWatcher(
-        workers=Workers(open_state(tmp_path)),
-        outbox=Outbox(open_state(tmp_path)),
-        left_out=LeftOutDevices(ControlState(tmp_path / "state", clock=clock), clock),
-        find=machine.find,
-        judge=machine.judge,
-        monotonic=clock,
-    )
+    outbox = Outbox(open_state(tmp_path))
+    left_out = LeftOutDevices(ControlState(tmp_path / "state", clock=clock), clock)
+    devices = DeviceWatcher(outbox, left_out, machine.find, machine.judge)
+    return HealthWatcher(Workers(open_state(tmp_path)), outbox, devices, monotonic=clock)
 
 
 @pytest.fixture

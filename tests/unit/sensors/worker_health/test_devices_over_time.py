@@ -9,8 +9,8 @@ from dagster._core.instance.config import PoolGranularity
 from dagster._core.op_concurrency_limits_counter import GlobalOpConcurrencyLimitsCounter
 from dagster._core.storage.dagster_run import RunOpConcurrency
 
+from sensors.device_health import NONE_LEFT, usable_devices
 from sensors.health_watch import Watch
-from sensors.left_out_alerts import NONE_LEFT, usable_devices
 from sensors.ticks import Ticks
 from sensors.worker_health import build_worker_health_sensor
 
@@ -45,7 +45,7 @@ def test_a_device_that_stays_sick_is_left_out(tick, machine, watcher):
     machine.against.clear()
     tick()
     assert tick(601) == [LEFT_OUT], "sound again, but left out until a person takes it back"
-    watcher.left_out.take_back("GPU-1")
+    watcher.devices.left_out.take_back("GPU-1")
     assert tick() == []
 
 
@@ -56,7 +56,7 @@ def test_a_device_that_throttles_on_and_off_is_not_left_out(tick, machine, watch
         assert tick() == [SICK]
         machine.against.clear()
         assert tick() == tick() == [SICK]
-    assert len(watcher.left_out.records()["GPU-1"].failures) == 1
+    assert len(watcher.devices.left_out.records()["GPU-1"].failures) == 1
     assert tick(601) == []
     machine.against["GPU-1"] = [HOT]
     assert tick() == [SICK, LEFT_OUT], "a second time on one day"
@@ -66,7 +66,7 @@ def test_that_every_device_is_left_out_is_told_once_and_that_one_is_taken_back(t
     """Each device's own alert says that the others take over: here none does, and all stands still."""
     for gpu in machine.listed:
         for run in "12":
-            watcher.left_out.note_failure(gpu.id, occurrence=run, why=f"{gpu.id} is lost.")
+            watcher.devices.left_out.note_failure(gpu.id, occurrence=run, why=f"{gpu.id} is lost.")
     opened = tick()
     assert ("all_devices_left_out", NONE_LEFT) in opened
     alert = watcher.outbox.open_subjects()[NONE_LEFT]
@@ -76,12 +76,12 @@ def test_that_every_device_is_left_out_is_told_once_and_that_one_is_taken_back(t
     assert ("all_devices_left_out", NONE_LEFT) in tick()
     machine.is_lost = False
     tick()
-    watcher.left_out.take_back("GPU-2")
+    watcher.devices.left_out.take_back("GPU-2")
     assert ("all_devices_left_out", NONE_LEFT) not in tick()
     told = [one.alert.kind for one in watcher.outbox.recent(50) if one.what == "raised"]
     assert told.count("all_devices_left_out") == 1
     for run in "34":
-        watcher.left_out.note_failure("GPU-2", occurrence=run, why="It is lost again.")
+        watcher.devices.left_out.note_failure("GPU-2", occurrence=run, why="It is lost again.")
     assert ("all_devices_left_out", NONE_LEFT) in tick(), "another time"
 
 
@@ -106,7 +106,7 @@ def test_a_device_that_its_driver_slows_down_is_named_and_used(tick, machine, wa
     machine.hot.clear()
     tick()
     assert tick(601) == []
-    assert not watcher.left_out.records()
+    assert not watcher.devices.left_out.records()
     machine.hot["GPU-1"] = ["GPU-1 is throttled."]
     assert tick() == [hot], "another time"
 
@@ -125,7 +125,7 @@ def test_a_driver_that_does_not_answer_is_told_once_each_time(tick, machine, wat
         assert tick() == tick() == [("device_sick", "devices")]
         machine.is_lost = False
         assert tick() == []
-    assert not watcher.left_out.records()
+    assert not watcher.devices.left_out.records()
 
 
 def test_a_sick_device_that_was_told_of_is_known_though_the_watch_is_lost(watcher, look, machine, clock):
@@ -135,7 +135,7 @@ def test_a_sick_device_that_was_told_of_is_known_though_the_watch_is_lost(watche
         look(Watch.read(None, now=clock.now, unix=clock.now))
         clock.now += 15
     assert len(watcher.outbox.recent(10)) == 1
-    assert len(watcher.left_out.records()["GPU-1"].failures) == 1
+    assert len(watcher.devices.left_out.records()["GPU-1"].failures) == 1
     machine.against.clear()
     watch = Watch.read(None, now=clock.now, unix=clock.now)
     for _ in range(2):
@@ -184,10 +184,10 @@ def test_with_every_device_left_out_the_queue_waits_and_goes_on_by_itself(
         assert starts_after_tick()
         for gpu in machine.listed:
             for run in "12":
-                watcher.left_out.note_failure(gpu.id, occurrence=run, why="It is lost.")
+                watcher.devices.left_out.note_failure(gpu.id, occurrence=run, why="It is lost.")
         assert not starts_after_tick()
         assert not starts_after_tick()
-        watcher.left_out.take_back("GPU-2")
+        watcher.devices.left_out.take_back("GPU-2")
         assert starts_after_tick()
         (limit,) = instance.event_log_storage.get_pool_limits()
         assert limit.limit == 1
@@ -209,16 +209,16 @@ def test_the_pool_follows_the_devices_in_use(watcher, leases, new_instance, tmp_
         instance.event_log_storage.set_concurrency_slots("gpu", 3)
         assert limit_after_tick() == 3
         for run in "12":
-            watcher.left_out.note_failure("GPU-1", occurrence=run, why="It is lost.")
+            watcher.devices.left_out.note_failure("GPU-1", occurrence=run, why="It is lost.")
         assert limit_after_tick() == 2
         instance.event_log_storage.set_concurrency_slots("gpu", 3)
         assert limit_after_tick() == 2, "a new start had set it for all devices"
-        watcher.left_out.take_back("GPU-1")
+        watcher.devices.left_out.take_back("GPU-1")
         assert limit_after_tick() == 3
         instance.event_log_storage.set_concurrency_slots("gpu", 1)
         for run in "34":
-            watcher.left_out.note_failure("GPU-1", occurrence=run, why="It is lost.")
+            watcher.devices.left_out.note_failure("GPU-1", occurrence=run, why="It is lost.")
         assert limit_after_tick() == 1
-        watcher.left_out.take_back("GPU-1")
+        watcher.devices.left_out.take_back("GPU-1")
         assert limit_after_tick() == 1
     assert "worker_health" in Ticks(watcher.outbox.state).last()

@@ -157,7 +157,7 @@ def end(tick, standing, watcher):
         tick(watcher.limits.grace)
         how = standing.ended_by(run_id)
         tick()
-        records = watcher.left_out.records()
+        records = watcher.devices.left_out.records()
         return how, [one.occurrence for one in records["GPU-1"].failures] if records else []
 
     return end
@@ -173,9 +173,9 @@ def test_two_partitions_that_had_to_be_killed_leave_a_device_out(end, watcher):
     """One poison partition alone, at each of its retries, does not."""
     assert end("r1", partition="k1", stopped=True) == (signal.SIGKILL, ["a/k1"])
     assert end("r2", partition="k1", stopped=True) == (signal.SIGKILL, ["a/k1"])
-    assert not watcher.left_out.left_out()
+    assert not watcher.devices.left_out.left_out()
     assert end("r3", partition="k2", stopped=True) == (signal.SIGKILL, ["a/k1", "a/k2"])
-    assert list(watcher.left_out.left_out()) == ["GPU-1"]
+    assert list(watcher.devices.left_out.left_out()) == ["GPU-1"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
-from sensors.worker_judgement import WorkerLimits, slow_since, slow_workers, stuck_workers
+from sensors.worker_health import WorkerLimits, slow_since, slow_workers, stuck_workers
 
 LIMITS = WorkerLimits()
 

@@ -1,0 +1,218 @@
+"""Devices over time: a sick one is named and held against it, and those that are left out are told of.
+
+What lives here: the look at devices, its alerts, and how many may still be used. What does not: what speaks
+against one (``resources/devices/health.py``), what leaves it out (``resources/devices/left_out.py``), the
+tick (``worker_health.py``), and devices that are held after a run (``leases_after_end.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
+from resources.devices.errors import DeviceError
+from resources.devices.find import Device
+from resources.devices.health import DeviceHealth
+from resources.devices.left_out import DeviceRecord, LeftOutDevices
+from sensors.health_watch import Watch
+
+NONE_LEFT = "devices/none left"
+"""Subject of the alert that every device is left out."""
+
+_NAMED = 8
+_SICK_AGAIN_SECONDS = 600.0
+"""A device that is sick for so long without a break has failed twice; sound for so long, it is over."""
+
+
+@dataclass(frozen=True)
+class DeviceWatcher:
+    """What a look at devices needs. find: those that the settings mean. judge: what speaks against each."""
+
+    outbox: Outbox
+    left_out: LeftOutDevices
+    find: Callable[[], Sequence[Device]]
+    judge: Callable[[Sequence[Device]], Mapping[str, DeviceHealth]]
+
+    def look(self, watch: Watch) -> list[str]:
+        """One tick: changes ``watch``, posts alerts. Returns sentences."""
+        subject, now = "devices", watch.unix
+        opened = self.outbox.open_subjects()
+        # What a watch that was lost had told of goes on: no second failure, and not told anew.
+        for told, alert in opened.items():
+            if alert.kind == "device_sick" and told != subject:
+                watch.sick.setdefault(told.removeprefix("devices/"), alert.at)
+        try:
+            found = self.find()
+            watch.here = [device.id for device in found]
+            # One that the driver lists no more is looked at too: nothing else would say that it is lost.
+            watch.devices |= {device.id: asdict(device) for device in found}
+            verdicts = self.judge([Device(**one) for one in watch.devices.values()])
+        except DeviceError as error:
+            if watch.blind_since is None:
+                watch.blind_since = opened[subject].at if subject in opened else now
+            self.outbox.post(
+                Alert(
+                    kind="device_sick",
+                    subject=subject,
+                    occurrence=f"blind since {watch.blind_since:.0f}",
+                    severity="error",
+                    title="The devices cannot be looked at",
+                    next_step="Look at `nvidia-smi` and the kernel log; a reboot may be needed.",
+                    found=str(error),
+                    at=watch.blind_since,
+                )
+            )
+            return [str(error)]
+        watch.blind_since = None
+        if subject in opened:
+            sentence = "The driver answers again."
+            self.outbox.recovered(subject, sentence=sentence, at=now)
+        said: list[str] = []
+        for device, verdict in verdicts.items():
+            said.extend((*verdict.refused, *verdict.hot))
+            if verdict.refused:
+                self._tell_sick(watch, device, " ".join(verdict.refused))
+            elif device in watch.sick:
+                self._tell_sound(watch, device)
+            self._tell_hot(watch, device, " ".join(verdict.hot), is_told=_hot(device) in opened)
+        return said
+
+    def _tell_hot(self, watch: Watch, device: str, why: str, *, is_told: bool) -> None:
+        """A warning once while it lasts, and nothing more: slower is more than nothing."""
+        now = watch.unix
+        if why:
+            watch.cool.pop(device, None)
+            if not is_told:
+                self.outbox.post(
+                    Alert(
+                        kind="device_hot",
+                        subject=_hot(device),
+                        occurrence=f"{now:.0f}",
+                        severity="warning",
+                        title=f"{device} is too hot, and slower for it",
+                        next_step="Look at its cooling, its fans and the air in the room. It goes on.",
+                        expected="clocks that its temperature does not hold down",
+                        found=why,
+                        at=now,
+                    )
+                )
+        elif is_told:
+            since = watch.cool[device] = max(watch.cool.get(device, watch.at), watch.since)
+            if watch.at - since >= _SICK_AGAIN_SECONDS:
+                del watch.cool[device]
+                sentence = f"{device} was not too hot for {_SICK_AGAIN_SECONDS / 60:.0f} minutes."
+                self.outbox.recovered(_hot(device), sentence=sentence, at=now)
+
+    def _tell_sound(self, watch: Watch, device: str) -> None:
+        """Once it has been so for long enough: one that throttles on and off is one trouble, not many."""
+        watch.sick_again.pop(device, None)
+        since = watch.sound[device] = max(watch.sound.get(device, watch.at), watch.since)
+        if watch.at - since >= _SICK_AGAIN_SECONDS:
+            del watch.sick[device], watch.sound[device]
+            now = watch.unix
+            sentence = f"Nothing has spoken against {device} for {_SICK_AGAIN_SECONDS / 60:.0f} minutes."
+            self.outbox.recovered(f"devices/{device}", sentence=sentence, at=now)
+
+    def _tell_sick(self, watch: Watch, device: str, why: str) -> None:
+        now = watch.unix
+        occurrence = f"sick since {watch.sick.setdefault(device, now):.0f}"
+        watch.sound.pop(device, None)
+        since = watch.sick_again[device] = max(watch.sick_again.get(device, watch.at), watch.since)
+        self.outbox.post(
+            Alert(
+                kind="device_sick",
+                subject=f"devices/{device}",
+                occurrence=occurrence,
+                severity="warning",
+                title=f"{device} is not sound",
+                next_step=(
+                    "Nothing new starts on it while this lasts. Look at it: after ten minutes without a"
+                    " break, or a second failure within a day, it is left out until you take it back."
+                ),
+                expected="nothing that speaks against it",
+                found=why,
+                at=now,
+            )
+        )
+        self.left_out.note_failure(device, occurrence=occurrence, why=why)
+        if watch.at - since >= _SICK_AGAIN_SECONDS:
+            self.left_out.note_failure(device, occurrence=f"{occurrence}, still", why=why)
+
+
+def usable_devices(watch: Watch, left_out: Collection[str]) -> int:
+    """Devices that runs may take: 0 only where every one that the settings mean is left out.
+
+    A device that a cluster gave is taken whatever is held against it.
+    """
+    out = {id_ for id_ in left_out if not watch.devices.get(id_, {}).get("given")}
+    if watch.here and out.issuperset(watch.here):
+        return 0
+    return max(len(watch.devices.keys() - out), 1)
+
+
+def tell_left_out(watch: Watch, left_out: LeftOutDevices, outbox: Outbox, now: float) -> list[str]:
+    """Post what is new of the devices left out; changes ``watch``. Returns sentences. now: unix seconds."""
+    records = left_out.left_out()
+    for device, record in records.items():
+        if device not in watch.left_out:
+            outbox.post(
+                Alert(
+                    kind="device_left_out",
+                    subject=f"devices/{device}/left out",
+                    occurrence=f"{record.left_out_at}",
+                    severity="error",
+                    title=f"{device} has failed twice and is left out; the others take over",
+                    next_step=(
+                        f"Look at `nvidia-smi` and the kernel log. When it is sound again:"
+                        f" vlm-assets devices --take-back {device}"
+                    ),
+                    expected="a device that works",
+                    found=_whys(record),
+                    at=now,
+                )
+            )
+    for device in watch.left_out:
+        if device not in records:
+            sentence = f"{device} was taken back and is used again."
+            outbox.recovered(f"devices/{device}/left out", sentence=sentence, at=now)
+    watch.left_out = sorted(records)
+    _tell_none_left(watch, records, outbox, now)
+    return [record.sentence(device) for device, record in records.items()]
+
+
+def _tell_none_left(watch: Watch, records: Mapping[str, DeviceRecord], outbox: Outbox, now: float) -> None:
+    if usable_devices(watch, records) > 0:
+        # Between two starts it may not be known which devices there are: nothing is over then.
+        if watch.here:
+            sentence = "A device is used again, and what waits goes on by itself."
+            outbox.recovered(NONE_LEFT, sentence=sentence, at=now)
+        return
+    here = {device: records[device] for device in sorted(watch.here)}
+    outbox.post(
+        Alert(
+            kind="all_devices_left_out",
+            subject=NONE_LEFT,
+            occurrence=f"{max(record.left_out_at or 0.0 for record in here.values())}",
+            severity="error",
+            title="Every device is left out: nothing is computed until one is taken back",
+            next_step=(
+                "No run is started meanwhile: what is queued waits, nothing is lost; it goes on by itself."
+                " Look at `nvidia-smi` and the kernel log; where all failed alike, at what they share:"
+                " driver, power, cooling, storage, the model. Then: "
+                + "; ".join(f"vlm-assets devices --take-back {device}" for device in [*here][:_NAMED])
+            ),
+            expected="one device at least to work on",
+            found=" ".join(f"{device}: {_whys(record)}" for device, record in here.items()),
+            at=now,
+        )
+    )
+
+
+def _whys(record: DeviceRecord) -> str:
+    return " ".join(dict.fromkeys(failure.why for failure in record.failures))
+
+
+def _hot(device: str) -> str:
+    return f"devices/{device}/hot"
