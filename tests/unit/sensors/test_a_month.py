@@ -34,7 +34,8 @@ MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 ASSET = "first"
 KEYS = tuple(f"k{n:02}" for n in range(52))
 """Two more are launched by hand on each day but the last."""
-POISON, POOR = "k03", "k05"
+POISON, POOR, UNWANTED = "k03", "k05", "k22"
+"""Fails always, is interrupted always, and is cancelled before Dagster's database is lost."""
 POLICY = Policy(attempts=5, backoff_seconds=10 * MINUTE)
 DEVICES = [Device(f"GPU-{n}", "cuda", "A100", None, f"GPU-{n}") for n in range(2)]
 S = dg.DagsterRunStatus
@@ -163,7 +164,7 @@ class Month:
             ["succeeds", "fails", "gets on", "is interrupted", "killed", "stands", "is cancelled"],
             [40, 15, 9, 9, 9, 9, 9],
         )[0]
-        how = {POISON: "fails", POOR: "is interrupted"}.get(key, how)
+        how = {POISON: "fails", POOR: "is interrupted", UNWANTED: "is cancelled"}.get(key, how)
         self.work[run_id] = Launched(key, how, self.clock.now + self.chance.uniform(0.2, 3.0) * HOUR, 0)
         if how == "stands":
             self.standing_since[run_id] = self.clock.now
