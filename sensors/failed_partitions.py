@@ -87,7 +87,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Ticked:
+class TickResult:
     """What a tick came to: the runs to launch, and a sentence for the page."""
 
     launches: tuple[Launch, ...]
@@ -123,18 +123,18 @@ class FailedPartitions:
         self._guard = threading.Lock()
         self.succeeded_until: float | None = None
 
-    def tick(self, dagster: DagsterFacts, *, tick: str, now: float, at_once: bool = False) -> Ticked:
+    def tick(self, dagster: DagsterFacts, *, tick: str, now: float, at_once: bool = False) -> TickResult:
         """Decide, write down, and say what to launch. ``tick`` names this tick, the same if it is repeated.
 
         at_once: a person asks: no back-off is waited for, and what was given up is tried again.
         """
         pause = pause_of(self.state)
         if pause is not None:
-            return Ticked((), f"Nothing is started: {pause.sentence()}.")
+            return TickResult((), f"Nothing is started: {pause.sentence()}.")
         no_device = self._no_device()
         if no_device is not None:
             # Each run would wait for a device, and end.
-            return Ticked((), f"Nothing is started, because every device is left out. {no_device}")
+            return TickResult((), f"Nothing is started, because every device is left out. {no_device}")
         # The schedule and the sensor of the button tick in threads of one process.
         with self._guard:
             return _Tick(self, dagster, tick, at_once, now).run()
@@ -173,7 +173,7 @@ class _Tick:
         self.own: dict[str, RunState] = {}
         self.cut_short: list[Launch] = []
 
-    def run(self) -> Ticked:
+    def run(self) -> TickResult:
         owner = self.owner
         owner.history.look(self.dagster)
         cancelled = owner.cancels.look(self.dagster, self.now)
@@ -200,8 +200,8 @@ class _Tick:
         note_done_again(owner.state, done, now=self.now)
         owner.succeeded_until = self.now
         if self.entries != before and not owner.attempts.write(self.entries, read=before):
-            return Ticked((), "Another look was under way at the same time: the next tick looks again.")
-        return Ticked(tuple(launches), self._sentence(len(launches)))
+            return TickResult((), "Another look was under way at the same time: the next tick looks again.")
+        return TickResult(tuple(launches), self._sentence(len(launches)))
 
     def _find(self, index: int, asset: str, launching: Collection[str]) -> None:
         """Add the partitions of one asset that are not as they should be, and those that are worked on."""

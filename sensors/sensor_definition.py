@@ -6,16 +6,19 @@ decision. A simulation calls the decisions themselves, with facts and a clock of
 
 # No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import dagster as dg
 
 from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.ticks import Ticks
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,13 @@ class Situation:
     dagster: DagsterFacts
     now: float
     cursor: str | None = None
+
+    def remembered(self, kind: type[Kept]) -> Kept:
+        """The cursor as the dataclass that it was; an empty one where there is none, or another version's."""
+        try:
+            return kind(**json.loads(self.cursor or "{}"))
+        except (ValueError, TypeError):
+            return kind()
 
 
 @dataclass(frozen=True)

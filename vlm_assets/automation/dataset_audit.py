@@ -141,14 +141,6 @@ class SeenFiles:
     audited: str = ""
     seen: str = ""
 
-    @classmethod
-    def from_cursor(cls, cursor: str | None) -> "SeenFiles":
-        """What the last tick wrote; nothing if there is none, or another version wrote it."""
-        try:
-            return cls(**json.loads(cursor)) if cursor else cls()
-        except (ValueError, TypeError):
-            return cls()
-
 
 def why_due(
     last: LastAudit | None, files: SeenFiles, signature: str, *, works: bool, now: float
@@ -181,7 +173,7 @@ def build_audit_sensor(settings: Settings, audit_asset: dg.AssetsDefinition) -> 
         pause, now = pause_of(state), at.now
         if pause:
             return Decided(f"Nothing is started: {pause.sentence()}.")
-        last, files = last_audit(at.dagster, ASSET), SeenFiles.from_cursor(at.cursor)
+        last, files = last_audit(at.dagster, ASSET), at.remembered(SeenFiles)
         if last is not None and not last.problems and now - last.at < DAY_SECONDS:
             # The usual tick looks at no file.
             return Decided("The last audit found nothing wrong.")

@@ -142,14 +142,6 @@ class Drawn:
     at: float = 0.0
     pause: str = ""
 
-    @classmethod
-    def from_cursor(cls, cursor: str | None) -> "Drawn":
-        """What the last tick wrote; nothing where there is none, or it is of another version."""
-        try:
-            return cls(**json.loads(cursor)) if cursor else cls()
-        except (ValueError, TypeError):
-            return cls()
-
     def is_due(self, moved: str, *, works: bool, now: float, pause: str = "") -> bool:
         """Whether to draw. works: whether anything works now, so that the picture is old in any case."""
         if pause != self.pause and not (pause and works):
@@ -166,7 +158,7 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
     state = control_state(settings)
 
     def decide(at: Situation) -> Decided:
-        drawn, there, pause = Drawn.from_cursor(at.cursor), _what_moved(settings), pause_of(state)
+        drawn, there, pause = at.remembered(Drawn), _what_moved(settings), pause_of(state)
         if not there:
             return Decided("Nothing was ever started.")
         said = pause.sentence() if pause else ""

@@ -19,7 +19,7 @@ from resources.alerts.outbox import Outbox
 from resources.state.database import open_state
 from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, NO_ATTEMPT, RETRY
-from sensors.failed_partitions import FailedPartitions, Launch, Ticked, Watched
+from sensors.failed_partitions import FailedPartitions, Launch, TickResult, Watched
 from sensors.retry_decision import Policy
 
 KEYS = ("a", "b", "c", "d", "e", "f")
@@ -99,7 +99,7 @@ class Orchestrator:
         """The facts of the instance."""
         return InstanceFacts(self.instance)
 
-    def look(self, *, tick: str | None = None, at_once: bool = False) -> Ticked:
+    def look(self, *, tick: str | None = None, at_once: bool = False) -> TickResult:
         """One tick, whose launches are not made."""
         self.ticks += 1
         now = time.time() + self.ahead

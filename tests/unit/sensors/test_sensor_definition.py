@@ -1,11 +1,14 @@
 """Every sensor's tick is noted when its decision came to an end, and only then."""
 
+from dataclasses import dataclass
+
 import dagster as dg
 import pytest
 
 from resources.state.database import ControlState
-from sensors.sensor_definition import Decided, build_sensor
+from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
+from tests.unit.sensors.dagster_in_memory import Clock, DagsterInMemory
 
 
 @pytest.fixture
@@ -47,3 +50,17 @@ def test_a_decision_gets_facts_time_and_cursor_and_its_word_reaches_dagster(tick
     assert tick(lambda at: Decided("", requests=[request]), ticks) == ([request], "c"), (
         "a cursor that is not moved"
     )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a sensor remembers."""
+
+    files: int = 0
+
+
+@pytest.mark.parametrize("cursor", [None, "not json", "[]", '{"of": "another version"}'])
+def test_a_cursor_that_does_not_read_is_none(cursor):
+    """After an update, or a cursor that a person edited, a sensor begins anew and does not fail for ever."""
+    assert Situation(DagsterInMemory(Clock()), 0.0, cursor).remembered(Seen) == Seen()
+    assert Situation(DagsterInMemory(Clock()), 0.0, '{"files": 3}').remembered(Seen) == Seen(3)

@@ -182,4 +182,3 @@ def test_while_something_works_a_picture_is_drawn_every_half_hour() -> None:
     assert not drawn.is_due("a", works=False, now=9999.0)
     assert drawn.is_due("a", works=False, now=1001.0, pause="since noon")
     assert not drawn.is_due("b", works=True, now=1001.0, pause="since noon")
-    assert Drawn.from_cursor("not json") == Drawn.from_cursor(None) == Drawn()
