@@ -33,7 +33,7 @@ from vlm_assets.catalog.catalog_file import (
     CatalogError,
     CatalogHeader,
     read_header,
-    read_rows,
+    read_range,
     stream_rows,
 )
 from vlm_assets.catalog.image_root import ImageRoot, is_utf8
@@ -170,7 +170,7 @@ class Catalog:
                     f"{self.path} was updated while it was in use, and {wanted.key} is among the ranges that "
                     "changed. Start again: the new rows are taken then."
                 )
-            return read_rows(file, wanted, digest)
+            return read_range(file, wanted, digest)
 
         return self._read(read, f"the rows of {wanted.key}")
 

@@ -57,7 +57,7 @@ def quarantine(home: Path) -> Path:
     return _folders(home).quarantine
 
 
-def publish(home: Path, data: bytes) -> None:
+def publish_catalog(home: Path, data: bytes) -> None:
     """Put a new catalogue in place, verified, with a second copy. Raises CatalogUnreadableError, OSError."""
     path = catalog_path(home)
     second_copy, previous = backup_paths(home)

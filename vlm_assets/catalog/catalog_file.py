@@ -194,11 +194,11 @@ def stream_rows(file: Any, header: CatalogHeader) -> Iterator[tuple[PropertyRang
     for wanted, digest in header.slices(with_tail=True):
         while held_start + held.num_rows < wanted.stop:
             held = pa.concat_tables([held, file.read_row_group(next(groups))])
-        yield wanted, verified_rows(held.slice(wanted.start - held_start, len(wanted)), wanted, digest)
+        yield wanted, verified_range(held.slice(wanted.start - held_start, len(wanted)), wanted, digest)
         held, held_start = held.slice(wanted.stop - held_start), wanted.stop
 
 
-def read_rows(file: Any, wanted: PropertyRange, digest: str) -> pa.Table:
+def read_range(file: Any, wanted: PropertyRange, digest: str) -> pa.Table:
     """The verified rows of a range of an open parquet file; reads its row groups only. Raises UNREADABLE."""
     groups: list[int] = []
     first = start = 0
@@ -209,10 +209,10 @@ def read_rows(file: Any, wanted: PropertyRange, digest: str) -> pa.Table:
             groups.append(index)
         start = stop
     rows = file.read_row_groups(groups).slice(wanted.start - first, len(wanted))
-    return verified_rows(rows, wanted, digest)
+    return verified_range(rows, wanted, digest)
 
 
-def verified_rows(table: pa.Table, wanted: PropertyRange, digest: str) -> pa.Table:
+def verified_range(table: pa.Table, wanted: PropertyRange, digest: str) -> pa.Table:
     """The rows without metadata. Raises ValueError if they are not those of the digest."""
     if table.schema.remove_metadata() != SCHEMA or rows_digest(table) != digest:
         raise ValueError(f"the rows of {wanted.key} are not what was ingested")

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from resources.storage.files import make_directory
 from resources.storage.layout import Home
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.catalog_copies import publish, renew_second_copy
+from vlm_assets.catalog.catalog_copies import publish_catalog, renew_second_copy
 from vlm_assets.catalog.catalog_file import (
     SCHEMA,
     CatalogHeader,
@@ -161,7 +161,7 @@ def _ingest(
             _check_images_there(merge, root)
             written = bool(merge.new or merge.new_ranges or merge.stale or merge.changed_in_tail or moved)
             if written:
-                publish(home, data)
+                publish_catalog(home, data)
             else:
                 renew_second_copy(home)
             report = _report(Catalog.open(home), merge, listing, written=written, moved=moved)
@@ -191,7 +191,7 @@ def close_tail(home: Path) -> PropertyRange | None:
         writer = CatalogWriter()
         for one, table in known.slices(with_tail=True):
             writer.add(one, table)
-        publish(home, writer.finish(replace(known.header, sequence=known.header.sequence + 1)))
+        publish_catalog(home, writer.finish(replace(known.header, sequence=known.header.sequence + 1)))
         return known.tail
 
 

@@ -35,7 +35,7 @@ Advance = Callable[[int, int, int], None]
 """Told how much of a listing is read (of its ``total``), and the properties and images found so far."""
 
 
-def no_progress(done: int, properties: int, images: int) -> None:
+def no_advance(done: int, properties: int, images: int) -> None:
     """Show nothing."""
 
 
@@ -92,7 +92,7 @@ class ListedImages:
 
 
 def gather(
-    listing: Listing, root: ImageRoot, *, pool: Executor, problems: Problems, advance: Advance = no_progress
+    listing: Listing, root: ImageRoot, *, pool: Executor, problems: Problems, advance: Advance = no_advance
 ) -> ListedImages:
     """Read a listing to its end. Entries that cannot be taken go to ``problems``.
 

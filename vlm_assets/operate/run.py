@@ -24,7 +24,7 @@ from vlm_assets.operate.dagster_server.server import (
     GRACE_SECONDS,
     dagster_server,
     farewell,
-    prepare,
+    prepare_home,
     start_pages,
 )
 from vlm_assets.operate.status import Status
@@ -117,7 +117,7 @@ def run_backfill(
     messages say what to do.
     """
     console = console or TerminalConsole(soft_wrap=True)
-    found = prepare(home, dagster_home, slots=slots, port=port, console=console)
+    found = prepare_home(home, dagster_home, slots=slots, port=port, console=console)
     summary: BackfillSummary | None = None
     with (
         interruptible(),

@@ -29,7 +29,7 @@ from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, d
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
 from vlm_assets.assets.property_descriptions import DescriptionWork, remembered
 from vlm_assets.catalog.catalog import Catalog, CatalogError
-from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, publish, quarantine
+from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, publish_catalog, quarantine
 from vlm_assets.catalog.catalog_file import (
     SCHEMA,
     WITHDRAWN,
@@ -290,12 +290,14 @@ def replace_by_tombstones(home: Path, tombstones: Mapping[str, str]) -> Iterator
                     writer.add_tail(one, rows, since=catalog.header.tail.since)
                 else:
                     writer.add(one, rows)
-            publish(home, writer.finish(replace(catalog.header, sequence=catalog.header.sequence + 1)))
+            publish_catalog(
+                home, writer.finish(replace(catalog.header, sequence=catalog.header.sequence + 1))
+            )
             yield catalog_path(home)
         for path in backup_paths(home):
             if path.exists() and _has_any(path, tombstones):
                 # Published once more, it is its own previous version.
-                publish(home, catalog_path(home).read_bytes())
+                publish_catalog(home, catalog_path(home).read_bytes())
                 yield path
         for path in sorted(quarantine(home).glob("*")):
             if path.is_file():

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.cli.main import app
 from vlm_assets.operate.dagster_server.process_group import ProcessEndedError
-from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, prepare
+from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, prepare_home
 
 ASSETS = ["property_descriptions", "property_embeddings"]
 PROPERTIES = 120
@@ -50,7 +50,7 @@ class Day:
     @contextmanager
     def dagster(self) -> Iterator[DagsterServer]:
         """A running Dagster with its daemon, as `vlm-assets serve` starts it."""
-        port = prepare(self.home, self.dagster_home, slots=2, port=3500, console=Console(quiet=True))
+        port = prepare_home(self.home, self.dagster_home, slots=2, port=3500, console=Console(quiet=True))
         with dagster_server(
             self.home, self.dagster_home, port=port, grace_seconds=10.0, environment=SMALL_STEPS
         ) as server:

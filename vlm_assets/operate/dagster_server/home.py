@@ -233,7 +233,7 @@ def names_aside(dagster_home: Path, found: Sequence[Damage]) -> dict[str, Path]:
     return {one.folder: _unused(dagster_home / f"{one.folder}.damaged-{stamp}") for one in found}
 
 
-def set_aside(dagster_home: Path, names: Mapping[str, Path]) -> None:
+def set_databases_aside(dagster_home: Path, names: Mapping[str, Path]) -> None:
     """Rename the folders of damaged databases, durably. Dagster must not run."""
     for folder, aside in names.items():
         (dagster_home / folder).rename(aside)

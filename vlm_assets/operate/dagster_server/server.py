@@ -42,7 +42,7 @@ from vlm_assets.operate.dagster_server.home import (
     note_address,
     only_dagster,
     prepare_dagster_home,
-    set_aside,
+    set_databases_aside,
 )
 from vlm_assets.operate.dagster_server.process_group import ProcessGroup, interruptible
 from vlm_assets.resource_settings import control_state
@@ -257,7 +257,7 @@ def free_port(wanted: int) -> int:
     )
 
 
-def prepare(home: Path, dagster_home: Path, *, slots: int, port: int, console: Console) -> int:
+def prepare_home(home: Path, dagster_home: Path, *, slots: int, port: int, console: Console) -> int:
     """Make Dagster's state fit the home's catalogue; gives the port that is free.
 
     Raises CatalogError, DagsterHomeError, NoFreePortError.
@@ -288,7 +288,7 @@ def _renew_damaged_databases(home: Path, dagster_home: Path, console: Console) -
         _outbox(home).post_all(
             [_alert(folder, said, time.time()) for folder, said in sentences.items()], once_while_open=True
         )
-        set_aside(dagster_home, aside)
+        set_databases_aside(dagster_home, aside)
     for said in sentences.values():
         console.print(f"[yellow]{escape(said)}[/]")
 
@@ -361,7 +361,7 @@ def serve(
 def _serve_until_told(
     home: Path, dagster_home: Path, slots: int, port: int, grace_seconds: float, console: Console
 ) -> None:
-    found = prepare(home, dagster_home, slots=slots, port=port, console=console)
+    found = prepare_home(home, dagster_home, slots=slots, port=port, console=console)
     with (
         interruptible(),
         dagster_server(home, dagster_home, port=found, grace_seconds=grace_seconds) as server,

@@ -22,9 +22,9 @@ from vlm_assets.operate.dagster_server.home import (
     only_dagster,
     prepare_dagster_home,
     running_address,
-    set_aside,
+    set_databases_aside,
 )
-from vlm_assets.operate.dagster_server.server import prepare
+from vlm_assets.operate.dagster_server.server import prepare_home
 from vlm_assets.operate.terminal_console import TerminalConsole
 
 
@@ -126,7 +126,7 @@ def flip_a_page(database):
 def start(dataset):
     console = TerminalConsole(file=io.StringIO(), soft_wrap=True)
     settings = dataset.settings
-    prepare(settings.home, settings.dagster_home, slots=1, port=3900, console=console)
+    prepare_home(settings.home, settings.dagster_home, slots=1, port=3900, console=console)
     return console.file.getvalue()
 
 
@@ -173,9 +173,9 @@ def test_nothing_set_aside_before_is_written_over(dagster_home):
     """Two damages in one second have two names."""
     overwrite(dagster_home / DATABASES[2])
     found = damages(dagster_home)
-    set_aside(dagster_home, names_aside(dagster_home, found))
+    set_databases_aside(dagster_home, names_aside(dagster_home, found))
     (dagster_home / "schedules").mkdir()
-    set_aside(dagster_home, names_aside(dagster_home, found))
+    set_databases_aside(dagster_home, names_aside(dagster_home, found))
     assert len(list(dagster_home.glob("schedules.damaged-*"))) == 2
 
 
