@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import duckdb
+
+Severity = dg.AssetCheckSeverity
+"""WARN is shown and never stops a partition; ERROR keeps it from being published."""
 
 FIRST = 5
 """How many offending ids a check names."""
@@ -56,13 +58,6 @@ _OF_EVERY_ASSET = {
         " materialization ends, and by the sensor published_file_drift whenever the file changes."
     )
 }
-
-
-class Severity(StrEnum):
-    """WARN is shown and never stops a partition; ERROR keeps it from being published."""
-
-    WARN = "WARN"
-    ERROR = "ERROR"
 
 
 @dataclass(frozen=True)
@@ -363,9 +358,7 @@ def check_result(asset: str, outcome: CheckOutcome) -> dg.AssetCheckResult:
         passed=outcome.passed,
         asset_key=asset,
         check_name=outcome.name,
-        severity=(
-            dg.AssetCheckSeverity.WARN if outcome.severity is Severity.WARN else dg.AssetCheckSeverity.ERROR
-        ),
+        severity=outcome.severity,
         description=outcome.sentence(),
         metadata=metadata,
     )
