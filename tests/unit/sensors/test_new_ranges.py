@@ -7,6 +7,7 @@ import pytest
 
 from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.new_ranges import NewRanges
+from tests.unit.sensors.dagster_in_memory import Clock, DagsterInMemory
 
 KEYS = tuple(f"{start:09d}-{start:09d}" for start in range(4))
 
@@ -77,3 +78,10 @@ def test_nothing_is_launched_while_paused_or_when_the_tail_was_closed(instance):
         "Paused: nothing is started.",
     )
     assert new_ranges(close=lambda now: "closed").tick(InstanceFacts(instance), 0.0) == ([], "closed")
+
+
+def test_what_a_person_cancelled_is_not_new():
+    """It was never materialized and has nothing on disk, but a launch would undo the cancel."""
+    dagster = DagsterInMemory(Clock())
+    dagster.change(dagster.launch(KEYS[3], ["upstream"]), dg.DagsterRunStatus.CANCELED)
+    assert new_ranges(cap=9).tick(dagster, 0.0)[0] == [KEYS[2], KEYS[1], KEYS[0]]

@@ -11,10 +11,14 @@ from sensors.failed_partitions import FailedPartitions
 from sensors.published_file_drift import DriftWatcher
 from sensors.ticks import Ticks
 from sensors.worker_health import HealthWatcher
+from tests.unit.vlm_assets.catalog.test_catalog import list_properties
 from vlm_assets.automation.retries import build_retries
-from vlm_assets.automation.sensors import build_sensors, worker_limits
+from vlm_assets.automation.sensors import build_sensors, close_old_tail, worker_limits
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
 from vlm_assets.definitions import build_defs
 from vlm_assets.resource_settings import control_state
+from vlm_assets.settings import load_settings
 
 NAMES = [
     "failed_partitions_again",
@@ -132,3 +136,15 @@ def test_a_tick_with_nothing_to_tell_leaves_no_file_with_dagster(dataset, tmp_pa
     ticked = {one.name for one in (*definitions.sensors, *definitions.schedules)}
     assert Ticks(control_state(dataset.settings)).last().keys() == ticked
     assert list(tmp_path.rglob("second.*")) == []
+
+
+def test_a_tail_is_closed_when_its_first_property_has_waited_long_enough(tmp_path):
+    """Not a moment before: what is closed is a partition for ever."""
+    home = tmp_path / "home"
+    ingest(list_properties(tmp_path, 7), home, range_size=5)
+    settings = load_settings(home=home, run_new_ranges=True, run_new_ranges_after_hours=1.0)
+    since = Catalog.open(home).header.tail.since
+    assert close_old_tail(settings, now=since + 3599.0) is None
+    assert "The last 2 properties have waited long enough" in close_old_tail(settings, now=since + 3601.0)
+    assert len(Catalog.open(home).ranges) == 2
+    assert close_old_tail(settings, now=since + 9e9) is None, "there is no tail any more"
