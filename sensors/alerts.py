@@ -36,7 +36,7 @@ RESTORED = "state/database"
 RESTORED_SECONDS = 24 * 3600.0
 """How long that alert stays open: it asks somebody to look at the disk."""
 
-_CRY_AGAIN_SECONDS = 3600.0
+_UNRECORDED_AGAIN_SECONDS = 3600.0
 _REMEMBERED = 100_000
 
 
@@ -174,15 +174,15 @@ def build_alerts_sensor(
     scan: AlertScan, delivery: Delivery, *, address: Callable[[], str | None]
 ) -> dg.SensorDefinition:
     """The sensor. address: of the pages, as a person reaches them."""
-    failures, cried_at = 0, float("-inf")
+    failures, unrecorded_at = 0, float("-inf")
 
-    def cry(error: OSError, now: float) -> None:
+    def send_unrecorded(error: OSError, now: float) -> None:
         """Nothing can be written down, so this alone is sent without: once an hour, while it lasts."""
-        nonlocal failures, cried_at
+        nonlocal failures, unrecorded_at
         failures += 1
         # A database that is busy for once is not told.
-        if failures > 1 and now - cried_at > _CRY_AGAIN_SECONDS:
-            cried_at = now
+        if failures > 1 and now - unrecorded_at > _UNRECORDED_AGAIN_SECONDS:
+            unrecorded_at = now
             delivery.send_at_once(alerts_cannot_be_written(str(error)), seconds=DELIVERY_SECONDS)
 
     @dg.sensor(
@@ -202,7 +202,7 @@ def build_alerts_sensor(
             context.update_cursor(cursor.text())
             delivered = delivery.deliver(now=now, seconds=DELIVERY_SECONDS, address=address())
         except OSError as error:
-            cry(error, now)
+            send_unrecorded(error, now)
             raise
         try:
             scan.ticks.record(NAME, time.time(), interval_seconds=INTERVAL_SECONDS)
@@ -210,7 +210,7 @@ def build_alerts_sensor(
         except OSError as error:
             # Raised, it would undo the cursor of a tick that has told.
             context.log.warning(f"The tick could not be noted: {error}")
-            cry(error, now)
+            send_unrecorded(error, now)
         # Not to context.log too: Dagster keeps a file for each tick that has one, and removes none.
         return dg.SkipReason(f"{said}; {_sentence(delivered)}")
 
