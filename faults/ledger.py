@@ -10,6 +10,7 @@ from pathlib import Path
 
 from faults.lives import Life
 from faults.partition_life import KEY, TOTAL, VERSIONS, asset
+from resources.journal.high_water_mark import read_marks
 
 
 class PromiseBrokenError(AssertionError):
@@ -71,6 +72,9 @@ class Ledger:
         left += [*partition.quarantine.glob("*"), *partition.journals.glob("*")]
         if left:
             self._broken(f"left behind: {', '.join(map(str, left))}")
+        promising = [mark for mark in read_marks(partition.high_water_marks, KEY) if not mark.retired]
+        if promising:
+            self._broken(f"journals are removed, and their marks still promise rows: {promising}")
 
     def _found_left_over(self, journals: list[str], staged: int) -> None:
         if back := self.retired.intersection(journals):

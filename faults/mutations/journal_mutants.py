@@ -17,8 +17,10 @@ _THREAD = "resources/journal/commit_thread.py"
 _DISCARDING = "resources/journal/discarding.py"
 
 MUTANTS = (
-    Mutant(_JOURNAL, "                files.sync_directory(directory)\n                # The crash may",
-           "                # The crash may", "a retirement that is finished makes its manifest durable first"),
+    Mutant(_JOURNAL, "                files.sync_directory(directory)\n", "",
+           "a retirement that is finished makes its manifest durable first"),
+    Mutant(_JOURNAL, "                    files.sync_directory(high_water_mark.parent)\n",
+           "                    pass\n", "a retirement that is finished makes its mark durable first"),
     Mutant(_FILES, "                view = view[os.write(descriptor, view) :]\n            os.fsync(descriptor)\n",
            "                view = view[os.write(descriptor, view) :]\n", "a file's bytes are synced before it is named"),
     Mutant(_FILES, "            try:\n                os.fsync(descriptor)\n            finally:\n",

@@ -346,14 +346,16 @@ def clear_retired(directory: Path, high_water_mark: Path) -> bool:
             remove_temporaries(directory)
             clear_temporaries(high_water_mark)
             if head is not None:
-                # The name that we see may be that of a process killed before it could make it durable: a
-                # power cut after the mark would leave a journal that goes on and a mark that forbids it.
+                # The names that we see may be those of a process killed before it could make them durable.
+                # A power cut now must leave neither a mark that forbids a journal which goes on, nor one that
+                # promises the rows of a journal which is gone.
                 files.sync_directory(directory)
-                # The crash may have come before the mark: left as it was, it would promise rows for ever.
                 retired = mark_of(head)
                 said = read_mark(high_water_mark, key=retired.key, generation=retired.generation).mark
                 if said is None or said.sequence != retired.sequence:
                     write_mark(high_water_mark, retired)
+                else:
+                    files.sync_directory(high_water_mark.parent)
                 remove_retired(directory, head)
             lock.release(remove=True)
             _remove_empty(directory)
