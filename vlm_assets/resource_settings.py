@@ -96,6 +96,7 @@ def build_text_embedding_model(settings: Settings) -> TextEmbeddingModel:
         revision=settings.embedding_revision if settings.embedding_model else settings.model_revision,
         trust_remote_code=settings.trust_remote_code,
         records_directory=str(settings.state_directory / "models"),
+        pooling=settings.embedding_pooling or (None if settings.embedding_model else "mean"),
     )
 
 

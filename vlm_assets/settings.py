@@ -182,6 +182,11 @@ class Settings(BaseSettings):
         None, description="Text-embedding model: a local folder or a hub id. Default: the model's own layers."
     )
     embedding_revision: str | None = Field(None, description="Hub revision of the embedding model.")
+    embedding_pooling: Literal["mean", "cls", "lasttoken"] | None = Field(
+        None,
+        description="How a model whose files do not say so makes one vector of its tokens' states. Default:"
+        " the embedding model's files say it; mean for the describing model's own layers.",
+    )
 
     devices: str = Field(
         "auto",

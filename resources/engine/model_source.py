@@ -30,6 +30,8 @@ from resources.storage.sealed_json import BrokenSealError, read_sealed, seal, wr
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
+MODULES = "modules.json"
+"""What sentence-transformers makes of a text: modules in their order, each with a folder of its own."""
 
 _DECIDING_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".txt", ".py"})
 """Endings of the files of a model folder that decide what it answers: weights, settings, tokenizer, code."""
@@ -131,8 +133,15 @@ def _hub_commit(name: str, revision: str | None) -> str:
 
 def deciding_files(folder: Path) -> list[Path]:
     """The files of a model's folder that decide what it answers, in a fixed order. Raises ModelLoadError."""
-    refuse_other_files(str(folder), lambda name: _read(folder, name))
-    own = [path for path in folder.iterdir() if path.suffix in _DECIDING_SUFFIXES]
+    refuse_other_files(str(folder), lambda name: read_object(folder, name))
+    folders = dict.fromkeys([folder, *(folder / part["path"] for part in embedding_modules(folder) or ())])
+    own = [
+        path
+        for part in folders
+        if part.is_dir()
+        for path in part.iterdir()
+        if path.suffix in _DECIDING_SUFFIXES
+    ]
     return sorted(path for path in (*own, *folder.glob(_MORE_TEMPLATES)) if path.is_file())
 
 
@@ -165,16 +174,44 @@ def _refuse_unless_plain(model: str, named_in: str, name: object, endings: tuple
         )
 
 
-def _read(folder: Path, name: str) -> Mapping[str, Any] | None:
+def embedding_modules(folder: Path) -> list[dict[str, str]] | None:
+    """``type`` and ``path`` of each module of a text embedder; None where its files name no modules.
+
+    Every path is a folder inside the model's. Raises ModelLoadError.
+    """
+    content = _read(folder, MODULES)
+    if content is None:
+        return None
+    modules = []
+    for part in content if isinstance(content, list) else [None]:
+        kind, path = (part.get("type"), part.get("path", "")) if isinstance(part, dict) else (None, None)
+        if not isinstance(kind, str) or not isinstance(path, str):
+            raise ModelLoadError(f"model {folder}: {MODULES} is not a list of modules with type and path")
+        # Links to files are followed: the hub's cache is made of them, and what they hold is in the digest.
+        if "\\" in path or not (folder / path).resolve().is_relative_to(folder.resolve()):
+            raise ModelLoadError(
+                f"model {folder}: {MODULES} names the folder {path!r}, which is not in the model's own"
+                " folder. Copy the whole model into one folder, or download it again."
+            )
+        modules.append({"type": kind, "path": path})
+    return modules
+
+
+def read_object(folder: Path, name: str) -> Mapping[str, Any] | None:
+    """The content of a JSON file of a model's folder; None where there is none. Raises ModelLoadError."""
+    content = _read(folder, name)
+    if content is not None and not isinstance(content, dict):
+        raise ModelLoadError(f"model {folder}: {name} is not a JSON object")
+    return content
+
+
+def _read(folder: Path, name: str) -> Any:
     try:
-        content = json.loads((folder / name).read_bytes())
+        return json.loads((folder / name).read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"model {folder}: {name} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"model {folder}: {name} is not a JSON object")
-    return content
 
 
 def pinned_commit(

@@ -87,7 +87,8 @@ def description_parts(
 
 def embedding_parts(model: TextEmbeddingModel) -> dict[str, str]:
     """All parts of a vector's fingerprint but that of the texts. Raises ModelLoadError."""
-    return {"embedding_model": model.exact_revision()}
+    pooling = model.pooling or "as the model's files say"
+    return {"embedding_model": model.exact_revision(), "embedding_pooling": pooling}
 
 
 class Meaning:

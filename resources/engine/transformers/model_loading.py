@@ -150,13 +150,66 @@ def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
         model, report = auto_class.from_pretrained(
             source.location, use_safetensors=True, dtype=dtype, output_loading_info=True, **arguments
         )
-        lacking = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
-        if lacking:
-            raise ModelLoadError(
-                f"model {source.name}: its files lack {len(lacking)} of the weights of "
-                f"{type(model).__name__}, first {', '.join(lacking[:3])}; they are incomplete or another's"
-            )
+        _refuse_incomplete(source, model, report)
         return model.eval().to(device)
+
+
+def load_sentence_transformer(source: ModelSource, folder: Path, *, device: str) -> Any:
+    """A text embedder by sentence-transformers, in the number format that its files say.
+
+    folder: its files, which ``sentence_modules`` has accepted. Nothing else is read, also not from the hub.
+    Raises ModelLoadError, also where weights are missing. The import takes seconds, so only what embeds by
+    such a model comes here.
+    """
+    _import_transformers()
+    if device != "cpu":
+        avoid_attention_with_plans()
+    with _loading(source, "embedding model"), _nothing_unpickled(), _no_weights_missing(source):
+        from sentence_transformers import SentenceTransformer
+
+        model = SentenceTransformer(
+            str(folder),
+            device=device,
+            trust_remote_code=source.trust_remote_code,
+            local_files_only=True,
+            model_kwargs={"use_safetensors": True},
+        )
+        return model.eval()
+
+
+@contextmanager
+def _no_weights_missing(source: ModelSource) -> Iterator[None]:
+    """Refuse a model whose files lack weights, whoever loads it meanwhile. Its pooler is not used."""
+    from transformers import PreTrainedModel
+
+    load = PreTrainedModel.__dict__["from_pretrained"]
+
+    def complete(model_class: Any, *given: Any, **named: Any) -> Any:
+        model, report = load.__func__(model_class, *given, **{**named, "output_loading_info": True})
+        _refuse_incomplete(source, model, report, unused="pooler.")
+        return model
+
+    PreTrainedModel.from_pretrained = classmethod(complete)
+    try:
+        yield
+    finally:
+        PreTrainedModel.from_pretrained = load
+
+
+def _refuse_incomplete(source: ModelSource, model: Any, report: Any, *, unused: str | None = None) -> None:
+    lacking = sorted([*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])])
+    lacking = [key for key in lacking if unused is None or not key.startswith(unused)]
+    if lacking:
+        raise ModelLoadError(
+            f"model {source.name}: its files lack {len(lacking)} of the weights of "
+            f"{type(model).__name__}, first {', '.join(lacking[:3])}; they are incomplete or another's"
+        )
+
+
+def read_json(source: ModelSource, name: str) -> Any:
+    """The content of a model's JSON file, from its folder or from the hub; None where it has none."""
+    with _loading(source, name) as arguments:
+        return _json_file(source, name, arguments)
 
 
 def _json_file(source: ModelSource, name: str, arguments: dict[str, Any]) -> Any:

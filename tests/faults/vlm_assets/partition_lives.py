@@ -67,7 +67,7 @@ def live(order: dict[str, Any], say: Callable[..., Any]) -> None:
     """
     settings = load_settings(home=order["home"], devices="cpu:1", **order["settings"])
     model = LoadedModel(model=settings.model)
-    embedder = LoadedEmbedder(model=settings.model)
+    embedder = LoadedEmbedder(model=settings.model, pooling="mean")
     loaded = {"vision_language_model": model, "text_embedding_model": embedder}
     defs = build_defs(settings, resource_overrides=loaded)
     submit, batches = Journal.submit, 0
@@ -148,7 +148,7 @@ def load_all(settings: Settings) -> None:
     _loaded.append(
         TransformersEngine(ModelSource(settings.model), schema=schema, prompt=prompt, device="cpu")
     )
-    _embedders.append(TextEmbedder(ModelSource(settings.model), device="cpu"))
+    _embedders.append(TextEmbedder(ModelSource(settings.model), device="cpu", pooling="mean"))
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from resources.engine.protocol import ModelLoadError
 from vlm_assets import settings as settings_module
+from vlm_assets.assets.fingerprint import embedding_parts
 from vlm_assets.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.settings import (
     CHECKOUT,
@@ -110,6 +111,20 @@ def test_a_server_at_an_address_needs_an_embedding_model_beside_it(monkeypatch, 
         build_text_embedding_model(load_settings(home=tmp_path)).exact_revision()
     monkeypatch.setenv("VLM_ASSETS_EMBEDDING_MODEL", "owner/name")
     require_models(load_settings(home=tmp_path))
+
+
+def test_only_the_describing_models_own_layers_have_a_pooling_by_default(monkeypatch, tmp_path):
+    """A named embedder's pooling comes from its files; one that the settings name is in the fingerprint."""
+    monkeypatch.setenv("VLM_ASSETS_MODEL", "example")
+    own = build_text_embedding_model(load_settings(home=tmp_path))
+    assert (own.model, own.pooling) == (str(EXAMPLE_MODEL), "mean")
+    monkeypatch.setenv("VLM_ASSETS_EMBEDDING_MODEL", "owner/name")
+    assert build_text_embedding_model(load_settings(home=tmp_path)).pooling is None
+    monkeypatch.setenv("VLM_ASSETS_EMBEDDING_MODEL", str(EXAMPLE_MODEL))
+    monkeypatch.setenv("VLM_ASSETS_EMBEDDING_POOLING", "cls")
+    named = build_text_embedding_model(load_settings(home=tmp_path))
+    assert (named.model, named.pooling) == (own.model, "cls")
+    assert embedding_parts(named) != embedding_parts(own)
 
 
 def test_a_home_with_the_rendered_example_has_the_example_model(monkeypatch, tmp_path):

@@ -27,7 +27,7 @@ def encoder_folder(tmp_path_factory, tokenizer):
 @pytest.fixture(scope="module", params=["describing model", "text encoder"])
 def embedder(request, model_folder, encoder_folder):
     folder = model_folder if request.param == "describing model" else encoder_folder
-    embedder = TextEmbedder(ModelSource(str(folder)), device="cpu")
+    embedder = TextEmbedder(ModelSource(str(folder)), device="cpu", pooling="mean")
     yield embedder
     embedder.close()
 
@@ -66,8 +66,22 @@ def test_mean_over_tokens(model_folder):
     ids = AutoTokenizer.from_pretrained(model_folder)(TEXTS[1], return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         mean = model.model.text_model(input_ids=ids).last_hidden_state[0].mean(dim=0).numpy()
-    vector = TextEmbedder(ModelSource(str(model_folder)), device="cpu").embed([TEXTS[1]])[0]
+    vector = TextEmbedder(ModelSource(str(model_folder)), device="cpu", pooling="mean").embed([TEXTS[1]])[0]
     assert np.abs(vector - mean / np.linalg.norm(mean)).max() < 1e-5
+
+
+@pytest.mark.parametrize(("pooling", "at"), [("cls", 0), ("lasttoken", -1)])
+def test_named_pooling(encoder_folder, pooling, at):
+    """Where the pooling is named, the vector is the first or the last token's state."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    model = AutoModel.from_pretrained(encoder_folder, dtype=torch.float32).eval()
+    ids = AutoTokenizer.from_pretrained(encoder_folder)(TEXTS[1], return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        state = model(input_ids=ids).last_hidden_state[0, at].numpy()
+    vectors = TextEmbedder(ModelSource(str(encoder_folder)), device="cpu", pooling=pooling).embed(TEXTS)
+    assert np.abs(vectors[1] - state / np.linalg.norm(state)).max() < 1e-5
 
 
 def test_no_texts(embedder):
