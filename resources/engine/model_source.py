@@ -134,15 +134,12 @@ def _hub_commit(name: str, revision: str | None) -> str:
 def deciding_files(folder: Path) -> list[Path]:
     """The files of a model's folder that decide what it answers, in a fixed order. Raises ModelLoadError."""
     refuse_other_files(str(folder), lambda name: read_object(folder, name))
-    folders = dict.fromkeys([folder, *(folder / part["path"] for part in embedding_modules(folder) or ())])
-    own = [
-        path
-        for part in folders
-        if part.is_dir()
-        for path in part.iterdir()
-        if path.suffix in _DECIDING_SUFFIXES
-    ]
-    return sorted(path for path in (*own, *folder.glob(_MORE_TEMPLATES)) if path.is_file())
+    modules = (folder / part["path"] for part in embedding_modules(folder) or ())
+    found = []
+    for part in dict.fromkeys((folder, *modules)):
+        found += [path for path in part.glob("*") if path.suffix in _DECIDING_SUFFIXES]
+        found += part.glob(_MORE_TEMPLATES)
+    return sorted(path for path in found if path.is_file())
 
 
 def refuse_other_files(model: str, read: Callable[[str], Mapping[str, Any] | None]) -> None:

@@ -76,6 +76,40 @@ def test_embeddings_follow_the_descriptions_row_for_row(desk):
         assert (embedding["embedding"] is None) == (description["status"] == "failed")
 
 
+@pytest.fixture
+def text_embedder(tmp_path, desk):
+    """A folder of a text embedder with random weights: first token, unit length, 32 numbers."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+    from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+
+    plain, folder = tmp_path / "plain", tmp_path / "text-embedder"
+    of_example = AutoTokenizer.from_pretrained(desk.settings.model)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=of_example.backend_tokenizer, pad_token=of_example.pad_token
+    )
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    BertModel(BertConfig(vocab_size=len(tokenizer), initializer_range=0.2, **shape)).save_pretrained(plain)
+    tokenizer.save_pretrained(plain)
+    parts = [Transformer(str(plain)), Pooling(32, pooling_mode="cls"), Normalize()]
+    SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(folder))
+    return folder
+
+
+def test_another_text_embedder_makes_other_vectors_of_the_same_descriptions(desk, text_embedder):
+    """A named text embedder replaces the vectors of the describing model's layers, and no description."""
+    assert desk.materialize("property_descriptions", "property_embeddings").success
+    before = stamps(desk.settings.descriptions)
+    named = desk.changed(embedding_model=str(text_embedder))
+    done = named.materialize("property_embeddings")
+    assert done.success, done.failure
+    assert all(check.passed for check in done.checks.values())
+    found = rows(desk.settings.embeddings.partition(KEY).published)
+    assert {row["model"] for row in found} == {"text-embedder"}
+    assert {len(row["embedding"]) for row in found if row["status"] == "ok"} == {32}
+    assert stamps(desk.settings.descriptions) == before
+
+
 def test_a_complete_partition_is_verified_and_nothing_changes(desk, no_device):
     """Pressing Materialize on finished work costs no device and touches no file."""
     assert desk.materialize().success
