@@ -1,8 +1,8 @@
 """The photos of an example property, with known truth: which views there are and what each of them shows.
 
 What lives here: the list of views, the choice of light and the rendering of one photo. What does not: how a
-thing is drawn (buildings.py, gardens.py, rooms.py) and which files hold the photos (example.py). The same
-(purpose, seed, index) gives the same photos on every machine with the same Pillow.
+thing is drawn (buildings.py, gardens.py, rooms.py) and which files hold the photos (rendered_properties.py).
+The same (purpose, seed, index) gives the same photos on every machine with the same Pillow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether a process that was seen before is still that one, by its start; and how one ended, in words.
 
 What lives here: telling one process from another with its pid, and an exit code as people read it. What does
-not: whether a materialization lives (its lock says that, ``workers.py``).
+not: whether a materialization lives (its lock says that, ``state/workers.py``).
 """
 
 from __future__ import annotations

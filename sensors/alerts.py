@@ -18,7 +18,7 @@ from resources.alerts.alert import Alert
 from resources.alerts.delivery import Delivered, Delivery
 from resources.alerts.messages import alerts_cannot_be_written
 from resources.alerts.outbox import Outbox
-from resources.state.database import Restoration
+from resources.state.database import StateRestoration
 from sensors import check_alerts, run_alerts
 from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.instance_facts import InstanceFacts
@@ -148,7 +148,7 @@ class AlertScan:
         return Cursor(evaluations=until, runs=runs, standing_since=standing_since, silent=times), said
 
 
-def _restored(restorations: Sequence[Restoration], now: float) -> list[Alert]:
+def _restored(restorations: Sequence[StateRestoration], now: float) -> list[Alert]:
     """An alert of the last restoration of the control state, for a day: it says what may be missing."""
     return [
         Alert(

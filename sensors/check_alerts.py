@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from resources.alerts.alert import Alert
 from sensors.dagster_facts import DagsterFacts
-from sensors.dagster_internals.events import Evaluation
+from sensors.dagster_internals.events import CheckEvaluation
 from sensors.partition_history import PartitionHistory
 
 FAILED, WARNED = "check_failed", "check_warning"
@@ -27,7 +27,7 @@ _EXPECTED, _FOUND, _WHAT_TO_DO = "expected", "found", "what to do"
 
 def new_evaluations(
     dagster: DagsterFacts, cursor: int | None, assets: Sequence[str]
-) -> tuple[list[Evaluation], int]:
+) -> tuple[list[CheckEvaluation], int]:
     """The results since the last look, oldest first, some of them seen before, and where to go on.
 
     At the very first look (cursor None) of a long history: what stands failed now, not what once did. A
@@ -51,12 +51,12 @@ def new_evaluations(
     return found, until
 
 
-def subject_of(one: Evaluation) -> str:
+def subject_of(one: CheckEvaluation) -> str:
     """What a result is about: the same check of the same partition, whatever run gave it."""
     return "/".join(part for part in (one.asset, one.partition, one.check) if part)
 
 
-def alert_of(one: Evaluation) -> Alert | None:
+def alert_of(one: CheckEvaluation) -> Alert | None:
     """What a person is told of a result; nothing of one that passed."""
     if one.passed:
         return None
@@ -80,7 +80,7 @@ def alert_of(one: Evaluation) -> Alert | None:
     )
 
 
-def passed_again(evaluations: Iterable[Evaluation]) -> dict[str, str]:
+def passed_again(evaluations: Iterable[CheckEvaluation]) -> dict[str, str]:
     """Sentences, by subject, of what passed at its latest result among these."""
     latest = {subject_of(one): one for one in sorted(evaluations, key=lambda one: one.storage_id)}
     return {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     # ``vlm-assets status`` reads what sensors keep, and importing Dagster takes a second.
     from dagster import AssetCheckEvaluation, AssetMaterialization, DagsterRunStatus
 
-    from sensors.dagster_internals.events import Evaluation, Materialization
+    from sensors.dagster_internals.events import CheckEvaluation, MaterializationEvent
     from sensors.dagster_internals.runs import RunState
 
 
@@ -77,7 +77,7 @@ class DagsterFacts(Protocol):
     def newest_evaluation(self) -> int:
         """The id of the latest result of a check."""
 
-    def materializations_since(self, asset: str, cursor: int) -> list[Materialization]:
+    def materializations_since(self, asset: str, cursor: int) -> list[MaterializationEvent]:
         """Of an asset's partitions, planned and done, after an event's id."""
 
     def latest_materialization(self, asset: str) -> tuple[float, Mapping[str, str]] | None:
@@ -86,12 +86,12 @@ class DagsterFacts(Protocol):
     def materialized_partitions(self, asset: str) -> Collection[str]:
         """The partitions that Dagster knows as materialized."""
 
-    def latest_failures(self, assets: Sequence[str]) -> Iterator[Evaluation]:
+    def latest_failures(self, assets: Sequence[str]) -> Iterator[CheckEvaluation]:
         """The latest result of every check and partition where it failed."""
 
     def evaluations_since(
         self, cursor: int, *, look_back: int = 0, limit: int = 1000
-    ) -> tuple[list[Evaluation], int]:
+    ) -> tuple[list[CheckEvaluation], int]:
         """Results of checks after an event's id, and where to go on."""
 
     def restore_results(self, run_ids: Collection[str]) -> list[tuple[str, str, str]]:

@@ -1,9 +1,8 @@
 """Processes that hold a device though their run has ended: told, ended, and so the device is free.
 
 What lives here: which holders those are, and what is done about each. What does not: workers that stand still
-at their work (``worker_health.py``), the locks (``resources/devices/leases.py``). A process may hang at
-its very
-end, in the driver or in a library, when its run is finished and its heartbeat is over: nobody would look.
+at their work (``worker_health.py``), the locks (``resources/devices/leases.py``). A process may hang at its
+very end, in the driver or in a library, when its run is finished and its heartbeat is over.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sensors.dagster_facts import DagsterFacts
 
 if TYPE_CHECKING:
-    from sensors.dagster_internals.events import Evaluation, Materialization
+    from sensors.dagster_internals.events import CheckEvaluation, MaterializationEvent
 
 _LOOK_BACK = 200
 """Events read again at each look: on Postgres a lower id may become visible after a higher one."""
@@ -33,9 +33,9 @@ class PartitionHistory:
         self._forget()
 
     def _forget(self) -> None:
-        self.open_attempts: dict[str, dict[str, Materialization]] = {asset: {} for asset in self.assets}
+        self.open_attempts: dict[str, dict[str, MaterializationEvent]] = {asset: {} for asset in self.assets}
         self.materialized: dict[str, dict[str, int]] = {asset: {} for asset in self.assets}
-        self._latest: dict[str, dict[tuple[str, str], Evaluation]] = {asset: {} for asset in self.assets}
+        self._latest: dict[str, dict[tuple[str, str], CheckEvaluation]] = {asset: {} for asset in self.assets}
         self._until = 0
 
     def look(self, dagster: DagsterFacts) -> None:
@@ -64,16 +64,16 @@ class PartitionHistory:
                 return
             at, look_back = until, 0
 
-    def failing(self, asset: str) -> dict[str, list[Evaluation]]:
+    def failing(self, asset: str) -> dict[str, list[CheckEvaluation]]:
         """Standing evaluations that stop a partition, by partition."""
-        standing: dict[str, list[Evaluation]] = {}
+        standing: dict[str, list[CheckEvaluation]] = {}
         materialized = self.materialized[asset]
         for (partition, _), one in self._latest[asset].items():
             if one.stops and one.storage_id > materialized.get(partition, 0):
                 standing.setdefault(partition, []).append(one)
         return standing
 
-    def _take(self, one: Evaluation) -> None:
+    def _take(self, one: CheckEvaluation) -> None:
         if one.asset not in self._latest or one.partition is None:
             return
         latest = self._latest[one.asset]

@@ -99,7 +99,7 @@ def _silent(logger: logging.Logger) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TargetAnswer:
     """Whether a target took a message, and what it said where it did not; nothing secret is in it."""
 
     took: bool
@@ -134,7 +134,7 @@ class TargetProcess:
         """Whether the deadline is so near that nothing more should be begun."""
         return self._deadline - time.monotonic() < _TIME_FOR_ONE
 
-    def send(self, message: Message) -> Answer:
+    def send(self, message: Message) -> TargetAnswer:
         """Send one message and wait for the answer, until the deadline."""
         try:
             process = self._process or self._start()
@@ -142,10 +142,10 @@ class TargetProcess:
             self._write(process, message.as_json())
             answer = self._line(process)
         except (OSError, EOFError, ValueError) as error:
-            return Answer(took=False, said=f"the sending process ended: {type(error).__name__}")
+            return TargetAnswer(took=False, said=f"the sending process ended: {type(error).__name__}")
         if answer is None:
-            return Answer(took=False, said="no answer in time")
-        return Answer(took=bool(answer["took"]), said=str(answer["said"]))
+            return TargetAnswer(took=False, said="no answer in time")
+        return TargetAnswer(took=bool(answer["took"]), said=str(answer["said"]))
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._process = subprocess.Popen(

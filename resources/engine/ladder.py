@@ -1,9 +1,9 @@
 """The retry ladder: from a batch of loaded properties to one terminal result for each.
 
-What lives here: which answer counts, how a property whose answer does not is asked again, and when it is
+What lives here: which answer counts, how a property is asked again whose answer does not count, when it is
 given up as failed with what the model said, and which failures may pass. What does not: the model (the
 engines), whether a text is a description (schema.py), how often a failed row is tried again
-(``vlm_assets/assets/generations.py``). Every decision is about one property; its neighbours in the batch do
+(``vlm_assets/assets/partition.py``). Every decision is about one property; its neighbours in the batch do
 not matter.
 """
 

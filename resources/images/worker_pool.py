@@ -32,7 +32,7 @@ from resources.images.images import (
 from resources.images.outputs import Output
 from resources.images.shared_arrays import Parcel
 from resources.images.worker import Task
-from resources.images.worker_process import ENDING_SECONDS, Template, Worker
+from resources.images.worker_process import ENDING_SECONDS, Template, WorkerProcess
 
 ATTEMPTS: Final = 3
 """Workers that an image may take down before it is given up."""
@@ -94,7 +94,7 @@ class WorkerPool:
         self._is_loaded = threading.Condition(guard)
         """Notified when a property is loaded, and at the end."""
         self._wanted: deque[_Loading] = deque()
-        self._living: dict[int, Worker] = {}
+        self._living: dict[int, WorkerProcess] = {}
         self._error: Exception | None = None
         self._closed = True
         self._numbers = 0
@@ -204,7 +204,7 @@ class WorkerPool:
 
     def _serve(self) -> None:
         """Keep one worker alive and busy until the pool is closed."""
-        worker: Worker | None = None
+        worker: WorkerProcess | None = None
         at_hand: deque[_Loading] = deque()  # what it was given, or is about to be; the first is under way
         try:
             while not self._closed:
@@ -227,12 +227,12 @@ class WorkerPool:
             self._is_loaded.notify_all()
             self._is_wanted.notify_all()
 
-    def _forget(self, worker: Worker) -> None:
+    def _forget(self, worker: WorkerProcess) -> None:
         with self._is_loaded:
             self._living.pop(worker.pid, None)
         worker.close()
 
-    def _start_worker(self) -> Worker:
+    def _start_worker(self) -> WorkerProcess:
         with self._starting:
             while True:
                 template = self._template or Template(self._output)
@@ -271,7 +271,7 @@ class WorkerPool:
             return None if self._closed else new
 
     def _work(
-        self, worker: Worker, at_hand: deque[_Loading], new: Sequence[_Loading]
+        self, worker: WorkerProcess, at_hand: deque[_Loading], new: Sequence[_Loading]
     ) -> Literal["", "kills_worker", "timed_out"]:
         """Give a worker what is new and take its next answer; how it ended, empty where it goes on."""
         try:
@@ -298,7 +298,7 @@ class WorkerPool:
         return None
 
     def _bury(
-        self, worker: Worker, at_hand: Sequence[_Loading], kind: Literal["kills_worker", "timed_out"]
+        self, worker: WorkerProcess, at_hand: Sequence[_Loading], kind: Literal["kills_worker", "timed_out"]
     ) -> None:
         """Take out a worker that died or hangs, and decide about what it was doing."""
         task, image = worker.at()

@@ -52,7 +52,7 @@ _NO_THREADS: Final = {
 }
 
 
-class Worker:
+class WorkerProcess:
     """One worker process as its thread sees it."""
 
     def __init__(self, template: Template, pid: int, connection: socket.socket, progress: Progress) -> None:
@@ -139,7 +139,7 @@ class Template:
         with contextlib.suppress(OSError):
             send(self._control, Parcel({"output": np.frombuffer(pickle.dumps(output), np.uint8)}, None))
 
-    def fork(self) -> Worker:
+    def fork(self) -> WorkerProcess:
         """A new worker. Raises OSError where there is none to be had."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         progress = create(mmap.PAGESIZE)
@@ -152,14 +152,14 @@ class Template:
                 pid = self._control.recv(64)
                 if not pid:
                     raise ConnectionError("it ended")
-            return Worker(self, int(pid), ours, Progress(progress))
+            return WorkerProcess(self, int(pid), ours, Progress(progress))
         except BaseException:
             ours.close()
             raise
         finally:
             os.close(progress)
 
-    def end_of(self, worker: Worker) -> str:
+    def end_of(self, worker: WorkerProcess) -> str:
         """How a worker ended whose socket is closed, as the second half of a sentence."""
         worker.kill()
         try:

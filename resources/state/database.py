@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Restoration:
+class StateRestoration:
     """The database was put back. at, copy_at: unix seconds; copy_at None: no copy was good."""
 
     at: float
@@ -128,15 +128,15 @@ class ControlState:
         """Make a verified copy where the newest is an hour old. A failure is logged: the next call tries."""
         self._store.copy_if_due()
 
-    def restorations(self) -> list[Restoration]:
+    def restorations(self) -> list[StateRestoration]:
         """Each time that the database was put back, oldest first."""
         table = tables.restorations
 
-        def read(connection: sa.Connection) -> list[Restoration]:
+        def read(connection: sa.Connection) -> list[StateRestoration]:
             rows = connection.execute(
                 sa.select(table.c.at, table.c.why, table.c.copy_at).order_by(table.c.at)
             )
-            return [Restoration(*row) for row in rows]
+            return [StateRestoration(*row) for row in rows]
 
         return self.read(read)
 
@@ -233,7 +233,7 @@ class _SqliteStore:
         now = self._clock()
         if copy is not None and doubtful:
             why = f"{why} Its newest copy was damaged too, so everything is paused: check what was cancelled."
-        restoration = Restoration(now, why, copy.made_at if copy is not None else None)
+        restoration = StateRestoration(now, why, copy.made_at if copy is not None else None)
 
         def fill(connection: sqlite3.Connection) -> None:
             if copy is None:

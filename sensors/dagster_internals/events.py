@@ -30,7 +30,7 @@ Severity = Literal["WARN", "ERROR"]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class CheckEvaluation:
     """One result of a check. metadata: as text. storage_id: grows with every event of the database."""
 
     asset: str
@@ -51,7 +51,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Materialization:
+class MaterializationEvent:
     """A partition was to be materialized, or was. storage_id: grows with every event of the database."""
 
     partition: str
@@ -74,7 +74,7 @@ class InstanceEvents:
         """A cursor after all results that are there now."""
         return self._newest(event_table().c.dagster_event_type == EventType.ASSET_CHECK_EVALUATION.value)
 
-    def materializations_since(self, asset: str, cursor: int) -> list[Materialization]:
+    def materializations_since(self, asset: str, cursor: int) -> list[MaterializationEvent]:
         """Of an asset's partitions, planned and done, after an event's id, oldest first."""
         import sqlalchemy as db
 
@@ -90,7 +90,9 @@ class InstanceEvents:
             .order_by(events.c.id)
         )
         return [
-            Materialization(row["partition"], row["run_id"], row["id"], row["dagster_event_type"] == done)
+            MaterializationEvent(
+                row["partition"], row["run_id"], row["id"], row["dagster_event_type"] == done
+            )
             for row in events_where(self.instance, query)
         ]
 
@@ -112,7 +114,7 @@ class InstanceEvents:
 
     def evaluations_since(
         self, cursor: int, *, look_back: int = 0, limit: int = 1000
-    ) -> tuple[list[Evaluation], int]:
+    ) -> tuple[list[CheckEvaluation], int]:
         """Check results written after ``cursor`` (0: from the start), oldest first, and where to go on.
 
         Reads ``limit`` rows at most; an unreadable one gives no result. There are no more where it is to go
@@ -124,7 +126,7 @@ class InstanceEvents:
         found = [one for row in rows if (one := _evaluation(row)) is not None]
         return found, max([cursor, *(row["id"] for row in rows)])
 
-    def latest_failures(self, assets: Sequence[str]) -> Iterator[Evaluation]:
+    def latest_failures(self, assets: Sequence[str]) -> Iterator[CheckEvaluation]:
         """The latest result of every check and partition where it failed: only these texts are read."""
         import sqlalchemy as db
 
@@ -229,7 +231,7 @@ class InstanceEvents:
         return int(events_where(self.instance, query)[0]["id"] or 0)
 
 
-def _evaluation(row: Row) -> Evaluation | None:
+def _evaluation(row: Row) -> CheckEvaluation | None:
     try:
         entry = entry_of(row["event"])
     except Exception as error:  # private to Dagster: whatever it raises, the other rows count
@@ -238,7 +240,7 @@ def _evaluation(row: Row) -> Evaluation | None:
     found = entry.dagster_event.event_specific_data if entry.dagster_event else None
     if not isinstance(found, AssetCheckEvaluation):
         return None
-    return Evaluation(
+    return CheckEvaluation(
         asset=found.asset_key.to_user_string(),
         check=found.check_name,
         partition=found.partition,

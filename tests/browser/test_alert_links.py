@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from resources.state.database import open_state
 from sensors.check_alerts import alert_of
-from sensors.dagster_internals.events import Evaluation
+from sensors.dagster_internals.events import CheckEvaluation
 from sensors.run_alerts import queue_stands
 from sensors.ticks import Ticks
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def test_the_links_lead_to_the_queue_the_check_the_sensors_and_the_daemon(desk, page: Page, tmp_path) -> None:
     """A link that ends at an error is no next step."""
-    drift = Evaluation(
+    drift = CheckEvaluation(
         "property_descriptions", "published_file", desk.keys[0], False, "ERROR", "gone", {}, "", 1.0, 1
     )
     ticks = Ticks(open_state(tmp_path))

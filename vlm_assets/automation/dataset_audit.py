@@ -2,7 +2,7 @@
 
 What lives here: Dagster's side, and when it is audited by itself: once a day, and again after files changed
 that were found wrong, so that a repair closes the alert of the audit before it. What does not: the audit
-(``audit.py``).
+(``operate/audit.py``).
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.

@@ -1,8 +1,8 @@
 """dataset_progress: how far the whole dataset is, as an asset whose page has the picture and the figures.
 
 What lives here: what the page shows, and when it is drawn anew: while something works, and once it has come
-to rest. What does not: what is known (``status.py``) and the drawing (``picture.py``). The same as
-`vlm-assets status`, which needs no Dagster.
+to rest. What does not: what is known (``operate/status.py``) and the drawing (``operate/picture.py``).
+``vlm-assets status`` says the same, and needs no Dagster.
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.

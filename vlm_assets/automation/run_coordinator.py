@@ -1,7 +1,7 @@
 """The queue of runs, heaviest partition first: whoever launched them, in the UI, by schedule or command line.
 
 What lives here: ranking a run as it enters Dagster's queue. What does not: what a partition costs
-(``expected_cost.py``), and taking runs from the queue, which stays Dagster's (it takes the highest
+(``operate/expected_cost.py``), and taking runs from the queue, which stays Dagster's (it takes the highest
 ``dagster/priority`` first). Named in ``dagster.yaml``, so the webserver and the daemon load it: imports are
 inside. Term: run coordinator.
 """

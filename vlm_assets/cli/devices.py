@@ -1,6 +1,6 @@
 """The command ``vlm-assets devices``: what there is to work on, who has it, and taking a left-out one back.
 
-What lives here: arguments and output. What does not: what is found and noted (``resources/gpu``).
+What lives here: arguments and output. What does not: what is found and noted (``resources/devices``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Counting the rows of all published files at once against the catalogue. DuckDB does it, memory bounded.
 
 What lives here: conservation of ids, statuses and fingerprints, and embeddings against descriptions, as
-sets and never as positions. What does not: whether a file is what was published (``partition_state.py``).
+sets and never as positions. What does not: whether a file is what was published
+(``assets/partition_state.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the images of a property reach a model server: inside the request, or as files that it may read.
 
 What lives here: encoding (which workers do), data URIs, and a folder of short-lived files. What does not:
-loading and the cap on pixels (``images.py``), and the request (``chat_completions.py``).
+loading and the cap on pixels (``images/images.py``), and the request (``chat_completions.py``).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import dagster as dg
 
-from sensors.dagster_internals.events import Evaluation, Materialization
+from sensors.dagster_internals.events import CheckEvaluation, MaterializationEvent
 from sensors.dagster_internals.runs import FINISHED, RunState
 
 INTERRUPTED = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
@@ -32,8 +32,8 @@ class DagsterInMemory:
         self.awaited = set()
         self.pools = {}
         self.held = set()
-        self.events: list[tuple[str, Materialization]] = []
-        self.evaluations: list[Evaluation] = []
+        self.events: list[tuple[str, MaterializationEvent]] = []
+        self.evaluations: list[CheckEvaluation] = []
         self._changed = {}
         self._run_numbers, self._ids = itertools.count(1), itertools.count(1)
 
@@ -44,7 +44,7 @@ class DagsterInMemory:
         self.runs[run_id] = RunState(run_id, status, self.clock(), None, tags)
         self._changed[run_id] = self.clock()
         for asset in assets:
-            planned = Materialization(partition, run_id, next(self._ids), is_done=False)
+            planned = MaterializationEvent(partition, run_id, next(self._ids), is_done=False)
             self.events.append((asset, planned))
         return run_id
 
@@ -57,7 +57,7 @@ class DagsterInMemory:
 
     def materialize(self, asset, partition, run_id=""):
         """Say that a partition was materialized."""
-        self.events.append((asset, Materialization(partition, run_id, next(self._ids), is_done=True)))
+        self.events.append((asset, MaterializationEvent(partition, run_id, next(self._ids), is_done=True)))
 
     def run_states(self, run_ids):
         return {one: self.runs[one] for one in run_ids if one in self.runs}
@@ -155,7 +155,7 @@ class DagsterInMemory:
         metadata = {name: str(value.value) for name, value in found.metadata.items()}
         asset, severity = found.asset_key.to_user_string(), found.severity.value
         told = (asset, found.check_name, found.partition, found.passed, severity, found.description or "")
-        self.evaluations.append(Evaluation(*told, metadata, "", self.clock(), next(self._ids)))
+        self.evaluations.append(CheckEvaluation(*told, metadata, "", self.clock(), next(self._ids)))
 
     def report_materialization(self, found):
         self.materialize(found.asset_key.to_user_string(), found.partition)
