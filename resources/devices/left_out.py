@@ -128,16 +128,19 @@ class LeftOutDevices:
         """
         now = self.clock()
 
-        def note(connection: sa.Connection) -> bool:
-            records = _records(connection)
-            before = records.get(device, DeviceRecord())
-            counted = records.values() if on_one_device else [before]
-            if any(
+        def is_known(records: Mapping[str, DeviceRecord]) -> bool:
+            counted = records.values() if on_one_device else [records.get(device, DeviceRecord())]
+            return any(
                 one.occurrence == occurrence and abs(now - one.at) <= WITHIN_SECONDS
                 for record in counted
                 for one in record.failures
-            ):
+            )
+
+        def note(connection: sa.Connection) -> bool:
+            records = _records(connection)
+            if is_known(records):
                 return False
+            before = records.get(device, DeviceRecord())
             recent = [one for one in before.failures if abs(now - one.at) <= WITHIN_SECONDS]
             failures = (*recent, DeviceFailure(occurrence, why, now))
             connection.execute(device_failures.delete().where(device_failures.c.device == device))
@@ -149,7 +152,8 @@ class LeftOutDevices:
                 connection.execute(devices_left_out.insert().values(device=device, since=now))
             return leaves
 
-        return self.state.write(note, copy=True)
+        # Said at each look while it lasts: what is known already is neither written nor copied.
+        return not is_known(self.records()) and self.state.write(note, copy=True)
 
     def take_back(self, device: str) -> DeviceRecord:
         """Use a device again and forget its failures. Returns what was held against it.

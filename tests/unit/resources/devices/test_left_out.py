@@ -57,6 +57,19 @@ def test_the_second_failure_leaves_a_device_out(left_out):
     assert not left_out.note_failure("GPU-1", occurrence="r3", why="Again."), "told once"
 
 
+def test_what_is_known_is_not_written_again(left_out):
+    """A sick device is noted at each look, for hours: each write would be a copy of the whole database."""
+    left_out.note_failure("GPU-1", occurrence="sick since 1", why="It throttles.")
+
+    def copies():
+        folder = left_out.state.directory / "copies"
+        return sorted((path.name, path.stat().st_mtime_ns) for path in folder.iterdir())
+
+    before = copies()
+    left_out.note_failure("GPU-1", occurrence="sick since 1", why="It throttles.")
+    assert copies() == before
+
+
 def test_failures_a_day_apart_are_chance(left_out, clock):
     """Weeks of work must not add up to a device left out."""
     left_out.note_failure("GPU-1", occurrence="r1", why="a")
