@@ -77,13 +77,14 @@ class Snapshot:
 
     @classmethod
     def read(cls, state: ControlState, asset: str) -> Snapshot:
-        """The last one; a new one where there is none."""
+        """The last one; a new one where there is none, or where it does not read: a power cut may tear it."""
         query = sa.select(drift_snapshots.c.snapshot).where(drift_snapshots.c.asset == asset)
-        said = state.read_beats(lambda connection: connection.execute(query).scalar())
-        if said is None:
+        try:
+            said = state.read_beats(lambda connection: connection.execute(query).scalar()) or {}
+            partitions = {key: Seen(*seen) for key, seen in said["partitions"].items()}
+            return cls(state, asset, partitions, is_lost=bool(said["is_lost"]))
+        except (ValueError, KeyError, TypeError, AttributeError, sa.exc.DBAPIError):
             return cls(state, asset, is_lost=True)
-        partitions = {key: Seen(*seen) for key, seen in said["partitions"].items()}
-        return cls(state, asset, partitions, is_lost=said["is_lost"])
 
     def write(self) -> None:
         """Replace the last one; a power cut may lose it. Raises ControlStateError."""

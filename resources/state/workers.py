@@ -305,7 +305,8 @@ class Workers:
             records = self._state.read_beats(
                 lambda connection: {row.name: row.record for row in connection.execute(sa.select(_table))}
             )
-        except OSError as error:
+        except (OSError, ValueError, sa.exc.DBAPIError) as error:
+            # Torn by a power cut, a record reads again when its worker beats or is forgotten.
             _log.warning("The heartbeats cannot be read, so only who lives is known: %s", error)
             records = {}
         return [

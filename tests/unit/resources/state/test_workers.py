@@ -168,6 +168,18 @@ def test_a_record_that_is_gone_is_still_a_living_worker(workers, clock):
         assert workers.living()[0].committed == 11
 
 
+@pytest.mark.parametrize("torn", [b'{"run_id": "r1", "as', b"\xff\xfe"])
+def test_a_torn_record_hides_no_worker(workers, clock, torn):
+    """Heartbeats are not synced: what a power cut tore must not stop who looks at all workers, for ever."""
+    with begin(workers, clock) as beat:
+        database = workers.directory.parent / "liveness.db"
+        with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
+            other.execute("UPDATE workers SET record = CAST(? AS TEXT)", (torn,))
+        assert [(one.run_id, one.pid) for one in workers.living()] == [("r1", 0)]
+        beat.commit(11)
+        assert workers.living()[0].committed == 11
+
+
 def test_a_beat_that_cannot_be_written_does_not_stop_the_work(workers, clock, caplog):
     """A full or lost state folder costs the heartbeat, not the rows; who lives is known all the same."""
     with begin(workers, clock) as beat:

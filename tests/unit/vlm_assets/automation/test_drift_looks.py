@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import itertools
+import sqlite3
 import time
 
 import pyarrow.parquet as pq
@@ -170,12 +172,27 @@ def test_a_publication_under_way_is_no_drift(desk, key):
     assert desk.tick() == [(ASSET, key, "truncated", "ERROR")]
 
 
-def test_a_lost_snapshot_forgets_no_failure(desk, key):
-    """The snapshot may be deleted: what is wrong is told again, and what Dagster holds failed passes."""
+def lose(desk):
+    (desk.settings.state_directory / "liveness.db").unlink()
+
+
+def tear(text):
+    def tear_snapshot(desk):
+        """What a power cut may leave of a text that is not synced: its pages are whole, and it is not."""
+        database = desk.settings.state_directory / "liveness.db"
+        with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
+            other.execute("UPDATE drift_snapshots SET snapshot = CAST(? AS TEXT)", (text,))
+
+    return tear_snapshot
+
+
+@pytest.mark.parametrize("damage", [lose, tear(b'{"is_lost": fal'), tear(b"\xff\xfe"), tear(b"[]")])
+def test_a_lost_snapshot_forgets_no_failure(desk, key, damage):
+    """The snapshot may be deleted or torn: what is wrong is told again, what Dagster holds failed passes."""
     sound = desk.dataset.keys[0]
     truncate(desk.dataset.descriptions.path(key))
     desk.tick()
-    (desk.settings.state_directory / "liveness.db").unlink()
+    damage(desk)
     desk.failing = {ASSET: {sound}}
     assert desk.tick() == [(ASSET, sound, "sound", None), (ASSET, key, "truncated", "ERROR")]
     assert desk.tick() == []
