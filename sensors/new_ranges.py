@@ -55,10 +55,12 @@ class NewRanges:
         if room <= 0 or not self.keys:
             return [], f"{running} new partitions are queued or running."
         self._history.look(dagster)
-        # One whose run a person cancelled is not new either: it was tried.
-        tried = (
-            self._history.open_attempts[self.assets[0]].keys() | self._history.materialized[self.assets[0]]
-        )
+        # One whose run a person cancelled is not new either: it was tried. One whose run was deleted was not.
+        under_way = {run.run_id for run in unfinished}
+        attempts = self._history.open_attempts[self.assets[0]]
+        known = dagster.run_states({one.run_id for one in attempts.values()} - under_way)
+        tried = {key for key, one in attempts.items() if one.run_id in under_way or one.run_id in known}
+        tried |= self._history.materialized[self.assets[0]].keys()
         never = [key for key in self.keys if key not in tried]
         if not never:
             return [], "There is no new partition."

@@ -17,6 +17,7 @@ from resources.devices.nvml import DriverNvml
 from resources.engine.server.running_server import PATIENCE_SECONDS
 from resources.state.pause import pause_of
 from resources.state.workers import Workers
+from sensors.cancels import Cancels
 from sensors.catalog_watch import CatalogWatch, build_catalog_watch_sensor
 from sensors.device_health import DeviceWatcher
 from sensors.leases_after_end import LeasesAfterEnd
@@ -137,8 +138,8 @@ def close_old_tail(settings: Settings, *, now: float) -> str | None:
 
 
 def _untouched(settings: Settings, keys: Collection[str]) -> list[str]:
-    """Those without a published file and without work under way in any asset."""
-    touched: set[str] = set()
+    """Those without a published file and without work under way in any asset, that no person cancelled."""
+    touched = set(Cancels(control_state(settings)).read())
     for asset in ASSETS:
         folders = settings.layout.asset(asset)
         touched.update(folders.published_keys(), folders.recorded_keys(), folders.journal_keys())

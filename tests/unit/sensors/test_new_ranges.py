@@ -85,3 +85,12 @@ def test_what_a_person_cancelled_is_not_new():
     dagster = DagsterInMemory(Clock())
     dagster.change(dagster.launch(KEYS[3], ["upstream"]), dg.DagsterRunStatus.CANCELED)
     assert new_ranges(cap=9).tick(dagster, 0.0)[0] == [KEYS[2], KEYS[1], KEYS[0]]
+
+
+def test_one_whose_run_was_deleted_is_new_again():
+    """Nothing else would launch it: for the retry schedule it was never tried."""
+    dagster, sensor = DagsterInMemory(Clock()), new_ranges(cap=9)
+    run_id = dagster.launch(KEYS[3], ["upstream"], dg.DagsterRunStatus.QUEUED)
+    assert KEYS[3] not in sensor.tick(dagster, 0.0)[0]
+    dagster.delete_run(run_id)
+    assert KEYS[3] in sensor.tick(dagster, 0.0)[0]

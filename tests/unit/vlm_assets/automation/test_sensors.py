@@ -7,13 +7,14 @@ import dagster as dg
 import pytest
 
 from resources.engine.server.running_server import PATIENCE_SECONDS
+from resources.state.tables import cancels
 from sensors.failed_partitions import FailedPartitions
 from sensors.published_file_drift import DriftWatcher
 from sensors.ticks import Ticks
 from sensors.worker_health import HealthWatcher
 from tests.unit.vlm_assets.catalog.test_catalog import list_properties
 from vlm_assets.automation.retries import build_retries
-from vlm_assets.automation.sensors import build_sensors, close_old_tail, worker_limits
+from vlm_assets.automation.sensors import _untouched, build_sensors, close_old_tail, worker_limits
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.definitions import build_defs
@@ -83,6 +84,18 @@ def test_a_note_that_cannot_be_written_stops_no_work(tick, monkeypatch, name):
 
     monkeypatch.setattr(Ticks, "record", full)
     assert tick(name).skip_message
+
+
+def test_what_a_person_cancelled_is_not_started_as_new(dataset):
+    """Also where its run was deleted since: nothing of it is on disk, and only the cancel says so."""
+    settings, new = dataset.settings, "000000900-000000999"
+
+    def cancel(connection):
+        connection.execute(cancels.insert().values(partition=new, run_id="r", at=1.0))
+
+    assert _untouched(settings, [new]) == [new]
+    control_state(settings).write(cancel)
+    assert _untouched(settings, [new]) == []
 
 
 def test_a_stuck_worker_gets_the_settings_grace_to_commit(dataset):
