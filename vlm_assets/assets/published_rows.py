@@ -40,7 +40,7 @@ _COLUMNS = ["property_id", "ordinal", "status", "error_kind", "error"]
 
 _COUNT = """
     SELECT device, histogram(coalesce(error_kind, 'ok')), min(epoch(described_at)), max(epoch(described_at))
-    FROM read_parquet($file)
+    FROM read_parquet($file, hive_partitioning=false)
     GROUP BY device, floor(epoch(described_at) / $stretch)
     ORDER BY 3
 """

@@ -203,7 +203,8 @@ def _load(
         INSERT INTO found
         SELECT $asset, f.key, property_id, ordinal, status,
             f.fingerprint IS NOT NULL AND r.fingerprint IS DISTINCT FROM f.fingerprint, {vector}
-        FROM read_parquet($paths, union_by_name=true, filename=true) r JOIN files f ON r.filename = f.path
+        FROM read_parquet($paths, union_by_name=true, filename=true, hive_partitioning=false) r
+        JOIN files f ON r.filename = f.path
     """  # noqa: S608 - built of our own constants
 
     def take_in(some: Sequence[PartitionState]) -> None:

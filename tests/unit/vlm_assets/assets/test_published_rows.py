@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlm_assets.assets.published_rows import PublishedRows, first_failed, read_published_rows
+from vlm_assets.assets.published_rows import PublishedRows, first_failed, read_published_rows, row_counts
 
 
 def read(dataset) -> dict[str, PublishedRows]:
@@ -19,6 +19,15 @@ def test_rows_are_told_by_outcome_device_and_time(dataset) -> None:
     assert (second.ok, dict(second.failed)) == (2, {"missing": 1})
     (stretch,) = second.stretches
     assert (stretch.device, stretch.rows, stretch.last - stretch.first) == ("cpu-0", 3, 4.0)
+
+
+def test_a_folders_name_is_no_column(dataset, tmp_path) -> None:
+    """A home below ``device=…`` looks to DuckDB like a partitioned data set: its rows would all be there."""
+    folder = tmp_path / "device=other"
+    folder.mkdir()
+    file = folder / "rows.parquet"
+    file.write_bytes(dataset.settings.descriptions.partition(dataset.keys[0]).published.read_bytes())
+    assert {one["device"] for one in row_counts(file)["stretches"]} == {"cpu-0"}
 
 
 def test_failed_rows_are_named_from_the_files_that_read(dataset) -> None:
