@@ -145,10 +145,6 @@ class AssetFolders:
         """The keys with a journal folder, sorted. Raises OSError."""
         return [path.name for path in _folders_in(self.journals)]
 
-    def marked_keys(self) -> list[str]:
-        """The keys with a folder of high-water marks, sorted. Raises OSError."""
-        return [path.name for path in _folders_in(self.high_water_marks)]
-
 
 @dataclass(frozen=True)
 class PartitionPaths:

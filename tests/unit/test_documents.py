@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,36 @@ def test_files_that_a_document_links_to_exist(document: Path) -> None:
     """No picture or page is missing."""
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+PACKAGES = ("vlm_assets", "sensors", "resources", "faults", "benchmarks", "examples")
+MODULES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+FILES = [f"/{path.relative_to(ROOT)}" for path in (*MODULES, *(ROOT / "tests").rglob("*.py"))]
+PLACEHOLDERS = {"vlm_assets/cli/COMMAND.py", "my_schema.py"}
+
+
+def missing(named: Iterable[str]) -> list[str]:
+    """Those names of files, with or without folders, that no file of the tree ends in."""
+    return [
+        one
+        for one in named
+        if one not in PLACEHOLDERS and not any(path.endswith(f"/{one}") for path in FILES)
+    ]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_modules_that_a_document_names_exist(document: Path) -> None:
+    """After a module was moved, a reader is not sent to where it was."""
+    assert missing(re.findall(r"`([\w./-]+\.py)`", document.read_text())) == []
+
+
+def test_modules_that_a_docstring_points_to_exist() -> None:
+    """What does not live in a module is found where its docstring says."""
+    said = [ast.get_docstring(ast.parse(module.read_text())) or "" for module in MODULES]
+    folders = re.findall(r"``((?:vlm_assets|sensors|resources)(?:/\w+)*)``", " ".join(said))
+    assert missing(re.findall(r"[\w/-]+\.py\b", " ".join(said))) == []
+    assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
+    assert len(folders) > 5
 
 
 def test_make_targets_that_the_documents_name_exist() -> None:

@@ -50,17 +50,14 @@ def test_a_new_or_missing_home_is_not_refused(tmp_path: Path) -> None:
 def test_listing_keys(tmp_path: Path) -> None:
     """Keys come from names alone; a record's copy and a version are no keys of their own."""
     asset = Home(tmp_path).asset("a")
-    assert (
-        asset.published_keys() == asset.recorded_keys() == asset.journal_keys() == asset.marked_keys() == []
-    )
+    assert asset.published_keys() == asset.recorded_keys() == asset.journal_keys() == []
     for paths in map(asset.partition, ("k1", "k0")):
         for path in (paths.published, paths.record, paths.record_copy, paths.version(0)):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         paths.journal("g").mkdir(parents=True)
-        paths.high_water_marks.mkdir(parents=True)
     assert asset.published_keys() == asset.recorded_keys() == ["k0", "k1"]
-    assert asset.journal_keys() == asset.marked_keys() == ["k0", "k1"]
+    assert asset.journal_keys() == ["k0", "k1"]
 
 
 def test_a_folder_on_another_device_is_refused(tmp_path: Path) -> None:
