@@ -1,7 +1,8 @@
-"""A worker that does not move is ended and its device freed; a cancel of a person's stays one."""
+"""A worker that stands still is ended and its device freed, a slow one is named; only watched time counts."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,13 +12,82 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
+from resources.alerts.alert import Alert
 from resources.processes import ProcessIdentity, boot_id
 from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
 from sensors.dagster_internals.instance_facts import InstanceFacts
 from sensors.health_watch import Watch
 from sensors.ticks import Ticks
-from sensors.worker_health import build_worker_health_sensor
+from sensors.worker_health import (
+    WorkerLimits,
+    build_worker_health_sensor,
+    slow_since,
+    slow_workers,
+    stuck_workers,
+)
+
+LIMITS = WorkerLimits()
+
+
+@pytest.fixture
+def worker(tmp_path):
+    with Workers(open_state(tmp_path)).begin(run_id="r", asset="a", partition="k", expected=100) as beat:
+        return replace(beat.worker, phase=Phase.WORKING, moved=1000.0, rate=10.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "allowed"),
+    [
+        ({"batch_seconds": 40.0}, 80.0),
+        ({"batch_seconds": 0.5}, 30.0),
+        ({"batch_seconds": 4000.0}, 600.0),
+        ({"batch_seconds": 0.0}, 600.0),
+        ({"phase": Phase.LOADING}, 1800.0),
+        ({"phase": Phase.PUBLISHING}, 1800.0),
+        ({"phase": Phase.PREPARING}, 2400.0),
+    ],
+)
+def test_a_worker_has_twice_its_own_time_and_ten_minutes_at_most(worker, change, allowed):
+    """A model that loads, and a file that is published, have their own time."""
+    one = replace(worker, **change)
+    assert not stuck_workers([one], LIMITS, now=1000.0 + allowed, watched_since=0.0)
+    (stuck,) = stuck_workers([one], LIMITS, now=1001.0 + allowed, watched_since=0.0)
+    assert (stuck.still, stuck.allowed) == (allowed + 1, allowed)
+
+
+def test_time_that_nobody_watched_makes_nobody_stuck(worker):
+    """A machine that slept for a night, or a daemon that was down, must not end every worker."""
+    one = replace(worker, batch_seconds=40.0)
+    assert not stuck_workers([one], LIMITS, now=50_000.0, watched_since=49_950.0)
+    assert stuck_workers([one], LIMITS, now=50_081.0, watched_since=50_000.0)
+
+
+def test_a_worker_of_another_machine_or_boot_is_not_judged(worker):
+    """Its clock and its pid are not ours."""
+    for change in ({"host": "other"}, {"boot_id": "other"}):
+        assert not stuck_workers([replace(worker, **change)], LIMITS, now=1e9, watched_since=0.0)
+
+
+def test_a_wall_clock_that_jumps_makes_nobody_stuck(worker):
+    """Fault 16: what people read as a time is never used to judge."""
+    one = replace(worker, batch_seconds=40.0, beat_at=0.0, committed_at=0.0, started_at=9e9)
+    assert not stuck_workers([one], LIMITS, now=1010.0, watched_since=0.0)
+
+
+def test_slow_is_far_below_the_median_of_the_others_for_long(worker):
+    """30% below the others doing the same work, without a break, while it was watched."""
+    peers = [replace(worker, run_id=f"p{n}", rate=10.0 + n) for n in range(3)]
+    other_asset = replace(worker, run_id="e", asset="b", rate=1000.0)
+    assert not slow_workers([replace(worker, rate=7.8), *peers, other_asset], LIMITS)
+    (slow,) = slow_workers([replace(worker, rate=7.0), *peers, other_asset], LIMITS)
+    assert (slow.worker.run_id, slow.peers) == ("r", 11.0)
+    assert not slow_workers([replace(worker, rate=7.0)], LIMITS), "nobody to compare with"
+
+    first = slow_since({}, [slow], now=100.0, watched_since=0.0)
+    assert slow_since(first, [slow], now=700.0, watched_since=0.0) == {"r.a": 100.0}
+    assert slow_since(first, [slow], now=700.0, watched_since=650.0) == {"r.a": 700.0}
+    assert slow_since(first, [], now=700.0, watched_since=0.0) == {}
 
 
 class Standing:
@@ -189,3 +259,48 @@ def test_two_partitions_that_had_to_be_killed_leave_a_device_out(end, watcher):
 def test_a_stall_of_the_storage_is_not_held_against_the_device(end, stalled):
     """Its device was done, or went on after the last commit, and the end of its worker waits for the disk."""
     assert end("r1", stopped=True, **stalled) == (signal.SIGKILL, [])
+
+
+def test_a_slow_worker_is_named_after_ten_minutes_and_when_it_keeps_pace(
+    tick, watcher, monkeypatch, tmp_path
+):
+    """30% below its peers without a break: a warning that names device and partition; then its end."""
+    with Workers(open_state(tmp_path)).begin(run_id="r0", asset="a", partition="k0", expected=9) as beat:
+        made = replace(beat.worker, phase=Phase.WORKING, batch_seconds=10.0)
+    working = [
+        replace(made, run_id=f"r{n}", partition=f"k{n}", device=f"GPU-{n}", rate=10.0) for n in range(3)
+    ]
+    rates = {1: 6.0}
+
+    def living(self):
+        now = watcher.monotonic()
+        return [replace(one, moved=now, rate=rates.get(n, one.rate)) for n, one in enumerate(working)]
+
+    monkeypatch.setattr(Workers, "living", living)
+    assert [tick(60) for _ in range(10)] == [[]] * 10
+    assert tick(60) == tick(60) == [("worker_slow", "devices/GPU-1/slow")]
+    (alert,) = watcher.outbox.open_subjects().values()
+    assert (alert.severity, alert.partition, alert.page) == ("warning", "k1", "runs/r1")
+    assert "40% slower" in alert.title
+    rates[1] = 9.0
+    assert tick(60) == []
+
+
+def test_nobody_stays_slow_when_all_is_done(tick, watcher, clock):
+    """What is open is what is wrong now; a moment between two partitions is no end."""
+    slow = "devices/GPU-1/slow"
+    watcher.outbox.post(Alert("worker_slow", slow, "r1", "warning", "It is slow", "Look.", at=clock.now))
+    assert [tick(60) for _ in range(10)] == [[("worker_slow", slow)]] * 10
+    assert tick(60) == []
+
+
+def test_a_gap_in_watching_starts_everybodys_time_anew(clock):
+    """After a night's sleep, a reboot, or a cursor that does not read, nothing is concluded from before."""
+    watch = Watch(boot=boot_id(), at=1000.0, since=500.0, slow={"r.a": 600.0}, left_out=["GPU-1"])
+    cursor = json.dumps(watch.__dict__)
+    assert Watch.read(cursor, now=1015.0, unix=1015.0).since == 500.0
+    assert Watch.read(cursor, now=2000.0, unix=2000.0).since == 2000.0
+    rebooted = Watch.read(cursor.replace(boot_id(), "another boot"), now=20.0, unix=20.0)
+    assert (rebooted.since, rebooted.slow, rebooted.left_out) == (20.0, {}, ["GPU-1"])
+    for broken in (None, "", "{", '{"other": 1}', "[]"):
+        assert Watch.read(broken, now=7.0, unix=7.0).since == 7.0
