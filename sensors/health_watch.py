@@ -10,6 +10,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from resources.devices.find import Device
 from resources.processes import boot_id
 
 _BLIND_SECONDS = 120.0
@@ -54,7 +55,9 @@ class Watch:
         """The watch of the last tick, or one that begins now (monotonic and unix seconds)."""
         try:
             watch = cls(**json.loads(cursor or "{}"))
-        except (ValueError, TypeError):
+            for device in watch.devices.values():
+                Device(**device)  # another version's has other fields
+        except (ValueError, TypeError, AttributeError):
             watch = cls()
         if watch.boot != boot_id():
             watch = cls(boot=boot_id(), at=now, since=now, left_out=watch.left_out)

@@ -302,5 +302,6 @@ def test_a_gap_in_watching_starts_everybodys_time_anew(clock):
     assert Watch.read(cursor, now=2000.0, unix=2000.0).since == 2000.0
     rebooted = Watch.read(cursor.replace(boot_id(), "another boot"), now=20.0, unix=20.0)
     assert (rebooted.since, rebooted.slow, rebooted.left_out) == (20.0, {}, ["GPU-1"])
-    for broken in (None, "", "{", '{"other": 1}', "[]"):
+    older = json.dumps({**watch.__dict__, "devices": {"GPU-1": {"id": "GPU-1", "gone": 1}}})
+    for broken in (None, "", "{", '{"other": 1}', "[]", '{"devices": []}', older):
         assert Watch.read(broken, now=7.0, unix=7.0).since == 7.0
