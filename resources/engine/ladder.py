@@ -24,8 +24,7 @@ from resources.engine.protocol import (
     InvalidDescription,
     RequestTooLargeError,
 )
-from resources.images.images import TRANSIENT_KINDS as TRANSIENT_IMAGE_KINDS
-from resources.images.images import ImageFailure, LoadedProperty
+from resources.images.images import TRANSIENT_IMAGE_KINDS, ImageFailure, LoadedProperty
 
 if TYPE_CHECKING:
     from resources.engine.schema import DescriptionSchema

@@ -36,7 +36,7 @@ ImageErrorKind = Literal[
     "kills_worker",
 ]
 
-TRANSIENT_KINDS: Final[frozenset[ImageErrorKind]] = frozenset(
+TRANSIENT_IMAGE_KINDS: Final[frozenset[ImageErrorKind]] = frozenset(
     {"io_error", "out_of_memory", "timed_out", "kills_worker"}
 )
 """Kinds that another try may cure; the others stay as they are until a person changes the file."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 OK = "ok"
 
-TRIES = 3
+MOST_TRIES = 3
 """How often a property is tried that fails for a reason that may pass."""
 
 INPUTS = "inputs_digest"
@@ -130,13 +130,13 @@ def generation_of(partition: Partition, record: PublishedRecord | None, asked_by
 def rows_to_try_again(journal: Journal) -> frozenset[str]:
     """Ids of committed rows that failed for a reason that may pass, and have a try left."""
     tries = journal.failed_tries
-    if all(number >= TRIES for number in tries.values()):
+    if all(number >= MOST_TRIES for number in tries.values()):
         return frozenset()
     return frozenset(
         row["property_id"]
         for batch in journal.read_ordered()
         for row in batch.select(["property_id", "error_kind"]).to_pylist()
-        if 0 < tries.get(row["property_id"], 0) < TRIES and row["error_kind"] in TRANSIENT_KINDS
+        if 0 < tries.get(row["property_id"], 0) < MOST_TRIES and row["error_kind"] in TRANSIENT_KINDS
     )
 
 

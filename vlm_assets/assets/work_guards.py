@@ -75,7 +75,7 @@ class ImagesWatch:
             f" catalogued can be read now, such as {uri} ({self._why_not(uri)}). No property has failed for"
             f" that, and what is committed stays. Is the disk of {self.catalog.image_root} mounted, and may"
             " this user read it? Once it is back, the partition goes on by itself. If these images are gone"
-            " for good, take that down: `vlm-assets ingest SOURCE --update`."
+            " for good, take them out of the catalogue: `vlm-assets ingest SOURCE --update`."
         )
 
     def take(self, described: Sequence[Described]) -> None:

@@ -16,7 +16,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from resources.images.images import (
     FORMATS,
     MAX_SOURCE_PIXELS,
-    TRANSIENT_KINDS,
+    TRANSIENT_IMAGE_KINDS,
     ImageError,
     PropertyJob,
     fitted_size,
@@ -240,7 +240,7 @@ def test_bad_files_are_a_named_error(name, tmp_path):
         load_image(tmp_path / name, max_pixels=4096)
     assert caught.value.kind == kind
     assert str(tmp_path) in str(caught.value)
-    assert kind not in TRANSIENT_KINDS
+    assert kind not in TRANSIENT_IMAGE_KINDS
 
 
 @pytest.mark.parametrize(
