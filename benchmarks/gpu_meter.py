@@ -265,11 +265,12 @@ def measure_ceilings(device: str) -> Ceilings:
     return Ceilings(flops, copied, upload, upload_pinned)
 
 
-def _best(work: Callable[[], Any], *, cuda: bool, rounds: int = 5, repeats: int = 4) -> float:
+def _best(work: Callable[[], Any], *, cuda: bool) -> float:
     import torch
 
+    repeats = 4
     best = float("inf")
-    for _ in range(rounds):
+    for _ in range(5):
         if cuda:
             torch.cuda.synchronize()
         began = time.perf_counter()

@@ -79,7 +79,7 @@ def open_journal(home: Path, version: int) -> Journal:
     return Journal.open(journal_directory(home, version), **journal_settings(home, version))
 
 
-def live(home: Path, say: Say, *, versions: int = VERSIONS, commits: int | None = None) -> None:
+def live(home: Path, say: Say, *, commits: int | None = None) -> None:
     """Go on from whatever stands in ``home``. ``commits``: stop after so many (None: until all is done)."""
     published = PublishedPartitions(asset(home), lock_seconds=0)
     paths = asset(home).partition(KEY)
@@ -90,7 +90,7 @@ def live(home: Path, say: Say, *, versions: int = VERSIONS, commits: int | None 
     if record := published.record(KEY):
         _settle_published(home, int(record.fingerprint), published)
     version = _standing(published, say)
-    while version < versions:
+    while version < VERSIONS:
         version += 1
         with open_journal(home, version) as journal:
             found = pa.Table.from_batches(journal.read_ordered(5), schema=SCHEMA)

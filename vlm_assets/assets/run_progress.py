@@ -15,7 +15,7 @@ retries it as one that was interrupted, and the retry waits like any other start
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -40,12 +40,7 @@ _working: set[str] = set()
 """Runs that have begun to work in this process, and may hold a device."""
 
 
-def wait_while_paused(
-    context: dg.AssetExecutionContext,
-    state: ControlState,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def wait_while_paused(context: dg.AssetExecutionContext, state: ControlState) -> None:
     """Return when nothing is paused. A run that has worked already ends instead, as ``end_if_paused`` does.
 
     There is no event to wait for: the pause may come from another machine. A control state that cannot be
@@ -59,7 +54,7 @@ def wait_while_paused(
     said = standing.sentence() if isinstance(standing, Pause) else str(standing)
     context.log.warning(f"Waiting, without a device: {said}.")
     while _pause_or_trouble(state) is not None:
-        sleep(_LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS)
     context.log.info("Nothing is paused any more: going on.")
 
 
