@@ -66,7 +66,8 @@ class Delivered:
 class _Backlog:
     """What one target has still to be told. waiting: numbers and ids of events without a message, by group.
 
-    claimed: messages that were not taken yet, the next first, with the number of their first event.
+    claimed: messages that were not taken yet, the next first, with the number of their first event. refused:
+    how often each of these was.
     """
 
     told_up_to: int
@@ -75,6 +76,7 @@ class _Backlog:
     next_at: float
     waiting: Mapping[str, Sequence[tuple[int, str]]]
     claimed: Sequence[tuple[int, Message]]
+    refused: Sequence[int]
 
     @property
     def untold(self) -> int:
@@ -82,7 +84,16 @@ class _Backlog:
 
     def is_due(self, now: float) -> bool:
         """Whether it is to be tried. Times too far ahead are those of a clock that was put back: past."""
-        return self.untold > 0 and not now < self.next_at <= now + LONGEST_WAIT_SECONDS
+        is_left_alone = now < self.next_at <= now + LONGEST_WAIT_SECONDS
+        return self.untold > 0 and (not is_left_alone or self._has_new_beside_unwanted)
+
+    @property
+    def _has_new_beside_unwanted(self) -> bool:
+        """Whether it waits for messages alone that it never takes, and may be up for a new one."""
+        tried = [times for times in self.refused if times]
+        if not tried or min(tried) <= PATIENT_TRIES:
+            return False
+        return len(tried) < len(self.refused) or (self.has_room and bool(self.waiting.keys() - self.held))
 
     @property
     def has_room(self) -> bool:
@@ -306,10 +317,11 @@ def _backlogs(connection: sa.Connection) -> dict[str, _Backlog]:
     """What each target has still to be told, by its key."""
     found = {}
     for row in connection.execute(sa.select(_targets)):
-        claimed = sa.select(_messages.c.seq, _messages.c.message)
+        claimed = sa.select(_messages.c.seq, _messages.c.message, _messages.c.refused)
         claimed = claimed.where(_messages.c.target == row.target, _messages.c.taken_at.is_(None))
-        # What was refused often comes last: it holds no other up.
-        claimed = claimed.order_by(_messages.c.refused > PATIENT_TRIES, _messages.c.seq)
+        # What was refused often comes last, and in turns: it holds no other up.
+        turn = sa.case((_messages.c.refused > PATIENT_TRIES, _messages.c.refused), else_=0)
+        claimed = claimed.order_by(turn, _messages.c.seq)
         query = sa.select(_events.c.seq, _events.c.id, _events.c.what, _events.c.kind)
         since = min([row.told_up_to, *row.held.values()])
         query = query.where(_events.c.seq > since, _events.c.what.in_(TOLD)).order_by(_events.c.seq)
@@ -318,8 +330,12 @@ def _backlogs(connection: sa.Connection) -> dict[str, _Backlog]:
             group = f"{event.what} {event.kind}"
             if event.seq > row.held.get(group, row.told_up_to):
                 waiting.setdefault(group, []).append((event.seq, event.id))
-        messages = [(one.seq, Message(**one.message)) for one in connection.execute(claimed)]
-        found[row.target] = _Backlog(row.told_up_to, row.held, row.tries, row.next_at, waiting, messages)
+        of_claimed = connection.execute(claimed).all()
+        messages = [(one.seq, Message(**one.message)) for one in of_claimed]
+        refused = [one.refused for one in of_claimed]
+        found[row.target] = _Backlog(
+            row.told_up_to, row.held, row.tries, row.next_at, waiting, messages, refused
+        )
     return found
 
 

@@ -21,6 +21,7 @@ from resources.alerts.outbox import HISTORY_SECONDS, Outbox
 from resources.alerts.targets import checked_targets
 from resources.state.database import ControlState, open_state
 from resources.state.sqlite_file import ControlStateError
+from resources.state.tables import alert_messages, alert_targets
 
 NOW = 1_790_000_000.0
 SECRET = "s3cret-pw"
@@ -125,6 +126,48 @@ def test_messages_that_are_never_taken_hold_no_other_up(outbox, delivery, receiv
     outbox.post(alert(3))
     deliver(delivery, now)
     assert receiver.titles == ["alert 2", "alert 3"]
+
+
+def test_a_message_that_is_never_taken_delays_no_other(outbox, delivery, receiver):
+    """Each later alert would come half an hour late, for ever; a target that is down is left alone still."""
+    receiver.refused = ("alert 0",)
+    outbox.post(alert())
+    now = NOW
+    for _ in range(PATIENT_TRIES + 4):
+        deliver(delivery, now)
+        now += LONGEST_WAIT_SECONDS
+    before = receiver.requests
+    now += 20.0 - LONGEST_WAIT_SECONDS
+    deliver(delivery, now)
+    assert receiver.requests == before, "by itself it is tried seldom"
+    outbox.post(alert(1))
+    deliver(delivery, now)
+    assert receiver.titles == ["alert 1"]
+    receiver.answer = 500
+    outbox.post(alert(2))
+    deliver(delivery, now + 1)
+    before = receiver.requests
+    outbox.post(alert(3))
+    for later in range(2, 20):
+        deliver(delivery, now + later)
+    assert receiver.requests == before
+
+
+def test_after_days_messages_that_are_never_taken_hold_no_other_up(outbox, delivery, receiver):
+    """All were refused while the target was down: two that it never takes do not come first for ever."""
+    receiver.answer = 500
+    outbox.post_all(alert(number, kind=f"kind {number}") for number in range(10))
+    deliver(delivery)
+
+    def refuse_often(connection):
+        connection.execute(alert_messages.update().values(refused=PATIENT_TRIES + 1))
+        connection.execute(alert_targets.update().values(tries=PATIENT_TRIES + 1))
+
+    outbox.state.write(refuse_often)
+    receiver.answer, receiver.refused = 200, ("alert 0", "alert 1")
+    for looks in range(1, 4):
+        deliver(delivery, NOW + looks * LONGEST_WAIT_SECONDS)
+    assert receiver.titles == [f"alert {number}" for number in range(2, 10)]
 
 
 def test_a_target_that_is_down_for_days_costs_little_room_and_is_then_told_in_groups(
