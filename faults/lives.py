@@ -6,6 +6,7 @@ interpreter takes a third of a second each). The product itself never forks.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -135,6 +136,8 @@ def _fork(home: Path, orders: _Orders, seconds: float | None, strike: Callable[[
 def _live_and_exit(home: Path, writing: int, orders: _Orders) -> None:
     """In the child: never returns."""
     write = os.write
+    # It lives for a moment; a collection would look at all that the parent has, and copy each page of it.
+    gc.disable()
 
     def say(**said: Any) -> None:
         write(writing, (json.dumps(said) + "\n").encode())

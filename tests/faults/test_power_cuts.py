@@ -83,13 +83,20 @@ def test_a_recovery_makes_durable_what_it_found(memory_path: Path, whole_life: L
 
 
 def test_a_recovery_makes_durable_what_it_found_before_it_builds_on_it(
-    memory_path: Path, whole_life: Life
+    memory_path: Path, whole_life: Life, rounds: int
 ) -> None:
     """Faults 4, 5, 6: the power goes in the recovery itself, after any of its own syncs of a folder.
 
-    What it wrote down is durable then, and what it read in a killed process's page cache may be gone.
+    What it wrote down is durable then, and what it read in a killed process's page cache may be gone. Struck
+    at each name of both retirements, and at every third of the others.
     """
     names = [at for at, one in enumerate(whole_life.done, start=1) if one.name in ("replace", "link")]
+    retirements = list(zip(said_at(whole_life, "published"), said_at(whole_life, "retired"), strict=True))
+    names = [
+        at
+        for number, at in enumerate(names)
+        if number % 3 < rounds or any(begun < at <= ended for begun, ended in retirements)
+    ]
     cuts = 0
     for at in names:
         home = memory_path / f"killed-{at}"
