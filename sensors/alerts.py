@@ -181,7 +181,7 @@ def build_alerts_sensor(
         nonlocal failures, unrecorded_at
         failures += 1
         # A database that is busy for once is not told.
-        if failures > 1 and now - unrecorded_at > _UNRECORDED_AGAIN_SECONDS:
+        if failures > 1 and abs(now - unrecorded_at) > _UNRECORDED_AGAIN_SECONDS:
             unrecorded_at = now
             delivery.send_at_once(alerts_cannot_be_written(str(error)), seconds=DELIVERY_SECONDS)
 

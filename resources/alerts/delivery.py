@@ -248,7 +248,7 @@ class Delivery:
         return _backlogs(connection)
 
     def _tell_nobody(self, standing: Mapping[str, _Backlog]) -> dict[str, _Backlog]:
-        """Note that what is past was told to nobody, so that the first target is told from then on."""
+        """Pass over the events so far: there is no target, and the first one hears of later events."""
         if standing and not standing[_NOBODY].untold:
             return dict(standing)
 

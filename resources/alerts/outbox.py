@@ -141,7 +141,7 @@ class Outbox:
         return [AlertEvent.from_json(row) for row in reversed(rows)]
 
     def prune(self, now: float, *, told_up_to: int) -> None:
-        """Forget, once a day, what is over and old. told_up_to: the last event that every target is told."""
+        """Delete old events of closed alerts, once a day. told_up_to: the last that every target was told."""
         if abs(now - self._pruned_at) < _PRUNE_SECONDS:
             return
         newest = sa.select(sa.func.max(_events.c.seq)).scalar_subquery()

@@ -107,7 +107,8 @@ def close(
 def deliver(home: Home = None) -> None:
     """Notice a silent daemon or alerts sensor, and deliver what waits: for cron or a systemd timer.
 
-    Works with Dagster up or down. Exit code 1 if something waits that a target did not take.
+    Works with Dagster up or down. Exit code 1 if something waits that a target did not
+    take, or if a silent daemon's delivery stands in the way.
     """
     from sensors.ticks import Ticks
     from vlm_assets.automation.alert_settings import build_delivery, pages_address
@@ -119,11 +120,12 @@ def deliver(home: Home = None) -> None:
     if silent is not None:
         delivery.outbox.post(silent)
     done = delivery.deliver(now=now, seconds=_SECONDS, address=pages_address(current))
-    if done is None:
-        say("Another process is delivering.")
-        return
     if silent is not None:
         say(f"{silent.title}: {silent.found}.")
+    if done is None:
+        say("Another process is delivering.")
+        # Where the sensors are silent, that process may stand still with them.
+        raise typer.Exit(0 if silent is None else 1)
     say(f"{done.told} messages delivered, {done.waiting} alerts waiting.")
     for trouble in done.troubles:
         say(trouble)

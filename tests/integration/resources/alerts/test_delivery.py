@@ -347,7 +347,7 @@ def test_a_trickle_is_told_at_once_up_to_the_limit(outbox, delivery):
 
 
 def test_a_clock_that_was_put_back_mutes_nothing(outbox, delivery, receiver):
-    """Told and refused with a clock years ahead, what comes now is told now."""
+    """A clock that ran years ahead is put back: the target hears of a new alert at once."""
     outbox.post_all(alert(number) for number in range(100))
     deliver(delivery)
     receiver.answer = 500

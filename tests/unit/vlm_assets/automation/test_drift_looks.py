@@ -188,7 +188,7 @@ def tear(text):
 
 @pytest.mark.parametrize("damage", [lose, tear(b'{"is_lost": fal'), tear(b"\xff\xfe"), tear(b"[]")])
 def test_a_lost_snapshot_forgets_no_failure(desk, key, damage):
-    """The snapshot may be deleted or torn: what is wrong is told again, what Dagster holds failed passes."""
+    """After the snapshot is lost, the sensor fails the damaged file again, and passes the repaired one."""
     sound = desk.dataset.keys[0]
     truncate(desk.dataset.descriptions.path(key))
     desk.tick()

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.state.database import ControlState, open_state
+from resources.storage.lock_files import LockFile
 from sensors.ticks import Ticks
 from vlm_assets.cli.main import app
 from vlm_assets.settings import SettingsError, load_settings
@@ -130,6 +131,20 @@ def test_deliver_tells_what_waits_and_that_the_daemon_is_silent_with_dagster_dow
     assert sorted(told.titles) == ["Dagster's daemon has gone silent", "row_count failed: rows 0"]
     run("deliver")
     assert len(told.messages) == 2
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_deliver_is_red_where_a_silent_daemon_holds_the_delivery(home, outbox, told, silent):
+    """A process that was stopped while it delivered keeps its lock: the timer must not look green."""
+    Ticks(outbox.state).record("drift", time.time() - (1000 if silent else 0))
+    outbox.post(alert(0))
+    lock = LockFile(home / ".state" / "alert_delivery.lock")
+    assert lock.take()
+    said = run("deliver")
+    lock.close()
+    assert "Another process is delivering." in said.output
+    assert ("daemon has gone silent" in said.output) == silent
+    assert said.exit_code == (1 if silent else 0)
 
 
 def test_deliver_tells_that_the_alerts_sensor_alone_is_silent(outbox, told):

@@ -111,7 +111,7 @@ def test_place_of_the_program_changes_no_fingerprint() -> None:
     ],
 )
 def test_whatever_may_change_an_answer_counts(added: str) -> None:
-    """Fewer bits, smaller images, another template, what is not known: rows of both are told apart."""
+    """Each of these arguments may change an answer, so it changes the fingerprint of the rows."""
     assert answering_arguments(f"{VLLM_COMMAND} {added}") != answering_arguments(VLLM_COMMAND)
 
 
