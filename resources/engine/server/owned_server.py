@@ -92,7 +92,7 @@ class OwnedServer:
     def address(self) -> ServerAddress:
         """Where it answers now."""
         assert self._record is not None
-        return ServerAddress(self._record.url, self._key)
+        return ServerAddress(self._record.url, self._key, of_this_user=True)
 
     def check(self) -> None:
         """Return where its processes live and it answers us. Raises ServerDownError."""
@@ -239,7 +239,7 @@ class OwnedServer:
     def _trouble(self, record: ServerRecord) -> str:
         """Why it cannot be worked with now, or nothing."""
         if record.supervisor.lives() and record.server is not None and record.server.lives():
-            return trouble(record.url, self._key) or ""
+            return trouble(record.url, self._key, of_this_user=True) or ""
         return self._cause("its process is gone")
 
     def _cause(self, otherwise: str) -> str:

@@ -36,10 +36,12 @@ from resources.engine.server.chat_completions import (
 )
 from resources.engine.server.image_transport import ImageTransport
 from resources.engine.server.model_server import (
+    UNTAKEN_SECONDS,
     ModelServer,
     ServerAddress,
     ServerDownError,
     ServerStartError,
+    belongs_to_this_user,
 )
 from resources.engine.server.pacing import AdaptiveLimit, Slot, Slots, asked_seconds, back_off_seconds
 
@@ -258,9 +260,12 @@ class PropertyRequests:
         if address.api_key is not None:
             headers["Authorization"] = f"Bearer {address.api_key}"
         url = f"{address.url}/chat/completions"
+        extensions = {"trace": _refuse_other_users} if address.of_this_user else {}
         async with (
             TokenWatch.over(self._limits, on_token=self._life.token) as watch,
-            self._client.stream("POST", url, content=body, headers=headers) as response,
+            self._client.stream(
+                "POST", url, content=body, headers=headers, extensions=extensions
+            ) as response,
         ):
             if response.status_code == 200:
                 return await read_answer(response, watch), watch.first_token_seconds
@@ -393,6 +398,24 @@ class _ServerLife:
             self._failures = 0
             return None
         return "it says that it is well, but no token comes"
+
+
+async def _refuse_other_users(event: str, info: dict[str, Any]) -> None:
+    """Close a new connection to another user's process before anything is sent. Raises httpx2.ConnectError.
+
+    The client calls this at each step of a request (its extension "trace").
+    """
+    import httpx2
+
+    if event != "connection.connect_tcp.complete":
+        return
+    stream = info["return_value"]
+    try:
+        while not belongs_to_this_user(stream.get_extra_info("socket")):
+            await asyncio.sleep(UNTAKEN_SECONDS)
+    except OSError as error:
+        await stream.aclose()
+        raise httpx2.ConnectError(str(error)) from error
 
 
 async def _in_thread(work: Callable[[], _T]) -> _T:

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from resources.devices.loaded_servers import ServerFiles, ServerRecord
-from resources.engine.server.model_server import NOT_OUR_KEY, trouble
+from resources.engine.server.model_server import ANOTHER_USER, NOT_OUR_KEY, trouble
 from resources.processes import ProcessIdentity, how_it_ended
 from resources.storage.files import write_replacing
 from resources.storage.lock_files import LockFile, taken
@@ -144,7 +144,7 @@ class Supervisor:
             if self._was_idle():
                 return f"nobody used it for {self._order.idle_seconds:.0f} s"
             if self._record.state == "starting":
-                wrong = trouble(self._record.url, self._order.key)
+                wrong = trouble(self._record.url, self._order.key, of_this_user=True)
                 if wrong is None:
                     self._say(replace(self._record, state="ready"))
                 elif wrong.startswith(NOT_OUR_KEY):
@@ -152,6 +152,8 @@ class Supervisor:
                         f"{wrong}, which it got as {self._order.key_variable}: take every other key out of"
                         " its command (--api-key) and its configuration"
                     )
+                elif wrong.startswith(ANOTHER_USER):
+                    return f"{wrong}: find it with `ss -tlnp`; the next start takes another port"
                 elif time.monotonic() >= deadline:
                     return f"it was not ready within {self._order.start_seconds:.0f} s: {wrong}"
             self._care_for_files()

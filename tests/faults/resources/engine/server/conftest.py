@@ -227,7 +227,7 @@ class RevivingServer:
 
     @property
     def address(self) -> ServerAddress:
-        return ServerAddress(self.stub.url, f"key-{len(self.restarts)}")
+        return ServerAddress(self.stub.url, f"key-{len(self.restarts)}", of_this_user=True)
 
     def check(self) -> None:
         if self.stub.dead:

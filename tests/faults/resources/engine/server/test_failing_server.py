@@ -1,6 +1,7 @@
 """The engine against a server that fails in every way that one can: a property pays, never the batch."""
 
 import itertools
+import os
 import shutil
 import threading
 import time
@@ -210,6 +211,17 @@ def test_dead_server_is_restarted_and_asked_again(start_engine, reviving, stub, 
     assert len(reviving.restarts) == 1
     assert "its process is gone" in reviving.restarts[0]
     assert stub.keys[-1] == "Bearer key-1"
+
+
+def test_port_taken_by_another_user_gets_neither_key_nor_images(
+    start_engine, reviving, stub, load, monkeypatch
+):
+    """A server dies and another user takes its port: nothing is sent there, and a new server is started."""
+    real = os.geteuid
+    monkeypatch.setattr(os, "geteuid", lambda: real() + (not reviving.restarts))
+    stub.dead = True
+    assert describe(start_engine(reviving), load()) == [GOOD]
+    assert stub.keys == ["Bearer key-1"]
 
 
 def test_property_that_kills_the_server_is_found(start_engine, reviving, stub, failing, load):

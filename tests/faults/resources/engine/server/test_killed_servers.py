@@ -26,6 +26,7 @@ from resources.devices.leases import DeviceLeases, LeaseHolder
 from resources.devices.loaded_servers import LoadedServers, ServerRecord, end_loaded_servers
 from resources.devices.resource import GpuResource
 from resources.engine.protocol import EngineLostError
+from resources.engine.server import owned_server
 from resources.engine.server.model_server import MOST_RESTARTS, ServerDownError, ServerStartError
 from resources.engine.server.owned_server import OwnedServer, start_or_adopt
 from resources.engine.server.server_plan import ServerPlan
@@ -249,6 +250,39 @@ def test_a_server_with_a_key_of_its_own_is_told_at_once(home: Home) -> None:
     with pytest.raises(ServerStartError, match=r"does not take our key \(401\).*VLLM_API_KEY.*--api-key"):
         home.start(home.plan("keyed", start_seconds=SOON))
     assert gone(home.stub_pids())
+
+
+THIEF = """
+import os, socket
+if os.geteuid() == 0:
+    os.setuid(65534)
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+while True:
+    connection = listener.accept()[0]
+    print(connection.recv(65536), flush=True)
+    connection.sendall(b"HTTP/1.1 401 No\\r\\nContent-Length: 0\\r\\n\\r\\n")
+"""
+
+
+def test_a_port_that_another_user_took_gets_no_key(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's process took the chosen port: the start ends by name, and it was sent not a byte.
+
+    Only root can become another user; else it is told by its answer.
+    """
+    root = os.geteuid() == 0
+    thief = subprocess.Popen([sys.executable, "-I", "-S", "-c", THIEF], stdout=subprocess.PIPE, text=True)
+    assert thief.stdout is not None
+    try:
+        port = int(thief.stdout.readline())
+        monkeypatch.setattr(owned_server, "_free_port", lambda: port)
+        said = "another user answers at its port" if root else "does not take our key"
+        with pytest.raises(ServerStartError, match=said):
+            home.start(home.plan("hangs", start_seconds=SOON))
+    finally:
+        thief.kill()
+        got, _ = thief.communicate()
+    assert not root or set(got.split()) <= {"b''"}
 
 
 def test_a_supervisor_killed_while_the_server_starts_is_an_error_and_leaves_nothing(home: Home) -> None:
