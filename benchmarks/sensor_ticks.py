@@ -20,7 +20,7 @@ from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, Sq
 from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
 from dagster._serdes import serialize_value
 
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.events import InstanceFacts
 from sensors.failed_partitions import FailedPartitions
 
 ASSETS = ("property_descriptions", "property_embeddings")

@@ -1,27 +1,27 @@
 """The alerts sensor: every half minute it looks for what a person must know, and tells them.
 
-What lives here: the order of a tick, and what is remembered between two. What does not: what counts as
-trouble (``check_alerts.py``, ``run_alerts.py``, ``ticks.py``; the other sensors post their own), and
-how it reaches people (``resources/alerts``). A tick that dies anywhere is repeated: ids make that harmless.
+What lives here: the order of a tick, what is remembered between two, and what is told of results of checks.
+What does not: what is told of runs and sensors (``run_alerts.py``, ``ticks.py``; the other sensors post their
+own), and how it reaches people (``resources/alerts``). A tick that dies anywhere is repeated: ids make that
+harmless.
 """
 
 # No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import dagster as dg
 
-from resources.alerts.alert import Alert
+from resources.alerts.alert import DAY_SECONDS, Alert, alerts_cannot_be_written
 from resources.alerts.delivery import Delivered, Delivery
-from resources.alerts.messages import alerts_cannot_be_written
 from resources.alerts.outbox import Outbox
 from resources.state.database import StateRestoration
-from sensors import check_alerts, run_alerts
+from sensors import run_alerts
 from sensors.dagster_facts import DagsterFacts
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.events import FOUND_AT, CheckEvaluation, InstanceFacts
 from sensors.device_health import NONE_LEFT
 from sensors.partition_history import PartitionHistory
 from sensors.ticks import ALERTS, ALERTS_SECONDS, Ticks
@@ -33,9 +33,13 @@ DELIVERY_SECONDS = 20.0
 RESTORED = "state/database"
 """Subject of a control state that was damaged or deleted and was put back."""
 
-RESTORED_SECONDS = 24 * 3600.0
-"""How long that alert stays open: it asks somebody to look at the disk."""
+CHECK_FAILED, CHECK_WARNED = "check_failed", "check_warning"
 
+_EVENTS_READ_AGAIN = 200
+"""Events that are read again: on Postgres a lower id may become visible after a higher one."""
+
+_RESULTS_AT_ONCE = 5000
+_EXPECTED, _FOUND, _WHAT_TO_DO = "expected", "found", "what to do"
 _UNRECORDED_AGAIN_SECONDS = 3600.0
 _REMEMBERED = 100_000
 
@@ -103,14 +107,14 @@ class AlertScan:
             self._since = now
         # Runs before checks: the checks that a failed run failed for are then among those read.
         failed, runs = run_alerts.failed_runs(dagster, cursor.runs, now=now)
-        evaluations, until = check_alerts.new_evaluations(dagster, cursor.evaluations, self._assets)
-        found = [alert for one in evaluations if (alert := check_alerts.alert_of(one)) is not None]
+        evaluations, until = new_evaluations(dagster, cursor.evaluations, self._assets)
+        found = [alert for one in evaluations if (alert := alert_of(one)) is not None]
         self._refused_runs |= {one.run_id: None for one in evaluations if one.stops and one.run_id}
         new = [one for one in failed if one.run_id not in self._posted_runs]
         opened = self.outbox.open_subjects()
         if new:
             # A run whose failed check is told, by this process or one before it, is not told too.
-            refused = {alert.occurrence for alert in opened.values() if alert.kind == check_alerts.FAILED}
+            refused = {alert.occurrence for alert in opened.values() if alert.kind == CHECK_FAILED}
             told = [one for one in new if one.run_id not in refused | self._refused_runs.keys()]
             found += run_alerts.alerts_of(dagster, told, self._history)
         found += self.ticks.silent_sensors(self._watched, since=self._since, now=now)
@@ -135,14 +139,17 @@ class AlertScan:
         _forget_oldest(self._refused_runs)
 
         opened = self.outbox.open_subjects()
-        right = check_alerts.passed_again(evaluations) | run_alerts.going_on(opened.values(), times.keys())
+        right = passed_again(evaluations) | run_alerts.going_on(opened.values(), times.keys())
         right |= run_alerts.right_again(dagster, opened.values(), self._history)
         right |= self.ticks.ticking_again(opened.keys(), now=now)
         if not queued and not waits:
             # Where nothing is started on purpose, what stood before has not come right.
             right[run_alerts.QUEUE] = "Runs are started again, or none waits."
-        if restorations and now - restorations[-1].at >= RESTORED_SECONDS:
-            right[RESTORED] = "It was put back a day ago and has been sound since."
+        right |= {
+            subject: "Nothing more was found since: look at the history if nobody has looked yet."
+            for subject, alert in opened.items()
+            if alert.lasts is not None and now - alert.at >= alert.lasts
+        }
         over = self.outbox.recovered_all(right, at=now)
         said = f"{len(posted)} new, {len(over)} right again"
         return Cursor(evaluations=until, runs=runs, standing_since=standing_since, silent=times), said
@@ -159,15 +166,81 @@ def _restored(restorations: Sequence[StateRestoration], now: float) -> list[Aler
             title="The control state was damaged and was put back",
             next_step=f"{latest.sentence()} Look at the disk's health.",
             at=now,
+            lasts=DAY_SECONDS,
         )
         for latest in restorations[-1:]
-        if now - latest.at < RESTORED_SECONDS
+        if now - latest.at < DAY_SECONDS
     ]
 
 
 def _forget_oldest(known: dict[str, None]) -> None:
     while len(known) > _REMEMBERED:
         del known[next(iter(known))]
+
+
+def new_evaluations(
+    dagster: DagsterFacts, cursor: int | None, assets: Sequence[str]
+) -> tuple[list[CheckEvaluation], int]:
+    """The results since the last look, oldest first, some of them seen before, and where to go on.
+
+    At the very first look (cursor None) of a long history: what stands failed now, not what once did. A
+    history that was wiped or lost counts from 1 again: it is looked at as the first time.
+    """
+    newest = dagster.newest_evaluation()
+    if cursor is None or newest < cursor:
+        found, until = dagster.evaluations_since(0, limit=_RESULTS_AT_ONCE)
+        if until >= newest:
+            return found, until
+        history = PartitionHistory(assets)
+        history.look(dagster)
+        return [one for asset in assets for of in history.failing(asset).values() for one in of], newest
+    found, until = dagster.evaluations_since(cursor, look_back=_EVENTS_READ_AGAIN, limit=_RESULTS_AT_ONCE)
+    before = cursor
+    while until > before:
+        # All of a storm in one tick, so that it is one message.
+        before = until
+        more, until = dagster.evaluations_since(before, limit=_RESULTS_AT_ONCE)
+        found += more
+    return found, until
+
+
+def subject_of(one: CheckEvaluation) -> str:
+    """What a result is about: the same check of the same partition, whatever run gave it."""
+    return "/".join(part for part in (one.asset, one.partition, one.check) if part)
+
+
+def alert_of(one: CheckEvaluation) -> Alert | None:
+    """What a person is told of a result; nothing of one that passed."""
+    if one.passed:
+        return None
+    of = f"{one.asset} {one.partition}" if one.partition else one.asset
+    stops = one.severity == "ERROR"
+    return Alert(
+        kind=CHECK_FAILED if stops else CHECK_WARNED,
+        subject=subject_of(one),
+        # Not the row's number: a database begun anew counts from 1 again.
+        occurrence=one.run_id or one.metadata.get(FOUND_AT) or f"{one.at:.3f}",
+        severity="error" if stops else "warning",
+        title=f"{one.check} {'failed' if stops else 'warns'}: {of}",
+        partition=one.partition,
+        expected=one.metadata.get(_EXPECTED),
+        found=one.metadata.get(_FOUND) or one.description or None,
+        next_step=one.metadata.get(_WHAT_TO_DO) or "Open the page below: the check says what it found.",
+        page=f"runs/{one.run_id}"
+        if one.run_id
+        else f"assets/{one.asset}?view=checks&checkDetail={one.check}",
+        at=one.at,
+    )
+
+
+def passed_again(evaluations: Iterable[CheckEvaluation]) -> dict[str, str]:
+    """Sentences, by subject, of what passed at its latest result among these."""
+    latest = {subject_of(one): one for one in sorted(evaluations, key=lambda one: one.storage_id)}
+    return {
+        subject: f"{one.check} passed. {one.description}".strip()
+        for subject, one in latest.items()
+        if one.passed
+    }
 
 
 def build_alerts_sensor(

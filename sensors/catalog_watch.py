@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from resources.alerts.alert import Alert
+from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.outbox import Outbox
 from sensors.sensor_definition import Decided, build_sensor
 from sensors.ticks import Ticks
@@ -19,9 +19,6 @@ NAME = "catalog_watch"
 INTERVAL_SECONDS = 60
 COMPARE_SECONDS = 3600.0
 """Between two comparisons of the copies, each of which reads both files. Readers verify rows at any time."""
-
-STANDS_SECONDS = 24 * 3600.0
-"""How long the alert of a repair stays open: it asks somebody to look at the disk."""
 
 _KIND = "catalog_damaged"
 _PUT_BACK, _LOST = "property_catalog/put_back", "property_catalog/lost"
@@ -42,32 +39,29 @@ class CatalogWatch:
 
     def look(self, now: float) -> str:
         """One tick, at this unix second; a sentence about what was found."""
-        said = "The catalogue and its second copy are alike."
         if now - self._compared_at >= COMPARE_SECONDS:
             try:
                 self.compare()
             except (self.errors, OSError) as error:
                 # Asked again at the next tick: a person is expected to put it right.
-                self._post(_LOST, "The catalogue cannot be read", str(error), str(error), now)
+                self._post(_LOST, "The catalogue cannot be read", str(error), str(error), now, lasts=None)
                 return str(error)
             self._compared_at = now
             if _LOST in self.outbox.open_subjects():
                 sentence = "The catalogue and its second copy read whole."
                 self.outbox.recovered(_LOST, sentence=sentence, at=now)
         repair = self.last_put_back()
-        if repair is None:
-            return said
+        if repair is None or now - repair[0] >= DAY_SECONDS:
+            return "The catalogue and its second copy are alike."
         at, sentence = repair
-        if now - at < STANDS_SECONDS:
-            step = f"{sentence} Look at the disk's health."
-            self._post(_PUT_BACK, "The catalogue was damaged and was put back", f"{at}", step, now)
-            return sentence
-        if _PUT_BACK in self.outbox.open_subjects():
-            over = "It was put back a day ago and has been whole since."
-            self.outbox.recovered(_PUT_BACK, sentence=over, at=now)
-        return said
+        step = f"{sentence} Look at the disk's health."
+        title = "The catalogue was damaged and was put back"
+        self._post(_PUT_BACK, title, f"{at}", step, now, lasts=DAY_SECONDS)
+        return sentence
 
-    def _post(self, subject: str, title: str, occurrence: str, step: str, now: float) -> None:
+    def _post(
+        self, subject: str, title: str, occurrence: str, step: str, now: float, *, lasts: float | None
+    ) -> None:
         self.outbox.post(
             Alert(
                 kind=_KIND,
@@ -77,6 +71,7 @@ class CatalogWatch:
                 title=title,
                 next_step=step,
                 at=now,
+                lasts=lasts,
             )
         )
 

@@ -1,6 +1,6 @@
 """What the sensors ask Dagster and tell it: all of it, so that their decisions run without Dagster too.
 
-``dagster_internals/instance_facts.py`` answers for a real instance; a test or a simulation answers from
+``dagster_internals/events.py`` answers for a real instance; a test or a simulation answers from
 memory, on its own clock. What the methods mean in detail is said where they are implemented.
 """
 

@@ -23,9 +23,18 @@ from sensors.cancels import Cancels
 from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.runs import UNFINISHED, RunState
 from sensors.partition_history import PartitionHistory
-from sensors.retry_alerts import given_up, interrupted_again, left_to_person, subject
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Decision, Facts, Policy, decide
-from sensors.retry_ledger import Attempts, DoneAgain, Entry, Request, note_done_again
+from sensors.retry_ledger import (
+    Attempts,
+    DoneAgain,
+    Entry,
+    Request,
+    given_up,
+    interrupted_again,
+    left_to_person,
+    note_done_again,
+    subject,
+)
 
 _LAUNCHING_SECONDS = 120.0
 """For which a launch that was written down may still be on its way, made by another process."""
@@ -88,10 +97,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class TickResult:
-    """What a tick came to: the runs to launch, and a sentence for the page."""
+    """What a tick came to: the runs to launch, and a sentence for the page. is_void: it is to be repeated."""
 
     launches: tuple[Launch, ...]
     sentence: str
+    is_void: bool = False
 
 
 class FailedPartitions:
@@ -200,7 +210,8 @@ class _Tick:
         note_done_again(owner.state, done, now=self.now)
         owner.succeeded_until = self.now
         if self.entries != before and not owner.attempts.write(self.entries, read=before):
-            return TickResult((), "Another look was under way at the same time: the next tick looks again.")
+            said = "Another look was under way at the same time: the next tick looks again."
+            return TickResult((), said, is_void=True)
         return TickResult(tuple(launches), self._sentence(len(launches)))
 
     def _find(self, index: int, asset: str, launching: Collection[str]) -> None:

@@ -26,7 +26,7 @@ from resources.state.database import ControlState
 from resources.state.tables import drift_snapshots
 from resources.state.workers import Workers
 from resources.storage.layout import AssetFolders
-from sensors.check_alerts import FOUND_AT
+from sensors.dagster_internals.events import FOUND_AT
 from sensors.partition_history import PartitionHistory
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks

@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 
 from sensors.dagster_facts import DagsterFacts
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.events import InstanceFacts
 from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, sentences
 from sensors.retry_ledger import AskedLook, ask_for_look, asked_look, look_answered
@@ -71,6 +71,19 @@ def request(dagster: DagsterFacts, launch: Launch, run_config: RunConfigOf) -> d
     )
 
 
+def answer(failed_partitions: FailedPartitions, run_config: RunConfigOf, at: Situation) -> Decided:
+    """Look, where a person asked for it and was not answered yet."""
+    asked = asked_look(failed_partitions.state)
+    if asked is None:
+        return Decided("Nobody has asked for a look.")
+    # A tick that is killed is repeated under the same name, and launches the same runs.
+    ticked = failed_partitions.tick(at.dagster, tick=asked.run_id, now=at.now, at_once=asked.at_once)
+    requests = [request(at.dagster, launch, run_config) for launch in ticked.launches]
+    if not ticked.is_void:
+        look_answered(failed_partitions.state, asked)
+    return Decided(ticked.sentence, requests=requests, logged=[ticked.sentence, *sentences(ticked.launches)])
+
+
 def build_retrying(
     failed_partitions: FailedPartitions,
     *,
@@ -114,20 +127,9 @@ def build_retrying(
         )
         return requests or dg.SkipReason(ticked.sentence)
 
-    def answer(at: Situation) -> Decided:
-        asked = asked_look(failed_partitions.state)
-        if asked is None:
-            return Decided("Nobody has asked for a look.")
-        # A tick that is killed is repeated under the same name, and launches the same runs.
-        ticked = failed_partitions.tick(at.dagster, tick=asked.run_id, now=at.now, at_once=asked.at_once)
-        requests = [request(at.dagster, launch, run_config) for launch in ticked.launches]
-        look_answered(failed_partitions.state, asked)
-        logged = [ticked.sentence, *sentences(ticked.launches)]
-        return Decided(ticked.sentence, requests=requests, logged=logged)
-
     failed_partitions_asked = build_sensor(
         ANSWER,
-        answer,
+        lambda at: answer(failed_partitions, run_config, at),
         interval_seconds=ANSWER_SECONDS,
         description=f"Looks for partitions to materialize again when a person has launched {BUTTON}.",
         ticks=ticks,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import dagster as dg
 
 from sensors.dagster_facts import DagsterFacts
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.events import InstanceFacts
 from sensors.ticks import Ticks
 
 Kept = TypeVar("Kept")

@@ -25,6 +25,7 @@ class AlertReceiver:
         self.answer: int | None = 200
         self.refused: tuple[str, ...] = ()
         self.arrived = threading.Condition()
+        self.asked = threading.Event()
         self.released = threading.Event()
         self.server: ThreadingHTTPServer | None = None
         self.port = 0
@@ -39,6 +40,7 @@ class AlertReceiver:
                 message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 receiver.authorizations.append(self.headers["Authorization"])
                 receiver.requests += 1
+                receiver.asked.set()
                 if receiver.answer is None:
                     receiver.released.wait(60)
                     return

@@ -1,7 +1,7 @@
 """Delivery: what was posted reaches every target, once, whatever dies or is down.
 
 What lives here: the tables ``alert_targets`` and ``alert_messages``, storms, and back-off. What does not: the
-words (``messages.py``), the sending (``targets.py``). A message is claimed, which writes it down with the
+words (``alert.py``), the sending (``targets.py``). A message is claimed, which writes it down with the
 events that it tells, before it is sent, and marked after the target took it: a kill in between sends the same
 id again, and nothing else can repeat or lose one.
 """
@@ -21,8 +21,17 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from resources.alerts.alert import AlertEvent
-from resources.alerts.messages import SHOWN, SINGLY, Message, Sender, message_of_many, message_of_one
+from resources.alerts.alert import (
+    DAY_SECONDS,
+    SHOWN,
+    SINGLY,
+    Alert,
+    AlertEvent,
+    Message,
+    Sender,
+    message_of_many,
+    message_of_one,
+)
 from resources.alerts.outbox import TOLD, Outbox
 from resources.alerts.targets import Target, TargetProcess
 from resources.state import tables
@@ -30,7 +39,7 @@ from resources.state.tables import alert_events as _events
 from resources.state.tables import alert_messages as _messages
 from resources.state.tables import alert_targets as _targets
 from resources.storage.files import make_directory
-from resources.storage.lock_files import LockFile
+from resources.storage.lock_files import LockFile, taken
 
 FIRST_WAIT_SECONDS = 30.0
 LONGEST_WAIT_SECONDS = 1800.0
@@ -41,6 +50,9 @@ BURST = 10
 
 BURST_SECONDS = 600.0
 
+STANDSTILL_SECONDS = 600.0
+"""A delivery ends by itself within a minute: one that takes so long has stopped, and another one delivers."""
+
 PATIENT_TRIES = 3
 """Failures up to which a target, or a message, is thought to be all right in a moment."""
 
@@ -48,6 +60,7 @@ _NOBODY = ""
 """Stands for the targets of a home that has none."""
 
 _MOST_CLAIMED = 10
+_MOMENT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -132,7 +145,7 @@ class Delivery:
         address: of the pages, for links. Raises ControlStateError where nothing can be written down.
         """
         deadline = time.monotonic() + seconds
-        with self._only() as lock:
+        with self._only(now) as lock:
             if lock is None:
                 return None
             salt = self._salt() if self.targets else ""
@@ -186,15 +199,29 @@ class Delivery:
         return found
 
     @contextlib.contextmanager
-    def _only(self) -> Iterator[LockFile | None]:
+    def _only(self, now: float) -> Iterator[LockFile | None]:
+        """The lock; None where another process delivers. One that stands still is told of and left behind."""
         directory = self._state.directory
         if not directory.is_dir():
             make_directory(directory)
-        lock = LockFile(directory / "alert_delivery.lock")
+        path = directory / "alert_delivery.lock"
+        lock = taken(path)
         try:
-            yield lock if lock.take() else None
+            if lock is None and _is_old(path, now):
+                # Who took it this moment says so in the next.
+                lock = taken(path, seconds=_MOMENT_SECONDS)
+            if lock is None and _is_old(path, now):
+                # It keeps the file that it locked. Should it go on, a message comes twice, with the same id.
+                path.unlink(missing_ok=True)
+                lock = taken(path)
+                self.outbox.post(_standstill(now))
+            if lock is not None:
+                with contextlib.suppress(PermissionError):  # another user's file
+                    os.utime(lock.fileno(), (now, now))
+            yield lock
         finally:
-            lock.close()
+            if lock is not None:
+                lock.close()
 
     def _salt(self) -> str:
         def write(connection: sa.Connection) -> str:
@@ -366,9 +393,11 @@ def _match_targets(connection: sa.Connection, keys: Collection[str]) -> None:
         held = {group: min(one.cursor(group) for one in gone.values()) for group in groups}
         row = {"target": key, "told_up_to": told_up_to, "held": held, "tries": 0, "next_at": 0.0}
         connection.execute(_targets.insert().values(row))
-        claimed = connection.execute(sa.select(_messages).where(of_gone, _messages.c.taken_at.is_(None)))
-        # Of several that are gone, one may not have been told yet what another was: that is told anew.
-        for seq, one in {one["seq"]: one for one in claimed.mappings()}.items():
+        claimed = sa.select(_messages).where(of_gone, _messages.c.taken_at.is_(None))
+        # Of several that are gone, one may not have been told yet what another was: that is told anew. Of two
+        # messages that begin with the same event the longer one stays, by which none is left out.
+        found = connection.execute(claimed.order_by(_messages.c.tells)).mappings()
+        for seq, one in {one["seq"]: one for one in found}.items():
             if seq <= held.get(one["group"], told_up_to):
                 row = {**one, "target": key, "seal": None}
                 connection.execute(_messages.insert().values(row))
@@ -381,6 +410,31 @@ def _mark(connection: sa.Connection, *, key: str, seq: int, now: float) -> None:
     this = (_messages.c.target == key) & (_messages.c.seq == seq)
     connection.execute(_messages.update().where(this).values(taken_at=now))
     connection.execute(_targets.update().where(_targets.c.target == key).values(tries=0, next_at=0.0))
+
+
+def _is_old(lock: Path, now: float) -> bool:
+    """Whether a lock was taken so long ago that who holds it stands still."""
+    with contextlib.suppress(FileNotFoundError):
+        return abs(now - lock.stat().st_mtime) > STANDSTILL_SECONDS
+    return False
+
+
+def _standstill(now: float) -> Alert:
+    return Alert(
+        kind="delivery_stands",
+        subject="alerts/delivery",
+        occurrence=f"{now:.0f}",
+        severity="error",
+        title="A process that was delivering alerts stands still",
+        expected="a delivery that ends within a minute",
+        found=f"one that has not ended for {STANDSTILL_SECONDS / 60:.0f} minutes",
+        next_step=(
+            "Nothing is lost: another process delivers now. Look for a stopped process (state T in `ps -eo"
+            " pid,stat,args`) and end it with `kill -9 PID`. If it is Dagster's, start Dagster again."
+        ),
+        at=now,
+        lasts=DAY_SECONDS,
+    )
 
 
 def _newest(connection: sa.Connection) -> int:

@@ -6,26 +6,29 @@ open: the subjects whose latest event is no recovery. What does not: telling peo
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from resources.alerts.alert import Alert, AlertEvent, Happening
+from resources.alerts.alert import DAY_SECONDS, Alert, AlertEvent, Happening
 from resources.state.database import ControlState
 from resources.state.tables import alert_events as _events
 
 TOLD: tuple[Happening, ...] = ("raised", "recovered", "closed")
 """People are told of the beginning and the end of a trouble, not of its repetitions."""
 
-HISTORY_SECONDS = 90 * 24 * 3600.0
+HISTORY_SECONDS = 90 * DAY_SECONDS
 LONGEST_HISTORY = 20_000
-"""Events that are over and told are kept for this long, and up to this many."""
+"""Events that are over are kept for this long, and up to this many, told or not."""
 
-_PRUNE_SECONDS = 24 * 3600.0
+_PRUNE_SECONDS = DAY_SECONDS
 _OPEN: tuple[Happening, ...] = ("raised", "again")
 _AT_ONCE = 500
+
+_log = logging.getLogger(__name__)
 
 
 class NotOpenError(LookupError):
@@ -141,16 +144,44 @@ class Outbox:
         return [AlertEvent.from_json(row) for row in reversed(rows)]
 
     def prune(self, now: float, *, told_up_to: int) -> None:
-        """Delete old events of closed alerts, once a day. told_up_to: the last that every target was told."""
+        """Delete old events of closed alerts, once a day. told_up_to: the last that every target was told.
+
+        Old ones that some target was never told go too, for it may be down for good: an alert says how many.
+        """
         if abs(now - self._pruned_at) < _PRUNE_SECONDS:
             return
         newest = sa.select(sa.func.max(_events.c.seq)).scalar_subquery()
         is_old = (_events.c.at < now - HISTORY_SECONDS) | (_events.c.seq <= newest - LONGEST_HISTORY)
-        old = is_old & (_events.c.seq <= told_up_to) & _events.c.seq.not_in(_still_open())
-        found = sa.select(_events.c.seq).where(old).limit(1)
-        if self.state.read(lambda connection: connection.execute(found).first()) is not None:
+        old = is_old & _events.c.seq.not_in(_still_open())
+        untold = (_events.c.seq > told_up_to) & _events.c.what.in_(TOLD)
+        count = sa.select(sa.func.count(), sa.func.count().filter(untold)).where(old)
+        rows, lost = self.state.read(lambda connection: connection.execute(count).one())
+        if lost:
+            # Told first: a kill in between tells it twice, not never.
+            self.post_all([_never_told(lost, now)], once_while_open=True)
+        if rows:
             self.state.write(lambda connection: connection.execute(_events.delete().where(old)))
         self._pruned_at = now
+
+
+def _never_told(count: int, now: float) -> Alert:
+    said = f"{count} alerts and recoveries, over by now, were deleted before every target was told of them"
+    _log.error("%s. See the targets in `vlm-assets alerts`.", said)
+    return Alert(
+        kind="alerts_not_told",
+        subject="alerts/not told",
+        occurrence=f"{now:.0f}",
+        severity="error",
+        title=said,
+        expected="targets that take what they are sent",
+        found=f"one that is down for {HISTORY_SECONDS / DAY_SECONDS:.0f} days, or {LONGEST_HISTORY:,} events",
+        next_step=(
+            "`vlm-assets alerts` says which target is down, `vlm-assets alerts test` what it answers. Put it"
+            " right, or take it out of VLM_ASSETS_ALERT_TARGETS."
+        ),
+        lasts=DAY_SECONDS,
+        at=now,
+    )
 
 
 def _still_open() -> sa.Select[tuple[int]]:

@@ -25,13 +25,13 @@ import sqlalchemy as sa
 
 from resources.state import tables
 from resources.state.copies import Copies, changes_of
-from resources.state.file_systems import refuse_network_file_system
 from resources.state.sqlite_file import (
     ControlStateError,
     DatabaseDamagedError,
     SqliteFile,
     check_seals,
     create_tables,
+    refuse_network_file_system,
 )
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """Events by the rows of Dagster's tables: materializations, results of checks, and telling new ones.
 
 What lives here: reading what is new since a cursor. What does not: what is told of a result
-(``check_alerts.py``), and which of them stand (``partition_history.py``).
+(``alerts.py``), and which of them stand (``partition_history.py``).
 
 Checked with dagster 1.13.27. Not public: the tables of events and of check executions, a DELETE in the
 latter (``report_evaluation``), and ``get_materialized_partitions``. Public calls read one check at a time or
@@ -19,14 +19,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization, DagsterInstance
+from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization
 from dagster import DagsterEventType as EventType
 
+from sensors.dagster_internals.runs import InstanceRuns
 from sensors.dagster_internals.tables import Row, check_table, entry_of, event_table, events_where, of_events
 
 _log = logging.getLogger(__name__)
 
 Severity = Literal["WARN", "ERROR"]
+
+FOUND_AT = "found at"
+"""Metadata of a result without a run: when it was found. It may be reported twice, with the same."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,8 @@ class MaterializationEvent:
     is_done: bool
 
 
-class InstanceEvents:
-    """The part of ``DagsterFacts`` about events, of a Dagster instance."""
-
-    def __init__(self, instance: DagsterInstance) -> None:
-        self.instance = instance
+class InstanceFacts(InstanceRuns):
+    """``DagsterFacts`` of a real instance: what it says of events, beside what it says of runs."""
 
     def newest_event(self) -> int:
         """The id of the latest event; 0 where there is none."""

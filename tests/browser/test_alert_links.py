@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from resources.state.database import open_state
-from sensors.check_alerts import alert_of
+from sensors.alerts import alert_of
 from sensors.dagster_internals.events import CheckEvaluation
 from sensors.run_alerts import queue_stands
 from sensors.ticks import Ticks

@@ -65,7 +65,7 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
 @app.command(epilog="vlm-assets alerts test")
 def test(home: Home = None) -> None:
     """Send a test message to every target and say what each answered. Exit code 1 if one did not take it."""
-    from resources.alerts.messages import Sender, trial
+    from resources.alerts.alert import Sender, trial
     from vlm_assets.automation.alert_settings import build_delivery, pages_address
 
     current = chosen_settings(home)

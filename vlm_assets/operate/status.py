@@ -12,14 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 
 from resources.alerts.outbox import Outbox
 from resources.devices.errors import DeviceError
 from resources.devices.find import find_devices
 from resources.devices.left_out import LeftOutDevices
+from resources.state.database import ControlState
 from resources.state.pause import pause_of
+from resources.state.sqlite_file import ControlStateError
 from resources.state.workers import Worker, Workers
-from sensors.retry_ledger import DoneAgain
+from sensors.cancels import Cancel, Cancels
+from sensors.retry_ledger import Attempts, DoneAgain, Entry, done_again_since
 from vlm_assets.assets.partition_state import MEANING, PartitionState, PartitionStates, State, VerifiedFiles
 from vlm_assets.assets.published_rows import FailedRow, PublishedRows, first_failed, unpublished_failures
 from vlm_assets.catalog.catalog import Catalog
@@ -27,7 +31,6 @@ from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.expected_cost import ExpectedCost
 from vlm_assets.operate.rate import Rate, measure
-from vlm_assets.operate.retry_notes import RetryNotes
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
@@ -36,6 +39,9 @@ WAITING = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.DAMAG
 
 _NOTHING_LEFT = frozenset({State.DONE, State.STALE, State.LOST, State.DAMAGED})
 """No image is to be described: a damaged partition is restored from its second copy, without a device."""
+
+_UNFINISHED = frozenset({State.INTERRUPTED, State.NOT_STARTED, State.REFUSED, State.DAMAGED})
+"""States in which a partition's retries and cancels count."""
 
 DAY_SECONDS = 24 * 3600.0
 
@@ -151,10 +157,10 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     now = time.time()
     since = now - DAY_SECONDS if since is None else since
     workers = [worker for worker in Workers(control_state(settings)).living() if worker.partition]
-    notes = RetryNotes(control_state(settings))
+    notes = RetryNotes.read(control_state(settings), since=since)
     verified = VerifiedFiles(state_directory)
     states = PartitionStates(settings, catalog, verified=verified)
-    found = [_with_failures(settings, one) for one in _with_retries(states.all(), notes)]
+    found = [_with_failures(settings, notes.beside(one)) for one in states.all()]
     verified.save()
     described = [one for one in found if one.asset == settings.descriptions.name]
     embedded = [one for one in found if one.asset == settings.embeddings.name]
@@ -167,7 +173,6 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     descriptions = _with_cost([_status_of(one) for one in described], describing, cost)
     partitions = (*descriptions, *map(_status_of, embedded))
     devices, unread = _devices(settings, workers, published, rate)
-    done_again = notes.done_again(since)
     open_alerts, untold = _open_alerts(settings)
     pause = pause_of(control_state(settings))
     dagster = running_address(settings.dagster_home)
@@ -188,7 +193,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     ]
     if verified.unread:
         foreign.append(f"{verified.unread} published files are not read yet: look again.")
-    warnings = (*unread, *untold, *notes.warnings, *foreign, *unknown, *_withdrawal(settings))
+    warnings = (*unread, *untold, *notes.unread, *foreign, *unknown, *_withdrawal(settings))
     return Status(
         home=str(settings.home),
         at=now,
@@ -205,7 +210,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
             sum(one.expected - one.usable_rows for one in descriptions if not one.is_complete)
         ),
         done_again_since=since,
-        done_again=done_again,
+        done_again=notes.done_again,
         open_alerts=open_alerts,
         paused=pause.sentence() if pause else None,
         dagster=dagster,
@@ -222,13 +227,41 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     )
 
 
-def _with_retries(found: Sequence[PartitionState], notes: RetryNotes) -> list[PartitionState]:
-    """The states, with what the retries know of unfinished ones."""
-    noted = []
-    for one in found:
-        state, note = notes.of(one.asset, one.key, one.state)
-        noted.append(replace(one, state=state, note=note or one.note))
-    return noted
+@dataclass(frozen=True)
+class RetryNotes:
+    """What the retries know: attempts, cancels, what came right. unread: why that cannot be read."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    cancelled: Mapping[str, Cancel] = field(default_factory=dict)
+    done_again: tuple[DoneAgain, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, state: ControlState, *, since: float) -> RetryNotes:
+        """What stands in the control state. since: unix seconds, from which on it tells what came right."""
+        try:
+            return cls(Attempts(state).read(), Cancels(state).read(), tuple(done_again_since(state, since)))
+        except ControlStateError as error:
+            return cls(unread=(str(error),))
+
+    def beside(self, one: PartitionState) -> PartitionState:
+        """The state of an unfinished partition with what the retries know of it."""
+        entry = self.entries.get(one.key, Entry(one.key))
+        if one.state not in _UNFINISHED:
+            return one
+        if one.key in self.cancelled:
+            note = "a person cancelled it: it is launched by hand only"
+            return replace(one, state=State.CANCELLED, note=note)
+        times = "once" if entry.attempts == 1 else f"{entry.attempts} times"
+        failed = f"failed {times} in a row without progress"
+        if entry.given_up:
+            return replace(one, state=State.GIVEN_UP, note=f"{failed}: it is not tried again by itself")
+        if not entry.attempts:
+            return one
+        if entry.not_before:
+            again = datetime.fromtimestamp(entry.not_before).astimezone().isoformat(" ", "minutes")
+            failed = f"{failed}; tried again after {again}"
+        return replace(one, state=State.FAILED, note=failed)
 
 
 def _withdrawal(settings: Settings) -> tuple[str, ...]:

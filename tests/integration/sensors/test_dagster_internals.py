@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.events import InstanceFacts
 from sensors.partition_history import PartitionHistory
 
 RANGES = dg.StaticPartitionsDefinition(["a", "b", "c"])

@@ -6,8 +6,8 @@ import dagster as dg
 import pytest
 
 from resources.publishing.verification import PUBLISHED_FILE
-from sensors.check_alerts import alert_of
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.alerts import alert_of
+from sensors.dagster_internals.events import InstanceFacts
 from sensors.partition_history import PartitionHistory
 from sensors.published_file_drift import Verdict, evaluation
 

@@ -5,7 +5,7 @@ import pytest
 
 from resources.alerts.outbox import Outbox
 from resources.state.database import open_state
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.events import InstanceFacts
 from sensors.reconciliation import restore_results_of_cancelled
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.definitions import build_defs

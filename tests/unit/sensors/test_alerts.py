@@ -5,11 +5,11 @@ import time
 import dagster as dg
 import pytest
 
-from resources.alerts.alert import Alert
+from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.outbox import Outbox
 from resources.state.database import ControlState
 from resources.state.pause import pause
-from sensors.alerts import RESTORED, RESTORED_SECONDS, AlertScan, Cursor
+from sensors.alerts import RESTORED, AlertScan, Cursor
 from sensors.device_health import NONE_LEFT
 from sensors.run_alerts import STANDSTILL_SECONDS
 from sensors.ticks import Ticks
@@ -166,7 +166,7 @@ def test_a_restored_control_state_is_told_for_a_day(bench):
     for at in (now, now + 20):
         scan.scan(bench.dagster, Cursor(), now=at)
         assert RESTORED in bench.outbox.open_subjects()
-    for at in (now + RESTORED_SECONDS + 60, now + RESTORED_SECONDS + 80):
+    for at in (now + DAY_SECONDS + 60, now + DAY_SECONDS + 80):
         scan.scan(bench.dagster, Cursor(), now=at)
     assert bench.outbox.open_subjects() == {}
     assert [one.what for one in bench.outbox.recent(9)] == ["raised", "recovered"]

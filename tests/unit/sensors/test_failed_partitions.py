@@ -1,5 +1,6 @@
 """The scheduled re-materialization against a real Dagster instance, with the clock moved on by hand."""
 
+import time
 from dataclasses import replace
 
 import dagster as dg
@@ -8,6 +9,7 @@ from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
 from resources.state.database import open_state
 from resources.state.pause import pause, resume
+from sensors.dagster_internals.events import InstanceFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, NEEDS_PERSON, NO_ATTEMPT, RETRY
 from sensors.retry_ledger import (
     AskedLook,
@@ -17,7 +19,8 @@ from sensors.retry_ledger import (
     done_again_since,
     look_answered,
 )
-from sensors.retry_schedule import request
+from sensors.retry_schedule import answer, request
+from sensors.sensor_definition import Situation
 
 HOUR = 3600.0
 
@@ -496,8 +499,11 @@ def test_lost_cancels_are_read_again_from_dagster(orchestrator):
     assert list(orchestrator.failed_partitions.cancels.read()) == ["a"]
 
 
-def test_two_looks_at_once_launch_a_partition_once(orchestrator):
-    """The button is pressed while the schedule ticks: what one wrote down, the other does not launch."""
+def test_two_looks_at_once_launch_a_partition_once_and_leave_no_wish_unanswered(orchestrator):
+    """The button is pressed while the schedule ticks: what one wrote down, the other does not launch.
+
+    The look that came to nothing is repeated, in whichever code server it was.
+    """
     orchestrator.behaviour.of_key["a"] = "fail"
     orchestrator.materialize("a")
     orchestrator.ahead += HOUR
@@ -506,8 +512,15 @@ def test_two_looks_at_once_launch_a_partition_once(orchestrator):
         orchestrator.failed_partitions.watched,
         rows=lambda key: launched or launched.extend(another_look(orchestrator)) or 0,
     )
-    assert orchestrator.look().launches == ()
+    state, wish = open_state(orchestrator.state), AskedLook("pressed", at_once=True)
+    ask_for_look(state, wish)
+    at = Situation(InstanceFacts(orchestrator.instance), time.time() + HOUR)
+    void = answer(orchestrator.failed_partitions, lambda assets, before: ({}, False), at)
+    assert (void.requests, "Another look was under way" in void.said) == ([], True)
     assert [one.key for one in launched] == ["a"]
+    assert asked_look(state) == wish
+    answer(orchestrator.failed_partitions, lambda assets, before: ({}, False), at)
+    assert asked_look(state) is None
 
 
 def another_look(orchestrator):

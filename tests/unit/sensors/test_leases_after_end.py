@@ -21,7 +21,7 @@ from resources.devices.leases import DeviceLeases
 from resources.processes import ProcessIdentity, boot_id
 from resources.state.database import open_state
 from resources.state.workers import Workers
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.events import InstanceFacts
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 

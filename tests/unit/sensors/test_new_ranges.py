@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.events import InstanceFacts
 from sensors.new_ranges import NewRanges
 from tests.unit.sensors.dagster_in_memory import Clock, DagsterInMemory
 

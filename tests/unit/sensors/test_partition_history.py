@@ -3,8 +3,8 @@
 import dagster as dg
 import sqlalchemy as db
 
-from sensors import check_alerts, partition_history
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors import alerts, partition_history
+from sensors.dagster_internals.events import InstanceFacts
 from sensors.dagster_internals.tables import event_table, of_events
 from sensors.partition_history import PartitionHistory
 
@@ -63,7 +63,7 @@ def test_a_check_that_was_only_planned_hides_no_failure(orchestrator):
 def test_a_result_that_cannot_be_read_hides_no_other(orchestrator, monkeypatch):
     """More results than are read at once, one of them no result: all that come after it count."""
     monkeypatch.setattr(partition_history, "_EVALUATIONS_AT_ONCE", 2)
-    monkeypatch.setattr(check_alerts, "_AT_ONCE", 2)
+    monkeypatch.setattr(alerts, "_RESULTS_AT_ONCE", 2)
     kept = PartitionHistory(["first"])
     evaluate(orchestrator, "a", passed=True)
     kept.look(orchestrator.dagster)
@@ -77,5 +77,5 @@ def test_a_result_that_cannot_be_read_hides_no_other(orchestrator, monkeypatch):
         connection.commit()
     kept.look(orchestrator.dagster)
     assert set(kept.failing("first")) == {"c", "d", "e", "f"}
-    found, _ = check_alerts.new_evaluations(InstanceFacts(orchestrator.instance), cursor, ["first"])
+    found, _ = alerts.new_evaluations(InstanceFacts(orchestrator.instance), cursor, ["first"])
     assert {one.partition for one in found if not one.passed} == {"c", "d", "e", "f"}

@@ -20,7 +20,7 @@ from resources.publishing.published import PublishedPartitions
 from resources.state.database import open_state
 from resources.state.workers import Workers
 from resources.storage.layout import Home
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.events import InstanceFacts
 from sensors.reconciliation import end_dead_runs, report_published
 
 HERE = {".dagster/grpc_info": json.dumps({"host": "localhost", "socket": "/somewhere"})}

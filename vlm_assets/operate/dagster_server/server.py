@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from resources.alerts.alert import Alert
+from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.outbox import Outbox
 from resources.devices.loaded_servers import end_loaded_servers
 from vlm_assets.assets.property_catalog import record_catalog
@@ -61,8 +61,6 @@ _LOOK_SHARE = 0.005
 _PORTS_TRIED = 100
 
 _FOREVER = 3600.0
-
-_STANDS_SECONDS = 24 * 3600.0
 
 _AGAIN_SECONDS = 20.0
 """A database that is damaged sooner after a start is left to a person: the disk damages what it is given."""
@@ -285,7 +283,8 @@ def _renew_damaged_databases(home: Path, dagster_home: Path, console: Console) -
             for one in found
         }
         # Told before it is done: a kill in between tells it twice, not never.
-        _outbox(home).post_all(
+        outbox = Outbox(control_state(load_settings(home=home)))
+        outbox.post_all(
             [_alert(folder, said, time.time()) for folder, said in sentences.items()], once_while_open=True
         )
         set_databases_aside(dagster_home, aside)
@@ -293,33 +292,17 @@ def _renew_damaged_databases(home: Path, dagster_home: Path, console: Console) -
         console.print(f"[yellow]{escape(said)}[/]")
 
 
-def _outbox(home: Path) -> Outbox:
-    return Outbox(control_state(load_settings(home=home)))
-
-
-def _subject(folder: str) -> str:
-    return f"state/Dagster's {folder}"
-
-
 def _alert(folder: str, said: str, now: float) -> Alert:
     return Alert(
         kind="state_damaged",
-        subject=_subject(folder),
+        subject=f"state/Dagster's {folder}",
         occurrence=said,
         severity="error",
         title=f"Dagster's {folder} was damaged and was begun anew",
         next_step=f"{said} Look at the disk's health.",
         at=now,
+        lasts=DAY_SECONDS,
     )
-
-
-def _close_alerts(outbox: Outbox, now: float) -> None:
-    """Close the alerts that have stood for a day: the databases that were begun anew have been read since."""
-    opened = outbox.open_subjects()
-    for alert in [opened[one] for one in map(_subject, LOST) if one in opened]:
-        if now - alert.at >= _STANDS_SECONDS:
-            sentence = "It was begun anew a day ago and has been sound since."
-            outbox.recovered(alert.subject, sentence=sentence, at=now)
 
 
 def start_pages(server: DagsterServer, console: Console) -> None:
@@ -372,6 +355,5 @@ def _serve_until_told(
             console.print("Schedules, sensors and alerts are on. Ctrl-C ends it.")
             while True:
                 server.watch(_FOREVER)
-                _close_alerts(_outbox(home), time.time())
         except KeyboardInterrupt:
             farewell(console, grace_seconds)

@@ -3,20 +3,23 @@
 import contextlib
 import logging
 import multiprocessing
+import os
+import signal
 import time
 
 import pytest
+import sqlalchemy as sa
 
-from resources.alerts.alert import Alert
+from resources.alerts.alert import SINGLY, Alert
 from resources.alerts.delivery import (
     BURST,
     BURST_SECONDS,
     FIRST_WAIT_SECONDS,
     LONGEST_WAIT_SECONDS,
     PATIENT_TRIES,
+    STANDSTILL_SECONDS,
     Delivery,
 )
-from resources.alerts.messages import SINGLY
 from resources.alerts.outbox import HISTORY_SECONDS, Outbox
 from resources.alerts.targets import checked_targets
 from resources.state.database import ControlState, open_state
@@ -221,6 +224,51 @@ def test_a_new_target_is_not_told_what_is_past_and_a_replaced_one_is_told_what_w
     assert deliver(delivery_to(outbox, receiver.url(), other)).told == 0, "beside another: from now on"
 
 
+def test_of_two_targets_that_are_removed_the_next_one_is_told_all_that_either_was_not(outbox, receiver):
+    """One of them was down longer: its message tells of more events, beginning with the same one."""
+    first, second = "json://user:a@127.0.0.1:9/", "json://user:b@127.0.0.1:9/"
+    deliver(delivery_to(outbox, first, second))
+    outbox.post(alert(0))
+    deliver(delivery_to(outbox, first, second))
+    outbox.post_all(alert(number) for number in range(1, 6))
+
+    def one_group_of_all_for_the_first(connection):
+        messages = connection.execute(sa.select(alert_messages)).mappings().all()
+        longer = {**messages[0]["message"], "title": "6 alerts", "tells": 6}
+        of_one = alert_messages.c.target == messages[0]["target"]
+        connection.execute(alert_messages.update().where(of_one).values(tells=6, message=longer))
+        connection.execute(alert_targets.update().values(told_up_to=6))
+
+    outbox.state.write(one_group_of_all_for_the_first)
+    assert deliver(delivery_to(outbox, receiver.url())).told == 1
+    assert receiver.titles == ["6 alerts"]
+
+
+def test_a_process_that_is_stopped_while_it_delivers_keeps_the_delivery_from_nobody(outbox, receiver):
+    """It holds the lock for ever: another process delivers, and a person is told of the stopped one."""
+    receiver.answer = None
+    outbox.post(alert())
+    stopped = multiprocessing.get_context("spawn").Process(
+        target=deliver_slowly, args=(outbox.state.directory, receiver.url())
+    )
+    stopped.start()
+    try:
+        assert receiver.asked.wait(60)
+        os.kill(stopped.pid, signal.SIGSTOP)
+        receiver.answer = 200
+        assert deliver(delivery_to(outbox, receiver.url()), NOW + STANDSTILL_SECONDS) is None
+        assert deliver(delivery_to(outbox, receiver.url()), NOW + STANDSTILL_SECONDS + 1).told == 2
+        assert sorted(receiver.titles) == ["A process that was delivering alerts stands still", "alert 0"]
+        assert deliver(delivery_to(outbox, receiver.url()), NOW + STANDSTILL_SECONDS + 2).told == 0
+    finally:
+        stopped.kill()
+        stopped.join()
+
+
+def deliver_slowly(directory, url) -> None:
+    deliver(delivery_to(Outbox(ControlState(directory)), url), seconds=600.0)
+
+
 def test_the_first_target_of_a_home_is_told_what_was_posted_before_its_first_look(outbox, receiver):
     """What a sensor posts before the alerts sensor has ever ticked is told."""
     outbox.post(alert())
@@ -373,6 +421,21 @@ def test_old_history_is_forgotten_but_not_what_is_open_or_not_told(outbox, deliv
     receiver.up()
     deliver(delivery, later + LONGEST_WAIT_SECONDS)
     assert receiver.titles[-2:] == ["alert untold", "Right again: alert untold"]
+
+
+def test_a_home_whose_only_target_is_gone_for_good_does_not_grow_without_end(outbox, receiver, caplog):
+    """What no target took goes with the other history in the end; how much that was is told and logged."""
+    deliver(delivery_to(outbox, "json://127.0.0.1:9/"))
+    outbox.post_all(alert(number) for number in range(14))
+    outbox.recovered_all({f"a/{number}": "It passed." for number in range(14)}, at=NOW)
+    later = NOW + HISTORY_SECONDS + 1
+    assert deliver(delivery_to(outbox), later - 2).waiting == 28
+    deliver(delivery_to(outbox), later)
+    (told,) = outbox.recent(99)
+    assert told.alert.title.startswith("28 alerts and recoveries, over by now, were deleted before")
+    assert told.alert.title in caplog.text
+    assert deliver(delivery_to(outbox, receiver.url()), later).told == 1
+    assert receiver.titles == [told.alert.title]
 
 
 def test_in_postgres_each_reaches_the_receiver_once_and_two_processes_share_the_work(

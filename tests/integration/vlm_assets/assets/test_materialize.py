@@ -9,7 +9,7 @@ import pytest
 from resources.devices.resource import GpuResource
 from resources.journal.journal import Journal
 from resources.publishing.published import PublishedPartitions
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.events import InstanceFacts
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 

@@ -8,7 +8,7 @@ import pytest
 
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.state.pause import pause, resume
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.events import InstanceFacts
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.resource_settings import build_vision_language_model, control_state
 

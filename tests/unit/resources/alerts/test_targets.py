@@ -4,8 +4,7 @@ import logging
 
 import pytest
 
-from resources.alerts.sending import scrubbed
-from resources.alerts.targets import AlertTargetError, Target, checked_targets
+from resources.alerts.targets import AlertTargetError, Target, checked_targets, scrubbed
 
 SECRET = "s3cret-pw"
 

@@ -16,8 +16,7 @@ import sqlalchemy as sa
 
 from resources.state import tables
 from resources.state.database import COPY_SECONDS, ControlState, open_state
-from resources.state.file_systems import file_system_of, refuse_network_file_system
-from resources.state.sqlite_file import ControlStateError
+from resources.state.sqlite_file import ControlStateError, file_system_of, refuse_network_file_system
 
 
 def note_cancel(state, partition, *, copy=True):

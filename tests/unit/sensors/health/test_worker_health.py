@@ -16,7 +16,7 @@ from resources.alerts.alert import Alert
 from resources.processes import ProcessIdentity, boot_id
 from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.events import InstanceFacts
 from sensors.health_watch import Watch
 from sensors.ticks import Ticks
 from sensors.worker_health import (

@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from resources.journal.high_water_mark import HighWaterMark, write_mark
-from sensors.dagster_internals.instance_facts import InstanceFacts
+from sensors.dagster_internals.events import InstanceFacts
 from vlm_assets.assets import fingerprint
 from vlm_assets.automation.retries import ASSETS, _Files, _kept, build_failed_partitions, retry_config
 from vlm_assets.resource_settings import build_gpu

@@ -235,3 +235,16 @@ def test_each_published_file_is_read_once_and_not_again_at_the_next_look(
     again = status_of(dataset.settings)
     assert read == {"read_record": both}
     assert again.partitions == first.partitions
+
+
+def test_what_was_given_up_says_so_in_words(uneven: Settings) -> None:
+    """Never the mark by which the retries know what they told last."""
+    entries = {
+        LIGHT: Entry(LIGHT, attempts=5, given_up=True, told="interrupted"),
+        HEAVY: Entry(HEAVY, attempts=1, given_up=True, told="person: 1f2e3d"),
+    }
+    assert Attempts(control_state(uneven)).write(entries, read={})
+    found = {one.key: one for one in status_of(uneven).partitions if one.asset == "property_descriptions"}
+    for key, times in ((LIGHT, "5 times"), (HEAVY, "once")):
+        said = f"failed {times} in a row without progress: it is not tried again by itself"
+        assert (found[key].state, found[key].note) == (State.GIVEN_UP, said)
