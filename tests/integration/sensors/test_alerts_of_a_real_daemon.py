@@ -16,7 +16,7 @@ from vlm_assets.operate.dagster_server.server import dagster_server, free_port
 WITHIN_SECONDS = 60.0
 
 # A start of Dagster, and a run with a model.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.serves, pytest.mark.timeout(600)]
 
 
 def test_a_failing_check_is_on_the_receiver_within_a_minute(tmp_path, receiver):

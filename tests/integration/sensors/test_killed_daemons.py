@@ -35,7 +35,10 @@ LIFE_SECONDS = 14.0
 """On two idle cores the first tick of the alerts sensor comes 5 to 7 s after the daemon's start."""
 
 # A life, and 3,000 seconds for the 201 kills of FAULTS_ROUNDS=67.
-pytestmark = pytest.mark.timeout(60 + 60 * int(os.environ.get("FAULTS_ROUNDS", "1")) * KILLS_A_ROUND)
+pytestmark = [
+    pytest.mark.serves,
+    pytest.mark.timeout(60 + 60 * int(os.environ.get("FAULTS_ROUNDS", "1")) * KILLS_A_ROUND),
+]
 
 
 class KilledDaemon:

@@ -37,7 +37,7 @@ STEPS = {
     "OMP_NUM_THREADS": "1",
 }
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.serves, pytest.mark.timeout(900)]
 
 
 def make_home(home: Path, *, properties: int, range_size: int) -> Path:

@@ -19,7 +19,7 @@ KEY = "000000000-000000007"
 BOTH = ("property_descriptions", "property_embeddings")
 
 # A start of Dagster and a run with a model.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.serves, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ DESCRIPTIONS = "property_descriptions"
 LIGHT, MIDDLE, HEAVY = (f"{start:09d}-{start:09d}" for start in range(3))
 
 # Real servers and real runs, each a process with a model; the daemon looks for backfills every 30 s.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.serves, pytest.mark.timeout(600)]
 
 
 @dataclass

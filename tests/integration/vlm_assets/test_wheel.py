@@ -16,6 +16,8 @@ PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
 PACKAGES = tuple(name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"])
 SEES_ONLY = ("PATH", "HOME", "LANG", "TMPDIR")
 
+pytestmark = pytest.mark.serves
+
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:

@@ -28,7 +28,7 @@ BOTH = [DESCRIPTIONS, EMBEDDINGS]
 LONG = 60
 """Properties of the range that takes a while."""
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.serves, pytest.mark.timeout(900)]
 
 LAUNCH_BUTTON = """
 mutation($selector: JobOrPipelineSelector!, $config: RunConfigData) {

@@ -19,6 +19,8 @@ from vlm_assets.operate.dagster_server.api import DagsterApi
 KEY = "000000000-000000007"
 PROGRAM = Path(sys.executable).with_name("vlm-assets")
 
+pytestmark = pytest.mark.serves
+
 
 def test_one_dagster_serves_a_home_until_it_is_told_to_end(tmp_path: Path) -> None:
     """Pages, daemon and schedules are up, a second one is refused, and SIGTERM leaves no process behind."""
