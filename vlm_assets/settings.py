@@ -27,9 +27,10 @@ from pydantic import (
     ValidationError,
     field_validator,
 )
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from resources.storage.layout import AssetFolders, Home, UnusableHomeError
+from resources.store.bucket import S3Folder, place_of
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 """The folder of this project. Of an installed package: the folder that holds all packages."""
@@ -61,11 +62,15 @@ class Settings(BaseSettings):
     )
 
     home: Path = Field(ROOT / "data", description="Folder that holds the catalogue and all output.")
-    source: Path | None = Field(
-        None, description="Your images: a folder tree ID/*.jpg, or a CSV, JSONL or parquet listing."
+    source: Annotated[Path | S3Folder | None, NoDecode] = Field(
+        None,
+        description="Your images: a folder tree ID/*.jpg, here or at s3://BUCKET/PREFIX, or a CSV, JSONL or"
+        " parquet listing.",
     )
-    image_root: Path | None = Field(
-        None, description="Folder that no image path may leave. Default: the source folder, or the listing's."
+    image_root: Annotated[Path | S3Folder | None, NoDecode] = Field(
+        None,
+        description="Folder, here or at s3://BUCKET/PREFIX, that no image path may leave. Default: the source"
+        " folder, or the listing's.",
     )
     range_size: PositiveInt | None = Field(
         None,
@@ -266,11 +271,16 @@ class Settings(BaseSettings):
         " those of a proxy in front of it. A request with another Host is refused.",
     )
 
+    @field_validator("source", "image_root", mode="before")
+    @classmethod
+    def _on_disk_or_s3(cls, place: object) -> object:
+        return place_of(place) if isinstance(place, str) else place
+
     @field_validator("home", "source", "image_root", "server_image_folder")
     @classmethod
-    def _absolute(cls, path: Path | None) -> Path | None:
-        if path is None:
-            return None
+    def _absolute(cls, path: Path | S3Folder | None) -> Path | S3Folder | None:
+        if not isinstance(path, Path):
+            return path
         absolute = path.expanduser().absolute()
         try:
             str(absolute).encode()

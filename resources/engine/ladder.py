@@ -25,6 +25,7 @@ from resources.engine.protocol import (
     RequestTooLargeError,
 )
 from resources.images.images import TRANSIENT_IMAGE_KINDS, ImageFailure, LoadedProperty
+from resources.store.bucket import StoreAwayError
 
 if TYPE_CHECKING:
     from resources.engine.schema import DescriptionSchema
@@ -232,7 +233,7 @@ def _ask(
         answers = engine.describe([climb.loaded for climb in climbs], attempt=attempt)
         if len(answers) != len(climbs):
             raise RuntimeError(f"the engine gave {len(answers)} answers for {len(climbs)} properties")
-    except EngineLostError:
+    except (EngineLostError, StoreAwayError):  # the latter: fewer of its images could not be fetched again
         raise
     except MemoryError as error:
         raise EngineLostError("this process ran out of memory while describing; end it") from error

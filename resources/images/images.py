@@ -144,19 +144,26 @@ class LoadedProperty:
     """Loads the property again with its first so many readable images."""
 
 
-def load_image(path: Path, *, max_pixels: int, when_read: Callable[[], None] = lambda: None) -> Image.Image:
+def load_image(
+    path: Path | str,
+    *,
+    max_pixels: int,
+    when_read: Callable[[], None] = lambda: None,
+    content: bytes | None = None,
+) -> Image.Image:
     """Read one image: RGB, upright, over white where it is transparent, at most ``max_pixels`` in area.
 
     Never enlarges. Of an animated file the first frame is taken. A JPEG is decoded at a reduced scale where
     that suffices, which saves most of the time that a photograph takes. What is cut short is refused, not
-    filled up with grey. ``when_read`` is called between reading the file and decoding it.
+    filled up with grey. ``when_read`` is called between reading the file and decoding it. ``content``: of a
+    file that was read already; then ``path`` is only its name.
 
     Raises:
         ImageError: with the kind and a sentence that names the file; nothing else for any content.
     """
     data = b""
     try:
-        data = _read_regular_file(path)
+        data = _read_regular_file(path) if content is None else content
         when_read()
         _refuse_many_scans(data, path)
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -207,7 +214,7 @@ def fitted_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
     return fitted_width, min(max(1, int(height * scale)), max_pixels // fitted_width)
 
 
-def _read_regular_file(path: Path) -> bytes:
+def _read_regular_file(path: Path | str) -> bytes:
     try:
         # Without O_NONBLOCK, opening a FIFO waits for a writer that never comes.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -234,7 +241,7 @@ def _read_regular_file(path: Path) -> bytes:
     return data
 
 
-def _open_error(path: Path, error: OSError) -> ImageError:
+def _open_error(path: Path | str, error: OSError) -> ImageError:
     if error.errno in _MISSING:
         return ImageError("missing", f"{path} is not there: {error.strerror}.")
     if error.errno in _DENIED:
@@ -260,7 +267,7 @@ def _looks_like(data: bytes) -> str:
     return f"it begins with {data[:8].hex(' ')}"
 
 
-def _refuse_many_scans(data: bytes, path: Path) -> None:
+def _refuse_many_scans(data: bytes, path: Path | str) -> None:
     # In compressed data this marker never occurs: there a byte of 0xff is followed by a zero.
     if data.startswith(b"\xff\xd8") and (scans := data.count(b"\xff\xda")) > MAX_JPEG_SCANS:
         raise ImageError(
@@ -268,7 +275,7 @@ def _refuse_many_scans(data: bytes, path: Path) -> None:
         )
 
 
-def _pixels(image: Image.Image, path: Path, max_pixels: int) -> Image.Image:
+def _pixels(image: Image.Image, path: Path | str, max_pixels: int) -> Image.Image:
     if image.width * image.height > MAX_SOURCE_PIXELS:
         raise ImageError(
             "too_large",

@@ -11,9 +11,11 @@ from typing import Final
 
 from PIL import Image
 
+from resources.images.fetching import Get
 from resources.images.images import LoadedProperty, PropertyJob
 from resources.images.outputs import Made, Maker
 from resources.images.worker_pool import WorkerPool, WorkerPoolError
+from resources.store.bucket import StoreAwayError
 
 _PIXELS: Final = 512 * 512
 _IMAGE_SECONDS: Final = 10.0
@@ -43,7 +45,9 @@ class Thumbnails:
         return stream.getvalue()
 
 
-def make_thumbnails(jobs: Sequence[PropertyJob], *, height: int) -> list[list[bytes | None]]:
+def make_thumbnails(
+    jobs: Sequence[PropertyJob], *, height: int, fetch: Get | None = None
+) -> list[list[bytes | None]]:
     """A JPEG file for each image of each property; None for an image that failed. Raises nothing."""
     if not jobs:
         return []
@@ -55,6 +59,7 @@ def make_thumbnails(jobs: Sequence[PropertyJob], *, height: int) -> list[list[by
         max_pixels=_PIXELS,
         max_images=most,
         image_seconds=_IMAGE_SECONDS,
+        fetch=fetch,
     )
     enough = threading.Timer(_ALL_SECONDS, pool.close)
     enough.daemon = True
@@ -64,7 +69,7 @@ def make_thumbnails(jobs: Sequence[PropertyJob], *, height: int) -> list[list[by
         try:
             for job in jobs:
                 made.append(_in_place(job, pool.load(job)))
-        except WorkerPoolError as error:
+        except (WorkerPoolError, StoreAwayError) as error:
             _log.warning("Images are missing on the page: %s", error)
         finally:
             enough.cancel()

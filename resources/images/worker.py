@@ -24,16 +24,19 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from PIL import Image
 
 from resources.images.images import ImageError, load_image
 from resources.images.outputs import Made, Maker
 from resources.images.shared_arrays import Parcel, pack, unpack
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 FORK: Final = b"fork"
 """To the template, with the descriptors of a worker's socket and progress: fork a worker. Answer: its pid."""
@@ -51,13 +54,17 @@ _LONGEST_MESSAGE = 1 << 16
 
 @dataclass(frozen=True)
 class Task:
-    """One property. given_up: numbers of images that are not opened. number: of the task, from 1."""
+    """One property. given_up: numbers of images that are not opened. number: of the task, from 1.
+
+    fetched: the contents of images come with the task, by their numbers as text; no file is opened.
+    """
 
     number: int
     paths: tuple[str, ...]
     max_pixels: int
     max_images: int
     given_up: tuple[int, ...] = ()
+    fetched: bool = False
 
 
 class Progress:
@@ -155,7 +162,7 @@ def _become_worker(template: int, descriptor: int, progress: int, make: Maker) -
         os.close(progress)
         connection = socket.socket(fileno=descriptor)
         while (parcel := receive(connection)) is not None:
-            send(connection, _answer(Task(**parcel.note), shared, make))
+            send(connection, _answer(Task(**parcel.note), parcel.arrays, shared, make))
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -164,7 +171,7 @@ def _become_worker(template: int, descriptor: int, progress: int, make: Maker) -
         os._exit(code)
 
 
-def _answer(task: Task, progress: Progress, make: Maker) -> Parcel:
+def _answer(task: Task, contents: Mapping[str, npt.NDArray[Any]], progress: Progress, make: Maker) -> Parcel:
     watch = _StopWatch()
     images: list[Image.Image] = []
     failed: list[tuple[int, str, str]] = []
@@ -172,13 +179,17 @@ def _answer(task: Task, progress: Progress, make: Maker) -> Parcel:
         for number, path in enumerate(task.paths):
             if len(images) == task.max_images:
                 break
-            if number in task.given_up:
+            content = contents.get(str(number))
+            if number in task.given_up or (task.fetched and content is None):
                 continue
             progress.publish(task.number, number)
             watch.begin("reading")
             try:
                 image = load_image(
-                    Path(path), max_pixels=task.max_pixels, when_read=lambda: watch.begin("decoding")
+                    path,
+                    max_pixels=task.max_pixels,
+                    when_read=lambda: watch.begin("decoding"),
+                    content=None if content is None else content.tobytes(),
                 )
             except ImageError as error:
                 failed.append((number, error.kind, str(error)))

@@ -16,12 +16,15 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
+import numpy as np
+
+from resources.images.fetching import Fetch, Fetcher, Get
 from resources.images.images import (
     PIXELS_AHEAD,
     ImageErrorKind,
@@ -33,6 +36,7 @@ from resources.images.outputs import Output
 from resources.images.shared_arrays import Parcel
 from resources.images.worker import Task
 from resources.images.worker_process import ENDING_SECONDS, Template, WorkerProcess
+from resources.store.bucket import StoreAwayError
 
 ATTEMPTS: Final = 3
 """Workers that an image may take down before it is given up."""
@@ -65,6 +69,7 @@ class WorkerPool:
         max_pixels: largest width times height of an image.
         max_images: readable images taken of a property, in the order of the catalogue.
         image_seconds: longest time for one image, its reading included.
+        fetch: where the images are no files: gives the bytes of each path.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class WorkerPool:
         max_pixels: int,
         max_images: int,
         image_seconds: float = 120.0,
+        fetch: Get | None = None,
     ) -> None:
         if workers < 1 or prefetch_batches < 0 or max_pixels < 1 or max_images < 1 or image_seconds <= 0:
             raise ValueError(
@@ -94,6 +100,9 @@ class WorkerPool:
         self._is_loaded = threading.Condition(guard)
         """Notified when a property is loaded, and at the end."""
         self._wanted: deque[_Loading] = deque()
+        """Whose files may be read, or whose images are fetched."""
+        self._fetch = fetch
+        self._fetcher: Fetcher | None = None
         self._living: dict[int, WorkerProcess] = {}
         self._error: Exception | None = None
         self._closed = True
@@ -112,6 +121,8 @@ class WorkerPool:
 
     def __enter__(self) -> Self:
         self._closed = False
+        if self._fetch is not None:
+            self._fetcher = Fetcher(self._fetch, ready=self._fetched, fail=self._fail)
         for thread in self._threads:
             thread.start()
         return self
@@ -129,6 +140,8 @@ class WorkerPool:
             self._closed = True
             template = self._template
         self._fail(WorkerPoolError("The workers that load images were ended."))
+        if self._fetcher is not None:
+            self._fetcher.close()
         if template is not None:
             template.end()
         deadline = time.monotonic() + ENDING_SECONDS
@@ -147,18 +160,16 @@ class WorkerPool:
         """Load batch after batch, each in the order in which it was given.
 
         ``batches`` is drawn from only as far as the prefetch reaches. Leaving the iterator early drops what
-        was loaded ahead. Raises WorkerPoolError.
+        was loaded ahead. Raises WorkerPoolError, and StoreAwayError where the store of the images is down.
         """
         if self._closed:
             raise WorkerPoolError("The workers are not running: use the pool in a with statement.")
         return self._feed(iter(batches))
 
     def load(self, job: PropertyJob, max_images: int | None = None) -> LoadedProperty:
-        """Load one property, before those that wait. Raises WorkerPoolError."""
+        """Load one property, before those that wait. Raises WorkerPoolError, StoreAwayError."""
         loading = self._loading(job, max_images or self.max_images)
-        with self._is_wanted:
-            self._wanted.appendleft(loading)
-            self._is_wanted.notify()
+        self._want([loading], first=True)
         self._wait_for([loading])
         assert loading.loaded is not None
         return loading.loaded
@@ -169,9 +180,7 @@ class WorkerPool:
             while True:
                 while self._has_room(ahead) and (batch := next(source, None)) is not None:
                     ahead.append([self._loading(job, self.max_images) for job in batch])
-                    with self._is_wanted:
-                        self._wanted.extend(ahead[-1])
-                        self._is_wanted.notify_all()
+                    self._want(ahead[-1])
                 if not ahead:
                     return
                 self._wait_for(ahead[0])
@@ -182,11 +191,37 @@ class WorkerPool:
                 for dropped in ahead:
                     for loading in dropped:
                         loading.abandoned = True
+                        self._forget_contents(loading)
+
+    def _want(self, loadings: Sequence[_Loading], *, first: bool = False) -> None:
+        """Have these loaded, after or before those that wait; fetched first where that is needed."""
+        if self._fetcher is not None:
+            self._fetcher.add(loadings, first=first)
+            return
+        with self._is_wanted:
+            if first:
+                self._wanted.extendleft(loadings)
+            else:
+                self._wanted.extend(loadings)
+            self._is_wanted.notify_all()
+
+    def _fetched(self, loading: Fetch) -> None:
+        assert isinstance(loading, _Loading)
+        with self._is_wanted:
+            loading.give_up(loading.failed)
+            self._wanted.append(loading)
+            self._is_wanted.notify()
+
+    def _forget_contents(self, loading: _Loading) -> None:
+        if self._fetcher is not None:
+            self._fetcher.forget(loading)
 
     def _loading(self, job: PropertyJob, max_images: int) -> _Loading:
         with self._is_wanted:
             self._numbers += 1
-            return _Loading(job, Task(self._numbers, job.image_paths, self._max_pixels, max_images))
+            fetched = self._fetch is not None
+            task = Task(self._numbers, job.image_paths, self._max_pixels, max_images, fetched=fetched)
+            return _Loading(job.image_paths, max_images, job=job, task=task)
 
     def _has_room(self, ahead: Sequence[Sequence[_Loading]]) -> bool:
         # How large an image will be is not known before it is decoded: as large as it may be.
@@ -199,6 +234,8 @@ class WorkerPool:
         with self._is_loaded:
             self._is_loaded.wait_for(lambda: self._error or all(one.loaded is not None for one in batch))
             self.wait_seconds += time.monotonic() - started
+            if isinstance(self._error, StoreAwayError):
+                raise StoreAwayError(str(self._error)) from self._error
             if self._error is not None:
                 raise WorkerPoolError(str(self._error)) from self._error
 
@@ -275,7 +312,7 @@ class WorkerPool:
     ) -> Literal["", "kills_worker", "timed_out"]:
         """Give a worker what is new and take its next answer; how it ended, empty where it goes on."""
         try:
-            worker.give([one.task for one in new])
+            worker.give([one.parcel() for one in new])
             parcel = worker.answer(self._image_seconds)
             if parcel is None:
                 return "kills_worker"
@@ -284,8 +321,13 @@ class WorkerPool:
             return "timed_out"
         except Exception:  # Whatever a worker says that is no answer, it is not asked again.
             return "kills_worker"
+        loading = at_hand.popleft()
+        if self._fetcher is not None and loading.needs_more(loaded):
+            self._fetcher.add([loading], first=True)
+            return ""
+        self._forget_contents(loading)
         with self._is_loaded:
-            at_hand.popleft().loaded = loaded
+            loading.loaded = loaded
             self._failed_starts = 0
             self._is_loaded.notify_all()
         return ""
@@ -339,9 +381,7 @@ class WorkerPool:
             return
         sentence = f"{place} was given up after {ATTEMPTS} workers; the last one {story}."
         given_up = range(len(loading.task.paths)) if image == len(loading.task.paths) else (image,)
-        for number in given_up:
-            loading.given_up.setdefault(number, (kind, sentence))
-        loading.task = replace(loading.task, given_up=tuple(loading.given_up))
+        loading.give_up(dict.fromkeys(given_up, (kind, sentence)))
 
 
 def _cannot_start(story: str, template: Template) -> WorkerPoolError:
@@ -352,8 +392,8 @@ def _cannot_start(story: str, template: Template) -> WorkerPoolError:
     )
 
 
-@dataclass(eq=False)
-class _Loading:
+@dataclass(eq=False, kw_only=True)
+class _Loading(Fetch):
     """A property on its way through the workers."""
 
     job: PropertyJob
@@ -363,6 +403,21 @@ class _Loading:
     deaths: Counter[int] = field(default_factory=Counter)
     """Workers that ended at an image, by its number."""
     given_up: dict[int, tuple[ImageErrorKind, str]] = field(default_factory=dict)
+
+    def parcel(self) -> Parcel:
+        """The task as a worker is given it."""
+        held = dict(self.contents)  # A copy: they are forgotten where the property is abandoned meanwhile.
+        return Parcel({str(at): np.frombuffer(held[at], np.uint8) for at in held}, asdict(self.task))
+
+    def give_up(self, images: Mapping[int, tuple[ImageErrorKind, str]]) -> None:
+        """Have no worker look at these images again."""
+        self.given_up = {**images, **self.given_up}
+        self.task = replace(self.task, given_up=tuple(self.given_up))
+
+    def needs_more(self, loaded: LoadedProperty) -> bool:
+        """Whether images that were fetched cannot be shown, and others can be fetched in their place."""
+        self.most = len(self.contents) + self.task.max_images - loaded.seen
+        return not self.is_done
 
     def result(self, parcel: Parcel, load: Any) -> LoadedProperty:
         """The property as a worker answered. Raises ValueError where that is no answer to this task."""

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +25,7 @@ import numpy as np
 
 from resources.images.outputs import Output
 from resources.images.shared_arrays import Parcel, create
-from resources.images.worker import FORK, READY, Progress, Task, receive, send
+from resources.images.worker import FORK, READY, Progress, receive, send
 from resources.processes import how_it_ended
 
 _START_SECONDS: Final = 180.0
@@ -65,12 +64,12 @@ class WorkerProcess:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
-    def give(self, tasks: Sequence[Task]) -> None:
+    def give(self, tasks: Sequence[Parcel]) -> None:
         """Send tasks: a few bytes each, for which its socket always has room. Raises OSError."""
         if not self._unanswered:
             self._since = time.monotonic()  # It was idle.
         for task in tasks:
-            send(self._connection, Parcel({}, asdict(task)))
+            send(self._connection, task)
         self._unanswered += len(tasks)
 
     def answer(self, image_seconds: float) -> Parcel | None:
@@ -206,4 +205,6 @@ class Template:
 def _environment() -> Mapping[str, str]:
     # It must find these sources wherever the parent was started, without the parent's folder (-P).
     path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
-    return _ENVIRONMENT | os.environ | _NO_THREADS | {"PYTHONPATH": path}
+    # No credentials: workers decode what nobody trusts.
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return _ENVIRONMENT | ours | _NO_THREADS | {"PYTHONPATH": path}

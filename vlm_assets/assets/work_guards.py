@@ -1,17 +1,13 @@
 """What stops the work on a partition while it runs: images that are away, answers that are no descriptions.
 
-What lives here: telling a few images that are gone from a disk that is not mounted, which would make a failed
-row of every property; and giving up before a partition fills with garbage answers or vectors. What does not:
-why one image cannot be shown (``resources/images``), what becomes of one property
-(``resources/engine/ladder.py``), the wait for a disk that comes back (``materialize.py``), and the checks of
-a finished file (``checks.py``).
+What lives here: telling a few images that are gone from a disk or a store that is away, which would make a
+failed row of every property; and giving up before a partition fills with garbage. What does not: why one
+image cannot be shown (``resources/images``), what becomes of one property (``resources/engine/ladder.py``),
+the wait for a disk that comes back (``materialize.py``), and the checks of a finished file (``checks.py``).
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +19,8 @@ import pyarrow.compute as pc
 
 from resources.devices.left_out import ImpossibleResultError
 from resources.engine.ladder import Described
+from resources.store.bucket import StoreAwayError
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.catalog.ranges import PropertyRange
 
 PROBES = 2000
@@ -67,15 +63,18 @@ class ImagesWatch:
 
         Raises ImagesAwayError.
         """
-        if not self._are_away():
-            return
+        try:
+            if not self._are_away():
+                return
+        except StoreAwayError as error:
+            raise ImagesAwayError(f"The images are away: {error}") from error
         uri = next(_spread(self.properties))
         raise ImagesAwayError(
             f"The images are away: none of those of {self.wanted.key} that could be read when they were"
             f" catalogued can be read now, such as {uri} ({self._why_not(uri)}). No property has failed for"
-            f" that, and what is committed stays. Is the disk of {self.catalog.image_root} mounted, and may"
-            " this user read it? Once it is back, the partition goes on by itself. If these images are gone"
-            " for good, take them out of the catalogue: `vlm-assets ingest SOURCE --update`."
+            f" that, and what is committed stays. {self.catalog.images.advice} Once they are back, the"
+            " partition goes on by itself. If these images are gone for good, take them out of the catalogue:"
+            " `vlm-assets ingest SOURCE --update`."
         )
 
     def take(self, described: Sequence[Described]) -> None:
@@ -94,8 +93,7 @@ class ImagesWatch:
             raise ImagesAwayError(
                 f"The images were away for a moment: {back} could not be read, and can be now. Nothing of"
                 " this batch was taken, no property has failed for that, and what is committed stays. The"
-                f" partition goes on by itself. If that repeats, look at the disk of"
-                f" {self.catalog.image_root}."
+                f" partition goes on by itself. If that repeats, look at {self.catalog.image_root}."
             )
 
     def _are_away(self) -> bool:
@@ -128,21 +126,7 @@ class ImagesWatch:
         return any(one == uri and size is not None for one, size in zip(uris, sizes, strict=True))
 
     def _why_not(self, uri: str) -> str | None:
-        """Why an image cannot be read now; None where it can."""
-        try:
-            path = self.catalog.image_path(uri)
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-            try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    return "it is no file"
-                os.read(descriptor, 1)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            return os.strerror(error.errno or errno.EIO)
-        except InvalidImagePathError as error:
-            return str(error)
-        return None
+        return self.catalog.images.why_not(uri)
 
 
 def _spread(properties: pa.Table) -> Iterator[str]:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from resources.store.bucket import place_of
 from vlm_assets.catalog.catalog_copies import (
     CatalogUnreadableError,
     backup_paths,
@@ -36,7 +37,7 @@ from vlm_assets.catalog.catalog_file import (
     read_range,
     stream_rows,
 )
-from vlm_assets.catalog.image_root import ImageRoot, is_utf8
+from vlm_assets.catalog.image_root import AnyImageRoot, is_utf8, root_at
 from vlm_assets.catalog.ranges import PropertyRange
 
 _Read = TypeVar("_Read")
@@ -124,16 +125,17 @@ class Catalog:
 
     @property
     def image_root(self) -> str:
-        """The folder of the images, absolute."""
+        """The folder of the images: an absolute path, or an address on S3."""
         return self.images.path
 
     @cached_property
-    def images(self) -> ImageRoot:
+    def images(self) -> AnyImageRoot:
         """The folder that all images lie in."""
-        return ImageRoot.at(self.home / self.header.image_root)
+        place = place_of(self.header.image_root)
+        return root_at(self.home / place if isinstance(place, Path) else place)
 
-    def image_path(self, uri: str) -> Path:
-        """Where an image lies, links resolved, there or not. Raises ImageOutsideRootError."""
+    def image_path(self, uri: str) -> Path | str:
+        """The path or address of an image, links resolved, there or not. Raises ImageOutsideRootError."""
         return self.images.locate(uri)
 
     def range_of(self, ordinal: int) -> PropertyRange:

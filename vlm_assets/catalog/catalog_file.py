@@ -81,8 +81,8 @@ class Tail:
 class CatalogHeader:
     """The header in the footer.
 
-    ``image_root`` is relative to the home, or absolute. ``sequence`` counts the changes of the catalogue,
-    from 1. ``digests``: SHA-256 of the rows of each range.
+    ``image_root`` is relative to the home, absolute, or an address on S3. ``sequence`` counts the changes of
+    the catalogue, from 1. ``digests``: SHA-256 of the rows of each range.
     """
 
     catalog_id: str

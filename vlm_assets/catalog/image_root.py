@@ -1,18 +1,23 @@
-"""The image root: the folder that a catalogue's images lie in, and may not leave.
+"""The image root: the folder, on disk or on S3, that a catalogue's images lie in, and may not leave.
 
 What lives here: turning a path as someone wrote it into an image URI (relative to the root, with forward
-slashes, nothing escaped), confinement, and an image's size on disk. What does not: decoding an image
-(`resources.images.images`). Look up: path traversal.
+slashes, nothing escaped), confinement, an image's size, and whether it can be read now. What does not:
+decoding an image (`resources.images.images`), asking a store (`resources.store`). Look up: path traversal.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
+
+from resources.images.fetching import image_of
+from resources.store.bucket import NoObjectError, ObjectDeniedError, Place, S3Folder
 
 # A relative path of plain ASCII with nothing in it to refuse or to normalize: nearly all of millions.
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_. -]*(?:/[A-Za-z0-9_-][A-Za-z0-9_. -]*)*")
@@ -20,7 +25,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class InvalidImagePathError(ValueError):
-    """A path that names no image: empty, with a NUL byte, not UTF-8, a folder, or not on a local disk."""
+    """A path that names no image: empty, with a NUL byte, not UTF-8, a folder, or another kind of address."""
 
 
 class ImageOutsideRootError(InvalidImagePathError):
@@ -34,6 +39,13 @@ class ImageRoot:
     path: str
     real: str
     _folders: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
+    fetch: ClassVar[None] = None
+    """How an image's bytes are had; None: from the file that ``locate`` names."""
+
+    @property
+    def advice(self) -> str:
+        """What to look at where no image can be read."""
+        return f"Is the disk of {self.path} mounted, and may this user read it?"
 
     @classmethod
     def at(cls, path: Path) -> ImageRoot:
@@ -52,7 +64,10 @@ class ImageRoot:
         check_text(written)
         if _SCHEME.match(written):
             if written[:5].lower() == "s3://":
-                raise InvalidImagePathError("images on S3 are not supported yet")
+                raise InvalidImagePathError(
+                    f"it is on S3, and this source's images lie under {self.path}; name the folder of all"
+                    " images: --image-root s3://BUCKET/PREFIX"
+                )
             raise InvalidImagePathError("an image is given as a path, not as a URL")
         if written.startswith("/"):
             for root in (self.path, self.real):
@@ -92,6 +107,22 @@ class ImageRoot:
             raise InvalidImagePathError("it is a folder or a device, not a file")
         return found.st_size
 
+    def why_not(self, uri: str) -> str | None:
+        """Why an image cannot be read now; None where it can."""
+        try:
+            descriptor = os.open(self.locate(uri), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return "it is no file"
+                os.read(descriptor, 1)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            return os.strerror(error.errno or errno.EIO)
+        except InvalidImagePathError as error:
+            return str(error)
+        return None
+
     def _folder(self, folder: str) -> str | None:
         """The real path of a folder under the root, None where it lies outside; remembered."""
         if folder not in self._folders:
@@ -108,6 +139,75 @@ class ImageRoot:
         if not f"{real}/".startswith(_within(self.real)):
             raise ImageOutsideRootError(f"it leads to {real}, outside {self.path}")
         return real[len(_within(self.real)) :]
+
+
+@dataclass(frozen=True)
+class S3ImageRoot:
+    """A folder of images on S3. A URI is the rest of an object's key: a store resolves no ``..`` or links."""
+
+    folder: S3Folder
+
+    @property
+    def path(self) -> str:
+        """Its address."""
+        return str(self.folder)
+
+    real = path
+
+    @property
+    def advice(self) -> str:
+        """What to look at where no image can be read."""
+        return f"Is {self.path} there, and may these credentials read it?"
+
+    def uri(self, written: str) -> str:
+        """The image URI of a key relative to the root, or of a full address inside it.
+
+        Raises InvalidImagePathError, or ImageOutsideRootError where it leaves the root.
+        """
+        if _PLAIN.fullmatch(written):
+            return written
+        check_text(written)
+        if _SCHEME.match(written):
+            if not written.startswith(start := self.folder.address("")):
+                raise ImageOutsideRootError(f"it is not below {start}")
+            written = written.removeprefix(start)
+        # What lies between client and store may resolve these as a browser does.
+        if written.startswith("/") or not {".", ".."}.isdisjoint(written.split("/")):
+            raise ImageOutsideRootError(f"it has a part that may lead out of {self.path}")
+        if not written or written.endswith("/"):
+            raise InvalidImagePathError("the address names a folder, not an image")
+        return written
+
+    def locate(self, uri: str) -> str:
+        """The address of an image, there or not. Raises InvalidImagePathError."""
+        return self.folder.address(self.uri(uri))
+
+    def size(self, uri: str) -> int | None:
+        """Bytes of an image, or None where none can be read there. Raises StoreAwayError."""
+        try:
+            return self.folder.peek(uri)[1]
+        except (NoObjectError, ObjectDeniedError):
+            return None
+
+    def why_not(self, uri: str) -> str | None:
+        """Why an image cannot be read now; None where it can. Raises StoreAwayError."""
+        try:
+            self.folder.peek(uri)
+        except (NoObjectError, ObjectDeniedError) as error:
+            return str(error)
+        return None
+
+    def fetch(self, address: str) -> bytes:
+        """The bytes of an image that ``locate`` named. Raises ImageError, StoreAwayError."""
+        return image_of(self.folder, address.removeprefix(self.folder.address("")))
+
+
+AnyImageRoot = ImageRoot | S3ImageRoot
+
+
+def root_at(place: Place) -> AnyImageRoot:
+    """The image root at a place, which need not be there."""
+    return S3ImageRoot(place) if isinstance(place, S3Folder) else ImageRoot.at(place)
 
 
 def check_text(text: str) -> None:

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from resources.storage.files import make_directory
 from resources.storage.layout import Home
+from resources.store.bucket import Place, S3Folder
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import publish_catalog, renew_second_copy
 from vlm_assets.catalog.catalog_file import (
@@ -34,7 +35,7 @@ from vlm_assets.catalog.catalog_file import (
     tombstone_id,
     with_inputs_digest,
 )
-from vlm_assets.catalog.image_root import ImageRoot
+from vlm_assets.catalog.image_root import AnyImageRoot, ImageRoot, root_at
 from vlm_assets.catalog.listed_images import Codes, ListedImages, gather
 from vlm_assets.catalog.listing import (
     FOUND_OUT,
@@ -84,11 +85,11 @@ class ImageRootChangedError(ListingError):
 
 
 def ingest(
-    source: Path,
+    source: Place,
     home: Path,
     *,
     range_size: int | None = None,
-    image_root: Path | None = None,
+    image_root: Place | None = None,
     update: bool = False,
     close: bool = False,
     skip_bad: bool = False,
@@ -101,14 +102,15 @@ def ingest(
     New properties get new ordinals after the known ones. Every ``range_size`` of them (default: the
     catalogue's own, at first 1,000) become a new range; the rest waits in the tail until it is full, or
     ``close`` makes a smaller range of it. What is in the catalogue stays where it is. Properties whose images
-    changed (another list, other sizes) are taken only with ``update``. ``image_root`` is the folder that
-    image paths are relative to and may not leave; default: the source's folder. ``skip_bad`` writes the
-    entries that cannot be taken to a reject file in the home, and takes the rest. ``options``: how a text
-    listing is read. ``max_images``: the report counts the properties that have more. ``progress`` is
+    changed (another list, other sizes) are taken only with ``update``. ``image_root`` is the folder, on disk
+    or on S3, that image paths are relative to and may not leave; default: the source's folder. ``skip_bad``
+    writes the entries that cannot be taken to a reject file in the home, and takes the rest. ``options``: how
+    a text listing is read. ``max_images``: the report counts the properties that have more. ``progress`` is
     told how far it is. Nothing is written where nothing changed.
 
     Raises ListingError (a family: what is wrong with the source, by line), IngestBusyError,
-    CatalogUnreadableError, and DurableWriteError where the disk refuses; the catalogue then is as it was.
+    CatalogUnreadableError, StoreAwayError, and DurableWriteError where the disk refuses; then the catalogue
+    is as it was.
     """
     if range_size is not None and range_size < 1:
         raise ValueError(f"the range size is 1 or more, not {range_size}")
@@ -126,9 +128,9 @@ def ingest(
 
 
 def _ingest(
-    source: Path,
+    source: Place,
     home: Path,
-    root: ImageRoot,
+    root: AnyImageRoot,
     problems: Problems,
     range_size: int | None,
     update: bool,
@@ -138,9 +140,7 @@ def _ingest(
     progress: Progress,
 ) -> IngestReport:
     with ThreadPoolExecutor(_THREADS) as pool:
-        listing = open_listing(
-            source, image_root=Path(root.path), pool=pool, problems=problems, options=options
-        )
+        listing = open_listing(source, image_root=root.path, pool=pool, problems=problems, options=options)
         with only_ingest(home, f"source {source}"):
             known = _known(home)
             _check_root(known, root, update)
@@ -333,15 +333,15 @@ def only_ingest(home: Path, doing: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _image_root(source: Path, image_root: Path | None) -> ImageRoot:
+def _image_root(source: Place, image_root: Place | None) -> AnyImageRoot:
     if image_root is None:
-        return ImageRoot.at(source if source.is_dir() else source.parent)
-    if not image_root.is_dir():
+        return root_at(source.parent if isinstance(source, Path) and not source.is_dir() else source)
+    if isinstance(image_root, Path) and not image_root.is_dir():
         raise ListingUnreadableError(f"There is no image root at {image_root}: it is a folder of images.")
-    return ImageRoot.at(image_root)
+    return root_at(image_root)
 
 
-def _check_root(known: Catalog | None, root: ImageRoot, update: bool) -> None:
+def _check_root(known: Catalog | None, root: AnyImageRoot, update: bool) -> None:
     if known is not None and known.images.real != root.real and not update:
         raise ImageRootChangedError(
             f"The images of this catalogue lie under {known.image_root}, those of this source under "
@@ -351,11 +351,11 @@ def _check_root(known: Catalog | None, root: ImageRoot, update: bool) -> None:
         )
 
 
-def _header(known: Catalog | None, home: Path, root: ImageRoot, range_size: int | None) -> CatalogHeader:
+def _header(known: Catalog | None, home: Path, root: AnyImageRoot, range_size: int | None) -> CatalogHeader:
     """The next header, its ranges not yet known. A root inside the home is kept relative: homes move."""
-    place = Path(root.path)
-    inside = place.is_relative_to(home.absolute())
-    stored = str(place.relative_to(home.absolute()) if inside else place)
+    stored = root.path
+    if isinstance(root, ImageRoot) and Path(stored).is_relative_to(home.absolute()):
+        stored = str(Path(stored).relative_to(home.absolute()))
     if known is None:
         return CatalogHeader(str(uuid.uuid4()), 1, stored, range_size or DEFAULT_RANGE_SIZE, (), ())
     return replace(
@@ -366,19 +366,20 @@ def _header(known: Catalog | None, home: Path, root: ImageRoot, range_size: int 
     )
 
 
-def _reject_file(home: Path, source: Path) -> Path:
+def _reject_file(home: Path, source: Place) -> Path:
     """A new file in the home for the entries of a source that cannot be taken."""
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     return home / "rejected" / f"{source.name}-{now}.csv"
 
 
-def _check_not_empty(listed: ListedImages, source: Path, problems: Problems) -> None:
+def _check_not_empty(listed: ListedImages, source: Place, problems: Problems) -> None:
     if problems.count and not listed.codes:
         raise EmptyListingError(
             f"{source}: not one of its properties can be taken ({problems.count} entries are refused), so"
             " nothing was changed. Without --skip-bad the first of them are listed."
         )
-    if source.is_dir() and not len(listed.sizes):
+    is_folder = isinstance(source, S3Folder) or source.is_dir()
+    if is_folder and not len(listed.sizes):
         raise EmptyListingError(
             f"{source} holds no property: needed are folders with images in them, ID/*.jpg."
         )
@@ -386,7 +387,7 @@ def _check_not_empty(listed: ListedImages, source: Path, problems: Problems) -> 
         raise EmptyListingError(f"{source} lists no property.")
 
 
-def _check_images_there(merge: _Merge, root: ImageRoot) -> None:
+def _check_images_there(merge: _Merge, root: AnyImageRoot) -> None:
     """An unmounted disk looks like images that are all gone; taking that would make every range stale."""
     images = len(merge.listed.sizes)
     if merge.update and merge.readable_before and images and len(merge.listed.missing()) == images:

@@ -10,14 +10,14 @@ from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vlm_assets.catalog.image_root import ImageRoot, InvalidImagePathError, is_utf8
+from vlm_assets.catalog.image_root import AnyImageRoot, InvalidImagePathError, is_utf8
 from vlm_assets.catalog.listing import Listing, Problems
 
 _IMAGES_AT_ONCE = 1 << 18
@@ -92,7 +92,7 @@ class ListedImages:
 
 
 def gather(
-    listing: Listing, root: ImageRoot, *, pool: Executor, problems: Problems, advance: Advance = no_advance
+    listing: Listing, root: AnyImageRoot, *, pool: Executor, problems: Problems, advance: Advance = no_advance
 ) -> ListedImages:
     """Read a listing to its end. Entries that cannot be taken go to ``problems``.
 
@@ -104,23 +104,23 @@ def gather(
     first_lines = array("q")
     owners, lines, sizes = array("q"), array("q"), array("q")
     chunks: list[Any] = []
-    block: list[str] = []
+    block: list[tuple[str, int | None]] = []
 
     def measure_block() -> None:
         start = len(sizes)
         parts = [block[at : at + _IMAGES_A_TASK] for at in range(0, len(block), _IMAGES_A_TASK)]
-        for part in pool.map(lambda part: [_measure(root, uri) for uri in part], parts):
+        for part in pool.map(lambda part: [_measure(root, *one) for one in part], parts):
             for size in part:
                 if isinstance(size, str):
                     at = len(sizes)
-                    problems.add(lines[at], size, block[at - start])
+                    problems.add(lines[at], size, block[at - start][0])
                     refused.add(owners[at])
                 sizes.append(_REFUSED if isinstance(size, str) else size)
             advance(listing.done(), len(codes), len(sizes))
-        chunks.append(pa.array(block, pa.large_string()))
+        chunks.append(pa.array([uri for uri, _ in block], pa.large_string()))
         block.clear()
 
-    for number, (property_id, images, line) in enumerate(listing.records):
+    for number, (property_id, images, line, known) in enumerate(listing.records):
         if number % _RECORDS_A_TICK == 0:
             advance(listing.done(), len(codes), len(sizes) + len(block))
         code = codes.get(property_id)
@@ -133,14 +133,14 @@ def gather(
         elif listing.row_is_property:
             problems.add(line, f"the id stands in line {first_lines[code]} already", property_id, property_id)
             continue
-        for written in images:
+        for written, size in zip(images, known or repeat(None), strict=False):
             try:
                 uri = root.uri(written)
             except InvalidImagePathError as error:
                 problems.add(line, str(error), written, property_id)
                 refused.add(code)
                 continue
-            block.append(uri)
+            block.append((uri, size))
             owners.append(code)
             lines.append(line)
         if len(block) >= _IMAGES_AT_ONCE:
@@ -193,10 +193,10 @@ def _kept(
     return kept
 
 
-def _measure(root: ImageRoot, uri: str) -> int | str:
+def _measure(root: AnyImageRoot, uri: str, known: int | None) -> int | str:
     """An image's size, -1 where it cannot be read, or why it is refused."""
     try:
-        size = root.size(uri)
+        size = root.size(uri) if known is None else known
     except InvalidImagePathError as error:
         return str(error)
     return _MISSING if size is None else size

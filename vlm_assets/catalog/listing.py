@@ -4,6 +4,8 @@
   the image files in it are its images, in natural order (2.jpg before 10.jpg, any case). A file with one of
   IMAGE_SUFFIXES is an image; any other is recognised by its first bytes, whatever its name. Hidden names are
   passed over; files that are no images are named, and folders deeper down are counted, in the report.
+- A folder on S3, in the same way: ``s3://BUCKET/PREFIX`` with ID/IMAGE below it, the ids in the order of the
+  store. Sizes come with the listing, so that no object is asked for twice.
 - ``.csv``, ``.tsv``, ``.txt`` with a header; delimiter and encoding are found out (``text_listing.py``):
   ``property_id`` (or ``id``) and either ``images`` (or ``image_uris``), one row a property, the images
   separated by ``|`` or as a JSON array; or ``image`` (or ``image_uri``, ``image_path``), one row an image,
@@ -27,8 +29,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from io import TextIOWrapper
-from itertools import islice
+from itertools import compress, groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -37,6 +40,7 @@ import pyarrow.parquet as pq
 
 from resources.images.images import recognised_format
 from resources.storage.files import make_directory
+from resources.store.bucket import NoObjectError, ObjectDeniedError, Place, S3Folder
 from vlm_assets.catalog.image_root import is_utf8
 from vlm_assets.catalog.text_listing import (
     csv_rows,
@@ -54,6 +58,8 @@ IMAGE_SUFFIXES = frozenset(
 )
 """Files with these suffixes are not opened: opening 12 million files takes hours on a network disk. If one is
 no image, its row says so; so it does of HEIC, which cannot be read here. TGA has no signature to look for."""
+
+_LISTINGS = frozenset({".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".parquet"})
 
 ID_COLUMNS = ("property_id", "id")
 LIST_COLUMNS = ("images", "image_uris")
@@ -99,6 +105,8 @@ class Listed(NamedTuple):
     property_id: str
     images: Sequence[str]
     line: int
+    sizes: Sequence[int] | None = None
+    """Bytes of the images, where the source says them."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,7 @@ class Problems:
     rejects: a file that all of them are written to; then the rest of the source is taken.
     """
 
-    source: Path
+    source: Place
     rejects: Path | None = None
     count: int = 0
     _first: list[str] = field(default_factory=list)
@@ -187,9 +195,9 @@ class Listing:
 
 
 def open_listing(
-    source: Path,
+    source: Place,
     *,
-    image_root: Path,
+    image_root: str,
     pool: Executor,
     problems: Problems,
     options: ReadingOptions = FOUND_OUT,
@@ -198,12 +206,15 @@ def open_listing(
 
     Raises UnsupportedSourceError and ListingUnreadableError, the latter also while the records are read.
     """
-    if re.match(r"s3a?:/", str(source), re.IGNORECASE):
-        raise UnsupportedSourceError(
-            f"{source}: S3 catalogues are not supported yet. Give a folder, or a listing of local images."
-        )
+    if isinstance(source, S3Folder):
+        if Path(source.name).suffix.lower() in _LISTINGS:
+            raise UnsupportedSourceError(
+                f"{source}: a listing is read from a local disk. Copy it here and ingest the copy; its images"
+                " may lie on S3: --image-root s3://BUCKET/PREFIX."
+            )
+        return _open_store(source, pool)
     if source.is_dir():
-        prefix = "" if source.absolute() == image_root.absolute() else f"{source.absolute()}/"
+        prefix = "" if str(source.absolute()) == image_root else f"{source.absolute()}/"
         return _open_folders(source, prefix, pool, problems)
     if not source.is_file():
         raise ListingUnreadableError(f"There is no folder or listing at {source}.")
@@ -301,6 +312,60 @@ def _list_folder(folder: str) -> tuple[list[str], list[str], Counter[str]] | OSE
     except OSError as error:
         return error
     return sorted(images, key=_natural), sorted(not_images, key=_natural), passed_over
+
+
+def _open_store(source: S3Folder, pool: Executor) -> Listing:
+    read = Listing(iter(()), True)
+    done = 0
+
+    def records() -> Iterator[Listed]:
+        nonlocal done
+        for property_id, objects in groupby(_images_in_store(source, read), lambda one: one[0]):
+            done += 1
+            found = sorted(((name, size) for _, name, size in objects), key=lambda one: _natural(one[0]))
+            known = [os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name, _ in found]  # noqa: PTH122
+            if not all(known):
+                keys = [f"{property_id}/{name}" for name, _ in found]
+                known = list(pool.map(partial(_is_image_in_store, source), keys, known))
+            for (name, _), is_image in zip(found, known, strict=True):
+                if not is_image:
+                    read.notes[NOT_IMAGES] += 1
+                    if len(read.not_images) < _NAMED_NOT_IMAGES:
+                        read.not_images.append(f"{property_id}/{name}")
+            images = list(compress(found, known))
+            yield Listed(
+                property_id,
+                [source.address(f"{property_id}/{name}") for name, _ in images],
+                0,
+                [size for _, size in images],
+            )
+
+    read.records, read.done = records(), lambda: done
+    return read
+
+
+def _images_in_store(source: S3Folder, listing: Listing) -> Iterator[tuple[str, str, int]]:
+    """Each object that may be an image of a property: the id, the image's name, its bytes."""
+    for key, size in source.names():
+        property_id, _, name = key.partition("/")
+        if key.endswith("/"):
+            continue  # What some tools put in place of a folder.
+        if not name:
+            listing.notes["files beside the property folders"] += 1
+        elif "/" in name:
+            listing.notes["files in folders inside property folders"] += 1
+        elif key.startswith(".") or name.startswith("."):
+            listing.notes["hidden files or folders"] += 1
+        else:
+            yield property_id, name, size
+
+
+def _is_image_in_store(source: S3Folder, key: str, known: bool) -> bool:
+    """As ``_is_image``. Raises StoreAwayError."""
+    try:
+        return known or recognised_format(source.peek(key, _SIGNATURE_BYTES)[0]) is not None
+    except (NoObjectError, ObjectDeniedError):
+        return True
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,6 +25,8 @@ or to --image-root; absolute paths may lie inside it.
 Folder tree    each folder is a property, its name the id
   listings/4711/front.jpg
   listings/4711/kitchen.jpg
+On S3          the same; credentials from the AWS environment
+  s3://bucket/listings
 \b
 CSV, a row a property: images separated by |, or a JSON array
   property_id,images
@@ -56,11 +57,17 @@ vlm-assets ingest list.csv --image-root /srv/photos --skip-bad"""
 
 @app.command(epilog=_FORMATS)
 def ingest(
-    source: Annotated[Path, typer.Argument(help="Folder tree ID/*.jpg, or a CSV, JSONL or parquet listing.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Folder tree ID/*.jpg, here or at s3://BUCKET/PREFIX, or a CSV, JSONL or parquet listing."
+        ),
+    ],
     home: Home = None,
     range_size: Annotated[int | None, typer.Option(min=1, help="Properties a partition.")] = None,
     image_root: Annotated[
-        Path | None, typer.Option(help="Folder that image paths are relative to and may not leave.")
+        str | None,
+        typer.Option(help="Folder, here or on S3, that image paths are relative to and may not leave."),
     ] = None,
     update: Annotated[
         bool, typer.Option("--update", help="Take changed images of known properties too.")
@@ -82,6 +89,7 @@ def ingest(
     as_json: AsJson = False,
 ) -> None:
     """Take properties into the catalogue. What is in it already never moves."""
+    from resources.store.bucket import place_of
     from vlm_assets.catalog.ingest import ingest as take_in
     from vlm_assets.catalog.listing import ReadingOptions
 
@@ -93,10 +101,10 @@ def ingest(
     current = chosen_settings(home)
     with shown_progress() as progress:
         report = take_in(
-            source,
+            place_of(source),
             current.home,
             range_size=range_size or current.range_size,
-            image_root=image_root or current.image_root,
+            image_root=place_of(image_root) if image_root else current.image_root,
             update=update,
             close=close,
             skip_bad=skip_bad,

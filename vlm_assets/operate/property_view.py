@@ -141,7 +141,7 @@ def _committed(journals: Path, property_id: str) -> Iterator[CommittedRow]:
 def _images(catalog: Catalog, known: CatalogRow) -> Iterator[ListedImage]:
     for uri, size in zip(known.image_uris, known.image_bytes, strict=True):
         try:
-            yield ListedImage(uri, size, catalog.image_path(uri).is_file())
+            yield ListedImage(uri, size, catalog.images.size(uri) is not None)
         except InvalidImagePathError as error:
             yield ListedImage(uri, size, there=False, refused=str(error))
 

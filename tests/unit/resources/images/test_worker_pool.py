@@ -259,7 +259,9 @@ class RefusesTwo:
 
 
 NUMBERS = [
-    name for name, one in inspect.signature(WorkerPool).parameters.items() if one.kind is one.KEYWORD_ONLY
+    name
+    for name, one in inspect.signature(WorkerPool).parameters.items()
+    if one.kind is one.KEYWORD_ONLY and name != "fetch"
 ]
 
 

