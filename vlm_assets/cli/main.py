@@ -28,6 +28,7 @@ _COMMANDS = (
     "pause",
     "prune",
     "publish",
+    "rehearse",
     "repair",
     "run",
     "serve",

@@ -20,7 +20,7 @@ from resources.state.workers import Workers
 from sensors.device_health import DeviceWatcher
 from sensors.health_watch import Watch
 from sensors.worker_health import HealthWatcher, WorkerLimits
-from tests.unit.sensors.dagster_in_memory import DagsterInMemory
+from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory
 
 SCRIPT = Path(__file__).with_name("working_process.py")
 LOG = logging.getLogger("test")

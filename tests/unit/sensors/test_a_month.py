@@ -28,7 +28,7 @@ from sensors.published_file_drift import DriftWatcher, Verdict, evaluation
 from sensors.reconciliation import end_dead_runs, report_published
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Policy
 from sensors.worker_health import HealthWatcher
-from tests.unit.sensors.dagster_in_memory import INTERRUPTED, Clock, DagsterInMemory
+from vlm_assets.rehearsal.dagster_in_memory import INTERRUPTED, Clock, DagsterInMemory
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 ASSET = "first"

@@ -13,7 +13,7 @@ from sensors.alerts import RESTORED, AlertScan, Cursor
 from sensors.device_health import NONE_LEFT
 from sensors.run_alerts import STANDSTILL_SECONDS
 from sensors.ticks import Ticks
-from tests.unit.sensors.dagster_in_memory import Clock, DagsterInMemory
+from vlm_assets.rehearsal.dagster_in_memory import Clock, DagsterInMemory
 
 NOW = 1_790_000_000.0
 KEY = "00007"

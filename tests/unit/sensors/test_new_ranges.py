@@ -7,7 +7,7 @@ import pytest
 
 from sensors.dagster_internals.events import InstanceFacts
 from sensors.new_ranges import NewRanges
-from tests.unit.sensors.dagster_in_memory import Clock, DagsterInMemory
+from vlm_assets.rehearsal.dagster_in_memory import Clock, DagsterInMemory
 
 KEYS = tuple(f"{start:09d}-{start:09d}" for start in range(4))
 

@@ -8,7 +8,7 @@ import pytest
 from resources.state.database import ControlState
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
-from tests.unit.sensors.dagster_in_memory import Clock, DagsterInMemory
+from vlm_assets.rehearsal.dagster_in_memory import Clock, DagsterInMemory
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from sensors.device_health import DeviceWatcher
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.worker_health import HealthWatcher
-from tests.unit.sensors.dagster_in_memory import Clock, DagsterInMemory
+from vlm_assets.rehearsal.dagster_in_memory import Clock, DagsterInMemory
 
 
 class Machine:

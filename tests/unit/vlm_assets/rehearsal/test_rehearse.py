@@ -1,0 +1,74 @@
+"""The rehearsal: a small month on a simulated clock, and that it would notice what it is there to notice."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vlm_assets.rehearsal.partition_life import PartitionLife
+from vlm_assets.rehearsal.rehearse import Scenario, ScenarioError, rehearse
+from vlm_assets.rehearsal.timeline import draw_timeline
+from vlm_assets.settings import Settings
+
+PROGRAM = Path(sys.executable).with_name("vlm-assets")
+SMALL = Scenario(seed=3, days=3.0, devices=4, nodes=2, faults=24, properties=1200)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(home=tmp_path / "home", range_size=100)
+
+
+def test_a_small_month_of_faults_loses_nothing_and_tells_a_person(settings):
+    """Thirty faults of all kinds: each property once, at most a minute of work again, and every kind told."""
+    found = rehearse(settings, SMALL)
+    assert (found.lost, found.doubled, found.unfinished) == (0, 0, 0)
+    assert found.nothing_is_lost
+    assert found.deaths >= 5
+    seconds_each = SMALL.days * 86_400 * SMALL.devices / SMALL.properties
+    assert found.recomputed * seconds_each <= found.deaths * (60.0 + seconds_each), "a minute each, and a row"
+    assert SMALL.days < found.days_simulated < 2 * SMALL.days
+    assert {"device_left_out", "worker_stuck", "run_failed"} <= found.alerts_by_kind.keys()
+    assert not found.open_alerts
+    assert draw_timeline(found).startswith(b"\x89PNG")
+    assert not settings.home.exists(), "the settings' own home is left alone"
+
+
+def test_rows_that_a_start_does_not_find_are_counted(settings, monkeypatch):
+    """A rehearsal of a journal that forgets or repeats a row says so: its zero means something."""
+    restored = PartitionLife.restored
+
+    def forgets_one(life):
+        found = restored(life)
+        return [found[1], *found[1:]] if len(found) > 1 else found
+
+    monkeypatch.setattr(PartitionLife, "restored", forgets_one)
+    found = rehearse(settings, replace(SMALL, days=0.5, faults=12, properties=400))
+    assert found.lost > 0
+    assert found.doubled > 0
+    assert not found.nothing_is_lost
+
+
+def test_the_same_seed_is_replayed_exactly_in_another_process(tmp_path):
+    """A failing seed can be looked at: all that it says is the same, but the seconds that it took."""
+    said = []
+    for hashes in ("1", "2"):
+        done = subprocess.run(
+            [PROGRAM, "rehearse", "--home", tmp_path, "--properties", "400", "--days", "0.5",
+             "--devices", "3", "--nodes", "2", "--faults", "12", "--seed", "11", "--json"],
+            env=os.environ | {"PYTHONHASHSEED": hashes, "VLM_ASSETS_RANGE_SIZE": "100"},
+            capture_output=True, check=True, text=True,
+        )  # fmt: skip
+        said.append(json.loads(done.stdout) | {"seconds": 0})
+    assert said[0] == said[1]
+    assert said[0].keys() >= {"lost", "doubled", "recomputed", "alerts", "days_simulated"}
+
+
+def test_a_scenario_that_cannot_be_is_refused(settings):
+    """A sentence says what to change where partitions start for longer than the run may take."""
+    with pytest.raises(ScenarioError, match="RANGE_SIZE"):
+        rehearse(settings, replace(SMALL, days=0.005))
