@@ -64,7 +64,7 @@ test-long: .venv/installed-dev
 
 # On a machine with a GPU: without one these tests fail, none is skipped.
 test-gpu: .venv/installed-dev
-	$(BIN)/pytest tests/gpu
+	$(BIN)/pytest tests/gpu/resources/engine tests/gpu/resources/devices
 	@$(MAKE) bench-gpu
 
 test-vllm: .venv/installed-dev .venv-vllm/$(VLLM_CPU)

@@ -203,25 +203,27 @@ class SampledBatch:
     """Logits processor that turns greedy choice into sampling, each sequence with its own seed.
 
     It adds Gumbel noise to ``scores / temperature``: the largest is then a sample of the softmax. What a
-    property draws does not depend on its neighbours in the batch, as it would with one generator for all.
+    property draws does not depend on its neighbours in the batch, as it would with one generator for all. A
+    GPU draws other numbers than a CPU.
     """
 
     def __init__(self, temperature: float, seeds: Sequence[int]) -> None:
-        import torch
-
         self._temperature = temperature
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._seeds = list(seeds)
+        self._generators: list[torch.Generator] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Noised ``scores`` [batch, width]."""
         import torch
 
-        width = scores.shape[-1]
-        uniform = torch.stack(
-            [torch.rand(width, generator=generator, dtype=torch.float64) for generator in self._generators]
-        )
+        if not self._generators:
+            # On the scores' device: a vocabulary of numbers a row and step would be copied to it otherwise.
+            self._generators = [torch.Generator(scores.device).manual_seed(seed) for seed in self._seeds]
+        uniform = torch.empty(scores.shape, dtype=torch.float64, device=scores.device)
+        for row, generator in zip(uniform, self._generators, strict=True):
+            row.uniform_(generator=generator)
         gumbel = -torch.log(-torch.log(uniform))
-        return scores / self._temperature + gumbel.to(scores.device, scores.dtype)
+        return scores / self._temperature + gumbel.to(scores.dtype)
 
 
 def _bit_mask(width: int, *, cleared: Collection[int]) -> torch.Tensor:

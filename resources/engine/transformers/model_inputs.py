@@ -34,6 +34,9 @@ _PIXEL_MASK: Final = "pixel_attention_mask"
 """Marks of each pixel of each tile [properties, tiles, height, width] (Idefics, SmolVLM), of which processors
 make integers of 64 bits: more than the pixels themselves. Where none is given the models make booleans."""
 
+PINNED_BYTES: Final = 1 << 30
+"""Of the host's memory that one batch may pin: nobody else can use it, and the system cannot swap it out."""
+
 
 def processed(
     processor: Any, prompt: str, images: Sequence[Sequence[npt.NDArray[np.uint8] | Image.Image]]
@@ -125,11 +128,7 @@ class InputPreparation:
                 tensors = processed(processor, self._prompt.text, images)
         prompt_tokens = tensors["attention_mask"].sum(dim=1).tolist()
         tensors = tensors.to("cpu", self._dtype)
-        if self._pinned:
-            tensors.update(
-                {name: one.pin_memory() for name, one in tensors.items() if hasattr(one, "pin_memory")}
-            )
-        return ModelInputs(tensors, prompt_tokens)
+        return ModelInputs(_pinned(tensors) if self._pinned else tensors, prompt_tokens)
 
     @contextlib.contextmanager
     def _a_processor(self) -> Iterator[Any]:
@@ -138,6 +137,23 @@ class InputPreparation:
             yield processor
         finally:
             self._processors.put(processor)
+
+
+def _pinned(tensors: Any) -> Any:
+    """The tensors in memory from which a GPU copies by itself, unless they are larger than PINNED_BYTES.
+
+    torch keeps what was pinned for the next batch, a block for each power of two. What nobody uses goes back
+    to the system once all of it is more than PINNED_BYTES.
+    """
+    import torch
+
+    pinnable = {name: one for name, one in tensors.items() if isinstance(one, torch.Tensor)}
+    if sum(one.nbytes for one in pinnable.values()) > PINNED_BYTES:
+        return tensors
+    if torch.cuda.host_memory_stats().get("allocated_bytes.current", 0) > PINNED_BYTES:
+        torch.accelerator.empty_host_cache()
+    tensors.update({name: one.pin_memory() for name, one in pinnable.items()})
+    return tensors
 
 
 def _shown(one: LoadedProperty, attempt: Attempt) -> LoadedProperty:

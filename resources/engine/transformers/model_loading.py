@@ -145,13 +145,20 @@ def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     if device != "cpu":
         avoid_attention_with_plans()
+    # Each tensor goes from its file to the device: the host never holds the whole model.
+    straight = {} if device == "cpu" else {"device_map": device}
     with _loading(source, "weights") as arguments, _nothing_unpickled():
         refuse_other_files(source.name, lambda name: _json_file(source, name, arguments))
         model, report = auto_class.from_pretrained(
-            source.location, use_safetensors=True, dtype=dtype, output_loading_info=True, **arguments
+            source.location,
+            use_safetensors=True,
+            dtype=dtype,
+            output_loading_info=True,
+            **straight,
+            **arguments,
         )
         _refuse_incomplete(source, model, report)
-        return model.eval().to(device)
+        return model.eval()
 
 
 def load_sentence_transformer(source: ModelSource, folder: Path, *, device: str) -> Any:

@@ -179,13 +179,14 @@ class TransformersEngine:
         return answers
 
     def close(self) -> None:
-        """Give the model's memory back."""
+        """Give the model's memory back, and the host's that was pinned for its inputs."""
         import torch
 
-        del self._model, self._grammar
+        del self._model, self._grammar, self._inputs
         gc.collect()
         if self._device == "cuda":
             torch.cuda.empty_cache()
+            torch.accelerator.empty_host_cache()
 
     def _answered_or_none(
         self, batch: Sequence[LoadedProperty], attempt: Attempt

@@ -51,14 +51,16 @@ def test_it_is_not_asked_for_where_it_would_not_do(model, asked):
     assert asked == []
 
 
-def test_a_model_for_a_gpu_is_computed_without_plans(model_folder):
-    """Whatever a GPU's model is loaded for, cuDNN does not plan anew for each length."""
+def test_a_model_for_a_gpu_is_computed_without_plans(model_folder, monkeypatch):
+    """A GPU's weights go straight to it, and cuDNN does not plan anew for each length."""
     import torch
     from transformers import AutoModel
 
     assert torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.delattr(torch.nn.Module, "to")  # which moves a model that the host holds as a whole
     try:
-        load_model(ModelSource(str(model_folder)), AutoModel, device="meta")
+        model = load_model(ModelSource(str(model_folder)), AutoModel, device="meta")
+        assert {one.device.type for one in model.parameters()} == {"meta"}
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)

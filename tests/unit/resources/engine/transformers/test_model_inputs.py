@@ -142,3 +142,13 @@ def test_what_was_prepared_is_kept_in_any_order(preparation, load_property):
     made._processors = None
     assert made.take(batches[2], FIRST).prompt_tokens
     assert made.take(batches[3], FIRST).prompt_tokens
+
+
+def test_a_batch_larger_than_the_bound_is_not_pinned(monkeypatch):
+    """Memory that nobody else can use is bounded; a larger batch is copied by the slower way."""
+    import torch
+
+    monkeypatch.setattr(model_inputs, "PINNED_BYTES", 3)
+    monkeypatch.delattr(torch.Tensor, "pin_memory")
+    batch = {"pixel_values": torch.zeros(1), "other": None}
+    assert model_inputs._pinned(batch) is batch
