@@ -35,7 +35,7 @@ ENDING_SECONDS: Final = 2.0
 _LAST_WORDS: Final = 2000
 _SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
 
-_ENVIRONMENT: Final = {
+ENVIRONMENT: Final = {
     # glibc's malloc otherwise gives the pixels of each image back to the system and asks for others, each
     # page of which is new: half of what a small image takes to decode.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
@@ -207,4 +207,4 @@ def _environment() -> Mapping[str, str]:
     path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
     # No credentials: workers decode what nobody trusts.
     ours = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    return _ENVIRONMENT | ours | _NO_THREADS | {"PYTHONPATH": path}
+    return ENVIRONMENT | ours | _NO_THREADS | {"PYTHONPATH": path}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from resources.engine.prompt import Prompt, build_prompt
 from resources.engine.protocol import EngineError
 from resources.engine.schema import DescriptionSchema, load_schema
+from resources.images.images import DECODING
 from vlm_assets.resource_settings import build_text_embedding_model, build_vision_language_model
 from vlm_assets.settings import Settings
 
@@ -74,6 +75,7 @@ def description_parts(
         "max_pixels": settings.max_pixels,
         "image_tokens": settings.image_tokens,
         "processor_options": settings.processor_options,
+        "images": DECODING,
         **model.engine_meaning(),
     }
     return {

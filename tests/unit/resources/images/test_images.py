@@ -366,6 +366,13 @@ def test_photographs_are_not_decoded_in_full(tmp_path, monkeypatch):
     assert set(decoded) == {(3000, 2000)}
 
 
+@pytest.mark.parametrize(("allowed", "shown"), [(10_486, (100, 75)), (12_000, (126, 94)), (7_500, (100, 75))])
+def test_the_decoders_own_scale_is_taken_from_two_thirds_of_the_pixels(allowed, shown, tmp_path):
+    """Guards: throughput: nothing is resized that a JPEG's decoder makes nearly as large as is allowed."""
+    put(tmp_path / "photo.jpg", jpeg(tmp_path, 400, 300))
+    assert load_image(tmp_path / "photo.jpg", max_pixels=allowed).size == shown
+
+
 def test_pillow_is_left_as_it_was():
     """Guards: the process that loads images keeps its own Pillow settings."""
     from PIL import ImageFile

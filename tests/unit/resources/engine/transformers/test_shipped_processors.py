@@ -1,14 +1,11 @@
 """Families of models as they are shipped: real processor configurations, images as people take them.
 
-The configurations are in ``shipped_processors``, whose README says where each value comes from. The weights
-are random and the widths tiny; what tiles an image, and counts its tokens, is the family's own.
+The families are in ``benchmarks/model_families.py``. The weights are random and the widths tiny; what tiles
+an image, and counts its tokens, is the family's own.
 """
 
-import copy
 import dataclasses
-import json
 import math
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +14,7 @@ import pydantic
 import pytest
 from PIL import Image
 
+from benchmarks.model_families import FAMILIES, save_processor
 from resources.engine.ladder import LadderSettings, describe_batch
 from resources.engine.model_source import ModelSource
 from resources.engine.prompt import Prompt
@@ -31,7 +29,6 @@ from resources.images.images import PropertyJob, fitted_size
 from resources.images.worker_pool import WorkerPool
 
 DOCUMENTED = Path(__file__).parents[5] / "docs" / "models.md"
-CONFIGURATIONS = Path(__file__).parent / "shipped_processors"
 TEXT = {
     "vocab_size": 512, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2, "pad_token_id": 0,
@@ -42,73 +39,16 @@ QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_head
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
 
 
-@dataclass(frozen=True)
-class Family:
-    """One family. special: the tokenizer's tokens by name. ids: which of them the model's config names.
-
-    image: what stands for an image in the chat template.
-    """
-
-    model: str
-    context: int
-    image: str
-    special: dict
-    ids: dict
-    vision: dict
-    text: dict
-    more: dict
-
-
-_ROWS = {f"row_{row}_{column}": f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)}
-_TILED = {"image_token": "<image>", "fake": "<fake_token_around_image>", "whole": "<global-img>", **_ROWS}
-_QWEN = {
-    "image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "vision_start_token": "<|vision_start|>",
-    "vision_end_token": "<|vision_end|>",
+SIZES_OF = {
+    "qwen2.5-vl": (
+        QWEN_VISION | {"fullatt_block_indexes": [0]}, {"head_dim": 12, "rope_parameters": ROPE},
+    ),
+    "qwen3-vl": (
+        QWEN_VISION | {"deepstack_visual_indexes": [0]}, {"head_dim": 12, "rope_parameters": ROPE},
+    ),
+    "gemma3": (VISION, {"head_dim": 12, "sliding_window": 512}),
 }  # fmt: skip
-_QWEN_IDS = {name.replace("_token", "_token_id"): name for name in _QWEN}
-_QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-
-FAMILIES = {
-    "smolvlm2": Family(
-        "SmolVLM", 8192, "<image>", _TILED, {"image_token_id": "image_token"},
-        {"image_size": 384, "patch_size": 14, **VISION}, {"model_type": "llama"}, {"scale_factor": 3},
-    ),
-    "idefics3": Family(
-        "Idefics3", 131_072, "<image>", _TILED, {"image_token_id": "image_token"},
-        {"image_size": 364, "patch_size": 14, **VISION}, {"model_type": "llama"}, {"scale_factor": 2},
-    ),
-    "qwen2.5-vl": Family(
-        "Qwen2_5_VL", 128_000, _QWEN_IMAGE, _QWEN, _QWEN_IDS,
-        {"patch_size": 14, "window_size": 112, "fullatt_block_indexes": [0], **QWEN_VISION},
-        {"head_dim": 12, "rope_parameters": ROPE}, {},
-    ),
-    "qwen3-vl": Family(
-        "Qwen3VL", 262_144, _QWEN_IMAGE, _QWEN, _QWEN_IDS,
-        {"patch_size": 16, "num_position_embeddings": 2304, "deepstack_visual_indexes": [0], **QWEN_VISION},
-        {"head_dim": 12, "rope_parameters": ROPE}, {},
-    ),
-    "gemma3": Family(
-        "Gemma3", 131_072, "<start_of_image>",
-        {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
-        {"boi_token_index": "boi_token", "eoi_token_index": "eoi_token", "image_token_id": "image_token"},
-        {"image_size": 896, "patch_size": 14, "model_type": "siglip_vision_model", **VISION},
-        {"head_dim": 12, "sliding_window": 512}, {"mm_tokens_per_image": 256},
-    ),
-    "llava-onevision": Family(
-        "LlavaOnevision", 32_768, "<image>\n", {"image_token": "<image>", "video_token": "<video>"},
-        {"image_token_id": "image_token", "video_token_id": "video_token"},
-        {"image_size": 384, "patch_size": 14, "model_type": "siglip_vision_model", "vision_use_head": False,
-         **VISION},
-        {"model_type": "qwen2"}, {},
-    ),
-    "internvl3": Family(
-        "InternVL", 32_768, "<IMG_CONTEXT>\n",
-        {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
-         "video_token": "<video>"},
-        {"image_token_id": "context_image_token"},
-        {"image_size": [448, 448], "patch_size": [14, 14], **VISION}, {"model_type": "qwen2"}, {},
-    ),
-}  # fmt: skip
+"""Of vision and text layers, where those of all others will not do."""
 
 
 def save(name, folder, tokenizer):
@@ -118,30 +58,11 @@ def save(name, folder, tokenizer):
 
     torch.manual_seed(3)
     family = FAMILIES[name]
-    named = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=copy.deepcopy(tokenizer.backend_tokenizer),
-        pad_token="<pad>",
-        eos_token="<|end|>",
-        extra_special_tokens=family.special,
-    )
-    config = getattr(transformers, f"{family.model}Config")(
-        vision_config=family.vision,
-        text_config={**TEXT, "max_position_embeddings": family.context, **family.text},
-        **{name: named.convert_tokens_to_ids(family.special[token]) for name, token in family.ids.items()},
-        **family.more,
-    )
+    named = family.named(tokenizer, pad_token="<pad>", eos_token="<|end|>")
+    vision, text = SIZES_OF.get(name, (VISION, {}))
+    config = family.config(named, vision=vision, text={**TEXT, **text})
     getattr(transformers, f"{family.model}ForConditionalGeneration")(config).save_pretrained(folder)
-    named.save_pretrained(folder)
-    folder.mkdir(exist_ok=True)
-    shutil.copytree(CONFIGURATIONS / name, folder, dirs_exist_ok=True)
-    (folder / "chat_template.jinja").write_text(
-        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-        "{% for part in message['content'] %}"
-        "{% if part['type'] == 'image' %}"
-        + json.dumps(family.image).join(("{{ ", " }}"))
-        + "{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
-        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
+    save_processor(name, folder, named)
     return folder
 
 

@@ -1,0 +1,116 @@
+"""What an image costs a core, from a JPEG of 12 megapixels to the model's input.
+
+``python -m benchmarks.image_costs`` runs each family's shipped processor in one process with one thread and a
+worker's environment: with images as they were decoded before (never below the pixels allowed, made smaller by
+Lanczos), and as workers decode them. Both in turns on the same images: the ratio holds on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from PIL import Image
+
+from benchmarks.gpu_loops import PROMPT, render_jpegs
+from benchmarks.gpu_models import build_tokenizer
+from benchmarks.model_families import FAMILIES, save_processor
+from resources.engine.model_source import ModelSource
+from resources.engine.protocol import ImageLimits
+from resources.engine.transformers.image_tokens import fitted_processor
+from resources.engine.transformers.model_inputs import processed
+from resources.images.images import fitted_size, load_image
+from resources.images.worker_process import ENVIRONMENT
+
+PIXELS: Final = 1_048_576
+"""As the settings have it."""
+
+
+def decoded_before(path: Path) -> Image.Image:
+    """An image as it was decoded before: Lanczos from the smallest scale of the decoder."""
+    with Image.open(path) as image:
+        size = fitted_size(*image.size, PIXELS)
+        image.draft("RGB", size)
+        return image.convert("RGB").resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+
+
+def decoded_now(path: Path) -> Image.Image:
+    """An image as a worker decodes it."""
+    return load_image(path, max_pixels=PIXELS)
+
+
+def measure(name: str, jpegs: list[Path], rounds: int) -> dict[str, float]:
+    """Milliseconds an image: medians of the rounds."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = build_tokenizer(FAMILIES[name].context)
+        named = FAMILIES[name].named(tokenizer, pad_token="<pad>", eos_token="<eos>")
+        save_processor(name, Path(folder), named)
+        named_config(name, named).save_pretrained(folder)
+        limits = ImageLimits(pixels=PIXELS, images=len(jpegs), answer_tokens=512)
+        processor, _ = fitted_processor(ModelSource(folder), PROMPT.text, limits)
+
+    def process(images: list[Image.Image]) -> None:
+        processed(processor, PROMPT.text, [images]).to("cpu", torch.bfloat16)
+
+    spent: dict[str, list[float]] = {}
+
+    def clock(what: str, work: Callable[[], Any]) -> Any:
+        began = time.process_time()
+        made = work()
+        spent.setdefault(what, []).append(1e3 * (time.process_time() - began) / len(jpegs))
+        return made
+
+    for _ in range(rounds):
+        for when, decode in (("before", decoded_before), ("now", decoded_now)):
+            images = clock(f"decode {when}", lambda decode=decode: [decode(one) for one in jpegs])  # type: ignore[misc]
+            clock(f"processor {when}", lambda images=images: process(images))  # type: ignore[misc]
+    return {what: statistics.median(times) for what, times in spent.items()}
+
+
+def named_config(name: str, tokenizer: Any) -> Any:
+    """A configuration that says no more than the family and its context: only the processor is used."""
+    return FAMILIES[name].config(tokenizer, vision={}, text={})
+
+
+def main() -> None:
+    """Print a line for each family."""
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--family", choices=FAMILIES, action="append")
+    parser.add_argument("--images", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--size", type=int, nargs=2, default=(4000, 3000), metavar=("WIDTH", "HEIGHT"))
+    options = parser.parse_args()
+    if not ENVIRONMENT.items() <= os.environ.items():  # malloc reads it when a process begins
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "benchmarks.image_costs", *sys.argv[1:]],
+            {**os.environ, **ENVIRONMENT},
+        )
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        jpegs = [Path(one) for one in render_jpegs(Path(folder), options.images, tuple(options.size), 2)]
+        megabytes = sum(one.stat().st_size for one in jpegs) / len(jpegs) / 1e6
+        print(f"{options.images} JPEGs of {options.size[0]} x {options.size[1]}, {megabytes:.1f} MB each")
+        print("ms of a core an image   decode  processor       decode  processor    times  images/s a core")
+        for name in options.family or FAMILIES:
+            ms = measure(name, jpegs, options.rounds)
+            before, now = (ms[f"decode {when}"] + ms[f"processor {when}"] for when in ("before", "now"))
+            print(
+                f"{name:18} before {ms['decode before']:6.1f} {ms['processor before']:8.1f}   now"
+                f" {ms['decode now']:8.1f} {ms['processor now']:8.1f} {before / now:9.2f} {1e3 / now:11.1f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
