@@ -9,6 +9,7 @@ from PIL import Image
 from resources.engine.model_source import ModelSource
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import Attempt, EngineError
+from resources.engine.transformers import model_inputs
 from resources.engine.transformers.collation import Tensors
 from resources.engine.transformers.model_inputs import InputPreparation
 from resources.engine.transformers.model_loading import load_processor
@@ -149,6 +150,5 @@ def test_a_batch_larger_than_the_bound_is_not_pinned(monkeypatch):
     import torch
 
     monkeypatch.setattr(model_inputs, "PINNED_BYTES", 3)
-    monkeypatch.delattr(torch.Tensor, "pin_memory")
-    batch = {"pixel_values": torch.zeros(1), "other": None}
+    batch = {"pixel_values": torch.zeros(1)}
     assert model_inputs._pinned(batch) is batch
