@@ -96,7 +96,7 @@ def kinds_told_by(file: Path) -> set[str]:
     module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
     found = set()
     for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
-        if isinstance(call.func, ast.Name) and call.func.id in ("Alert", "_alert"):
+        if isinstance(call.func, ast.Name) and call.func.id in ("Alert", "_alert", "_alert_of"):
             for kind in (one.value for one in call.keywords if one.arg == "kind"):
                 for part in [kind.body, kind.orelse] if isinstance(kind, ast.IfExp) else [kind]:
                     if isinstance(part, ast.Constant):
