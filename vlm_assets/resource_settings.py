@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from resources.state.database import ControlState, open_state
+from vlm_assets.engine_choice import chosen_engine, vllm_command
 from vlm_assets.settings import Settings
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
             tokens=settings.image_tokens,
             options=json.loads(settings.processor_options),
         ),
-        server=build_model_server(settings) if settings.engine == "server" else None,
+        server=build_model_server(settings) if chosen_engine(settings).engine == "server" else None,
     )
 
 
@@ -74,7 +75,7 @@ def build_model_server(settings: Settings) -> ServerSettings:
     folder = settings.server_image_folder
     return ServerSettings(
         state_directory=str(settings.state_directory),
-        command=settings.server_command,
+        command=settings.server_command or vllm_command(),
         url=settings.server_url,
         key=(key.get_secret_value() or None) if key is not None else None,
         model=settings.server_model,
@@ -84,6 +85,7 @@ def build_model_server(settings: Settings) -> ServerSettings:
         start_seconds=settings.server_start_seconds,
         idle_seconds=settings.server_idle_seconds,
         image_folder=None if folder is None else str(folder),
+        embedder=build_text_embedding_model(settings),
     )
 
 

@@ -139,9 +139,10 @@ class Settings(BaseSettings):
         le=3600.0,
         description="Seconds for one image, after which its worker is replaced; it has three tries.",
     )
-    engine: Literal["transformers", "server"] = Field(
-        "transformers",
-        description="What runs the model: transformers in the run, or a server (vLLM, SGLang).",
+    engine: Literal["auto", "transformers", "server"] = Field(
+        "auto",
+        description="What runs the model: transformers in the run, or a server (vLLM, SGLang). auto: a server"
+        " if one is named, or on a GPU if `make vllm` installed it; else in the run. Chosen once a home.",
     )
     speculative_tokens: int = Field(
         5,
@@ -152,7 +153,8 @@ class Settings(BaseSettings):
     )
     server_command: str | None = Field(
         None,
-        description="Command that starts a server, with {model}, {revision}, {host}, {port}. Default: vLLM.",
+        description="Command that starts a server, with {model}, {revision}, {host}, {port} and others"
+        " (docs/operations.md). Default: vLLM, of `make vllm` or in PATH.",
     )
     server_url: str | None = Field(
         None, description="A server that runs already, up to /v1. Default: one is started on each device."
@@ -433,6 +435,8 @@ def load_settings(**overrides: object) -> Settings:
     _find_modules_beside(settings.description_schema)
     if settings.model is None and holds_example(settings.home) and EXAMPLE_MODEL.is_dir():
         settings = settings.model_copy(update={"model": str(EXAMPLE_MODEL)})
+    if settings.engine == "auto" and (settings.server_url or settings.server_command):
+        settings = settings.model_copy(update={"engine": "server"})
     _refuse_unused_server_settings(settings)
     if settings.engine == "server" and settings.server_url is None:
         _refuse_unfinished_starts(settings)
@@ -489,20 +493,29 @@ def _refuse_unfinished_starts(settings: Settings) -> None:
 def _refuse_unused_server_settings(settings: Settings) -> None:
     of_address = [name for name in ("server_key", "server_model") if getattr(settings, name) is not None]
     unused: list[str] = []
-    if settings.engine != "server":
+    of_images = {"image_tokens": None, "processor_options": "{}"}
+    costs = [name for name, default in of_images.items() if getattr(settings, name) != default]
+    command = settings.server_command
+    if settings.engine == "transformers":
         of_server = ("server_url", "server_command", "server_image_folder")
         unused = [name for name in of_server if getattr(settings, name) is not None] + of_address
         why = f"is for the engine 'server', and {PREFIX}ENGINE is {settings.engine!r}"
-    elif settings.image_tokens is not None or settings.processor_options != "{}":
-        unused = ["image_tokens" if settings.image_tokens is not None else "processor_options"]
+    elif costs and settings.server_url is not None:
+        unused = costs
         why = (
-            f"is for the engine 'transformers'; a server is told by {PREFIX}SERVER_COMMAND (vLLM:"
-            f" --mm-processor-kwargs) and gets images of {PREFIX}MAX_PIXELS"
+            "decides how a server is started, and the one at SERVER_URL runs already: its operator tells it"
+            f" (vLLM: --mm-processor-kwargs), and it gets images of {PREFIX}MAX_PIXELS"
+        )
+    elif costs and command is not None and "{processor_options}" not in command:
+        unused = costs
+        why = (
+            f"must reach the server, and {PREFIX}SERVER_COMMAND has no {{processor_options}}: add"
+            " `--mm-processor-kwargs {processor_options} --max-model-len {context}` to it (vLLM)"
         )
     elif settings.server_url is None:
         unused = of_address
         why = f"is for a server that runs already, and {PREFIX}SERVER_URL is not set"
-    elif settings.server_command is not None:
+    elif command is not None:
         unused = ["server_command"]
         why = f"starts a server, and {PREFIX}SERVER_URL names one that runs already"
     if unused:

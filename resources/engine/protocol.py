@@ -74,7 +74,7 @@ class ImageLimits:
     images: int
     answer_tokens: int
     tokens: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)

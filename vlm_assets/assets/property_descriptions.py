@@ -69,6 +69,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.engine_choice import keep_engine
 from vlm_assets.settings import Settings
 
 ASSET = "property_descriptions"
@@ -164,8 +165,11 @@ def build_property_descriptions(
                         title="No images to describe",
                     )
                     with run.device(
-                        gpu, server_digest=model.server_digest(), computes_elsewhere=model.is_at_address
+                        gpu,
+                        server_digest=model.server_digest(work.prompt),
+                        computes_elsewhere=model.is_at_address,
                     ) as device:
+                        keep_engine(settings, context.log)
                         computed = work.describe(journal, run.rounds(journal), run.progress, device)
                 yield from run.publish(journal, computed)
 

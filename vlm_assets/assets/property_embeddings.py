@@ -24,8 +24,9 @@ from resources.devices.find import Device
 from resources.devices.resource import GpuResource
 from resources.engine.models.text_embedding import TextEmbedder, TextEmbeddingModel
 from resources.engine.models.vision_language_model import VisionLanguageModel
+from resources.engine.prompt import build_prompt
 from resources.engine.protocol import ModelLoadError
-from resources.engine.schema import description_text
+from resources.engine.schema import SchemaError, description_text, load_schema
 from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
 from vlm_assets.assets.checks import EMBEDDING_CHECKS, Acceptance, CheckOutcome, check_embeddings, check_specs
@@ -80,17 +81,20 @@ def build_property_embeddings(
                 computed: Metadata = {}
                 if run.to_do(journal):
                     # The model server that describes stays on the device, where there is one.
-                    with run.device(gpu, server_digest=_server_digest(vision_language_model)) as device:
+                    with run.device(
+                        gpu, server_digest=_server_digest(settings, vision_language_model)
+                    ) as device:
                         computed = work.embed(journal, run.progress, device)
                 yield from run.publish(journal, computed)
 
     return property_embeddings
 
 
-def _server_digest(model: VisionLanguageModel) -> str | None:
+def _server_digest(settings: Settings, model: VisionLanguageModel) -> str | None:
     try:
-        return model.server_digest()
-    except ModelLoadError:
+        prompt = build_prompt(load_schema(settings.description_schema), settings.prompt)
+        return model.server_digest(prompt)
+    except (ModelLoadError, SchemaError):
         return None
 
 

@@ -32,6 +32,7 @@ from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, last_put_back
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import IngestBusyError, close_tail
+from vlm_assets.engine_choice import chosen_engine
 from vlm_assets.operate.dagster_server.api import reload_running
 from vlm_assets.operate.dagster_server.home import POOL
 from vlm_assets.operate.expected_cost import heaviest_first
@@ -90,7 +91,7 @@ def worker_limits(settings: Settings) -> WorkerLimits:
     """
     loading = settings.model_load_seconds
     least = WorkerLimits.least
-    if settings.engine == "server":
+    if chosen_engine(settings).engine == "server":
         # One that is alive and silent: the engine's watch on tokens gives it up, and starts another.
         least = max(least, _SILENCES * settings.server_token_seconds)
         wait = settings.server_start_seconds if settings.server_url is None else PATIENCE_SECONDS

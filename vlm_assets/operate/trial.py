@@ -123,13 +123,13 @@ def run_trial(
     work = DescriptionWork.of(settings, catalog, catalog.range_of(0), model)
     work = replace(work, properties=sample(catalog, limit))
     batches = work.plan(frozenset())
-    digest = model.server_digest()
+    digest = model.server_digest(work.prompt)
     devices = len(gpu.find())  # Before the lease: pinning hides the others from this process.
     lease = gpu.lease(run_id="trial", partition="sample", step="try", log=_log, server_digest=digest)
     described: list[Described] = []
     tables: list[pa.Table] = []
     tried: list[TriedBatch] = []
-    in_process = settings.engine == "transformers"
+    in_process = model.server is None
     with work.workers(lease.device, batches) as workers:
         started = time.monotonic()
         engine = work.model.load(lease.device, schema=work.schema, prompt=work.prompt)

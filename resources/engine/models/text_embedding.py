@@ -77,6 +77,12 @@ class TextEmbeddingModel:
         """An embedder on the leased device. Raises ModelLoadError."""
         return TextEmbedder(self.source, device=device.kind, pooling=self.pooling)
 
+    def weight_bytes(self) -> int:
+        """Bytes of its weights, those of a hub's model downloaded. Raises ModelLoadError."""
+        return sum(
+            path.stat().st_size for path in model_files(self.source, weights=True).rglob("*.safetensors")
+        )
+
     def _modules(self) -> SentenceModules | None:
         return _modules(self.source, self.pooling)
 

@@ -8,7 +8,10 @@ configurable Dagster resource: run config cannot set any of its fields.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,10 +24,14 @@ from resources.engine.protocol import ModelLoadError
 from resources.engine.schema import DescriptionSchema
 
 if TYPE_CHECKING:
-    from resources.engine.protocol import Engine, ImageLimits
+    from resources.engine.models.text_embedding import TextEmbeddingModel
+    from resources.engine.protocol import Engine, ImageLimits, ImageTokens
     from resources.engine.server.model_server import ModelServer, ServerAddress
     from resources.engine.server.server_plan import ServerPlan
     from resources.images.outputs import Output
+
+_OF_THE_CONFIGURATION: Final = frozenset({"image_grid_pinpoints"})
+"""Options that vLLM reads from the model's configuration, whatever the processor is told (LLaVA)."""
 
 _MANY_IMAGES: Final = 1000
 """From here on workers run the processor: what they import for it takes 4 s of a core."""
@@ -37,6 +44,7 @@ class ServerSettings:
     url: up to and including ``/v1``; None: one is started with ``command`` (None: vLLM's), a template, on the
     leased device. key: of the server at ``url``. model: its name for the model; None: what the settings call
     it, or the only one that it serves. image_folder: images go through files there; None: in the requests.
+    devices: for the one model. embedder: the model that embeds beside it on the same device.
     """
 
     state_directory: str
@@ -50,6 +58,8 @@ class ServerSettings:
     start_seconds: float = 1200.0
     idle_seconds: float = 300.0
     image_folder: str | None = None
+    devices: int = 1
+    embedder: TextEmbeddingModel | None = None
 
     @property
     def address(self) -> ServerAddress | None:
@@ -58,14 +68,20 @@ class ServerSettings:
 
         return None if self.url is None else ServerAddress(self.url.rstrip("/"), self.key)
 
-    def plan(self, source: ModelSource) -> ServerPlan | None:
+    def plan(self, source: ModelSource, prompt: Prompt, limits: ImageLimits | None) -> ServerPlan | None:
         """Of a server that we start; None for one at a URL. Raises ModelLoadError."""
         from resources.engine.server.server_plan import VLLM_COMMAND, ServerPlan
 
         if self.url is not None:
             return None
         exact = exact_revision(source)
+        question = json.dumps([prompt.digest, limits and asdict(limits)], sort_keys=True)
+        beside = self.embedder and [self.embedder.model, self.embedder.revision, self.embedder.pooling]
         return ServerPlan(
+            devices=self.devices,
+            images=limits.images if limits is not None else 1,
+            question=hashlib.sha256(question.encode()).hexdigest(),
+            beside=json.dumps(beside),
             command=self.command or VLLM_COMMAND,
             model=source.location,
             revision=None if source.folder is not None else exact,
@@ -132,7 +148,7 @@ class VisionLanguageModel:
         from resources.engine.server.image_transport import JPEG_QUALITY
         from resources.engine.server.server_plan import VLLM_COMMAND, answering_arguments
 
-        meaning: dict[str, Any] = {"engine": "server", "images": f"jpeg {JPEG_QUALITY}"}
+        meaning: dict[str, Any] = {"engine": "server", "images_sent": f"jpeg {JPEG_QUALITY}"}
         if self.server.url is None:
             command = self.server.command or VLLM_COMMAND
             try:
@@ -141,12 +157,12 @@ class VisionLanguageModel:
                 raise ModelLoadError(f"VLM_ASSETS_SERVER_COMMAND={command!r}: {error}") from error
         return meaning
 
-    def server_digest(self) -> str | None:
+    def server_digest(self, prompt: Prompt) -> str | None:
         """The digest of the server that is to live on the device: what a lease is told. See GpuResource.
 
         None where none is started. Raises ModelLoadError.
         """
-        plan = None if self.server is None else self.server.plan(self.source)
+        plan = None if self.server is None else self.server.plan(self.source, prompt, self.limits)
         return None if plan is None else plan.digest
 
     def device_name(self, device: Device) -> str:
@@ -197,7 +213,7 @@ class VisionLanguageModel:
 
         folder = settings.image_folder
         images = DataUris() if folder is None else ImageFiles(Path(folder))
-        server, name, (model, revision) = self._server(settings, device)
+        server, name, (model, revision), costs = self._server(settings, device, prompt)
         try:
             return ServerEngine(
                 server,
@@ -208,24 +224,57 @@ class VisionLanguageModel:
                 prompt=prompt,
                 limits=RequestLimits(settings.most_at_once, settings.token_seconds, settings.answer_seconds),
                 images=images,
+                image_tokens=costs,
             )
         except BaseException:
             server.release()
             raise
 
-    def _server(self, settings: ServerSettings, device: Device) -> tuple[ModelServer, str, tuple[str, str]]:
-        """The server, its name for the model, and what ``exact`` says of the server that was got."""
+    def _server(
+        self, settings: ServerSettings, device: Device, prompt: Prompt
+    ) -> tuple[ModelServer, str, tuple[str, str], ImageTokens | None]:
+        """The server, its name for the model, what ``exact`` says of the server that was got, and what images
+        cost there, where that is known: of a server at a URL it is not.
+        """
         from resources.engine.server.owned_server import start_or_adopt
         from resources.engine.server.running_server import RunningServer, served_model
 
-        source, plan, address = self.source, settings.plan(self.source), settings.address
+        source, address = self.source, settings.address
+        plan = settings.plan(source, prompt, self.limits)
         if plan is not None:
             exact = self.exact()
+            costs = self._costs(plan, prompt)
+            plan = plan.for_device(
+                device,
+                costs,
+                answer_tokens=2 * self.limits.answer_tokens if self.limits is not None else 0,
+                beside_bytes=0 if settings.embedder is None else settings.embedder.weight_bytes(),
+                cores=len(os.sched_getaffinity(0)),
+            )
             owned = start_or_adopt(device, plan, state_directory=Path(settings.state_directory))
-            return owned, source.location, exact
+            return owned, source.location, exact, costs
         assert address is not None
         running = RunningServer(
             address, serves=partial(served_model, address, settings.model, source.location, ask_anew=True)
         )
         served = running.served
-        return running, served.name, (served.name, served.revision(self.revision))
+        return running, served.name, (served.name, served.revision(self.revision)), None
+
+    def _costs(self, plan: ServerPlan, prompt: Prompt) -> ImageTokens | None:
+        """What images cost on a server of ours, whose command takes the options of the image processor.
+
+        None where it does not, or transformers cannot load the processor. Raises ModelLoadError where the
+        user has set what images may cost.
+        """
+        from resources.engine.server.server_plan import PROCESSOR_OPTIONS
+        from resources.engine.transformers.image_tokens import fitted_processor
+
+        limits = self.limits
+        if limits is None or PROCESSOR_OPTIONS not in plan.command:
+            return None
+        try:
+            return fitted_processor(self.source, prompt.text, limits, without=_OF_THE_CONFIGURATION)[1]
+        except ModelLoadError:
+            if limits.options or limits.tokens is not None:
+                raise
+            return None

@@ -25,6 +25,7 @@ from resources.engine.server.property_requests import PropertyRequests
 
 if TYPE_CHECKING:
     from resources.engine.prompt import Prompt
+    from resources.engine.protocol import ImageTokens
     from resources.engine.schema import DescriptionSchema
     from resources.engine.server.model_server import ModelServer
     from resources.images.images import LoadedProperty
@@ -39,7 +40,7 @@ class ServerEngine:
     """A model behind an OpenAI-compatible server. ``describe`` may be called from many threads at once.
 
     The server is this engine's until ``close``, which releases it. model, revision: for the rows. name: the
-    model's at the server.
+    model's at the server. image_tokens: what images cost there, where that is known.
     """
 
     def __init__(
@@ -53,10 +54,12 @@ class ServerEngine:
         prompt: Prompt,
         limits: RequestLimits | None = None,
         images: ImageTransport | None = None,
+        image_tokens: ImageTokens | None = None,
     ) -> None:
         limits = limits or RequestLimits()
         self.model = model
         self.revision = revision
+        self.image_tokens = image_tokens
         self.waiting: Callable[[], AbstractContextManager[object]] = nullcontext
         self._server = server
         self._images = images or DataUris()

@@ -1,8 +1,8 @@
 """Which model server is wanted, as values: its command and its environment, and which of both can matter.
 
-What lives here: the command template, its placeholders, and which of its arguments can change an answer; the
-environment, pinned to a device, and digests of it that can be kept on disk. What does not: starting the
-server (``owned_server.py``), the fingerprint (``vlm_assets/assets/fingerprint.py``).
+What lives here: the command template, its placeholders, what they are on a device, and which arguments can
+change an answer; the environment, pinned to a device, and digests of it that can be kept on disk. What does
+not: starting the server (``owned_server.py``), the fingerprint (``vlm_assets/assets/fingerprint.py``).
 """
 
 from __future__ import annotations
@@ -10,30 +10,49 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from resources.devices.find import Device
 from resources.devices.nvml import DriverNvml, Nvml
 from resources.devices.process_lease import pin
 from resources.engine.protocol import ModelLoadError
 
+if TYPE_CHECKING:
+    from resources.engine.protocol import ImageTokens
+
 HOST = "127.0.0.1"
 VLLM_COMMAND = (
     "vllm serve {model} --revision {revision} --host {host} --port {port} --load-format safetensors"
-    " --gpu-memory-utilization 0.85 --disable-uvicorn-access-log"
+    " --tensor-parallel-size {devices} --gpu-memory-utilization {memory} --max-model-len {context}"
+    " --mm-processor-kwargs {processor_options} --api-server-count {api_servers} --mm-processor-cache-gb 0"
+    """ --limit-mm-per-prompt '{"image": {images}, "video": 0}' --disable-uvicorn-access-log"""
     """ --structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": true}'"""
 )
-"""The rest of the device's memory is for the embedder, which loads beside it in the same run. Where the
-grammar allows any whitespace, an unsure model filled its answer with it."""
+"""No image is shown twice, so vLLM's cache of processed ones is off: it takes 4 GiB of each of its processes.
+Where the grammar allows any whitespace, an unsure model filled its answer with it."""
+
+PROCESSOR_OPTIONS = "{processor_options}"
+"""The placeholder without which a command cannot be told how large images are shown."""
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")  # not the JSON of an option such as '{"image": 12}'
-_PLACEHOLDERS = ("model", "revision", "host", "port")
+_ON_A_DEVICE = ("memory", "context", "processor_options", "api_servers")
+"""Placeholders that are known once a device is leased and the model's processor is loaded."""
+
+_PLACEHOLDERS = ("model", "revision", "host", "port", "devices", "images", *_ON_A_DEVICE)
+
+_GIB = 1 << 30
+_BESIDE_BYTES = 2 * _GIB
+"""For the embedder's texts, and what CUDA takes for each process."""
+_MOST_MEMORY, _LEAST_MEMORY, _UNKNOWN_MEMORY, _CPU_MEMORY = 0.92, 0.3, 0.85, 0.3
+_CONTEXT_STEP = 256
+"""A context has that many tokens to spare, at most: the server's own chat template may differ by a few."""
 _OURS = {
     "--served-model-name": "a server that is started here is asked for its model by {model}",
     "--api-key": "each start gets a random key, in the server's environment",
@@ -44,6 +63,7 @@ _VALUES_ALIKE: Final = frozenset(
     {
         # Where it listens, who may ask, what it may read.
         "--host", "--port", "--api-key", "--allowed-local-media-path", "--served-model-name",
+        "--api-server-count", "-asc",
         # How much memory and how many requests at once: they move the last digits, as a batch does.
         "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--max-num-seqs", "--max-num-batched-tokens",
         "--swap-space", "--cpu-offload-gb", "--block-size", "--tensor-parallel-size", "-tp",
@@ -85,18 +105,25 @@ class ServerCommandError(ModelLoadError):
 class ServerPlan:
     """A server that is wanted on a device.
 
-    ``command``: a template, split as a shell would, never run by one, with {model}, {revision}, {host} and
-    {port}; where there is no revision, its argument and the option before it are left out. ``revision``: a
-    hub revision, or None. ``exact``: what exactly the model is, as ``exact_revision()`` says it. The random
-    key of each start is passed in the environment variable ``key_variable``. ``start_seconds``: until it
-    must answer. ``idle_seconds``: without a materialization, after which it ends. ``grace_seconds``:
-    between SIGTERM and SIGKILL.
+    ``command``: a template, split as a shell would, never run by one, with {model}, {revision}, {host},
+    {port} and others; what is not known is left out, with the option before it. ``revision``: a hub revision,
+    or None. ``exact``: what exactly the model is, as ``exact_revision()`` says it. ``devices``: for the one
+    model. ``images``: of a property. ``question``: a digest of what decides context and processor options.
+    ``beside``: the model that embeds beside it. ``on_device``: values of the placeholders that a device
+    decides, see ``for_device``. The random key of each start is passed in the environment variable
+    ``key_variable``. ``start_seconds``: until it must answer. ``idle_seconds``: without a materialization,
+    after which it ends. ``grace_seconds``: between SIGTERM and SIGKILL.
     """
 
     command: str
     model: str
     revision: str | None
     exact: str
+    devices: int = 1
+    images: int = 1
+    question: str = ""
+    beside: str = ""
+    on_device: Mapping[str, str | None] = field(default_factory=dict)
     key_variable: str = "VLLM_API_KEY"
     start_seconds: float = 1200.0
     idle_seconds: float = 300.0
@@ -104,9 +131,40 @@ class ServerPlan:
 
     @property
     def digest(self) -> str:
-        """Digest of what a loaded server must have in common to be used again: model, revision, arguments."""
-        said = [self.arguments(port="{port}"), self.exact, self.key_variable]
+        """Digest of what a loaded server must have in common to be used again: model, revision, arguments.
+
+        It is asked for before a device is leased: what the device decides has no part in it.
+        """
+        arguments = replace(self, on_device={}).arguments(port="{port}")
+        said = [arguments, self.exact, self.key_variable, self.question, self.beside]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+    def for_device(
+        self, device: Device, costs: ImageTokens | None, *, answer_tokens: int, beside_bytes: int, cores: int
+    ) -> ServerPlan:
+        """The plan for a leased device.
+
+        costs: of images; None: the server has the model's own context and processor. answer_tokens: of the
+        longest answer. beside_bytes: of the embedder's weights.
+
+        Raises ServerCommandError where there is too little memory for both models.
+        """
+        context = options = None
+        if costs is not None:
+            needed = costs.property_tokens + answer_tokens
+            rounded = -(-needed // _CONTEXT_STEP) * _CONTEXT_STEP + _CONTEXT_STEP
+            context = str(min(rounded, costs.context or rounded))
+            options = json.dumps(dict(costs.options), sort_keys=True) if costs.options else None
+        return replace(
+            self,
+            on_device={
+                "memory": f"{_memory(device, beside_bytes):.2f}",
+                "context": context,
+                "processor_options": options,
+                # Each takes requests apart and runs the processor; the others are for our workers.
+                "api_servers": str(max(1, min(8, cores // 8))),
+            },
+        )
 
     def arguments(self, *, port: int | str) -> list[str]:
         """The command with its placeholders filled. Raises ServerCommandError."""
@@ -125,15 +183,35 @@ class ServerPlan:
                     f"The model server's command must go without {word.partition('=')[0]}: {reason}. Take it"
                     " out of VLM_ASSETS_SERVER_COMMAND."
                 )
-        values = {"model": self.model, "host": HOST, "port": str(port), "revision": self.revision}
+        values = {
+            "model": self.model, "host": HOST, "port": str(port), "revision": self.revision,
+            "devices": str(self.devices), "images": str(self.images),
+            **{name: f"{{{name}}}" for name in _ON_A_DEVICE}, **self.on_device,
+        }  # fmt: skip
         filled: list[str] = []
         for word in words:
-            if self.revision is None and "{revision}" in word:
-                if word == "{revision}" and filled and filled[-1].startswith("-"):
+            if any(values.get(name, "") is None for name in _PLACEHOLDER.findall(word)):
+                if _PLACEHOLDER.fullmatch(word) and filled and filled[-1].startswith("-"):
                     filled.pop()
                 continue
             filled.append(_filled(word, values))
         return filled
+
+
+def _memory(device: Device, beside_bytes: int) -> float:
+    """The share of a device's memory that a server may take; the rest is for the embedder beside it."""
+    if device.kind == "cpu":
+        return _CPU_MEMORY
+    if device.memory_bytes is None:
+        return _UNKNOWN_MEMORY
+    beside = beside_bytes + _BESIDE_BYTES
+    share = min(_MOST_MEMORY, math.floor(100 * (1 - beside / device.memory_bytes)) / 100)
+    if share < _LEAST_MEMORY:
+        raise ServerCommandError(
+            f"{device.id} has {device.memory_bytes / _GIB:.0f} GiB, and the embedding model beside the server"
+            f" needs {beside / _GIB:.0f} of them: set VLM_ASSETS_EMBEDDING_MODEL to a smaller model."
+        )
+    return share
 
 
 def _filled(word: str, values: Mapping[str, str | None]) -> str:

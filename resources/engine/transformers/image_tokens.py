@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from PIL import Image
@@ -27,11 +27,12 @@ _SHAPES: Final = ((4, 3), (3, 4), (1, 1), (3, 2), (16, 9), (9, 16), (3, 1), (1, 
 
 
 def fitted_processor(
-    source: ModelSource, prompt: str, limits: ImageLimits | None
+    source: ModelSource, prompt: str, limits: ImageLimits | None, *, without: Collection[str] = ()
 ) -> tuple[Any, ImageTokens | None]:
     """The model's processor, set to images that fit, and what they cost; None where that is not known.
 
-    Without limits it is as the model has it. Raises ModelLoadError.
+    Without limits it is as the model has it. without: options that are left as they are. Raises
+    ModelLoadError.
     """
     processor = load_processor(source)
     if limits is None:
@@ -39,7 +40,7 @@ def fitted_processor(
     _refuse_unknown(processor, limits.options)
     context = getattr(load_config(source).get_text_config(), "max_position_embeddings", None)
     try:
-        return processor, fit_images(processor, prompt, limits, context=context)
+        return processor, fit_images(processor, prompt, limits, context=context, without=without)
     except MemoryError:
         raise
     except Exception as error:  # whatever a processor raises that does not take our pictures
@@ -51,7 +52,14 @@ def fitted_processor(
         return load_processor(source), None
 
 
-def fit_images(processor: Any, prompt: str, limits: ImageLimits, *, context: int | None) -> ImageTokens:
+def fit_images(
+    processor: Any,
+    prompt: str,
+    limits: ImageLimits,
+    *,
+    context: int | None,
+    without: Collection[str] = (),
+) -> ImageTokens:
     """Set the processor to the largest images of which all fit, and say what they cost.
 
     Where not even the smallest ones fit all, those are set, and ``fitting`` is below ``images``.
@@ -65,7 +73,8 @@ def fit_images(processor: Any, prompt: str, limits: ImageLimits, *, context: int
     found: ImageTokens | None = None
     pixels = limits.pixels
     while pixels >= _SMALLEST:
-        options = {**limits.options, **within(shipped, pixels, limits.options)}
+        bounds = within(shipped, pixels, limits.options)
+        options = {**limits.options, **{name: bounds[name] for name in bounds.keys() - without}}
         if found is None or options != found.options:
             _set(processor, shipped, options)
             each, alone = _costs(processor, prompt, text, pixels, limits.images)

@@ -8,14 +8,20 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
-from resources.engine.model_source import ModelSource, exact_revision, refuse_other_files
+from resources.engine.model_source import (
+    CONFIG,
+    ModelSource,
+    exact_revision,
+    read_object,
+    refuse_other_files,
+)
 from resources.engine.protocol import ModelLoadError
 from resources.engine.transformers.attention import avoid_attention_with_plans
 
@@ -143,12 +149,12 @@ def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
     import torch
 
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    if device != "cpu":
-        avoid_attention_with_plans()
+    _prepare_device(source, device)
     # Each tensor goes from its file to the device: the host never holds the whole model.
     straight = {} if device == "cpu" else {"device_map": device}
     with _loading(source, "weights") as arguments, _nothing_unpickled():
         refuse_other_files(source.name, lambda name: _json_file(source, name, arguments))
+        _refuse_quantized(source, _json_file(source, CONFIG, arguments) or {})
         model, report = auto_class.from_pretrained(
             source.location,
             use_safetensors=True,
@@ -169,8 +175,8 @@ def load_sentence_transformer(source: ModelSource, folder: Path, *, device: str)
     such a model comes here.
     """
     _import_transformers()
-    if device != "cpu":
-        avoid_attention_with_plans()
+    _prepare_device(source, device)
+    _refuse_quantized(source, read_object(folder, CONFIG) or {})
     with _loading(source, "embedding model"), _nothing_unpickled(), _no_weights_missing(source):
         from sentence_transformers import SentenceTransformer
 
@@ -182,6 +188,31 @@ def load_sentence_transformer(source: ModelSource, folder: Path, *, device: str)
             model_kwargs={"use_safetensors": True},
         )
         return model.eval()
+
+
+def _prepare_device(source: ModelSource, device: str) -> None:
+    """Set torch up for a GPU. Raises ModelLoadError where this torch cannot use one."""
+    import torch
+
+    if device == "cpu":
+        return
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise ModelLoadError(
+            f"model {source.name}: the leased device is a GPU, and torch {torch.__version__} is built for"
+            " CPUs alone. Install the CUDA build of the version in constraints.txt into .venv, or set"
+            " VLM_ASSETS_DEVICES=cpu."
+        )
+    avoid_attention_with_plans()
+
+
+def _refuse_quantized(source: ModelSource, config: Mapping[str, Any]) -> None:
+    if quantized := config.get("quantization_config"):
+        raise ModelLoadError(
+            f"model {source.name}: its weights are quantized ({quantized.get('quant_method')}), and in the"
+            " run's own process only plain ones are loaded. Take the model's plain weights, or describe with"
+            " vLLM (`make vllm`, VLM_ASSETS_ENGINE=server) and name a VLM_ASSETS_EMBEDDING_MODEL with plain"
+            " weights."
+        )
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Describing through vLLM, which decodes by the schema: `make test-vllm` installs it and runs this."""
 
 import logging
-import shlex
+import os
+import signal
 from pathlib import Path
 from typing import Literal
 
@@ -13,20 +14,18 @@ from pydantic import BaseModel, Field
 from resources.devices.find import find_devices
 from resources.devices.loaded_servers import LoadedServers, end_loaded_servers
 from resources.engine.prompt import Prompt
-from resources.engine.protocol import Attempt
+from resources.engine.protocol import Answer, Attempt
 from resources.engine.schema import DescriptionSchema
 from resources.engine.server.image_transport import EncodedImages
-from resources.engine.server.server_plan import VLLM_COMMAND
 from resources.images.images import LoadedProperty
+from vlm_assets.engine_choice import vllm_command
 from vlm_assets.resource_settings import build_vision_language_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 
-VLLM = Path(__file__).resolve().parents[3] / ".venv-vllm" / "bin" / "vllm"
-COMMAND = (
-    VLLM_COMMAND.replace("vllm", shlex.quote(str(VLLM)), 1)
-    + " --dtype float32 --enforce-eager --max-model-len 2048 --max-num-seqs 8"
-)
+CPU = find_devices("cpu:1", {})[0]
+TILES = '{"do_image_splitting": true, "size": {"longest_edge": 128}}'
+"""The example model's processor shows an image as one tile; so told, it cuts it into several."""
 
 
 class Roof(BaseModel):
@@ -42,12 +41,28 @@ def vllm_desk(desk, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
     monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    yield desk.changed(engine="server", server_command=COMMAND, server_requests=8)
+    command = f"{vllm_command()} --dtype float32 --enforce-eager --max-num-seqs 8"
+    yield desk.changed(engine="server", server_command=command, server_requests=8)
     assert end_loaded_servers(desk.settings.state_directory, logging.getLogger("test")) == []
 
 
 def rows(file: Path) -> dict[str, dict]:
     return {row["property_id"]: row for row in pq.read_table(file).to_pylist()}
+
+
+def black(images: int) -> LoadedProperty:
+    """A property with so many images of 4:3, of a megapixel."""
+    picture = Image.new("RGB", (1182, 886))
+    return LoadedProperty("p", 0, EncodedImages().load()([picture] * images).images, images, (), 0.0)
+
+
+def ask(model, images: int):
+    """What vLLM answers about so many images, and the engine, closed."""
+    engine = model.load(CPU, schema=DescriptionSchema(Roof), prompt=Prompt("Describe."))
+    try:
+        return engine.describe([black(images)], attempt=Attempt(1, max_new_tokens=40))[0], engine
+    finally:
+        engine.close()
 
 
 def test_vllm_describes_by_the_schema(desk, vllm_desk):
@@ -56,15 +71,6 @@ def test_vllm_describes_by_the_schema(desk, vllm_desk):
     served = rows(desk.file)
     first = next(LoadedServers(desk.settings.state_directory).living()).server
     assert vllm_desk.materialize(key="000000008-000000015").success
-
-    model = build_vision_language_model(vllm_desk.settings)
-    black = Image.new("RGB", (64, 64))
-    property_ = LoadedProperty("p", 0, EncodedImages().load()([black, black]).images, 2, (), 0.0)
-    schema = DescriptionSchema(Roof)
-    engine = model.load(find_devices("cpu:1", {})[0], schema=schema, prompt=Prompt("Describe."))
-    (answer,) = engine.describe([property_], attempt=Attempt(1, max_new_tokens=40))
-    engine.close()
-    assert schema.parse(answer.text).keys() == {"tiles", "colour"}
     assert next(LoadedServers(desk.settings.state_directory).living()).server == first
 
     assert desk.materialize(config={"recompute": True}).success
@@ -79,3 +85,54 @@ def test_vllm_describes_by_the_schema(desk, vllm_desk):
     ]
     assert len(pairs) > 50
     assert sum(one == other for one, other in pairs) / len(pairs) > 0.9
+
+
+def test_vllm_shows_images_as_large_as_the_budget_allows(vllm_desk):
+    """Options and budget reach it: each image costs what was reckoned, and the schema guides what it says."""
+    tiles = vllm_desk.changed(processor_options=TILES).settings
+    answer, engine = ask(build_vision_language_model(tiles), images=12)
+    known = engine.image_tokens
+    assert (known.fitting, answer.prompt_tokens) == (12, known.property_tokens)
+    assert DescriptionSchema(Roof).parse(answer.text).keys() == {"tiles", "colour"}
+
+    few = vllm_desk.changed(processor_options=TILES, image_tokens=12 * known.each - 1).settings
+    answer, engine = ask(build_vision_language_model(few), images=3)
+    smaller = engine.image_tokens
+    assert smaller.fitting == 12
+    assert smaller.each < known.each
+    assert answer.prompt_tokens == smaller.text + 3 * smaller.each
+
+
+def test_vllm_comes_back_whichever_of_its_processes_is_killed(vllm_desk):
+    """kill -9 of each process in turn: the question is answered all the same, and nothing of it is left."""
+    model = build_vision_language_model(vllm_desk.settings)
+    servers = LoadedServers(vllm_desk.settings.state_directory)
+    engine = model.load(CPU, schema=DescriptionSchema(Roof), prompt=Prompt("Describe."))
+    for victim in ("engine core", "server", "supervisor", "reaper"):
+        record = servers.of(CPU.id)
+        core = next(pid for pid in children(record.server.pid) if b"EngineCore" in command_line(pid))
+        pids = {
+            "engine core": core, "server": record.server.pid, "supervisor": record.supervisor.pid,
+            "reaper": record.reaper.pid,
+        }  # fmt: skip
+        os.kill(pids[victim], signal.SIGKILL)
+        (answer,) = engine.describe([black(1)], attempt=Attempt(1, max_new_tokens=40))
+        assert isinstance(answer, Answer), f"{victim}: {answer}"
+        assert servers.of(CPU.id).server != record.server
+        assert not any(command_line(pid) for pid in pids.values()), victim
+        if victim == "server":  # restarts are counted for each materialization
+            engine.close()
+            engine = model.load(CPU, schema=DescriptionSchema(Roof), prompt=Prompt("Describe."))
+    engine.close()
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_line(pid: int) -> bytes:
+    """Empty where there is no such process, or it only waits to be collected."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

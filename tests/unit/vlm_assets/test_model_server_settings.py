@@ -3,6 +3,7 @@
 import pytest
 
 from resources.engine.protocol import ModelLoadError
+from resources.images.images import DECODING
 from vlm_assets.assets.fingerprint import description_parts, digest_of
 from vlm_assets.resource_settings import build_vision_language_model
 from vlm_assets.settings import SettingsError, load_settings
@@ -26,8 +27,8 @@ def parts(settings):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"server_url": "http://host:8000/v1"}, "SERVER_URL is for the engine 'server'"),
-        ({"server_command": "vllm serve"}, "SERVER_COMMAND is for the engine 'server'"),
+        ({"engine": "transformers", "server_url": "http://h/v1"}, "SERVER_URL is for the engine 'server'"),
+        ({"engine": "transformers", "server_command": "vllm"}, "SERVER_COMMAND is for the engine 'server'"),
         ({"engine": "server", "server_key": "k"}, "SERVER_URL is not set"),
         (
             {"engine": "server", "server_url": "http://host:8000/v1", "server_command": "vllm serve"},
@@ -40,10 +41,10 @@ def parts(settings):
             r"MODEL_LOAD_SECONDS \(900\) is below VLM_ASSETS_SERVER_START_SECONDS",
         ),
         ({"engine": "vllm"}, "'transformers' or 'server'"),
-        ({"engine": "server", "image_tokens": 9}, "IMAGE_TOKENS is for the engine 'transformers'; a server"),
+        ({"server_url": "http://h/v1", "image_tokens": 9}, "IMAGE_TOKENS decides how a server is started"),
         (
-            {"engine": "server", "processor_options": '{"do_image_splitting": false}'},
-            "PROCESSOR_OPTIONS is for the engine 'transformers'; a server",
+            {"server_command": "s --port {port}", "processor_options": '{"do_image_splitting": false}'},
+            r"PROCESSOR_OPTIONS must reach the server, .* has no {processor_options}: add",
         ),
         ({"processor_options": "[1]"}, "give a JSON object, such as"),
         ({"processor_options": "{"}, "give a JSON object, such as"),
@@ -70,7 +71,7 @@ def test_what_decides_how_images_are_shown_is_in_the_fingerprint(tmp_path):
     plain = settings_of(tmp_path)
     known = {
         "max_images": 12, "max_new_tokens": 512, "max_pixels": 1_048_576, "image_tokens": None,
-        "processor_options": "{}",
+        "processor_options": "{}", "images": DECODING,
     }  # fmt: skip
     assert parts(plain)["decoding"] == digest_of(known)
     assert parts(plain)["model"].startswith("sha256:")

@@ -8,6 +8,7 @@ import pytest
 
 from resources.devices.find import Device, find_devices
 from resources.devices.nvml import GpuReading
+from resources.engine.protocol import ImageTokens
 from resources.engine.server.server_plan import (
     VLLM_COMMAND,
     ServerCommandError,
@@ -119,6 +120,77 @@ def test_word_after_a_flag_counts() -> None:
     """A flag takes no value: the model named after it is the model, wherever the flag stands."""
     assert answering_arguments("vllm serve --enforce-eager {model}") == ["vllm", "serve", "{model}"]
     assert answering_arguments("vllm --port {port} serve {model}") == ["vllm", "serve", "{model}"]
+
+
+COSTS = ImageTokens(
+    each=400,
+    text=200,
+    images=12,
+    fitting=12,
+    pixels=1 << 20,
+    context=8192,
+    options={"size": {"longest_edge": 512}},
+)
+
+
+def on(device: Device, costs: ImageTokens | None = COSTS, *, beside: int = 0, cores: int = 16) -> list[str]:
+    """The default command's words for a property of twelve images on this device."""
+    plan = replace(PLAN, images=12).for_device(
+        device, costs, answer_tokens=1024, beside_bytes=beside << 30, cores=cores
+    )
+    return plan.arguments(port=1)
+
+
+def after(option: str, words: list[str]) -> str | None:
+    return words[words.index(option) + 1] if option in words else None
+
+
+def test_a_server_is_told_what_all_images_of_a_property_take() -> None:
+    """Its context holds prompt, all images and the longest answer; it shows them as large as was chosen."""
+    words = on(GPU)
+    assert 200 + 12 * 400 + 1024 <= int(after("--max-model-len", words) or 0) <= 8192
+    assert after("--mm-processor-kwargs", words) == '{"size": {"longest_edge": 512}}'
+    assert after("--limit-mm-per-prompt", words) == '{"image": 12, "video": 0}'
+    assert after("--mm-processor-cache-gb", words) == "0"
+    assert after("--max-model-len", on(GPU, replace(COSTS, context=6000))) == "6000"
+    unknown = on(GPU, None)
+    assert "--max-model-len" not in unknown
+    assert "--mm-processor-kwargs" not in unknown
+    assert "--mm-processor-kwargs" not in on(GPU, replace(COSTS, options={}))
+
+
+@pytest.mark.parametrize(
+    ("device", "beside", "share"),
+    [
+        (GPU, 0, "0.92"), (GPU, 16, "0.77"), (replace(GPU, memory_bytes=24 << 30), 2, "0.83"),
+        (replace(GPU, memory_bytes=None), 16, "0.85"), (find_devices("cpu:1", {})[0], 16, "0.30"),
+    ],
+)  # fmt: skip
+def test_a_server_leaves_memory_for_the_embedder(device: Device, beside: int, share: str) -> None:
+    """The model that embeds loads beside the server, which else takes nearly all of the device."""
+    assert after("--gpu-memory-utilization", on(device, beside=beside)) == share
+
+
+def test_two_models_that_do_not_fit_are_refused_by_name() -> None:
+    """An embedder that leaves too little for the server is named before anything is started."""
+    with pytest.raises(
+        ServerCommandError, match=r"8 GiB, and the embedding model .* set VLM_ASSETS_EMBEDDING"
+    ):
+        on(replace(GPU, memory_bytes=8 << 30), beside=5)
+
+
+@pytest.mark.parametrize(("cores", "servers"), [(2, "1"), (16, "2"), (192, "8")])
+def test_requests_are_taken_apart_on_several_cores(cores: int, servers: str) -> None:
+    """One process that decodes and cuts all images would starve the device."""
+    assert after("--api-server-count", on(GPU, cores=cores)) == servers
+
+
+def test_what_the_device_decides_makes_no_other_server() -> None:
+    """The digest is known before the lease; another budget, prompt or embedder is another server."""
+    there = PLAN.for_device(GPU, COSTS, answer_tokens=1024, beside_bytes=0, cores=4)
+    assert there.digest == PLAN.digest
+    for other in ({"images": 3}, {"question": "another"}, {"beside": "another"}, {"devices": 2}):
+        assert replace(PLAN, **other).digest != PLAN.digest  # type: ignore[arg-type]
 
 
 @dataclass

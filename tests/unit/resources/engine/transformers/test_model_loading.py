@@ -213,6 +213,25 @@ def test_an_adapter_is_refused(copied):
             attempt()
 
 
+def test_quantized_weights_are_refused(copied):
+    """They need other packages and other number formats: the sentence says what runs them."""
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "awq", "bits": 4}})
+    )
+    with pytest.raises(ModelLoadError, match=r"quantized \(awq\).*`make vllm`"):
+        load(copied)
+
+
+def test_torch_for_cpus_beside_a_gpu_is_refused(torch, model_folder, monkeypatch):
+    """The driver shows a GPU, and torch cannot use it: said before anything is loaded."""
+    from transformers import AutoModelForImageTextToText
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ModelLoadError, match="is built for CPUs alone"):
+        load_model(ModelSource(str(model_folder)), AutoModelForImageTextToText, device="cuda")
+
+
 def test_nothing_is_unpickled_by_a_door_that_nobody_thought_of(torch, copied, monkeypatch):
     """A part of transformers that reads a pickle by itself is refused; torch.load works again afterwards."""
     from transformers import AutoModelForImageTextToText

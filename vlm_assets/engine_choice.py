@@ -1,0 +1,138 @@
+"""Which engine runs the model: what the settings say, and what ``auto`` stands for in this home.
+
+What lives here: the choice, vLLM's program, and the note that keeps the choice. What does not: the engines
+(``resources/engine``). An engine is part of a row's meaning, so ``auto`` is chosen once a home: a driver that
+fails, or a look from another machine, must not make finished partitions stale.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from resources.devices.errors import DeviceError
+from resources.devices.find import find_devices
+from resources.engine.protocol import ModelLoadError
+from resources.storage.files import make_directory, write_new
+from resources.storage.sealed_json import BrokenSealError, read_sealed, seal
+from vlm_assets.settings import CHECKOUT, PREFIX, Settings, SettingsError
+
+_ENVIRONMENT = CHECKOUT / ".venv-vllm"
+"""Where ``make vllm`` puts vLLM; a file ``cuda-VERSION`` or ``cpu-VERSION`` says which build."""
+
+_ABOUT = (
+    "Truth: what VLM_ASSETS_ENGINE=auto stands for in this home since its first run. Remove it to have it"
+    " chosen anew; if the choice is another, finished partitions are stale."
+)
+
+
+@dataclass(frozen=True)
+class ChosenEngine:
+    """``server``: one that we start, or one at the address of the settings. lost: what ``auto`` forgoes."""
+
+    engine: Literal["transformers", "server"]
+    lost: str | None = None
+
+
+@cache
+def chosen_engine(settings: Settings) -> ChosenEngine:
+    """The engine of these settings on this machine. Raises SettingsError where the home's note is damaged."""
+    if settings.engine != "auto":
+        return ChosenEngine(settings.engine)
+    found, kept = _found(settings), _kept(settings)
+    if kept is None or kept == found.engine:
+        return found
+    if kept == "server":
+        return ChosenEngine("server")  # without it here, its start fails with a sentence of its own
+    return ChosenEngine(
+        "transformers",
+        f"vLLM is there and not used: this home's work was begun in the run's own process."
+        f" {PREFIX}ENGINE=server uses it, and makes finished partitions stale.",
+    )
+
+
+def keep_engine(settings: Settings, log: logging.Logger) -> None:
+    """Note what ``auto`` stands for in this home from now on, and say what is lost by it.
+
+    Raises ModelLoadError where another run has noted another choice meanwhile, OSError.
+    """
+    chosen, note = chosen_engine(settings), _note(settings)
+    started = chosen.engine == "server" and settings.server_url is None
+    if started and settings.embedding_model is None:
+        log.warning(
+            f"{PREFIX}EMBEDDING_MODEL is not set, so the describing model's own layers embed: beside its"
+            " server the model is loaded a second time, and the server has that much less memory."
+        )
+    if settings.engine != "auto":
+        return
+    if chosen.lost is not None:
+        log.warning(chosen.lost)
+    make_directory(note.parent)
+    with suppress(FileExistsError):
+        write_new(note, seal(json.dumps({"about": _ABOUT, "engine": chosen.engine}, indent=2).encode()))
+    if (kept := _kept(settings)) != chosen.engine:
+        raise ModelLoadError(
+            f"Another run has begun this home's work with the engine {kept!r} at this moment, and this one"
+            f" would work with {chosen.engine!r}. Materialize the partition again, or set {PREFIX}ENGINE."
+        )
+
+
+def vllm_command() -> str | None:
+    """The command that starts the vLLM of ``make vllm``; None where there is none: then that of the PATH."""
+    from resources.engine.server.server_plan import VLLM_COMMAND
+
+    program = _ENVIRONMENT / "bin" / "vllm"
+    return VLLM_COMMAND.replace("vllm", shlex.quote(str(program)), 1) if program.is_file() else None
+
+
+def _found(settings: Settings) -> ChosenEngine:
+    """What ``auto`` would choose now."""
+    try:
+        devices = find_devices(settings.devices, os.environ)
+    except DeviceError:
+        return ChosenEngine("transformers")  # no run gets a device either
+    if devices[0].kind == "cpu":
+        return ChosenEngine("transformers")
+    why = None
+    if not any(_ENVIRONMENT.glob("cuda-*")) and shutil.which("vllm") is None:
+        why = "it is not installed (`make vllm`)"
+    elif any(device.id.startswith("MIG-") for device in devices):
+        why = "it was never tried on MIG instances"
+    elif settings.embedding_model is None:
+        why = (
+            f"{PREFIX}EMBEDDING_MODEL is not set, so the describing model's own layers embed, and beside a"
+            " server they would be loaded a second time"
+        )
+    if why is None:
+        return ChosenEngine("server")
+    return ChosenEngine(
+        "transformers",
+        f"vLLM, which is made for throughput on GPUs, is not used: {why}."
+        f" {PREFIX}ENGINE=transformers if that is meant.",
+    )
+
+
+def _note(settings: Settings) -> Path:
+    return settings.state_directory / "models" / "engine.json"
+
+
+def _kept(settings: Settings) -> Literal["transformers", "server"] | None:
+    try:
+        kept = read_sealed(_note(settings))["engine"]
+    except FileNotFoundError:
+        return None
+    except (OSError, BrokenSealError, KeyError) as error:
+        raise SettingsError(
+            f"{_note(settings)}, which says what {PREFIX}ENGINE=auto stands for in this home, cannot be read"
+            f" ({error}). Set {PREFIX}ENGINE to the engine of the finished partitions (their run's log names"
+            " a model server if there was one), or remove the file."
+        ) from error
+    return "server" if kept == "server" else "transformers"
