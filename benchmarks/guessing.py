@@ -1,4 +1,4 @@
-"""What guessed tokens bring: python -m benchmarks.guessing [--tokens 5] [--batches 20]
+"""What guessed tokens bring: python -m benchmarks.guessing [--tokens 5] [--batch 32]
 
 The example model describes rendered properties, batch after batch as in a run, by turns with and without
 guesses, each turn with an engine that has not said anything yet. Prompts are prepared beforehand. Of each
@@ -26,22 +26,20 @@ from resources.images.images import LoadedProperty, load_image
 from vlm_assets.settings import EXAMPLE_MODEL, load_settings
 
 WORK: Final = Path(__file__).resolve().parent / ".work"
-RENDERED, SEED, BATCH = 240, 7, 8
+RENDERED, SEED = 240, 7
 
 
-def load_batches(count: int) -> list[list[LoadedProperty]]:
-    """Sound properties of the example, each at most once."""
+def load_batches(size: int) -> list[list[LoadedProperty]]:
+    """Whole batches of sound properties of the example, each at most once."""
     listing = write_example(WORK / f"example-{RENDERED}-{SEED}", properties=RENDERED, seed=SEED)
     sound = [one for one in list_properties(properties=RENDERED, seed=SEED) if one.hard is None]
-    if count * BATCH > len(sound):
-        raise SystemExit(f"--batches: at most {len(sound) // BATCH}, for {len(sound)} properties are sound")
     most = load_settings()
     loaded = []
-    for at, one in enumerate(sound[: count * BATCH]):
+    for at, one in enumerate(sound[: len(sound) // size * size]):
         paths = one.images[: most.max_images]
         images = [np.array(load_image(listing.parent / name, max_pixels=most.max_pixels)) for name in paths]
         loaded.append(LoadedProperty(one.property_id, at, images, len(images), (), 0.0))
-    return [loaded[at : at + BATCH] for at in range(0, len(loaded), BATCH)]
+    return [loaded[at : at + size] for at in range(0, len(loaded), size)]
 
 
 def describe(
@@ -82,17 +80,17 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=5)
-    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=32, help="properties described together")
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    batches = load_batches(arguments.batches)
+    batches = load_batches(arguments.batch)
     attempt = Attempt(number=1, max_new_tokens=load_settings().max_new_tokens)
     for _ in range(arguments.rounds):
         turns = {tokens: describe(batches, attempt, tokens) for tokens in (0, arguments.tokens)}
         plain, guessed = turns[0], turns[arguments.tokens]
         for tokens, (_, cpu, steps) in turns.items():
-            milliseconds = 1e3 * cpu / len(batches) / BATCH
+            milliseconds = 1e3 * cpu / len(batches) / arguments.batch
             print(
                 f"{tokens} tokens guessed at most: {milliseconds:.1f} ms of CPU a property,"
                 f" {steps / len(batches):.1f} steps a batch"

@@ -80,7 +80,7 @@ def _ranges(settings: Settings) -> tuple[PropertyRange, ...]:
 def _look_at_dagster_home(settings: Settings) -> None:
     """Refuse Dagster's state of another catalogue, and say where the state is kept where it is not.
 
-    Raises OtherCatalogError.
+    Raises DagsterHomeError.
     """
     dagster_home = os.environ.get("DAGSTER_HOME")
     if not dagster_home:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from resources.devices.errors import DeviceNotFoundError, DeviceSettingError
+from resources.devices.errors import DeviceError
 from resources.devices.nvml import DriverNvml, GpuReading, Nvml
 
 _CLUSTER_MARKERS = {"SLURM_JOB_ID": "Slurm job", "RAY_JOB_ID": "Ray job"}
@@ -49,7 +49,7 @@ def find_devices(
     number of a GPU in MIG mode means all its instances. CUDA_VISIBLE_DEVICES, where it is set, bounds
     every choice. ``cores`` (default: those this process may use) decides the number of CPU slots.
 
-    Raises DeviceSettingError, DeviceNotFoundError, DriverUnavailableError.
+    Raises DeviceError.
     """
     wanted = wanted.strip()
     if wanted == "cpu" or wanted.startswith("cpu:"):
@@ -64,7 +64,7 @@ def find_devices(
     else:
         devices = _gpus(readings)
     if wanted == "given" and not devices:
-        raise DeviceNotFoundError(
+        raise DeviceError(
             "The devices are to be given by the environment, but CUDA_VISIBLE_DEVICES is "
             f"{'not set' if visible is None else 'empty'}. Ask the cluster for a GPU, or set "
             "VLM_ASSETS_DEVICES to auto, cpu or a list."
@@ -73,7 +73,7 @@ def find_devices(
         return [device for device, _ in devices] or _cpu_slots("cpu", cores)
     entries = _entries(wanted)
     if not entries:
-        raise DeviceSettingError(_setting_help(wanted))
+        raise DeviceError(_setting_help(wanted))
     return [device for device, _ in _pick(entries, devices, "VLM_ASSETS_DEVICES")]
 
 
@@ -109,12 +109,12 @@ def _given(visible: str | None, cluster: str, readings: Sequence[GpuReading]) ->
 
 
 def _pick(entries: Sequence[str], devices: Sequence[_Numbered], source: str) -> list[_Numbered]:
-    """The devices that ``entries`` name, in their order, each once. Raises DeviceNotFoundError."""
+    """The devices that ``entries`` name, in their order, each once. Raises DeviceError."""
     picked: dict[str, _Numbered] = {}
     for entry in entries:
         matches = [pair for pair in devices if _names(entry, pair[0].id, pair[1])]
         if not entry.isdigit() and len(matches) > 1:
-            raise DeviceNotFoundError(
+            raise DeviceError(
                 f"{source} names {entry!r}, with which the ids of {len(matches)} devices begin: "
                 f"{_listing(devices)}. Give more of the id."
             )
@@ -122,7 +122,7 @@ def _pick(entries: Sequence[str], devices: Sequence[_Numbered], source: str) -> 
             hint = "" if entry.isdigit() or "-" in entry else f" {_setting_help(entry)}"
             if not devices and not hint:
                 hint = " Where there is no GPU, VLM_ASSETS_DEVICES is auto, cpu, or cpu:2 for two CPU slots."
-            raise DeviceNotFoundError(
+            raise DeviceError(
                 f"{source} names {entry!r}, which is not among the devices that may be used here (those that "
                 f"the driver lists and CUDA_VISIBLE_DEVICES, if set, leaves): {_listing(devices)}.{hint}"
             )
@@ -173,7 +173,7 @@ def _slot_count(wanted: str, cores: int) -> int:
         return min(max(cores // 2, 1), _MOST_DEFAULT_SLOTS)
     number = wanted.removeprefix("cpu:")
     if not number.isdecimal() or int(number) < 1:
-        raise DeviceSettingError(_setting_help(wanted))
+        raise DeviceError(_setting_help(wanted))
     return int(number)
 
 

@@ -30,10 +30,6 @@ _NOT_ITS_OWN = ("out of memory", "alloc_failed", "device-side assert")
 """Too large a batch, and an index out of range in a model's code, fail on any device."""
 
 
-class UnknownDeviceError(DeviceError):
-    """A device that is to be taken back is not left out."""
-
-
 class ImpossibleResultError(RuntimeError):
     """What was computed cannot be right; the first sentence of the message says what it is.
 
@@ -158,14 +154,14 @@ class LeftOutDevices:
     def take_back(self, device: str) -> DeviceRecord:
         """Use a device again and forget its failures. Returns what was held against it.
 
-        Raises UnknownDeviceError.
+        Raises DeviceError.
         """
 
         def take(connection: sa.Connection) -> DeviceRecord:
             records = _records(connection)
             if device not in records:
                 listed = ", ".join(sorted(records)) or "none"
-                raise UnknownDeviceError(
+                raise DeviceError(
                     f"Nothing is held against a device {device!r}, so it cannot be taken back. Devices that"
                     f" something is held against: {listed}."
                 )

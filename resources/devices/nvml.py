@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from resources.devices.errors import DriverUnavailableError
+from resources.devices.errors import DeviceError
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class DriverNvml:
     """NVML through nvidia-ml-py, opened and closed at each reading, so that no state outlives a GPU reset."""
 
     def readings(self) -> list[GpuReading]:
-        """Read every GPU. Raises DriverUnavailableError where a driver is installed and does not answer."""
+        """Read every GPU. Raises DeviceError where a driver is installed and does not answer."""
         import pynvml
 
         try:
@@ -56,7 +56,7 @@ class DriverNvml:
         except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
             return []
         except pynvml.NVMLError as error:
-            raise DriverUnavailableError(
+            raise DeviceError(
                 f"The NVIDIA driver does not answer: {error}. Look at `nvidia-smi`; a driver that was just "
                 "updated needs a reboot. To run without GPUs set VLM_ASSETS_DEVICES=cpu."
             ) from error
@@ -64,7 +64,7 @@ class DriverNvml:
             count = int(pynvml.nvmlDeviceGetCount())
             return [reading for index in range(count) for reading in _read_gpu(pynvml, index)]
         except pynvml.NVMLError as error:
-            raise DriverUnavailableError(f"The NVIDIA driver does not list its GPUs: {error}.") from error
+            raise DeviceError(f"The NVIDIA driver does not list its GPUs: {error}.") from error
         finally:
             pynvml.nvmlShutdown()
 

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, MutableMapping
 
-from resources.devices.errors import PinnedElsewhereError
+from resources.devices.errors import DeviceError
 from resources.devices.find import Device
 from resources.devices.leases import DeviceLeases, Lease, LeaseHolder
 
@@ -52,13 +52,13 @@ def pin(device: Device, environment: MutableMapping[str, str] = os.environ) -> N
     """Set CUDA_VISIBLE_DEVICES (and the order that numbers count in), for this process and its children.
 
     A CPU slot hides every GPU, and bounds the threads that torch will compute with. Raises
-    PinnedElsewhereError where torch already runs CUDA here with another CUDA_VISIBLE_DEVICES.
+    DeviceError where torch already runs CUDA here with another CUDA_VISIBLE_DEVICES.
     """
     torch = sys.modules.get("torch")
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if torch is not None and torch.cuda.is_initialized() and visible != device.visible:
         before = "not set" if visible is None else f"= {visible!r}"
-        raise PinnedElsewhereError(
+        raise DeviceError(
             f"torch has already initialised CUDA in this process (pid {os.getpid()}), with "
             f"CUDA_VISIBLE_DEVICES {before}: it cannot be moved to {device.id} any more. Lease the device "
             "before anything uses CUDA, or start a new process."

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from resources.devices.errors import AllLeftOutError, NoDeviceFreeError
+from resources.devices.errors import NoDeviceFreeError
 from resources.devices.find import Device, find_devices
 from resources.devices.health import HealthCheck
 from resources.devices.leases import DeviceLeases, Lease, LeaseHolder
@@ -88,9 +88,9 @@ class GpuResource:
     ) -> Lease:
         """This process's device, pinned; the same at every call, and held until the process ends.
 
-        server_digest: see ``leases``. After ``wait_seconds`` it raises AllLeftOutError where every device is,
-        else NoDeviceFreeError: one that is taken back meanwhile is used, and a backfill's queue does not run
-        through at once. Raises PinnedElsewhereError where torch already runs CUDA on something else, and the
+        server_digest: see ``leases``. Raises NoDeviceFreeError after ``wait_seconds``, where every device is
+        left out too: one that is taken back meanwhile is used, and a backfill's queue does not run
+        through at once. Raises DeviceError where torch already runs CUDA on something else, and the
         other children of DeviceError.
         """
         holder = LeaseHolder(run_id=run_id, partition=partition, step=step)
@@ -140,7 +140,7 @@ class GpuResource:
     def _refuse_if_all_are_left_out(self) -> None:
         held_against = self.all_left_out()
         if held_against is not None:
-            raise AllLeftOutError(
+            raise NoDeviceFreeError(
                 f"No device is left to work on, and none was taken back within {self.wait_seconds:.0f} s."
                 f" {held_against}"
             )

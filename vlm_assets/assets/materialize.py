@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 import dagster as dg
 import pyarrow as pa
 
-from resources.devices.errors import AllLeftOutError, NoDeviceFreeError
+from resources.devices.errors import NoDeviceFreeError
 from resources.devices.find import Device
 from resources.devices.leases import Clock
 from resources.devices.resource import GpuResource
@@ -77,16 +77,8 @@ class RunOptions(dg.Config):
     accept_failed: bool = False
 
 
-class ManyPartitionsError(ValueError):
-    """A run was asked for several partitions at once."""
-
-
-class ConflictingOptionsError(ValueError):
-    """Run options that exclude each other."""
-
-
-class UnfinishedWorkError(RuntimeError):
-    """The work came to its end without a row for every property."""
+class RunRefusedError(ValueError):
+    """A run was asked for what is not done; the message says what to ask for instead."""
 
 
 class Work(Protocol):
@@ -123,11 +115,11 @@ class Work(Protocol):
 def one_range(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Catalog, PropertyRange]:
     """The catalogue, and the range of this run's one partition.
 
-    Raises CatalogError, and ManyPartitionsError for a run over several partitions.
+    Raises CatalogError, and RunRefusedError for a run over several partitions.
     """
     keys: Sequence[str] = context.partition_keys
     if len(keys) != 1:
-        raise ManyPartitionsError(
+        raise RunRefusedError(
             f"This run was launched for {len(keys)} partitions at once. A partition is a run of its own here,"
             " so that one can fail, wait or be resumed without the others: launch a backfill without the"
             " option 'single run'."
@@ -207,13 +199,11 @@ class Materialization:
     ) -> Iterator[Materialization]:
         """Wait while paused, then say that this process works on the partition, until it is left.
 
-        Raises ConflictingOptionsError.
+        Raises RunRefusedError.
         """
         if options.recompute and options.retry_failed:
             _note(context, NEEDS_PERSON)
-            raise ConflictingOptionsError(
-                "recompute computes every row again, failed ones too: set only one."
-            )
+            raise RunRefusedError("recompute computes every row again, failed ones too: set only one.")
         wait_while_paused(context, control_state(settings))
         partition = Partition.at_home(settings, asset, context.partition_key, work.ids, work.fingerprint)
         workers = Workers(partition.state)
@@ -312,7 +302,7 @@ class Materialization:
 
         The caller submits a row for each id before it asks for the next round. Ends early where so many have
         failed that the checks would refuse the file: their cause may need time, so their tries are kept for
-        a later run. Raises UnfinishedWorkError.
+        a later run. Raises RuntimeError.
         """
         while to_do := self.to_do(journal):
             before = journal.failed_tries
@@ -352,7 +342,6 @@ class Materialization:
                 yield lease.device
         except (
             NoDeviceFreeError,
-            AllLeftOutError,
             ServerUnreachableError,
             ServerOutageError,
             ImagesAwayError,
@@ -442,7 +431,7 @@ class Materialization:
 
     def _refuse_unfinished(self, ids: Iterable[str]) -> None:
         if unfinished := sorted(ids):
-            raise UnfinishedWorkError(
+            raise RuntimeError(
                 f"The work on {self.partition.key} of {self.partition.asset} ended, and {len(unfinished)}"
                 f" properties have no row, such as {', '.join(unfinished[:3])}. What is finished is kept:"
                 " start it again. If that repeats, it is a defect of this program: please open an issue."

@@ -112,10 +112,6 @@ def description_rows(description: pa.StructType) -> pa.Schema:
     )
 
 
-class ModelChangedError(ModelLoadError):
-    """The model was exchanged between the look at it and its loading: no row may stand for the wrong one."""
-
-
 def build_property_descriptions(
     settings: Settings, partitions: dg.PartitionsDefinition[str], *, upstream: str
 ) -> dg.AssetsDefinition:
@@ -333,10 +329,10 @@ class DescriptionWork:
                 yield batch, {one: tries[one] for one in to_do if one in tries}
 
     def _refuse_another_model(self, engine: Engine) -> None:
-        """Return where the engine's model is the fingerprint's. Raises ModelChangedError."""
+        """Return where the engine's model is the fingerprint's. Raises ModelLoadError."""
         expected = self.fingerprint.parts["model"]
         if engine.revision != expected:
-            raise ModelChangedError(
+            raise ModelLoadError(
                 f"The model was exchanged while this materialization began: {expected} was looked at, and"
                 f" {engine.revision} ({engine.model}) is loaded. Nothing was described with it. Materialize"
                 " the partition again: it then takes what is there."

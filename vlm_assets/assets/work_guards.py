@@ -146,10 +146,6 @@ class GarbageOutputError(RuntimeError):
     """Too many of the model's last answers are no descriptions; what is committed stays."""
 
 
-class UnsoundVectorsError(ImpossibleResultError):
-    """Vectors that are not numbers, or zero; nothing of their batch was taken. The device is suspected."""
-
-
 class AnswerGuard:
     """Watches the model's answers in one run. most: share of the last WINDOW that may be refused."""
 
@@ -181,13 +177,13 @@ class AnswerGuard:
 
 
 def refuse_unsound(ids: Sequence[str], vectors: npt.NDArray[np.float32], device: str) -> None:
-    """Refuse vectors [ids, width] of which one is not finite, or zero. Raises UnsoundVectorsError."""
+    """Refuse vectors [ids, width] of which one is not finite, or zero. Raises ImpossibleResultError."""
     with np.errstate(all="ignore"):
         sound = np.isfinite(vectors).all(axis=1) & (np.abs(vectors).max(axis=1, initial=0.0) > 0)
     if sound.all():
         return
     first = [ids[row] for row in np.flatnonzero(~sound)[:5]]
-    raise UnsoundVectorsError(
+    raise ImpossibleResultError(
         f"{int((~sound).sum())} of {len(ids)} vectors computed on {device} are zero or not finite (first:"
         f" {', '.join(map(repr, first))}). Nothing of this batch was taken; what is committed stays. Look at"
         " the device (`nvidia-smi`, ECC errors), which comes last from now on; where another one gives the"

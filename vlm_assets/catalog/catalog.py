@@ -48,14 +48,6 @@ class CatalogMissingError(CatalogError):
     """This home has no catalogue yet."""
 
 
-class CatalogChangedError(CatalogError):
-    """The catalogue was updated after it was opened, and the rows asked for are among the changed ones."""
-
-
-class UnknownRangeError(CatalogError):
-    """A range that this catalogue does not have."""
-
-
 @dataclass(frozen=True)
 class CatalogRow:
     """One property. ``image_bytes`` runs alongside ``image_uris``; None: not readable at ingest.
@@ -139,20 +131,20 @@ class Catalog:
         return self.images.locate(uri)
 
     def range_of(self, ordinal: int) -> PropertyRange:
-        """The range, or the tail, that an ordinal lies in. Raises UnknownRangeError."""
+        """The range, or the tail, that an ordinal lies in. Raises CatalogError."""
         if not 0 <= ordinal < self.rows:
-            raise UnknownRangeError(f"{self.path} has no ordinal {ordinal}: it has {self.rows} properties")
+            raise CatalogError(f"{self.path} has no ordinal {ordinal}: it has {self.rows} properties")
         if self.tail is not None and ordinal in self.tail:
             return self.tail
         return self.ranges[bisect_right(self.ranges, ordinal, key=lambda one: one.start) - 1]
 
     def slice_digest(self, wanted: PropertyRange) -> str:
-        """SHA-256 over the rows of a range, or of the tail, from the header. Raises UnknownRangeError."""
+        """SHA-256 over the rows of a range, or of the tail, from the header. Raises CatalogError."""
         if self.header.tail is not None and self.header.tail.range == wanted:
             return self.header.tail.digest
         position = bisect_right(self.ranges, wanted) - 1
         if position < 0 or self.ranges[position] != wanted:
-            raise UnknownRangeError(
+            raise CatalogError(
                 f"{self.path} has no range {wanted.key}; it has {len(self.ranges)} others, "
                 "which vlm-assets status lists."
             )
@@ -161,14 +153,14 @@ class Catalog:
     def slice(self, wanted: PropertyRange) -> pa.Table:
         """The verified rows of a range, or of the tail, ordered by ordinal, in the schema of the file.
 
-        Raises UnknownRangeError, CatalogChangedError and CatalogUnreadableError.
+        Raises CatalogError and CatalogUnreadableError.
         """
         digest = self.slice_digest(wanted)
 
         def read(file: Any) -> pa.Table:
             now = CatalogHeader.from_footer(file.metadata)
             if now.catalog_id != self.catalog_id or (wanted, digest) not in now.slices(with_tail=True):
-                raise CatalogChangedError(
+                raise CatalogError(
                     f"{self.path} was updated while it was in use, and {wanted.key} is among the ranges that "
                     "changed. Start again: the new rows are taken then."
                 )
@@ -248,7 +240,7 @@ class Catalog:
     def _stream(self, count: int) -> Iterator[tuple[PropertyRange, pa.Table]]:
         with pq.ParquetFile(self.path, page_checksum_verification=True) as file:
             if CatalogHeader.from_footer(file.metadata) != self.header:
-                raise CatalogChangedError(f"{self.path} was updated while it was in use. Start again.")
+                raise CatalogError(f"{self.path} was updated while it was in use. Start again.")
             yield from islice(stream_rows(file, self.header), count)
 
 
@@ -267,11 +259,9 @@ def _healed(home: Path, read: Callable[[], _Read], what: str) -> _Read:
 
 __all__ = [
     "Catalog",
-    "CatalogChangedError",
     "CatalogError",
     "CatalogMissingError",
     "CatalogRow",
     "CatalogUnreadableError",
-    "UnknownRangeError",
     "catalog_path",
 ]

@@ -39,7 +39,6 @@ from vlm_assets.catalog.image_root import AnyImageRoot, ImageRoot, root_at
 from vlm_assets.catalog.listed_images import Codes, ListedImages, gather
 from vlm_assets.catalog.listing import (
     FOUND_OUT,
-    EmptyListingError,
     Listing,
     ListingError,
     ListingUnreadableError,
@@ -78,10 +77,6 @@ def no_progress(now: IngestProgress) -> None:
 
 class IngestBusyError(Exception):
     """Another ingest is at work in this home."""
-
-
-class ImageRootChangedError(ListingError):
-    """The source's images lie under another root than the catalogue's."""
 
 
 def ingest(
@@ -343,7 +338,7 @@ def _image_root(source: Place, image_root: Place | None) -> AnyImageRoot:
 
 def _check_root(known: Catalog | None, root: AnyImageRoot, update: bool) -> None:
     if known is not None and known.images.real != root.real and not update:
-        raise ImageRootChangedError(
+        raise ListingError(
             f"The images of this catalogue lie under {known.image_root}, those of this source under "
             f"{root.path}. If the source's images are among the catalogue's, name the folder: ingest with "
             f"--image-root {known.image_root}, or set VLM_ASSETS_IMAGE_ROOT to it. If all images have moved: "
@@ -374,17 +369,15 @@ def _reject_file(home: Path, source: Place) -> Path:
 
 def _check_not_empty(listed: ListedImages, source: Place, problems: Problems) -> None:
     if problems.count and not listed.codes:
-        raise EmptyListingError(
+        raise ListingError(
             f"{source}: not one of its properties can be taken ({problems.count} entries are refused), so"
             " nothing was changed. Without --skip-bad the first of them are listed."
         )
     is_folder = isinstance(source, S3Folder) or source.is_dir()
     if is_folder and not len(listed.sizes):
-        raise EmptyListingError(
-            f"{source} holds no property: needed are folders with images in them, ID/*.jpg."
-        )
+        raise ListingError(f"{source} holds no property: needed are folders with images in them, ID/*.jpg.")
     if not listed.codes:
-        raise EmptyListingError(f"{source} lists no property.")
+        raise ListingError(f"{source} lists no property.")
 
 
 def _check_images_there(merge: _Merge, root: AnyImageRoot) -> None:

@@ -79,16 +79,8 @@ class ListingError(Exception):
     """A source of properties that is refused as a whole; nothing was changed."""
 
 
-class UnsupportedSourceError(ListingError):
-    """A source of a kind that is not read."""
-
-
 class ListingUnreadableError(ListingError):
     """A source that cannot be read at all: not there, broken as a file, or without the columns needed."""
-
-
-class EmptyListingError(ListingError):
-    """A source that lists no property."""
 
 
 class ListingRefusedError(ListingError):
@@ -204,11 +196,11 @@ def open_listing(
 ) -> Listing:
     """Open a source by what it is. Records that cannot be read go to ``problems``, the rest is yielded.
 
-    Raises UnsupportedSourceError and ListingUnreadableError, the latter also while the records are read.
+    Raises ListingError and ListingUnreadableError, the latter also while the records are read.
     """
     if isinstance(source, S3Folder):
         if Path(source.name).suffix.lower() in _LISTINGS:
-            raise UnsupportedSourceError(
+            raise ListingError(
                 f"{source}: a listing is read from a local disk. Copy it here and ingest the copy; its images"
                 " may lie on S3: --image-root s3://BUCKET/PREFIX."
             )
@@ -230,7 +222,7 @@ def open_listing(
         raise ListingUnreadableError(f"{source} cannot be read: {error}") from error
     except LookupError as error:
         raise ListingUnreadableError(f"{source} cannot be read: {error}. Give another --encoding.") from error
-    raise UnsupportedSourceError(
+    raise ListingError(
         f"{source} is not a listing that can be read: give a folder, or a .csv, .tsv, .jsonl or .parquet"
         " file. `vlm-assets ingest --help` shows what belongs in one."
     )
@@ -413,7 +405,7 @@ def _open_csv(source: Path, problems: Problems, options: ReadingOptions) -> List
     encoding = find_encoding(source, options.encoding)
     delimiter, header = find_delimiter(source, encoding, options.delimiter, _fits)
     if not header:
-        raise EmptyListingError(f"{source} is empty: it has not even a header.")
+        raise ListingError(f"{source} is empty: it has not even a header.")
     looks = ("tab" if delimiter == "\t" else delimiter) + "-separated"
     id_at, images_at, row_is_property = _columns(source, header, f"; this looks like {looks} text")
     stream = open_text(source, encoding)

@@ -13,7 +13,7 @@ import typer
 
 from vlm_assets.cli.ingest import shown_progress
 from vlm_assets.cli.options import Home, app, chosen_settings
-from vlm_assets.operate.terminal import say
+from vlm_assets.operate.terminal import CommandError, say
 from vlm_assets.settings import CHECKOUT, EXAMPLE, PREFIX, require_models
 
 if TYPE_CHECKING:
@@ -33,14 +33,6 @@ _EXAMPLES = CHECKOUT / "examples"
 Properties = Annotated[int, typer.Option(min=1, help="Example properties to render.")]
 RangeSize = Annotated[int | None, typer.Option(min=1, help="Properties a partition.")]
 Seed = Annotated[int, typer.Option(help="Seed of the example properties.")]
-
-
-class NoCheckoutError(RuntimeError):
-    """The example was asked of an installed package, which does not have it."""
-
-
-class OwnCatalogError(RuntimeError):
-    """The example was asked for in a home that holds a person's own properties."""
 
 
 @app.command(epilog="vlm-assets example --properties 60 --home /tmp/example")
@@ -116,7 +108,7 @@ def demo(
 def _take_in_example(settings: Settings, properties: int, range_size: int | None, seed: int) -> None:
     _find_examples()
     if not _is_of_example(settings.home):
-        raise OwnCatalogError(
+        raise CommandError(
             f"{settings.home} holds a catalogue of other properties, and the example would mix with them."
             " Give the example a home of its own: --home DIR."
         )
@@ -162,9 +154,9 @@ def _is_of_example(home: Path) -> bool:
 
 
 def _find_examples() -> None:
-    """Make the checkout's ``examples`` importable, from any working directory. Raises NoCheckoutError."""
+    """Make the checkout's ``examples`` importable, from any working directory. Raises CommandError."""
     if not (_EXAMPLES / "rendered_properties.py").is_file():
-        raise NoCheckoutError(
+        raise CommandError(
             "The example properties and the example model are part of a checkout of this project, not of the"
             " installed package. Run this command in a checkout, or use your own images:"
             f" set {PREFIX}SOURCE and {PREFIX}MODEL."

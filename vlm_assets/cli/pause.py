@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm_assets.cli.options import Home, app, chosen_settings
-from vlm_assets.operate.terminal import say
+from vlm_assets.operate.terminal import CommandError, say
 from vlm_assets.settings import PREFIX
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ DRAIN_SECONDS = 120.0
 """Longest wait for materializations to commit and end: a batch takes 20 s by plan, a model loads longer."""
 
 _LOOK_SECONDS = 0.5
-
-
-class NoHomeError(Exception):
-    """A folder was named in which there is nothing to stand still: who reboots then would believe it does."""
 
 
 @app.command(epilog="vlm-assets pause --reason 'a new kernel'")
@@ -59,11 +55,11 @@ def pause(
 
 
 def _of_a_home(settings: Settings) -> Settings:
-    """The same, where anything was ever done there. Raises NoHomeError."""
+    """The same, where anything was ever done there. Raises CommandError."""
     from vlm_assets.catalog.catalog import catalog_path
 
     if not catalog_path(settings.home).exists() and not settings.state_directory.is_dir():
-        raise NoHomeError(
+        raise CommandError(
             f"There is no data set in {settings.home}, so nothing was changed, and whatever runs elsewhere"
             f" goes on. Name its folder: --home DIR, or {PREFIX}HOME."
         )

@@ -74,7 +74,7 @@ def run(
 
 
 def _chosen(current: Settings, status: Status, keys: list[str], *, failed: bool) -> KeysOf | None:
-    """The partitions that the arguments name; None: all. Raises UnknownRangeError."""
+    """The partitions that the arguments name; None: all. Raises CatalogError."""
     from vlm_assets.operate.run import failed_keys, known_keys
 
     if keys:

@@ -19,11 +19,6 @@ from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogRow
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.settings import Settings
 
-
-class UnknownPropertyError(CatalogError):
-    """An id that the catalogue does not have."""
-
-
 Row = Mapping[str, Any]
 """A row of a partition's file."""
 
@@ -94,10 +89,10 @@ class PropertyView:
 
 
 def read_property(settings: Settings, catalog: Catalog, property_id: str) -> PropertyView:
-    """Read everything about one property. Raises UnknownPropertyError, PublishedError."""
+    """Read everything about one property. Raises CatalogError, PublishedError."""
     known = catalog.find(property_id)
     if known is None:
-        raise UnknownPropertyError(
+        raise CatalogError(
             f"{catalog.path} has no property {property_id!r}. Ids are compared exactly, blanks and case too."
         )
     view = PropertyView(

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from vlm_assets.assets.partition_state import State
 from vlm_assets.assets.published_rows import first_failed
-from vlm_assets.catalog.catalog import Catalog, UnknownRangeError
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.operate.backfill import ASSETS, Backfill, BackfillSummary, ProgressLine, where_to_click
 from vlm_assets.operate.dagster_server.api import DagsterApi
 from vlm_assets.operate.dagster_server.home import running_address
@@ -75,10 +76,10 @@ def all_keys(home: Path) -> list[str]:
 
 
 def known_keys(home: Path, keys: Sequence[str]) -> list[str]:
-    """These partitions, each once. Raises UnknownRangeError if the catalogue does not have one of them."""
+    """These partitions, each once. Raises CatalogError if the catalogue does not have one of them."""
     unknown = sorted(set(keys).difference(all_keys(home)))
     if unknown:
-        raise UnknownRangeError(
+        raise CatalogError(
             f"{', '.join(unknown[:5])}: the catalogue in {home} has no such partition."
             " `vlm-assets status --json` lists them all."
         )
@@ -113,7 +114,7 @@ def run_backfill(
     runs that hold a device at the same time. accuracy: a sentence about the finished output, or None.
     environment: of Dagster's processes, in addition to this one's.
 
-    Raises CatalogError, DagsterHomeError, NoFreePortError, ProcessEndedError and DagsterApiError, whose
+    Raises CatalogError, DagsterHomeError, ProcessEndedError and DagsterApiError, whose
     messages say what to do.
     """
     console = console or TerminalConsole(soft_wrap=True)

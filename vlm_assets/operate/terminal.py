@@ -58,6 +58,10 @@ def say_json(text: str) -> None:
     typer.secho(visible(text))  # noqa: TID251 - here is where it is escaped
 
 
+class CommandError(Exception):
+    """A command cannot do what it was asked; the message says why, and what to do. Nothing was changed."""
+
+
 class VisibleFormatter(logging.Formatter):
     """Log records for the terminal, escaped."""
 

@@ -27,6 +27,7 @@ from resources.engine.transformers.transformers_engine import TransformersEngine
 from vlm_assets.assets.property_descriptions import BATCH_SECONDS, DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.operate.terminal import CommandError
 from vlm_assets.settings import Settings
 
 COPIES = 2
@@ -178,10 +179,6 @@ def _most_taken() -> int:
     return taken
 
 
-class TooFewPropertiesError(ValueError):
-    """The catalogue has too few properties for a rate in batches of that size."""
-
-
 @dataclass(frozen=True)
 class BatchTrial:
     """How one size did, from its second batch on. images: described together, at most."""
@@ -225,7 +222,7 @@ def try_batches(
 ) -> Iterator[BatchTrial]:
     """Describe the same properties in batches of so many images, one size after the other, smallest first.
 
-    Larger sizes are left out once the device's memory held one no more. Raises TooFewPropertiesError, and
+    Larger sizes are left out once the device's memory held one no more. Raises CommandError, and
     what ``run_trial`` raises.
     """
     counts = [len(uris) for uris in sample(catalog, _LOOKED_AT)["image_uris"].to_pylist()]
@@ -236,7 +233,7 @@ def try_batches(
         changed = settings.model_copy(update={"batch_size": size, "batch_images": size})
         tried = BatchTrial(size, run_trial(changed, catalog, gpu, model, limit=limit))
         if len(tried.trial.batches) < 2:
-            raise TooFewPropertiesError(
+            raise CommandError(
                 f"{len(tried.trial.described)} properties are one batch of {size} images, and no rate."
                 f" Try fewer images, or a catalogue of more than these {catalog.rows} properties."
             )

@@ -41,18 +41,11 @@ from vlm_assets.catalog.catalog_file import (
 from vlm_assets.catalog.ingest import only_ingest
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.prune import plan_prune, remove
+from vlm_assets.operate.terminal import CommandError
 from vlm_assets.resource_settings import build_vision_language_model, control_state
 from vlm_assets.settings import Settings
 
 _ABOUT = "A withdrawal under way. It is removed when all is done; `vlm-assets withdraw` finishes it."
-
-
-class UnknownIdsError(CatalogError):
-    """Ids to withdraw that the catalogue does not have. Nothing was changed."""
-
-
-class PartitionAtWorkError(Exception):
-    """A run works on a partition of the properties to withdraw. Nothing was changed."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,7 @@ class Withdrawal:
 
 
 def plan_withdrawal(settings: Settings, ids: Collection[str]) -> Withdrawal:
-    """Find the partitions of these properties; changes nothing. Raises CatalogError, UnknownIdsError."""
+    """Find the partitions of these properties; changes nothing. Raises CatalogError."""
     catalog = Catalog.open(settings.home)
     wanted, found = frozenset(ids), set[str]()
     slices, texts = {}, {}
@@ -88,7 +81,7 @@ def plan_withdrawal(settings: Settings, ids: Collection[str]) -> Withdrawal:
             if record is not None:
                 texts[one.key] = str(record.metadata.get(TEXTS))
     if unknown := sorted(wanted - found):
-        raise UnknownIdsError(
+        raise CatalogError(
             f"{catalog.path} does not have {len(unknown)} of these {len(wanted)} ids, such as"
             f" {', '.join(map(repr, unknown[:3]))}. Nothing was changed. Ids are compared exactly, blanks and"
             " case too: take them out of the file, then do it again."
@@ -109,12 +102,12 @@ def pending_withdrawal(settings: Settings) -> Withdrawal | None:
 def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     """Withdraw, and say what was removed. Killed anywhere, it is finished by doing it again.
 
-    Raises PartitionAtWorkError with nothing changed; PublishedError, JournalError, CatalogError,
+    Raises CommandError with nothing changed; PublishedError, JournalError, CatalogError,
     ModelLoadError or OSError with everything not yet said still to do.
     """
     at_work = {one.partition for one in Workers(control_state(settings)).living()}
     if busy := sorted(at_work.intersection(wanted.keys)):
-        raise PartitionAtWorkError(
+        raise CommandError(
             f"A run works on {', '.join(busy[:3])}. Nothing was changed. Wait for it, or `vlm-assets pause`,"
             " then do it again."
         )

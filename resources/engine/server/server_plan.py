@@ -250,7 +250,7 @@ def _deciding(words: list[str]) -> Iterator[str]:
 def server_environment(
     device: Device, environment: Mapping[str, str], *, nvml: Nvml | None = None
 ) -> dict[str, str]:
-    """The environment of a server that is pinned to a device. Raises PinnedElsewhereError.
+    """The environment of a server that is pinned to a device. Raises DeviceError.
 
     A whole GPU is named by its number in PCI order where the driver lists it, not by its UUID: vLLM up to
     0.23 at least reads numbers alone. Settings of this project and of Dagster are left out: some are secret.

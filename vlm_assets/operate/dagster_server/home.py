@@ -55,22 +55,10 @@ class DagsterHomeError(RuntimeError):
     """Dagster's state does not fit; the message says what, where and what to do."""
 
 
-class UnusablePathError(DagsterHomeError):
-    """SQLite would look for Dagster's databases elsewhere than in this folder."""
-
-
-class OtherCatalogError(DagsterHomeError):
-    """Dagster's state tells of the partitions of another catalogue."""
-
-
-class AlreadyRunningError(DagsterHomeError):
-    """Another process runs Dagster on this state; two daemons would launch runs twice."""
-
-
 def prepare_dagster_home(dagster_home: Path, *, catalog_id: str, slots: int) -> None:
     """Make a folder ready to be DAGSTER_HOME: settings, database, pool limit, catalogue.
 
-    slots: how many runs hold a device at once. Raises OtherCatalogError, UnusablePathError.
+    slots: how many runs hold a device at once. Raises DagsterHomeError.
     """
     _refuse_unusable_path(dagster_home)
     make_directory(dagster_home)
@@ -86,12 +74,12 @@ def _seed(settings: Path) -> None:
 
 
 def _refuse_unusable_path(dagster_home: Path) -> None:
-    """Refuse a path that Dagster writes into SQLite's address as it is. Raises UnusablePathError.
+    """Refuse a path that Dagster writes into SQLite's address as it is. Raises DagsterHomeError.
 
     What follows a ``?`` is left out there, so that two homes would share one database; ``%20`` is a blank.
     """
     if "?" in str(dagster_home) or re.search("%[0-9A-Fa-f]{2}", str(dagster_home)):
-        raise UnusablePathError(
+        raise DagsterHomeError(
             f"Dagster cannot keep its state in {dagster_home}: in its databases' address '?' and '%' before"
             " two digits have a meaning of their own. Rename the folder, or give another home (--home DIR):"
             " what lies in a home may be moved as it is."
@@ -99,10 +87,10 @@ def _refuse_unusable_path(dagster_home: Path) -> None:
 
 
 def claim_for_catalog(dagster_home: Path, catalog_id: str) -> None:
-    """Note which catalogue this state belongs to, or refuse another one. Raises OtherCatalogError.
+    """Note which catalogue this state belongs to, or refuse another one. Raises DagsterHomeError.
 
     Partition keys are alike in all catalogues: a green partition without its file is the worst lie. Raises
-    UnusablePathError too.
+    DagsterHomeError too.
     """
     _refuse_unusable_path(dagster_home)
     note = dagster_home / _CATALOG_ID
@@ -110,7 +98,7 @@ def claim_for_catalog(dagster_home: Path, catalog_id: str) -> None:
     if known is None:
         write_replacing(note, f"{catalog_id}\n".encode())
     elif known != catalog_id:
-        raise OtherCatalogError(
+        raise DagsterHomeError(
             f"Dagster's state in {dagster_home} belongs to catalogue {known}, but the catalogue of this home"
             f" is {catalog_id}. Its green partitions would be those of other images. Give the other data set"
             f" a home of its own (--home DIR), or move history, schedules, storage and {note.name} out of"
@@ -136,7 +124,7 @@ def only_dagster(dagster_home: Path, *, wait_seconds: float) -> Iterator[int]:
     """Hold the lock of the one Dagster on this state; gives the lock's file descriptor.
 
     A Dagster whose starter was killed is still ending its runs: that is waited for, up to ``wait_seconds``.
-    Raises AlreadyRunningError at once where its starter lives.
+    Raises DagsterHomeError at once where its starter lives.
     """
     descriptor = os.open(dagster_home / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -145,7 +133,7 @@ def only_dagster(dagster_home: Path, *, wait_seconds: float) -> Iterator[int]:
             holder = _holder(descriptor)
             if time.monotonic() > deadline or (holder and Path(f"/proc/{holder['pid']}").exists()):
                 where = f" at {holder['url']} (process {holder['pid']})" if holder else ""
-                raise AlreadyRunningError(
+                raise DagsterHomeError(
                     f"Dagster already runs on {dagster_home}{where}. Look there, or end it with Ctrl-C in"
                     " its terminal and start again: what is under way goes on."
                 )

@@ -36,6 +36,7 @@ from vlm_assets.operate.dagster_server.api import (
 )
 from vlm_assets.operate.dagster_server.home import (
     LOST,
+    DagsterHomeError,
     DamagedDatabaseError,
     damages,
     names_aside,
@@ -64,10 +65,6 @@ _FOREVER = 3600.0
 
 _AGAIN_SECONDS = 20.0
 """A database that is damaged sooner after a start is left to a person: the disk damages what it is given."""
-
-
-class NoFreePortError(RuntimeError):
-    """No port near the wanted one is free."""
 
 
 class DagsterServer:
@@ -211,7 +208,7 @@ def dagster_server(
     """The Dagster of a prepared ``dagster_home``, nothing started yet; all of it ends with the context.
 
     So do the model servers of the home. environment: in addition to this process's own. Raises
-    AlreadyRunningError.
+    DagsterHomeError.
     """
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(only_dagster(dagster_home, wait_seconds=grace_seconds + 5.0))
@@ -250,7 +247,7 @@ def free_port(wanted: int) -> int:
             except (OSError, OverflowError):
                 continue
             return port
-    raise NoFreePortError(
+    raise DagsterHomeError(
         f"Ports {wanted} to {wanted + _PORTS_TRIED - 1} are all taken; name a free one with --port."
     )
 
@@ -258,7 +255,7 @@ def free_port(wanted: int) -> int:
 def prepare_home(home: Path, dagster_home: Path, *, slots: int, port: int, console: Console) -> int:
     """Make Dagster's state fit the home's catalogue; gives the port that is free.
 
-    Raises CatalogError, DagsterHomeError, NoFreePortError.
+    Raises CatalogError, DagsterHomeError.
     """
     catalog = Catalog.open(home)
     if dagster_home.is_dir():
@@ -325,7 +322,7 @@ def serve(
     """Run webserver, code server and daemon until SIGTERM or Ctrl-C; ends too when one of them ends.
 
     Where a database of Dagster's is damaged meanwhile, everything is started again with a new one.
-    slots: runs that hold a device at once. Raises CatalogError, DagsterHomeError, NoFreePortError,
+    slots: runs that hold a device at once. Raises CatalogError, DagsterHomeError,
     ProcessEndedError and CodeLocationError.
     """
     while True:

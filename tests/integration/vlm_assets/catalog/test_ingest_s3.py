@@ -6,7 +6,7 @@ from resources.store import bucket as bucket_module
 from resources.store.bucket import S3Folder, StoreAwayError, client
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.listing import ListingRefusedError, UnsupportedSourceError
+from vlm_assets.catalog.listing import ListingError, ListingRefusedError
 
 JPEG = b"\xff\xd8\xff\xe0 and more"
 
@@ -78,7 +78,7 @@ def test_no_listing_leads_out_of_the_folder(images, tmp_path):
 
 def test_a_listing_that_lies_on_s3_is_refused_with_the_way_out(tmp_path):
     """The sentence says to copy the listing; nothing is asked and nothing made."""
-    with pytest.raises(UnsupportedSourceError, match="Copy it here"):
+    with pytest.raises(ListingError, match="Copy it here"):
         ingest(S3Folder.parse("s3://bucket/list.csv"), tmp_path / "home")
     assert not (tmp_path / "home").exists()
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from vlm_assets.cli.main import app
-from vlm_assets.operate.trial import TooFewPropertiesError
+from vlm_assets.operate.terminal import CommandError
 
 
 @pytest.fixture
@@ -62,5 +62,5 @@ def test_sizes_that_do_not_fit_are_said_and_not_chosen(trial, monkeypatch):
 def test_a_rate_is_not_made_of_one_batch(trial):
     """A catalogue that is too small for a size says so, and nothing is chosen by what warmed up."""
     done = trial("--batch-images", "64")
-    assert isinstance(done.exception, TooFewPropertiesError)
+    assert isinstance(done.exception, CommandError)
     assert "16 properties are one batch of 64 images" in str(done.exception)

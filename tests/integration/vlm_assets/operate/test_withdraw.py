@@ -11,17 +11,11 @@ from faults.file_operations import FileOperations
 from resources.devices.resource import GpuResource
 from resources.publishing.published import PublishedPartitions
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import WITHDRAWN
+from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.audit import audit
 from vlm_assets.operate.status import read_status
-from vlm_assets.operate.withdraw import (
-    UnknownIdsError,
-    Withdrawal,
-    pending_withdrawal,
-    plan_withdrawal,
-    withdraw,
-)
+from vlm_assets.operate.withdraw import Withdrawal, pending_withdrawal, plan_withdrawal, withdraw
 from vlm_assets.settings import load_settings
 
 KEY, SECOND = "000000000-000000007", "000000008-000000015"
@@ -122,7 +116,7 @@ def test_unpublished_work_of_the_others_is_kept(desk):
 
 def test_ids_that_are_not_there_change_nothing(desk):
     """A misspelt id is named, and none of the others is withdrawn."""
-    with pytest.raises(UnknownIdsError, match="nobody"):
+    with pytest.raises(CatalogError, match="nobody"):
         plan_withdrawal(desk.settings, [ids_of(desk.settings)[0], "nobody"])
     assert pending_withdrawal(desk.settings) is None
 

@@ -5,15 +5,9 @@ import logging
 import pytest
 
 from resources.devices import process_lease
-from resources.devices.errors import AllLeftOutError
+from resources.devices.errors import DeviceError, NoDeviceFreeError
 from resources.devices.leases import LeaseHolder
-from resources.devices.left_out import (
-    WITHIN_SECONDS,
-    LeftOutDevices,
-    UnknownDeviceError,
-    at_work_on,
-    device_failure,
-)
+from resources.devices.left_out import WITHIN_SECONDS, LeftOutDevices, at_work_on, device_failure
 from resources.devices.resource import GpuResource
 from resources.engine.protocol import EngineLostError
 from resources.state.database import ControlState
@@ -91,7 +85,7 @@ def test_a_person_takes_a_device_back(left_out):
         left_out.note_failure("GPU-1", occurrence=run, why="a")
     left_out.take_back("GPU-1")
     assert not left_out.records()
-    with pytest.raises(UnknownDeviceError, match="GPU-2"):
+    with pytest.raises(DeviceError, match="GPU-2"):
         left_out.take_back("GPU-2")
 
 
@@ -141,7 +135,7 @@ def all_left_out(resource):
 def test_all_left_out_is_said_with_the_way_back(tmp_path, none_leased):
     """Not as if others held the devices: nobody will give one back by itself."""
     resource = all_left_out(gpu(tmp_path, "cpu:1"))
-    with pytest.raises(AllLeftOutError, match=r"No device is left.*It is lost.*--take-back cpu-0"):
+    with pytest.raises(NoDeviceFreeError, match=r"No device is left.*It is lost.*--take-back cpu-0"):
         resource.lease(run_id="r", partition="k", step="s", log=LOG)
 
 

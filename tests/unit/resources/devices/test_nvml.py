@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from resources.devices.errors import DriverUnavailableError
+from resources.devices.errors import DeviceError
 from resources.devices.nvml import DriverNvml, GpuReading
 
 
@@ -111,7 +111,7 @@ def test_a_driver_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPat
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
     monkeypatch.setattr(pynvml, "nvmlInit", init)
-    with pytest.raises(DriverUnavailableError, match=r"version mismatch.*VLM_ASSETS_DEVICES=cpu"):
+    with pytest.raises(DeviceError, match=r"version mismatch.*VLM_ASSETS_DEVICES=cpu"):
         DriverNvml().readings()
 
 

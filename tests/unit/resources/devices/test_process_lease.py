@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from resources.devices import process_lease
-from resources.devices.errors import NoDeviceFreeError, PinnedElsewhereError
+from resources.devices.errors import DeviceError, NoDeviceFreeError
 from resources.devices.find import Device, find_devices
 from resources.devices.leases import DeviceLeases, Lease, LeaseHolder
 from resources.devices.process_lease import lease_for_process, pin
@@ -80,7 +80,7 @@ def test_a_device_that_cannot_be_pinned_is_given_back(
     """Where CUDA already runs elsewhere the error leaves no device locked."""
     running = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", running)
-    with pytest.raises(PinnedElsewhereError):
+    with pytest.raises(DeviceError):
         lease(leases)
     assert leases.holders() == []
 
@@ -127,7 +127,7 @@ def test_too_late_is_an_error_by_name(
     """Where torch already runs CUDA on another device nothing is changed and the error says what to do."""
     torch_with(monkeypatch, initialised=True)
     environment = dict(before)
-    with pytest.raises(PinnedElsewhereError, match=f"{device.id}.*Lease the device before"):
+    with pytest.raises(DeviceError, match=f"{device.id}.*Lease the device before"):
         pin(device, environment)
     assert environment == before
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resources.alerts.outbox import Outbox
-from resources.devices.errors import DriverUnavailableError
+from resources.devices.errors import DeviceError
 from resources.devices.find import Device
 from resources.devices.health import DeviceHealth
 from resources.devices.left_out import LeftOutDevices
@@ -30,7 +30,7 @@ class Machine:
 
     def find(self):
         if self.is_lost:
-            raise DriverUnavailableError("The driver does not answer.")
+            raise DeviceError("The driver does not answer.")
         return self.listed
 
     def judge(self, devices):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from resources.devices.left_out import ImpossibleResultError
 from resources.devices.resource import GpuResource
 from resources.engine.ladder import Described, LadderSettings, describe_batch
 from resources.images.images import ImageFailure, LoadedProperty
@@ -19,7 +20,6 @@ from vlm_assets.assets.work_guards import (
     GarbageOutputError,
     ImagesAwayError,
     ImagesWatch,
-    UnsoundVectorsError,
     refuse_unsound,
 )
 from vlm_assets.catalog.catalog import Catalog
@@ -166,7 +166,7 @@ def test_vectors_that_are_none_are_refused_before_they_are_taken(bad):
     refuse_unsound(["a", "b", "c"], vectors, "cpu-0")
     refuse_unsound([], np.empty((0, 4), dtype=np.float32), "cpu-0")
     vectors[1] = bad
-    with pytest.raises(UnsoundVectorsError, match=r"1 of 3 vectors computed on GPU-7 .*'b'"):
+    with pytest.raises(ImpossibleResultError, match=r"1 of 3 vectors computed on GPU-7 .*'b'"):
         refuse_unsound(["a", "b", "c"], vectors, "GPU-7")
 
 
@@ -177,7 +177,7 @@ def test_a_device_that_computes_no_vectors_is_held_to_account(tmp_path):
 
     def embed_unsoundly(device, partition):
         with (
-            pytest.raises(UnsoundVectorsError),
+            pytest.raises(ImpossibleResultError),
             gpu.blamed(device, asset="property_embeddings", partition=partition, log=logging.getLogger()),
         ):
             refuse_unsound(["a", "b"], np.full((2, 4), np.nan, dtype=np.float32), device.id)

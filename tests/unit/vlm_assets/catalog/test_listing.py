@@ -17,12 +17,11 @@ from PIL import Image
 
 from vlm_assets.catalog.listing import (
     NOT_IMAGES,
-    EmptyListingError,
     Listing,
+    ListingError,
     ListingRefusedError,
     ListingUnreadableError,
     Problems,
-    UnsupportedSourceError,
     open_listing,
 )
 
@@ -309,8 +308,8 @@ def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ListingUnreadableError, match="no folder or listing"):
         opened(tmp_path / "nothing.csv")
     (tmp_path / "listing.xlsx").touch()
-    with pytest.raises(UnsupportedSourceError, match=r"\.csv, \.tsv, \.jsonl or \.parquet"):
+    with pytest.raises(ListingError, match=r"\.csv, \.tsv, \.jsonl or \.parquet"):
         opened(tmp_path / "listing.xlsx")
     (tmp_path / "empty.csv").touch()
-    with pytest.raises(EmptyListingError):
+    with pytest.raises(ListingError):
         opened(tmp_path / "empty.csv")

@@ -9,7 +9,7 @@ import pytest
 
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.listing import EmptyListingError, ListingRefusedError
+from vlm_assets.catalog.listing import ListingError, ListingRefusedError
 
 
 def rejected(path: Path) -> list[tuple[str, str]]:
@@ -82,7 +82,7 @@ def test_a_source_without_a_good_property_changes_nothing(tmp_path: Path) -> Non
     """Not one to take is an error, and leaves no reject file of an ingest that was not."""
     source = tmp_path / "list.csv"
     source.write_text("property_id,images\n1,../a.jpg\n")
-    with pytest.raises(EmptyListingError, match="not one of its properties"):
+    with pytest.raises(ListingError, match="not one of its properties"):
         ingest(source, tmp_path / "home", skip_bad=True)
     assert not list((tmp_path / "home" / "rejected").iterdir())
 

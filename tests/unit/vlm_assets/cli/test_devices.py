@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from resources.devices.left_out import UnknownDeviceError
+from resources.devices.errors import DeviceError
 from vlm_assets.cli.main import app
 from vlm_assets.resource_settings import build_gpu
 from vlm_assets.settings import load_settings
@@ -33,4 +33,4 @@ def test_a_left_out_device_is_shown_with_the_way_back_and_taken_back(home):
     assert way_back in run(home).stdout
     assert "used again" in run(home, "--take-back", "cpu-1").stdout
     assert not left_out.records()
-    assert isinstance(run(home, "--take-back", "cpu-1").exception, UnknownDeviceError)
+    assert isinstance(run(home, "--take-back", "cpu-1").exception, DeviceError)

@@ -18,7 +18,7 @@ def test_an_installed_package_says_that_the_example_needs_a_checkout(command, mo
     """A wheel has no examples folder: a sentence says so, and what to do; nothing is made."""
     monkeypatch.setattr(example, "_EXAMPLES", tmp_path / "nothing")
     monkeypatch.setenv("VLM_ASSETS_HOME", str(tmp_path / "home"))
-    with pytest.raises(example.NoCheckoutError, match=r"part of a checkout.*VLM_ASSETS_SOURCE"):
+    with pytest.raises(example.CommandError, match=r"part of a checkout.*VLM_ASSETS_SOURCE"):
         CliRunner().invoke(app, [command], catch_exceptions=False)
     assert not (tmp_path / "home").exists()
 
@@ -48,6 +48,6 @@ def test_the_example_does_not_mix_with_own_properties(tmp_path):
     """A home that describes a person's images gets no rendered ones, and keeps no trace of the attempt."""
     (tmp_path / "list.jsonl").write_text('{"property_id": "p", "images": ["p.jpg"]}\n')
     ingest(tmp_path / "list.jsonl", tmp_path / "home")
-    with pytest.raises(example.OwnCatalogError, match="--home DIR"):
+    with pytest.raises(example.CommandError, match="--home DIR"):
         CliRunner().invoke(app, ["example", "--home", str(tmp_path / "home")], catch_exceptions=False)
     assert not (tmp_path / "home" / "example").exists()

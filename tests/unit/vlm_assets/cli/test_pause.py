@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from resources.state.database import open_state
 from resources.state.pause import pause_of
 from vlm_assets.cli.main import app
-from vlm_assets.cli.pause import NoHomeError
+from vlm_assets.operate.terminal import CommandError
 
 
 @pytest.mark.parametrize("command", ["pause", "resume"])
@@ -15,7 +15,7 @@ def test_a_folder_without_a_data_set_is_not_paused(command, tmp_path, monkeypatc
     monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
     misspelt = tmp_path / "hoem"
     refused = CliRunner().invoke(app, [command, "--home", str(misspelt)])
-    assert isinstance(refused.exception, NoHomeError)
+    assert isinstance(refused.exception, CommandError)
     assert str(misspelt) in str(refused.exception)
     assert not misspelt.exists()
 

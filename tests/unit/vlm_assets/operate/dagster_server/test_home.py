@@ -12,9 +12,7 @@ from resources.alerts.outbox import Outbox
 from resources.state.database import open_state
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.dagster_server.home import (
-    AlreadyRunningError,
-    OtherCatalogError,
-    UnusablePathError,
+    DagsterHomeError,
     claim_for_catalog,
     damages,
     names_aside,
@@ -54,7 +52,7 @@ def test_another_catalogue_is_refused(tmp_path: Path) -> None:
     """Green partitions of one catalogue are never shown for another; the message names both."""
     claim_for_catalog(tmp_path, "one")
     claim_for_catalog(tmp_path, "one")
-    with pytest.raises(OtherCatalogError, match=r"one.*two"):
+    with pytest.raises(DagsterHomeError, match=r"one.*two"):
         claim_for_catalog(tmp_path, "two")
 
 
@@ -64,7 +62,7 @@ def test_second_dagster_is_refused_by_address(tmp_path: Path) -> None:
         note_address(lock, "http://127.0.0.1:3000")
         assert running_address(tmp_path) == "http://127.0.0.1:3000"
         with (
-            pytest.raises(AlreadyRunningError, match=r"http://127\.0\.0\.1:3000"),
+            pytest.raises(DagsterHomeError, match=r"http://127\.0\.0\.1:3000"),
             only_dagster(tmp_path, wait_seconds=60.0),
         ):
             pass
@@ -85,10 +83,10 @@ def test_a_home_that_was_seeded_from_an_earlier_template_gets_the_present_one(tm
 @pytest.mark.parametrize("name", ["a?b", "50%20off"])
 def test_a_path_that_sqlite_would_read_otherwise_is_refused(name: str, tmp_path: Path) -> None:
     """Two homes whose paths differ after a '?' would share one history: nothing is written."""
-    with pytest.raises(UnusablePathError, match="moved as it is"):
+    with pytest.raises(DagsterHomeError, match="moved as it is"):
         prepare_dagster_home(tmp_path / name / "dagster", catalog_id="one", slots=1)
     assert not list(tmp_path.iterdir())
-    with pytest.raises(UnusablePathError):
+    with pytest.raises(DagsterHomeError):
         claim_for_catalog(tmp_path / name, "one")
 
 
@@ -164,7 +162,7 @@ def test_the_database_of_a_dagster_that_runs_is_left_to_it(dataset, dagster_home
     overwrite(dagster_home / DATABASES[0])
     with only_dagster(dagster_home, wait_seconds=0.0) as lock:
         note_address(lock, "http://127.0.0.1:3000")
-        with pytest.raises(AlreadyRunningError):
+        with pytest.raises(DagsterHomeError):
             start(dataset)
     assert not list(dagster_home.glob("*.damaged-*"))
 
