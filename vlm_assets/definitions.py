@@ -16,11 +16,11 @@ import dagster as dg
 from vlm_assets.assets import property_catalog as catalog_asset
 from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.assets.property_catalog import build_property_catalog
-from vlm_assets.automation.alert_settings import build_alerts
 from vlm_assets.automation.dataset_audit import build_audit_sensor, build_dataset_audit
+from vlm_assets.automation.dataset_plan import build_dataset_plan
 from vlm_assets.automation.dataset_progress import build_dataset_progress, build_progress_sensor
 from vlm_assets.automation.retries import build_retries
-from vlm_assets.automation.sensors import build_sensors
+from vlm_assets.automation.sensors import build_alerts, build_sensors
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog.ranges import PropertyRange, partitions_definition
 from vlm_assets.operate.dagster_server.home import claim_for_catalog
@@ -58,6 +58,7 @@ def build_defs(
             ),
             audit,
             progress,
+            build_dataset_plan(settings),
         ],
         jobs=[*retrying.jobs],
         schedules=[retrying.schedule],

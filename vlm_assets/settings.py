@@ -214,6 +214,11 @@ class Settings(BaseSettings):
     )
     commit_seconds: PositiveFloat = Field(30.0, description="Longest time a finished row stays uncommitted.")
     commit_rows: PositiveInt = Field(2000, description="Finished rows that are committed at once, at most.")
+    mtbf_hours: PositiveFloat = Field(
+        5000.0,
+        description="Hours that a device works between two failures of it or its machine, on average; for"
+        " what `vlm-assets plan` expects.",
+    )
     grace_seconds: PositiveFloat = Field(
         30.0, description="Seconds to commit what is finished when Dagster, or a stuck worker, is ended."
     )

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from faults import storage
 from faults.__main__ import main
-from faults.storage import MountEntry, Verdict, examine, judge_mount, mount_of
+from faults.storage import examine
+from resources.storage import file_systems
+from resources.storage.file_systems import MountEntry, Verdict, judge_mount, mount_of
 
 
 def against(directory: Path) -> str:
@@ -25,7 +26,7 @@ def against(directory: Path) -> str:
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that counts as one on a local disk, whatever the tests run on."""
     entry = MountEntry("/dev/disk", Path("/"), "ext4", frozenset({"rw"}))
-    monkeypatch.setattr(storage, "mount_of", lambda directory: entry)
+    monkeypatch.setattr(file_systems, "mount_of", lambda directory: entry)
     return tmp_path
 
 

@@ -107,6 +107,15 @@ def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
     return metadata
 
 
+def _page(settings: Settings, status: Status) -> dict[str, dg.MetadataValue]:
+    """The page; after a run that was planned, with how far the plan was off."""
+    from vlm_assets.operate.plan import compare_with_run
+
+    compared = compare_with_run(settings)
+    said = {} if compared is None else {"the plan": dg.MetadataValue.text(compared.sentence())}
+    return {**progress_metadata(status), **said}
+
+
 def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
     """The asset. Upstream of it is nothing: its button would ask about each partition that is missing yet."""
 
@@ -125,7 +134,7 @@ def build_dataset_progress(settings: Settings) -> dg.AssetsDefinition:
         status = read_status(settings, Catalog.open(settings.home))
         for step in status.next_steps:
             context.log.info(step)
-        return dg.MaterializeResult(metadata=progress_metadata(status))
+        return dg.MaterializeResult(metadata=_page(settings, status))
 
     return dataset_progress
 
@@ -164,7 +173,7 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
         said = pause.sentence() if pause else ""
         if drawn.is_due(there, works=bool(Workers(state).living()), now=at.now, pause=said):
             status = read_status(settings, Catalog.open(settings.home))
-            picture = dg.AssetMaterialization(ASSET, metadata=progress_metadata(status))
+            picture = dg.AssetMaterialization(ASSET, metadata=_page(settings, status))
             cursor = json.dumps(asdict(Drawn(there, there, at.now, said)))
             return Decided("Drawn.", cursor, events=[picture])
         why = f"Nothing is started: {said}." if said else "Nothing has moved, or the picture is young."

@@ -1,12 +1,12 @@
 """The sensors of this home: what the settings let each of them look at, and within which limits.
 
 What does not live here: what a sensor decides (``sensors``), the verdict on a published file
-(``drift_looks.py``), the retry schedule (``retries.py``), alerts (``alert_settings.py``).
+(``drift_looks.py``), the retry schedule (``retries.py``), whom alerts tell (``operate/alert_settings.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import dagster as dg
@@ -17,6 +17,7 @@ from resources.devices.nvml import DriverNvml
 from resources.engine.server.running_server import PATIENCE_SECONDS
 from resources.state.pause import pause_of
 from resources.state.workers import Workers
+from sensors.alerts import AlertScan, build_alerts_sensor
 from sensors.cancels import Cancels
 from sensors.catalog_watch import CatalogWatch, build_catalog_watch_sensor
 from sensors.device_health import DeviceWatcher
@@ -33,6 +34,7 @@ from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import IngestBusyError, close_tail
 from vlm_assets.engine_choice import chosen_engine
+from vlm_assets.operate.alert_settings import build_delivery, pages_address
 from vlm_assets.operate.dagster_server.api import reload_running
 from vlm_assets.operate.dagster_server.home import POOL
 from vlm_assets.operate.expected_cost import heaviest_first
@@ -44,6 +46,10 @@ _SERVER_SLACK_SECONDS = 180.0
 
 _SILENCES = 4.0
 """Of a server's requests, after which the engine has given it up for long: it waits for three of them."""
+
+_USUAL_INTERVAL = 30.0
+_START_SECONDS = 1200.0
+"""For a run to import and to look at its model and its partition, beside the wait for a model's server."""
 
 
 def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefinition]:
@@ -82,6 +88,27 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
         )
         sensors.append(build_new_ranges_sensor(new_ranges, ticks=ticks))
     return sensors
+
+
+def build_alerts(
+    settings: Settings, watched: Iterable[dg.SensorDefinition], *, schedules: Mapping[str, float]
+) -> dg.SensorDefinition:
+    """The alerts sensor. Raises SettingsError.
+
+    watched, schedules: the other sensors and schedules, whose silence is noticed; seconds between two ticks.
+    """
+    state = control_state(settings)
+    delivery = build_delivery(settings)
+    intervals = {one.name: float(one.minimum_interval_seconds or _USUAL_INTERVAL) for one in watched}
+    scan = AlertScan(
+        delivery.outbox,
+        assets=ASSETS,
+        watched={**intervals, **schedules},
+        paused=lambda: pause_of(state) is not None,
+        working=lambda: {worker.run_id for worker in Workers(state).living()},
+        silence=settings.device_wait_seconds + _START_SECONDS,
+    )
+    return build_alerts_sensor(scan, delivery, address=lambda: pages_address(settings))
 
 
 def worker_limits(settings: Settings) -> WorkerLimits:

@@ -39,7 +39,7 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
         # `vlm-assets alerts --home DIR test` means the same home.
         chosen_settings(home)
         return
-    from vlm_assets.automation.alert_settings import build_delivery
+    from vlm_assets.operate.alert_settings import build_delivery
 
     delivery = build_delivery(chosen_settings(home))
     standing = list(delivery.outbox.open_subjects().values())
@@ -66,7 +66,7 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
 def test(home: Home = None) -> None:
     """Send a test message to every target and say what each answered. Exit code 1 if one did not take it."""
     from resources.alerts.alert import Sender, trial
-    from vlm_assets.automation.alert_settings import build_delivery, pages_address
+    from vlm_assets.operate.alert_settings import build_delivery, pages_address
 
     current = chosen_settings(home)
     delivery = build_delivery(current)
@@ -95,7 +95,7 @@ def close(
 
     Whoever was told of it is told of that. What it was about is told again where it happens again.
     """
-    from vlm_assets.automation.alert_settings import build_outbox
+    from vlm_assets.operate.alert_settings import build_outbox
 
     sentence = f"A person closed it: {reason}" if reason else "A person closed it."
     outbox = build_outbox(chosen_settings(home))
@@ -111,7 +111,7 @@ def deliver(home: Home = None) -> None:
     take, or if a silent daemon's delivery stands in the way.
     """
     from sensors.ticks import Ticks
-    from vlm_assets.automation.alert_settings import build_delivery, pages_address
+    from vlm_assets.operate.alert_settings import build_delivery, pages_address
 
     current = chosen_settings(home)
     delivery = build_delivery(current)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm_assets.cli.options import AsJson, Home, app, chosen_settings, say_as_json
-from vlm_assets.operate.terminal import say
+from vlm_assets.operate.terminal import duration, say
 from vlm_assets.settings import PREFIX, require_models
 
 if TYPE_CHECKING:
@@ -31,8 +31,12 @@ Batches = Annotated[
 
 @app.command("try", epilog=_EXAMPLES)
 def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None, as_json: AsJson = False) -> None:
-    """Describe a few properties without a partition: the answers, the rate, and what all would take."""
+    """Describe a few properties without a partition: the answers, the rate, and what all would take.
+
+    What was measured is kept for `vlm-assets plan`.
+    """
     from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.operate.measurement import keep_trial
     from vlm_assets.operate.trial import choose, run_trial, try_batches
     from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 
@@ -42,6 +46,7 @@ def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None, as_
     gpu, model = build_gpu(current), build_vision_language_model(current)
     if not batch_images:
         trial = run_trial(current, catalog, gpu, model, limit=limit)
+        keep_trial(current, model, trial)
         if as_json:
             say_as_json(_as_json(trial))
         else:
@@ -52,6 +57,8 @@ def try_(home: Home = None, limit: Limit = 20, batch_images: Batches = None, as_
         if not as_json:
             say(_line(one))
         tried.append(one)
+        changed = {"batch_size": one.images, "batch_images": one.images}
+        keep_trial(current.model_copy(update=changed), model, one.trial)
     if as_json:
         chosen = choose(tried)
         sizes = [_as_json(one.trial) | {"images_a_batch": one.images, "held": one.held} for one in tried]
@@ -94,7 +101,7 @@ def _show(trial: Trial) -> None:
         + ("" if trial.image_tokens is None else f" As set, at most: {trial.image_tokens.sentence()}.")
     )
     say(
-        f"All {trial.catalogue_rows} would take {_duration(trial.days)} on {trial.devices}"
+        f"All {trial.catalogue_rows} would take {duration(86_400 * trial.days)} on {trial.devices}"
         f" device{'s' if trial.devices > 1 else ''} like it, and {trial.disk_bytes / 1e6:,.1f} MB of disk"
         " for the descriptions and their second copies."
     )
@@ -124,10 +131,3 @@ def _advice(tried: list[BatchTrial]) -> str:
         f"What pays: {PREFIX}BATCH_IMAGES={chosen.images} {PREFIX}BATCH_SIZE={chosen.images}."
         " What is committed stays, whatever the batches."
     )
-
-
-def _duration(days: float) -> str:
-    for unit, a_day in (("days", 1), ("hours", 24), ("minutes", 24 * 60)):
-        if days * a_day >= 1:
-            return f"{days * a_day:.1f} {unit}"
-    return f"{days * 86_400:.0f} seconds"

@@ -131,6 +131,7 @@ def run_backfill(
             wanted = keys(server.api) if keys is not None else all_keys(home)
             summary = _follow(server, Backfill(server.api, home, wanted, run_config or {}), accuracy, console)
             summary.print(console)
+            _tell_plan(load_settings(home=home), console)
             if not exit_when_done:
                 where_to_click(console, server.address)
                 while True:
@@ -195,7 +196,16 @@ def _run_in_running(
             console.print(f"\nThe backfill goes on in {address}; `vlm-assets status` shows how far it is.")
             return INTERRUPTED
     summary.print(console)
+    _tell_plan(load_settings(home=home), console)
     return 0 if summary.ok else 1
+
+
+def _tell_plan(settings: Settings, console: Console) -> None:
+    """Say how far the plan was off, where this run was planned."""
+    from vlm_assets.operate.plan import compare_with_run
+
+    if (compared := compare_with_run(settings)) is not None:
+        console.print(compared.sentence(), highlight=False)
 
 
 def _follow(

@@ -68,3 +68,11 @@ class VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record's text."""
         return visible(super().format(record))
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words, in the largest unit of which there is at least one."""
+    for unit, of in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= of:
+            return f"{seconds / of:.1f} {unit}"
+    return f"{seconds:.0f} seconds"

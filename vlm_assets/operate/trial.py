@@ -1,7 +1,8 @@
 """A look before weeks of spending: a few properties described, the rate, and what all of them would take.
 
 What lives here: sampling the catalogue, describing the sample with the engine of a real run, the arithmetic,
-and which of several batch sizes pays on a device. What does not: partitions, for nothing is written.
+and which of several batch sizes pays on a device. What does not: keeping what was measured
+(``measurement.py``), and partitions, for no row is written.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import resource
 import subprocess
 import sys
 import time
@@ -63,7 +65,7 @@ class Trial:
     held: properties that the device's memory held at once, where it did not hold a batch. device_bytes: the
     most of its memory that was taken, of a GPU that was used in this process. start_seconds: that the process
     of a run takes to start. partition_rows: properties of a partition. image_tokens: what images cost, where
-    the engine knows.
+    the engine knows. cpu_seconds: of this process and its workers, after the model was loaded.
     """
 
     described: tuple[Described, ...]
@@ -79,6 +81,7 @@ class Trial:
     start_seconds: float = 0.0
     partition_rows: int = 1
     image_tokens: ImageTokens | None = None
+    cpu_seconds: float = 0.0
 
     @property
     def properties_per_second(self) -> float:
@@ -131,10 +134,11 @@ def run_trial(
     tables: list[pa.Table] = []
     tried: list[TriedBatch] = []
     in_process = model.server is None
+    of_workers = _cpu_seconds(resource.RUSAGE_CHILDREN)
     with work.workers(lease.device, batches) as workers:
         started = time.monotonic()
         engine = work.model.load(lease.device, schema=work.schema, prompt=work.prompt)
-        loaded = time.monotonic()
+        loaded, spent = time.monotonic(), _cpu_seconds(resource.RUSAGE_SELF)
         with work.feeding(engine, workers) as feeding:
             for batch in feeding.described(work.load(workers, batches)):
                 images = sum(one.images_seen for one in batch.described)
@@ -142,8 +146,9 @@ def run_trial(
                 tried.append(TriedBatch(len(batch.described), images, batch.seconds, out_at))
                 described += batch.described
                 tables.append(work.rows(batch.described, engine, lease.device))
-            ended = time.monotonic()
+            ended, spent = time.monotonic(), _cpu_seconds(resource.RUSAGE_SELF) - spent
             device_bytes = _most_taken() if in_process and lease.device.kind == "cuda" else None
+    spent += _cpu_seconds(resource.RUSAGE_CHILDREN) - of_workers
     stream = io.BytesIO()
     pq.write_table(pa.concat_tables(tables), stream, compression="zstd")
     return Trial(
@@ -160,7 +165,13 @@ def run_trial(
         start_seconds=_start_seconds(),
         partition_rows=max(1, catalog.rows // len(catalog.ranges)),
         image_tokens=engine.image_tokens if isinstance(engine, MeasuringEngine) else None,
+        cpu_seconds=spent,
     )
+
+
+def _cpu_seconds(whose: int) -> float:
+    used = resource.getrusage(whose)
+    return used.ru_utime + used.ru_stime
 
 
 def _start_seconds() -> float:

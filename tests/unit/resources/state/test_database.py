@@ -9,14 +9,13 @@ import sqlite3
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from resources.state import tables
 from resources.state.database import COPY_SECONDS, ControlState, open_state
-from resources.state.sqlite_file import ControlStateError, file_system_of, refuse_network_file_system
+from resources.state.sqlite_file import ControlStateError, refuse_network_file_system
 
 
 def note_cancel(state, partition, *, copy=True):
@@ -349,21 +348,6 @@ def test_a_stopped_process_is_named_and_holds_nobody_up_for_ever(directory, monk
         with pytest.raises(ControlStateError, match="no process that uses it is stopped"):
             note_cancel(state, "b")
     note_cancel(state, "b")
-
-
-_MOUNTS = """/dev/sda1 / ext4 rw 0 0
-server:/export /srv/shared nfs4 rw 0 0
-/dev/sdb1 /srv/shared/local\\040disk xfs rw 0 0
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/srv/data", "ext4"), ("/srv/shared/home", "nfs4"), ("/srv/shared/local disk/home", "xfs")],
-)
-def test_the_deepest_mount_decides(tmp_path, path, kind):
-    """A local disk below a network folder is fine; a network folder below the root is not."""
-    assert file_system_of(Path(path), _MOUNTS) == kind
 
 
 def test_a_network_file_system_is_refused(tmp_path):

@@ -1,0 +1,128 @@
+"""The plan: arithmetic that a person could redo, and a prediction that is compared with its run."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from resources.publishing.published import PublishedPartitions
+from resources.publishing.record import PublishedRecord
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.measurement import MeasuredRun, Measurement
+from vlm_assets.operate.plan import (
+    Pace,
+    best_commit_seconds,
+    compare_with_run,
+    comparisons,
+    keep_prediction,
+    make_plan,
+)
+
+MEASURED = Measurement(
+    name="m",
+    at=0.0,
+    model="example",
+    engine="transformers",
+    device="GPU-1 (a card)",
+    max_pixels=1,
+    batch_size=32,
+    batch_images=256,
+    load_seconds=5.0,
+    cpu_seconds=3.0,
+    batches=((10, 100, 14.0), (10, 100, 10.0), (10, 100, 10.0), (10, 100, 10.0)),
+    row_bytes=1000.0,
+    commit_seconds=0.02,
+    start_seconds=4.0,
+    run=MeasuredRun(properties=20, images=200, seconds=32.0, cpu_seconds=12.0),
+)
+"""0.1 s an image; a run takes 12 s beside its images."""
+
+
+def plan_of(settings, measured=MEASURED, **more):
+    chosen = {"devices": 1, "devices_here": 1, **more}
+    return make_plan(settings, Catalog.open(settings.home), measured, **chosen)
+
+
+def test_the_best_interval_is_dalys() -> None:
+    """Rare failures: the square root of Young; failures all the time: the time between two."""
+    assert best_commit_seconds(0.02, 5000 * 3600.0) == pytest.approx(math.sqrt(0.04 * 1.8e7), rel=1e-3)
+    assert best_commit_seconds(60.0, 600.0) == pytest.approx(268.33 * (1 + 0.0745 + 0.0056) - 60, rel=1e-3)
+    assert best_commit_seconds(60.0, 20.0) == 20.0
+
+
+def test_time_is_that_of_the_slowest_device_and_never_less_than_the_cores_take() -> None:
+    """Partitions go to whichever device is free, the heaviest first; the decoders' cores bound them all."""
+    pace = Pace(base_seconds=10.0, image_seconds=1.0, base_cpu=0.0, image_cpu=0.0, cores=2)
+    assert pace.seconds([30, 10, 10, 10], 2) == 60.0
+    assert replace(pace, image_cpu=4.0).seconds([30, 10, 10, 10], 2) == 120.0
+    assert replace(pace, image_cpu=4.0).seconds([30, 10, 10, 10], 2, machines=2.0) == 60.0
+
+
+def test_a_plan_stands_on_images_partitions_and_what_a_run_takes(uneven) -> None:
+    """34 images at 0.1 s, four runs of 12 s and a second and a half between them; all figures are named."""
+    made = plan_of(uneven, price_per_hour=3600.0, vector_width=250)
+    images = sum(min(count, uneven.max_images) for count in (1, 1, 3, 20, 2, 2, 1, 4))
+    assert (made.properties, made.images, made.partitions) == (8, images, 4)
+    seconds = made.days * 86_400
+    assert seconds == pytest.approx(4 * 13.5 + images * 0.1, rel=1e-3)
+    assert made.cost == pytest.approx(seconds, rel=1e-6)
+    assert made.days_band[0] < made.days < made.days_band[1]
+    assert made.disk_bytes == 2 * (1000 + 1000) * 8
+    assert made.failures_expected == pytest.approx(seconds / 3600 / uneven.mtbf_hours, rel=1e-2)
+    assert made.no_failure == pytest.approx(math.exp(-made.failures_expected))
+    # 49 times 13.5 s of start-up, at 0.1 s an image and 3.25 images a property.
+    assert made.range_size == 3000
+    assert [row.days[1] for row in made.what_if] == [pytest.approx(made.days, rel=1e-3)]
+    assert made.what_if[0].days[4] < made.what_if[0].days[2] < made.what_if[0].days[1]
+    assert json.loads(json.dumps(made.as_json()))["range_size"] == 3000
+
+
+@pytest.mark.usefixtures("published")
+def test_where_nothing_is_left_the_plan_is_of_all_of_it_anew(uneven) -> None:
+    """A finished home still says what a new generation would take."""
+    made = plan_of(uneven)
+    assert made.is_anew
+    assert made.properties == 8
+
+
+def test_batches_that_differ_widen_the_band(uneven) -> None:
+    """A rate that jumps is not told as if it were certain."""
+    jumping = replace(MEASURED, batches=((10, 100, 14.0), (10, 100, 5.0), (10, 100, 15.0), (10, 100, 10.0)))
+    calm, wild = plan_of(uneven).days_band, plan_of(uneven, jumping).days_band
+    assert wild[0] < calm[0] < calm[1] < wild[1]
+
+
+def test_a_prediction_is_compared_once_all_of_its_partitions_were_made(uneven, monkeypatch) -> None:
+    """Not before; a pause of hours is no work; and what was found is kept and widens the next band."""
+    made = plan_of(uneven)
+    keep_prediction(uneven, made)
+    assert compare_with_run(uneven) is None
+    at = datetime.now().timestamp() + 10
+    # One after the other with two seconds between, and a night before the last.
+    begins = dict(zip(made.keys, (at, at + 32, at + 64, at + 50_000), strict=True))
+
+    def record(_: PublishedPartitions, key: str) -> PublishedRecord:
+        ended = datetime.fromtimestamp(begins[key] + 30).astimezone().isoformat()
+        return PublishedRecord(key, 1, "", 0, 2, "", "", ended, {"began": begins[key]})
+
+    monkeypatch.setattr(PublishedPartitions, "record", record)
+    found = compare_with_run(uneven)
+    assert found is not None
+    assert found.actual == pytest.approx(4 * 30 + 2 * 2, abs=0.1)
+    assert compare_with_run(uneven) == found
+    assert comparisons(uneven) == [found]
+    assert plan_of(uneven).compared == found
+    assert f"{found.off:+.1%}" in found.sentence()
+    low = plan_of(uneven).days_band[0] / plan_of(uneven).days
+    assert low == pytest.approx(1 - abs(found.off), rel=1e-2)
+
+
+@pytest.mark.usefixtures("published")
+def test_what_was_made_before_the_prediction_is_no_run_of_it(uneven) -> None:
+    """Finished partitions of last week do not stand for the run that was planned today."""
+    keep_prediction(uneven, plan_of(uneven))
+    assert compare_with_run(uneven) is None

@@ -1,0 +1,88 @@
+"""dataset_plan: what describing the rest will take, as an asset whose page has figures and a what-if table.
+
+What lives here: what the page shows. What does not: the plan (``operate/plan.py``). ``vlm-assets plan`` says
+the same; it also measures, where nothing was measured under the settings of now.
+"""
+
+# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.terminal import duration
+from vlm_assets.resource_settings import build_gpu, build_text_embedding_model, build_vision_language_model
+from vlm_assets.settings import Settings
+
+if TYPE_CHECKING:
+    from vlm_assets.operate.plan import Plan
+
+ASSET = "dataset_plan"
+
+_DAY = 86_400.0
+
+
+def plan_metadata(plan: "Plan") -> dict[str, dg.MetadataValue]:
+    """What a person wants to know before the run; the numbers are plotted over time."""
+    low, high = (duration(one * _DAY) for one in plan.days_band)
+    counts = list(plan.what_if[0].days)
+    table = [
+        f"| days on devices | {' | '.join(map(str, counts))} |",
+        "|" + " --- |" * (len(counts) + 1),
+        *(f"| {one.row} | {' | '.join(f'{one.days[n]:.3g}' for n in counts)} |" for one in plan.what_if),
+    ]
+    metadata: dict[str, dg.MetadataValue] = {
+        "what is left": dg.MetadataValue.text(
+            f"{plan.properties:,} properties, {plan.images:,} images, {plan.partitions:,} partitions:"
+            f" {low} to {high} on {plan.devices} devices"
+        ),
+        "what if": dg.MetadataValue.md("\n".join(table)),
+        "days": dg.MetadataValue.float(plan.days),
+        "failures expected": dg.MetadataValue.float(plan.failures_expected),
+        "odds of no failure": dg.MetadataValue.float(plan.no_failure),
+        "best commit interval (s)": dg.MetadataValue.float(round(plan.commit_seconds_best, 1)),
+        "range size for 2% start-up": dg.MetadataValue.int(plan.range_size),
+        "disk (bytes)": dg.MetadataValue.float(plan.disk_bytes),
+        "disk free (bytes)": dg.MetadataValue.int(plan.disk_free_bytes),
+    }
+    if plan.notes:
+        metadata["notes"] = dg.MetadataValue.md("\n".join(f"- {one}" for one in plan.notes))
+    if plan.compared is not None:
+        metadata["the last plan"] = dg.MetadataValue.text(plan.compared.sentence())
+    return metadata
+
+
+def build_dataset_plan(settings: Settings) -> dg.AssetsDefinition:
+    """The asset. It measures nothing: no device is taken for a look at a page."""
+
+    @dg.asset(
+        name=ASSET,
+        group_name="properties",
+        kinds={"duckdb"},
+        description=(
+            "Days, failures, disk and settings for what is left, from what `vlm-assets try` or"
+            " `vlm-assets plan` measured; and how far the last plan was off."
+        ),
+    )
+    def dataset_plan(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+        from resources.engine.protocol import ModelLoadError
+        from vlm_assets.operate.measurement import measurement_of_now
+        from vlm_assets.operate.plan import compare_with_run, make_plan
+
+        catalog, gpu = Catalog.open(settings.home), build_gpu(settings)
+        measured = measurement_of_now(settings, build_vision_language_model(settings), gpu)
+        if measured is None:
+            raise dg.Failure(
+                "Nothing was measured under these settings: `vlm-assets plan` measures.", allow_retries=False
+            )
+        compare_with_run(settings)
+        here = len(gpu.find())
+        try:
+            width: int | None = build_text_embedding_model(settings).width()
+        except ModelLoadError:
+            width = None
+        plan = make_plan(settings, catalog, measured, devices=here, devices_here=here, vector_width=width)
+        return dg.MaterializeResult(metadata=plan_metadata(plan))
+
+    return dataset_plan

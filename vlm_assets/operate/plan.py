@@ -1,0 +1,441 @@
+"""What describing the rest of a catalogue will take: days, cost, disk, failures, and what to set.
+
+What lives here: the arithmetic from a measurement and a catalogue, keeping the prediction, and comparing it
+with what the run then took. What does not: measuring (``measurement.py``), and the rate of a run that is
+under way (``rate.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from resources.publishing.errors import RecordDamagedError
+from resources.publishing.published import PublishedPartitions
+from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_assets.assets.property_descriptions import BATCH_SECONDS
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.expected_cost import ExpectedCost
+from vlm_assets.operate.measurement import Measurement, kept
+from vlm_assets.operate.rate import GAP_SECONDS
+from vlm_assets.operate.terminal import duration
+from vlm_assets.operate.trial import COPIES
+from vlm_assets.settings import Settings
+
+START_SHARE: Final = 0.02
+"""Share of a partition's time that start-up may take at most, for the range size that is named."""
+
+DEVICES: Final = (1, 2, 4, 8, 16)
+
+LAUNCH_SECONDS: Final = 1.5
+"""Between the end of a run and the start of the next one's process: Dagster's queue looks every second."""
+
+_SPREAD_AT_LEAST: Final = 0.03
+"""A machine is not faster or slower by less than this from day to day."""
+
+_ROUND: Final = (1, 2, 3, 5)
+
+_SECONDS_A_DAY: Final = 86_400.0
+
+_KEPT: Final = 100
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """Days with so many devices, under one measurement. row: which it is, for people."""
+
+    row: str
+    days: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A prediction, and what the run took. All in seconds of work; at: when it was predicted."""
+
+    at: float
+    properties: int
+    devices: int
+    predicted: float
+    low: float
+    high: float
+    actual: float
+
+    @property
+    def off(self) -> float:
+        """How far the prediction was off, as a share of what it took; above 0: it took less."""
+        return self.predicted / self.actual - 1.0
+
+    def sentence(self) -> str:
+        """Both, for people."""
+        inside = "inside" if self.low <= self.actual <= self.high else "outside"
+        return (
+            f"Planned {duration(self.predicted)} ({duration(self.low)} to {duration(self.high)}) for"
+            f" {self.properties:,} properties on {self.devices} devices; took {duration(self.actual)}:"
+            f" {self.off:+.1%}, {inside} the band."
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is left, and what it will take.
+
+    days, days_band: of wall time, expected failures included. finish: unix seconds, if it starts now. cost:
+    None without a price. failures_expected: of devices or machines. no_failure: the odds that there is none.
+    days_lost: work done twice because of them, on one device. commit_seconds_best: after Young and Daly;
+    commit_cost: share of the time that commits and lost work cost with it, and as set. range_size: properties
+    from which start-up is at most 2% of a partition. disk_bytes: of all results with their second copies.
+    read_bytes, written_bytes: of images and results, which are the traffic where they lie on S3.
+    """
+
+    properties: int
+    images: int
+    partitions: int
+    is_anew: bool
+    devices: int
+    days: float
+    days_band: tuple[float, float]
+    finish: float
+    cost: float | None
+    cost_band: tuple[float, float] | None
+    failures_expected: float
+    no_failure: float
+    days_lost: float
+    commit_seconds: float
+    commit_seconds_best: float
+    commit_cost: float
+    commit_cost_best: float
+    range_size: int
+    range_size_now: int
+    start_share_now: float
+    disk_bytes: float
+    disk_free_bytes: int
+    read_bytes: int
+    written_bytes: float
+    what_if: tuple[WhatIf, ...]
+    measured: Measurement = field(repr=False)
+    keys: tuple[str, ...] = field(repr=False, default=())
+    notes: tuple[str, ...] = ()
+    compared: Comparison | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the partitions' keys."""
+        content = asdict(replace(self, keys=()))
+        del content["keys"]
+        if self.compared is not None:
+            content["compared"]["off"] = self.compared.off
+        return content
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What one device makes of partitions. base: seconds of a run without its images; cpu: of all cores."""
+
+    base_seconds: float
+    image_seconds: float
+    base_cpu: float
+    image_cpu: float
+    cores: int
+
+    @classmethod
+    def of(cls, measured: Measurement) -> Pace:
+        """From a measurement: a real run says what a run takes, the sample's batches what is beyond it."""
+        each, cpu = measured.seconds_an_image, measured.cpu_an_image
+        run = measured.run
+        seconds = measured.start_seconds + measured.load_seconds if run is None else run.seconds
+        base_cpu = seconds if run is None else max(0.0, run.cpu_seconds - run.images * cpu)
+        shown = 0 if run is None else run.images
+        base = max(0.0, seconds - shown * each) + LAUNCH_SECONDS
+        return cls(base, each, base_cpu, cpu, len(os.sched_getaffinity(0)))
+
+    def seconds(self, images: Sequence[int], devices: int, *, machines: float = 1.0) -> float:
+        """Wall time of partitions with so many images, the heaviest first, on so many devices.
+
+        machines: like this one. Never less than what their cores take.
+        """
+        free = [0.0] * max(1, min(devices, len(images)))
+        for one in sorted(images, reverse=True):
+            heapq.heappush(free, heapq.heappop(free) + self.base_seconds + one * self.image_seconds)
+        cores = sum(self.base_cpu + one * self.image_cpu for one in images) / (self.cores * machines)
+        return max(max(free), cores) if images else 0.0
+
+
+def make_plan(
+    settings: Settings,
+    catalog: Catalog,
+    measured: Measurement,
+    *,
+    devices: int,
+    devices_here: int,
+    price_per_hour: float | None = None,
+    vector_width: int | None = None,
+) -> Plan:
+    """What the rest of the catalogue takes; all of it where nothing is left. Raises CatalogError, OSError.
+
+    devices_here: of this machine; more are taken for further machines like it. vector_width: numbers of an
+    embedding; None: not known.
+    """
+    left = _images_left(settings, catalog)
+    is_anew = not left
+    left = left or _all_images(settings, catalog)
+    images, properties = sum(one for _, one in left.values()), sum(rows for rows, _ in left.values())
+    pace = Pace.of(measured)
+    machines = max(1.0, devices / max(1, devices_here)) if not _is_cpu(measured) else 1.0
+    seconds = pace.seconds([one for _, one in left.values()], devices, machines=machines)
+    working = min(devices, len(left))
+    # Each failure costs the work since its last commit, the batch under way and a new start, on one device.
+    batch = min(BATCH_SECONDS, measured.batch_images * measured.seconds_an_image)
+    again = settings.commit_seconds / 2 + batch / 2 + pace.base_seconds
+    mtbf = settings.mtbf_hours * 3600.0
+    failures = seconds * working / mtbf
+    lost = failures * again
+    total = seconds + lost / max(1, working)
+    low, high = _band(settings, measured, seconds, failures, again / max(1, working))
+    best = best_commit_seconds(measured.commit_seconds, mtbf)
+    row_bytes = measured.row_bytes + 4.0 * (vector_width or 0)
+    written = COPIES * row_bytes * properties
+    sizes = [len(one) for one in catalog.ranges] or [catalog.rows]
+    a_property = pace.image_seconds * images / max(1, properties)
+    usual = max(sizes)
+    hours = working / 3600.0 * (price_per_hour or 0.0)
+    priced = price_per_hour is not None
+    return Plan(
+        properties=properties,
+        images=images,
+        partitions=len(left),
+        is_anew=is_anew,
+        devices=devices,
+        days=total / _SECONDS_A_DAY,
+        days_band=(low / _SECONDS_A_DAY, high / _SECONDS_A_DAY),
+        finish=time.time() + total,
+        cost=total * hours if priced else None,
+        cost_band=(low * hours, high * hours) if priced else None,
+        failures_expected=failures,
+        no_failure=math.exp(-failures),
+        days_lost=lost / _SECONDS_A_DAY,
+        commit_seconds=settings.commit_seconds,
+        commit_seconds_best=best,
+        commit_cost=_commit_cost(settings.commit_seconds, measured.commit_seconds, mtbf),
+        commit_cost_best=_commit_cost(best, measured.commit_seconds, mtbf),
+        range_size=_rounded_up((1 / START_SHARE - 1) * pace.base_seconds / max(a_property, 1e-9)),
+        range_size_now=usual,
+        start_share_now=pace.base_seconds / (pace.base_seconds + usual * a_property),
+        disk_bytes=written,
+        disk_free_bytes=_free_bytes(settings),
+        read_bytes=round(_image_bytes(settings, catalog) * properties / max(1, catalog.rows)),
+        written_bytes=written,
+        what_if=_what_if(settings, [one for _, one in left.values()], measured, devices_here),
+        measured=measured,
+        keys=tuple(left),
+        notes=tuple(_notes(measured, catalog, vector_width)),
+        compared=next(iter(comparisons(settings)), None),
+    )
+
+
+def best_commit_seconds(cost: float, mtbf: float) -> float:
+    """Seconds between two commits that waste least, after Daly (2006), of which Young's is the first term.
+
+    cost: seconds of one commit; mtbf: seconds between two failures of what commits.
+    """
+    if cost >= 2 * mtbf:
+        return mtbf
+    ratio = cost / (2 * mtbf)
+    return math.sqrt(2 * cost * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost
+
+
+def _commit_cost(interval: float, cost: float, mtbf: float) -> float:
+    """The share of the time that commits take, and that is lost by a failure between two."""
+    return cost / interval + interval / (2 * mtbf)
+
+
+def _images_left(settings: Settings, catalog: Catalog) -> dict[str, tuple[int, int]]:
+    """Of each partition with something left: its properties and images that are not described."""
+    cost = ExpectedCost.of(settings, catalog)
+    found = {}
+    for one in catalog.ranges:
+        if images := cost.left(one.key):
+            share = images / max(1, cost.whole[one.key])
+            found[one.key] = (round(share * len(one)), images)
+    if catalog.tail is not None:
+        shown = np.minimum(catalog.image_counts(), settings.max_images)
+        found[catalog.tail.key] = (catalog.waiting, int(shown[catalog.tail.start :].sum()))
+    return found
+
+
+def _all_images(settings: Settings, catalog: Catalog) -> dict[str, tuple[int, int]]:
+    whole = ExpectedCost.of(settings, catalog).whole
+    return {one.key: (len(one), whole[one.key]) for one in catalog.ranges}
+
+
+def _image_bytes(settings: Settings, catalog: Catalog) -> int:
+    """Bytes of all images that are shown, as they were when they were catalogued."""
+    total = 0
+    with pq.ParquetFile(catalog.path) as file:
+        for batch in file.iter_batches(columns=["image_bytes"], batch_size=65_536):
+            shown = pc.list_slice(batch.column(0), 0, settings.max_images)
+            total += pc.sum(pc.list_flatten(shown)).as_py() or 0
+    return total
+
+
+def _band(
+    settings: Settings, measured: Measurement, seconds: float, failures: float, again: float
+) -> tuple[float, float]:
+    """From the lowest to the highest that is likely (95%), in seconds.
+
+    The rate's error comes from how the batches differ, and from how far the last plan was off; failures from
+    the Poisson distribution.
+    """
+    rates = [one[2] / max(1, one[1]) for one in measured.steady]
+    error = 0.1
+    if len(rates) > 2:
+        # About Student's 97.5% for few batches, without a table: 4.3 for three, 2.1 for twenty.
+        quantile = 1.96 + 4.7 / (len(rates) - 1)
+        error = quantile * float(np.std(rates, ddof=1)) / float(np.mean(rates)) / math.sqrt(len(rates))
+    last = next(iter(comparisons(settings)), None)
+    error = min(0.9, max(error, _SPREAD_AT_LEAST, 0.0 if last is None else abs(last.off)))
+    many = failures + 1.96 * math.sqrt(failures) + 1.0 if failures > 0.05 else 0.0
+    return seconds * (1 - error), seconds * (1 + error) + many * again
+
+
+def _what_if(
+    settings: Settings, images: Sequence[int], measured: Measurement, devices_here: int
+) -> tuple[WhatIf, ...]:
+    """A row for each measurement that is kept: other models, pixels and batches are known once tried."""
+    others = [one for one in kept(settings) if one.name != measured.name]
+    rows = []
+    for one in (measured, *others):
+        # One that was only tried lacks a run of its own: beside describing, a run takes about the same.
+        pace = Pace.of(one if one.run is not None else replace(one, run=_beside(measured, one)))
+        here = max(1, devices_here)
+        days = {
+            count: pace.seconds(images, count, machines=1.0 if _is_cpu(one) else max(1.0, count / here))
+            / _SECONDS_A_DAY
+            for count in DEVICES
+        }
+        rows.append(WhatIf(_row_name(one), days))
+    return tuple(rows)
+
+
+def _beside(measured: Measurement, other: Measurement) -> Any:
+    run = measured.run
+    if run is None:
+        return None
+    slower = other.seconds_an_image - measured.seconds_an_image
+    return replace(run, seconds=max(0.0, run.seconds + run.images * slower))
+
+
+def _row_name(one: Measurement) -> str:
+    name = one.model.rstrip("/").rpartition("/")[2] or one.model
+    return (
+        f"{name}, {one.max_pixels:,} pixels, batches of {one.batch_images} images, {one.engine}, {one.device}"
+    )
+
+
+def _notes(measured: Measurement, catalog: Catalog, vector_width: int | None) -> list[str]:
+    notes = []
+    if measured.run is None:
+        notes.append("With a model server the start of a run is estimated, not measured.")
+    if vector_width is None:
+        notes.append("The embedding model does not say its width: the vectors are not counted on disk.")
+    if len(measured.batches) < 4:
+        notes.append(
+            f"Measured on {len(measured.batches)} batches: `vlm-assets try --limit"
+            f" {min(catalog.rows, 8 * measured.batch_size)}` makes the band narrower."
+        )
+    if _is_cpu(measured):
+        notes.append("CPU slots share this machine's cores: more of them than cores help nothing.")
+    return notes
+
+
+def _is_cpu(measured: Measurement) -> bool:
+    return measured.device.startswith("cpu-")
+
+
+def _rounded_up(value: float) -> int:
+    """The next of 1, 2, 3 and 5 times a power of ten."""
+    if value <= 1:
+        return 1
+    power = int(10 ** math.floor(math.log10(value)))
+    return next((step * power for step in _ROUND if step * power >= value), 10 * power)
+
+
+def _free_bytes(settings: Settings) -> int:
+    disk = os.statvfs(settings.home)
+    return disk.f_bavail * disk.f_frsize
+
+
+def keep_prediction(settings: Settings, plan: Plan) -> None:
+    """Note what was predicted, for the comparison after the run. Raises OSError."""
+    low, high = plan.days_band
+    content = {
+        "at": time.time(),
+        "keys": list(plan.keys),
+        "properties": plan.properties,
+        "devices": plan.devices,
+        "predicted": plan.days * _SECONDS_A_DAY,
+        "low": low * _SECONDS_A_DAY,
+        "high": high * _SECONDS_A_DAY,
+    }
+    write_sealed(settings.state_directory / "plans" / "latest.json", content)
+
+
+def comparisons(settings: Settings) -> list[Comparison]:
+    """Predictions and what their runs took, newest first; none where they do not read."""
+    with contextlib.suppress(OSError, BrokenSealError, KeyError, TypeError):
+        content = read_sealed(settings.state_directory / "plans" / "compared.json")
+        return [Comparison(**one) for one in content["compared"]]
+    return []
+
+
+def compare_with_run(settings: Settings) -> Comparison | None:
+    """Compare the latest prediction with its run, once that is over, and keep it; None before.
+
+    What the run took: from the launch of its first partition to the last publication, without times of more
+    than a quarter of an hour in which nobody worked, as the rate has it. Raises OSError.
+    """
+    try:
+        told = read_sealed(settings.state_directory / "plans" / "latest.json")
+        keys, at = list(told.pop("keys")), float(told["at"])
+        known = comparisons(settings)
+        if any(one.at == at for one in known):
+            return next(one for one in known if one.at == at)
+        worked = _worked(settings, keys, since=at)
+        if worked is None:
+            return None
+        found = Comparison(**told, actual=worked)
+    except (FileNotFoundError, BrokenSealError, KeyError, TypeError, ValueError):
+        return None
+    content = {"compared": [asdict(one) for one in [found, *known][:_KEPT]]}
+    write_sealed(settings.state_directory / "plans" / "compared.json", content)
+    return found
+
+
+def _worked(settings: Settings, keys: Sequence[str], *, since: float) -> float | None:
+    """Seconds in which these partitions were made; None while one is not, or was before."""
+    times = []
+    for key in keys:
+        for asset in (settings.descriptions, settings.embeddings):
+            try:
+                record = PublishedPartitions(asset).record(key)
+            except RecordDamagedError:
+                return None
+            began = None if record is None else record.metadata.get("began")
+            if record is None or began is None or began < since:
+                return None
+            times.append((float(began), datetime.fromisoformat(record.published_at).timestamp()))
+    total, end = 0.0, -math.inf
+    for began, ended in sorted(times):
+        pause = began - end
+        total += max(0.0, ended - max(began, end)) + (pause if 0 < pause <= GAP_SECONDS else 0.0)
+        end = max(end, ended)
+    return total if times else None
