@@ -1,0 +1,523 @@
+"""Everything that a long run will need, tried for real in two minutes; each finding says what to do.
+
+What lives here: the checks, quick ones for every start and slow ones for a person who is about to begin. What
+does not: how storage is tried (``resources/storage/file_systems.py``), a device judged
+(``resources/devices/health.py``) or a sample described (``trial.py``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+import sqlalchemy as sa
+
+from resources.devices.errors import NoDeviceFreeError
+from resources.devices.health import HealthCheck
+from resources.devices.nvml import DriverNvml
+from resources.engine.prompt import build_prompt
+from resources.engine.schema import load_schema
+from resources.images.images import PropertyJob, recognised_format
+from resources.images.thumbnails import Thumbnails
+from resources.images.worker_pool import WorkerPool
+from resources.state.pause import pause_of
+from resources.storage import file_systems
+from sensors.ticks import Ticks
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.image_root import InvalidImagePathError
+from vlm_assets.operate.dagster_server.api import DagsterApi
+from vlm_assets.operate.dagster_server.home import damages, running_address
+from vlm_assets.resource_settings import build_gpu, build_vision_language_model, control_state
+from vlm_assets.settings import CHECKOUT, IS_CHECKOUT, PREFIX, Settings, require_models
+
+Level = Literal["ok", "warning", "error"]
+
+Said = Iterator[tuple[Level, str]]
+
+IMAGES: Final = 200
+_IMAGES_SECONDS: Final = 40.0
+_CAMPAIGN_MINUTES: Final = 0.1
+_ALERT_SECONDS: Final = 15.0
+_DEFINITIONS_SECONDS: Final = 60.0
+_DEVICE_WAIT_SECONDS: Final = 2.0
+
+_ROW_BYTES: Final = 4096.0
+"""Of a description and its vector, where nothing is measured yet."""
+
+_RUN_BYTES: Final = 1 << 30
+"""Memory of a run beside its model: interpreter, torch, Dagster and the images of a few batches."""
+
+_FILES: Final = 4096
+_SHARED_BYTES: Final = 64 << 20
+_HOT: Final = 85
+_UNSYNCHRONISED: Final = 5
+_UNREADABLE_WARN: Final = 0.01
+
+_GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check says. level: an error stops a long run sooner or later."""
+
+    check: str
+    level: Level
+    message: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check by name. is_quick: it takes a fraction of a second, for each start of ``serve``."""
+
+    name: str
+    look: Callable[[Settings], Said]
+    is_quick: bool = True
+
+
+def examine(settings: Settings, *, quick: bool = False) -> Iterator[Finding]:
+    """Run the checks, each finding as it is made. A check that fails itself is a finding too."""
+    for check in CHECKS:
+        if quick and not check.is_quick:
+            continue
+        try:
+            for level, message in check.look(settings):
+                yield Finding(check.name, level, message)
+        except Exception as error:
+            said = str(error).strip() or type(error).__name__
+            yield Finding(check.name, "error", said)
+
+
+def _settings(settings: Settings) -> Said:
+    """Settings that contradict each other, or mean nothing here."""
+    require_models(settings)
+    build_prompt(load_schema(settings.description_schema), settings.prompt)
+    wrong = list(contradictions(settings))
+    yield from wrong
+    if not wrong:
+        yield "ok", "No setting contradicts another; the schema makes a prompt."
+
+
+def contradictions(settings: Settings) -> Said:
+    """Settings of which each is possible, and which do not go together."""
+    given = settings.model_fields_set
+    if settings.commit_seconds >= settings.stuck_seconds:
+        yield (
+            "error",
+            f"{PREFIX}COMMIT_SECONDS ({settings.commit_seconds:g}) is not below {PREFIX}STUCK_SECONDS"
+            f" ({settings.stuck_seconds:g}): a sound worker would be ended between two commits. Commit"
+            " sooner.",
+        )
+    elif settings.commit_seconds > 60:
+        yield (
+            "warning",
+            f"{PREFIX}COMMIT_SECONDS is {settings.commit_seconds:g}: a kill loses more than a minute.",
+        )
+    if settings.server_token_seconds > settings.server_answer_seconds:
+        yield (
+            "error",
+            f"{PREFIX}SERVER_TOKEN_SECONDS ({settings.server_token_seconds:g}) is above"
+            f" {PREFIX}SERVER_ANSWER_SECONDS ({settings.server_answer_seconds:g}): no answer could wait so"
+            " long for a token. Lower the first.",
+        )
+    if settings.batch_images < settings.max_images:
+        yield (
+            "warning",
+            f"{PREFIX}BATCH_IMAGES ({settings.batch_images}) is below {PREFIX}MAX_IMAGES"
+            f" ({settings.max_images}): properties with more images are a batch alone, which is slow.",
+        )
+    cores = len(os.sched_getaffinity(0))
+    if settings.decode_workers > 2 * cores:
+        yield (
+            "warning",
+            f"{PREFIX}DECODE_WORKERS is {settings.decode_workers} and this process may use {cores} cores.",
+        )
+    if "run_new_ranges_after_hours" in given and not settings.run_new_ranges:
+        yield (
+            "warning",
+            f"{PREFIX}RUN_NEW_RANGES_AFTER_HOURS means nothing without {PREFIX}RUN_NEW_RANGES=true.",
+        )
+    for name in ("model", "embedding_model"):
+        where, revision = getattr(settings, name), f"{name.replace('_model', '')}_revision"
+        revision = "model_revision" if name == "model" else revision
+        if where and Path(where).is_dir() and getattr(settings, revision):
+            yield (
+                "warning",
+                f"{PREFIX}{revision.upper()} means nothing for a local folder ({where}): unset it.",
+            )
+    if settings.source is not None and not settings.source.exists():
+        yield "warning", f"{PREFIX}SOURCE: {settings.source} is not there; nothing new can be taken in."
+
+
+def _catalogue(settings: Settings) -> Said:
+    catalog = Catalog.open(settings.home)
+    yield "ok", f"{catalog.rows:,} properties in {len(catalog.ranges):,} partitions."
+    if catalog.waiting:
+        yield (
+            "warning",
+            f"{catalog.waiting} properties are too few to fill a partition: `vlm-assets run --missing` takes"
+            " them too.",
+        )
+    if not Path(catalog.image_root).is_dir():
+        yield "error", f"The images' folder {catalog.image_root} is not there: mount it, or ingest again."
+
+
+def _space(settings: Settings) -> Said:
+    from vlm_assets.operate.measurement import kept
+    from vlm_assets.operate.trial import COPIES
+
+    catalog = Catalog.open(settings.home)
+    measured = next(iter(kept(settings)), None)
+    row = _ROW_BYTES if measured is None else measured.row_bytes + 4096.0
+    there = sum(
+        one.stat().st_size
+        for asset in (settings.descriptions, settings.embeddings)
+        if asset.published.is_dir()
+        for one in asset.published.iterdir()
+    )
+    need = COPIES * max(0.0, row * catalog.rows - there)
+    disk = os.statvfs(settings.home)
+    free = disk.f_bavail * disk.f_frsize
+    said = f"{free / 1e9:,.1f} GB are free, and about {need / 1e9:,.1f} GB are to come"
+    if measured is None:
+        said += " (a guess: `vlm-assets plan` measures)"
+    if free < need:
+        yield "error", f"{said}: make room in {settings.home}, or `vlm-assets prune`."
+    elif free < 1.5 * need:
+        yield "warning", f"{said}: a second generation would not fit beside it."
+    else:
+        yield "ok", f"{said}."
+    files = 8 * 2 * len(catalog.ranges)
+    if disk.f_files and disk.f_favail < files:
+        yield (
+            "error",
+            f"{disk.f_favail:,} files can be made on this disk and about {files:,} will be: take another file"
+            " system, or larger ranges.",
+        )
+
+
+def _devices(settings: Settings) -> Said:
+    gpu = build_gpu(settings)
+    devices = gpu.find()
+    readings = {one.uuid: one for one in DriverNvml().readings()} if _has_gpu(settings) else {}
+    health = HealthCheck(DriverNvml(), round(settings.device_min_free_gib * _GIB)).of(devices)
+    holders = {one.device.id for one in gpu.leases().holders()}
+    left_out = gpu.left_out().left_out()
+    weights = weight_bytes(settings)
+    for device in devices:
+        found = health[device.id]
+        reading = readings.get(device.id)
+        said: list[tuple[Level, str]] = [("error", one) for one in found.refused]
+        said += [("warning", one) for one in found.hot]
+        if device.id in left_out:
+            said.append(("error", left_out[device.id].sentence(device.id)))
+        memory = device.memory_bytes
+        if memory is not None and weights * 1.2 > memory:
+            said.append(
+                (
+                    "error",
+                    f"{device.id} has {memory / _GIB:.1f} GiB and the model's files alone have"
+                    f" {weights / _GIB:.1f} GiB: take a smaller or quantized model, or a larger device.",
+                )
+            )
+        if reading is not None and reading.temperature is not None and reading.temperature >= _HOT:
+            said.append(("warning", f"{device.id} is at {reading.temperature} °C: look at its cooling."))
+        if reading is not None and reading.free_bytes is not None and memory is not None:
+            taken = memory - reading.free_bytes
+            if device.id not in holders and taken > memory / 10:
+                said.append(
+                    (
+                        "warning",
+                        f"Other processes hold {taken / _GIB:.1f} GiB of {device.id}: see `nvidia-smi`.",
+                    )
+                )
+        size = "" if memory is None else f", {memory / _GIB:.1f} GiB"
+        yield from said or [("ok", f"{device.id} ({device.name}{size}): nothing speaks against it.")]
+
+
+def _has_gpu(settings: Settings) -> bool:
+    return any(one.kind == "cuda" for one in build_gpu(settings).find())
+
+
+def weight_bytes(settings: Settings) -> int:
+    """Bytes of the describing model's weights; 0 where it is no local folder."""
+    folder = Path(settings.model) if settings.model else None
+    if folder is None or not folder.is_dir():
+        return 0
+    return sum(one.stat().st_size for one in folder.glob("*.safetensors"))
+
+
+def _limits(settings: Settings) -> Said:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _FILES:
+        level: Level = "warning" if soft >= 1024 else "error"
+        yield level, f"{soft:,} open files are allowed: `ulimit -n {_FILES}` (systemd: LimitNOFILE={_FILES})."
+    else:
+        yield "ok", f"Open files: {'no limit' if soft == resource.RLIM_INFINITY else f'{soft:,}'}."
+    shared = Path("/dev/shm")  # noqa: S108 - looked at, not written
+    if shared.is_dir():
+        disk = os.statvfs(shared)
+        size = disk.f_blocks * disk.f_frsize
+        if size < _SHARED_BYTES:
+            yield (
+                "warning",
+                f"Shared memory is {size / (1 << 20):.0f} MiB: a model server needs more (--shm-size).",
+            )
+    devices = build_gpu(settings).find()
+    on_cpu = sum(one.kind == "cpu" for one in devices)
+    need = len(devices) * _RUN_BYTES + (1.2 * weight_bytes(settings)) * max(1, on_cpu)
+    memory = memory_bytes()
+    said = f"{memory / _GIB:.1f} GiB of memory for {len(devices)} runs at once, which take about"
+    said += f" {need / _GIB:.1f} GiB"
+    if memory < need:
+        yield "warning", f"{said}: use fewer devices ({PREFIX}DEVICES), or give the container more."
+    else:
+        yield "ok", f"{said}."
+
+
+def memory_bytes() -> float:
+    """Memory that this machine, or this container, can still give."""
+    known = []
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            known.append(float(line.split()[1]) * 1024)
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        try:
+            known.append(float(Path(limit).read_text()) - float(Path(used).read_text()))
+        except (OSError, ValueError):
+            continue  # No limit, or another version of control groups.
+    return max(0.0, min(known, default=math.inf))
+
+
+def _clock(settings: Settings) -> Said:
+    newest = max((one.stat().st_mtime for one in settings.home.iterdir()), default=0.0)
+    ahead = newest - time.time()
+    if ahead > 60:
+        yield (
+            "error",
+            f"Files of {settings.home} are {ahead:.0f} s in the future: the clock was put back, or the disk's"
+            " server has another time. Put the clock right.",
+        )
+        return
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(512))
+    if state == _UNSYNCHRONISED:
+        yield "warning", "Nothing keeps this clock right (no NTP): alerts and signatures for S3 depend on it."
+    else:
+        yield "ok", "The clock is plausible."
+
+
+def _state(settings: Settings) -> Said:
+    began = time.monotonic()
+    state = control_state(settings)
+    state.read(lambda connection: connection.execute(sa.text("SELECT 1")).scalar())
+    paused = pause_of(state)
+    where = "SQLite in the home" if settings.state_url is None else "Postgres"
+    yield "ok", f"The control state ({where}) answers in {1000 * (time.monotonic() - began):.0f} ms."
+    if paused:
+        yield "warning", f"Nothing is started: {paused.sentence()}. `vlm-assets resume`."
+
+
+def _storage(settings: Settings) -> Said:
+    if IS_CHECKOUT:
+        # With kills and flips on the spot, which are part of a checkout alone.
+        command = [sys.executable, "-m", "faults", "--home-dir", str(settings.home)]
+        done = subprocess.run(
+            [*command, "--minutes", str(_CAMPAIGN_MINUTES)],
+            cwd=CHECKOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+        lines = [line.removeprefix("- ") for line in done.stdout.splitlines()]
+        if done.returncode not in (0, 1) or not lines:
+            raise RuntimeError(f"The storage could not be tried: {done.stderr.strip()[-300:]}")
+        against = " ".join(lines[1:]) if done.returncode else ""
+        said = " ".join(lines)
+    else:
+        verdict = file_systems.examine(settings.home)
+        against, said = " ".join(verdict.against), verdict.sentences().replace("\n- ", " ")
+    yield ("error", f"{settings.home}: {against}") if against else ("ok", said)
+
+
+def _images(settings: Settings) -> Said:
+    catalog = Catalog.open(settings.home)
+    jobs, formats, refused = _image_jobs(catalog)
+    failed: Counter[str] = Counter()
+    first, seen, seconds = "", 0, 0.0
+    deadline = time.monotonic() + _IMAGES_SECONDS
+    with WorkerPool(
+        Thumbnails(16),
+        workers=settings.decode_workers,
+        prefetch_batches=1,
+        max_pixels=settings.max_pixels,
+        max_images=1,
+        image_seconds=_IMAGES_SECONDS / 4,
+    ) as pool:
+        for batch in pool.feed([[one] for one in jobs]):
+            for one in batch:
+                seen, seconds = seen + one.seen, seconds + one.seconds
+                for failure in one.failed:
+                    failed[failure.kind] += 1
+                    first = first or failure.error
+            if time.monotonic() > deadline:
+                break
+    looked = seen + failed.total() + refused
+    bad = failed.total() + refused
+    kinds = ", ".join(f"{count} {name}" for name, count in formats.most_common())
+    rate = f"{seen / seconds:.1f} images/s a core" if seconds else "no rate"
+    said = f"{looked} images of {looked} properties: {kinds}; {bad} cannot be read; {rate}"
+    if not looked:
+        yield "warning", "The catalogue lists no image."
+    elif bad == looked:
+        yield "error", f"{said}. Is the images' disk mounted? First: {first}"
+    elif bad > _UNREADABLE_WARN * looked:
+        yield "warning", f"{said}. First: {first}"
+    else:
+        yield "ok", f"{said}."
+
+
+def _image_jobs(catalog: Catalog) -> tuple[list[PropertyJob], Counter[str], int]:
+    """An image each of properties spread over the catalogue; by format; and how many lie outside the root."""
+    from vlm_assets.operate.trial import sample
+
+    jobs, formats, refused = [], Counter[str](), 0
+    for number, row in enumerate(sample(catalog, IMAGES).to_pylist()):
+        uris = row["image_uris"]
+        if not uris:
+            continue
+        uri = uris[number % len(uris)]
+        try:
+            path = catalog.image_path(uri)
+        except InvalidImagePathError:
+            refused += 1
+            continue
+        try:
+            if path.is_file():
+                with path.open("rb") as stream:
+                    formats[recognised_format(stream.read(64)) or "of no known format"] += 1
+        except OSError:
+            pass  # The worker says why.
+        jobs.append(PropertyJob(row["property_id"], row["ordinal"], (str(path),), (uri,)))
+    return jobs, formats, refused
+
+
+def _model(settings: Settings) -> Said:
+    from vlm_assets.operate.trial import run_trial
+
+    catalog = Catalog.open(settings.home)
+    gpu = replace(build_gpu(settings), wait_seconds=_DEVICE_WAIT_SECONDS)
+    try:
+        trial = run_trial(settings, catalog, gpu, build_vision_language_model(settings), limit=1)
+    except NoDeviceFreeError as error:
+        yield "warning", f"Not tried, for every device is at work: {error}"
+        return
+    one = trial.described[0]
+    took = f"loaded in {trial.load_seconds:.1f} s on {trial.device}"
+    if one.description is None:
+        yield (
+            "error",
+            f"It {took}, and could not describe {one.property_id} ({one.error_kind}): {one.error}."
+            " `vlm-assets try` shows more.",
+        )
+        return
+    yield "ok", f"It {took} and described {one.property_id}."
+    known = trial.image_tokens
+    if known is None:
+        return
+    if known.fitting < known.images:
+        yield (
+            "warning",
+            f"{known.sentence()}: fewer {PREFIX}MAX_PIXELS or {PREFIX}IMAGE_TOKENS lets all of them fit.",
+        )
+    else:
+        yield "ok", f"{known.sentence()}."
+
+
+def _alerts(settings: Settings) -> Said:
+    from resources.alerts.messages import Sender, trial
+    from vlm_assets.operate.alert_settings import build_delivery, pages_address
+
+    delivery = build_delivery(settings)
+    if not delivery.targets:
+        yield (
+            "warning",
+            f"Nobody is told of trouble: set {PREFIX}ALERT_TARGETS, then `vlm-assets alerts test`.",
+        )
+    else:
+        message = trial(Sender(str(settings.home), os.uname().nodename, pages_address(settings)))
+        for target, said in delivery.send_at_once(message, seconds=_ALERT_SECONDS):
+            if said is None:
+                yield "ok", f"{target.name} took a test message."
+            else:
+                yield "error", f"{target.name} did not take a test message: {said}."
+    standing = delivery.outbox.open_subjects()
+    if standing:
+        yield "warning", f"{len(standing)} alerts are open: `vlm-assets alerts`."
+
+
+def _dagster(settings: Settings) -> Said:
+    for one in damages(settings.dagster_home) if settings.dagster_home.is_dir() else ():
+        yield (
+            "error",
+            f"Dagster's database {one.path} is damaged ({one.why}): start Dagster again, it is renewed.",
+        )
+    address = running_address(settings.dagster_home)
+    if address is not None:
+        silent = Ticks(control_state(settings)).silence(now=time.time())
+        if silent is not None:
+            yield "error", f"{silent.title}: {silent.found}. {silent.next_step}"
+        if DagsterApi(address).definitions_loaded():
+            yield "ok", f"Dagster runs at {address} and has the definitions."
+        else:
+            yield "error", f"Dagster at {address} does not have the definitions: see its log, start it again."
+        return
+    environment = {**os.environ, f"{PREFIX}HOME": str(settings.home)}
+    environment.pop("DAGSTER_HOME", None)
+    done = subprocess.run(
+        [sys.executable, "-c", "import vlm_assets.definitions"],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_DEFINITIONS_SECONDS,
+    )
+    if done.returncode:
+        yield "error", f"The definitions do not load: {done.stderr.strip().splitlines()[-1]}"
+    else:
+        yield "ok", "Dagster does not run on this home; the definitions load. `vlm-assets serve` starts it."
+
+
+CHECKS: Final = (
+    Check("settings", _settings),
+    Check("catalogue", _catalogue),
+    Check("space", _space),
+    Check("devices", _devices),
+    Check("limits", _limits),
+    Check("clock", _clock),
+    Check("state", _state),
+    Check("images", _images, is_quick=False),
+    Check("storage", _storage, is_quick=False),
+    Check("dagster", _dagster, is_quick=False),
+    Check("alerts", _alerts, is_quick=False),
+    # Last: the device that it takes is this process's until it ends.
+    Check("model", _model, is_quick=False),
+)
+"""In the order in which they are told; what needs no second comes first."""
