@@ -32,6 +32,7 @@ from resources.images.thumbnails import Thumbnails
 from resources.images.worker_pool import WorkerPool
 from resources.state.pause import pause_of
 from resources.storage import file_systems
+from resources.store.bucket import place_of
 from sensors.ticks import Ticks
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
@@ -154,7 +155,7 @@ def contradictions(settings: Settings) -> Said:
                 "warning",
                 f"{PREFIX}{revision.upper()} means nothing for a local folder ({where}): unset it.",
             )
-    if settings.source is not None and not settings.source.exists():
+    if isinstance(settings.source, Path) and not settings.source.exists():
         yield "warning", f"{PREFIX}SOURCE: {settings.source} is not there; nothing new can be taken in."
 
 
@@ -167,7 +168,8 @@ def _catalogue(settings: Settings) -> Said:
             f"{catalog.waiting} properties are too few to fill a partition: `vlm-assets run --missing` takes"
             " them too.",
         )
-    if not Path(catalog.image_root).is_dir():
+    root = place_of(catalog.image_root)
+    if isinstance(root, Path) and not root.is_dir():
         yield "error", f"The images' folder {catalog.image_root} is not there: mount it, or ingest again."
 
 
@@ -369,6 +371,7 @@ def _images(settings: Settings) -> Said:
         max_pixels=settings.max_pixels,
         max_images=1,
         image_seconds=_IMAGES_SECONDS / 4,
+        fetch=catalog.images.fetch,
     ) as pool:
         for batch in pool.feed([[one] for one in jobs]):
             for one in batch:
@@ -386,7 +389,7 @@ def _images(settings: Settings) -> Said:
     if not looked:
         yield "warning", "The catalogue lists no image."
     elif bad == looked:
-        yield "error", f"{said}. Is the images' disk mounted? First: {first}"
+        yield "error", f"{said}. {catalog.images.advice} First: {first}"
     elif bad > _UNREADABLE_WARN * looked:
         yield "warning", f"{said}. First: {first}"
     else:
@@ -408,14 +411,22 @@ def _image_jobs(catalog: Catalog) -> tuple[list[PropertyJob], Counter[str], int]
         except InvalidImagePathError:
             refused += 1
             continue
-        try:
-            if path.is_file():
-                with path.open("rb") as stream:
-                    formats[recognised_format(stream.read(64)) or "of no known format"] += 1
-        except OSError:
-            pass  # The worker says why.
+        formats[_format(path)] += 1
         jobs.append(PropertyJob(row["property_id"], row["ordinal"], (str(path),), (uri,)))
     return jobs, formats, refused
+
+
+def _format(path: Path | str) -> str:
+    """Of a file by its first bytes, of an object on S3 by its name."""
+    if isinstance(path, str):
+        return path.rpartition(".")[2].upper()
+    try:
+        if path.is_file():
+            with path.open("rb") as stream:
+                return recognised_format(stream.read(64)) or "of no known format"
+    except OSError:
+        pass  # The worker says why.
+    return "not there"
 
 
 def _model(settings: Settings) -> Said:
@@ -451,7 +462,7 @@ def _model(settings: Settings) -> Said:
 
 
 def _alerts(settings: Settings) -> Said:
-    from resources.alerts.messages import Sender, trial
+    from resources.alerts.alert import Sender, trial
     from vlm_assets.operate.alert_settings import build_delivery, pages_address
 
     delivery = build_delivery(settings)

@@ -25,6 +25,7 @@ from resources.devices.resource import GpuResource
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.storage.files import make_directory, write_new
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from resources.store.bucket import place_of
 from vlm_assets.assets.fingerprint import description_parts, digest_of
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -208,7 +209,7 @@ def _measured_run(settings: Settings, catalog: Catalog) -> MeasuredRun:
         listing = folder / "listing.jsonl"
         lines = [json.dumps({"property_id": row["property_id"], "images": row["image_uris"]}) for row in rows]
         listing.write_text("\n".join(lines) + "\n")
-        ingest(listing, home, range_size=len(rows), image_root=Path(catalog.image_root), close=True)
+        ingest(listing, home, range_size=len(rows), image_root=place_of(catalog.image_root), close=True)
         state = home / settings.state_directory.name
         state.mkdir(exist_ok=True)
         for name in _SHARED:
