@@ -47,7 +47,9 @@ from pathlib import Path
 import dagster as dg
 from vlm_assets.definitions import build_defs
 from vlm_assets.settings import load_settings
-settings = load_settings(home=Path(sys.argv[1]), state_url=None, alert_targets=None)
+settings = load_settings(
+    home=Path(sys.argv[1]), state_url=None, alert_targets=None, engine="transformers"
+)
 defs = build_defs(settings)
 with dg.DagsterInstance.local_temp(str(Path(sys.argv[1]) / "dagster")) as instance:
     done = dg.materialize(
@@ -146,7 +148,7 @@ def keep_trial(settings: Settings, model: VisionLanguageModel, trial: Trial) -> 
         name=_name(settings, model, trial.device),
         at=time.time(),
         model=model.exact()[0],
-        engine=settings.engine,
+        engine=_engine(model),
         device=trial.device,
         max_pixels=settings.max_pixels,
         batch_size=settings.batch_size,
@@ -192,7 +194,7 @@ def measure(
     """
     found = measurement_of_now(settings, model, gpu)
     run = None if found is None else found.run
-    if run is None and settings.engine == "transformers":
+    if run is None and model.server is None:
         # Before the sample, whose lease is this process's until it ends.
         run = _measured_run(settings, catalog)
     if found is None:
@@ -276,7 +278,11 @@ def _folder(settings: Settings) -> Path:
     return settings.state_directory / "measured"
 
 
+def _engine(model: VisionLanguageModel) -> str:
+    return "transformers" if model.server is None else "server"
+
+
 def _name(settings: Settings, model: VisionLanguageModel, device: str) -> str:
     meaning = description_parts(settings, model)
-    chosen = [settings.engine, settings.batch_size, settings.batch_images, settings.decode_workers, device]
+    chosen = [_engine(model), settings.batch_size, settings.batch_images, settings.decode_workers, device]
     return digest_of({"meaning": meaning, "chosen": chosen})
