@@ -30,7 +30,7 @@ STARTING := tests/browser tests/integration
 SERVING := -m 'serves and not long' tests/integration
 NOT_SERVING := -m 'not serves and not long and not vllm' $(STARTING)
 
-.PHONY: help run test test-long test-gpu test-vllm test-deps vllm faults mutations example-model bench bench-environments bench-gpu clean
+.PHONY: help run test test-long test-gpu test-vllm test-deps vllm faults test-training mutations example-model bench bench-environments bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
@@ -42,6 +42,7 @@ help:
 	@echo "make test-deps      what the tests need from apt (as root)"
 	@echo "make faults         the long fault campaign; goes on where it was stopped (as root: power cuts too)"
 	@echo "make faults HOME_DIR=/mnt/disk   says whether that storage can be trusted, and why not"
+	@echo "make test-training  kill a training 100 times: losses and weights must come out equal, bit for bit"
 	@echo "make mutations      take out each safeguard of the commit protocol: a test must fail"
 	@echo "make example-model  train the small example model anew"
 	@echo "make bench          against the best plain loop, Ray Data, Daft and a plain asset; ARGS='--quick', '--micro'"
@@ -79,6 +80,9 @@ test-vllm: .venv/installed-dev $(VLLM)
 # The storage part alone where HOME_DIR is given; ARGS='--help' lists what else can be asked.
 faults: .venv/installed
 	@OMP_NUM_THREADS=1 $(BIN)/python -m faults $(if $(HOME_DIR),--home-dir '$(HOME_DIR)') $(ARGS)
+
+test-training: .venv/installed-dev
+	@$(BIN)/python -m faults.training $(ARGS)
 
 mutations: .venv/installed-dev
 	@$(BIN)/python -m faults.mutations $(ARGS)

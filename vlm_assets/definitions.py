@@ -15,6 +15,7 @@ import dagster as dg
 
 from vlm_assets.assets import property_catalog as catalog_asset
 from vlm_assets.assets import property_descriptions, property_embeddings
+from vlm_assets.assets.description_model import build_description_model
 from vlm_assets.assets.property_catalog import build_property_catalog
 from vlm_assets.automation.dataset_audit import build_audit_sensor, build_dataset_audit
 from vlm_assets.automation.dataset_plan import build_dataset_plan
@@ -46,6 +47,7 @@ def build_defs(
     watched.append(build_progress_sensor(settings, progress))
     audit = build_dataset_audit(settings, audited=[property_descriptions.ASSET, property_embeddings.ASSET])
     watched.append(build_audit_sensor(settings, audit))
+    trained = build_description_model(settings, upstream=catalog_asset.ASSET)
     ticking = {retrying.schedule.name: settings.retry_every_minutes * 60.0}
     return dg.Definitions(
         assets=[
@@ -59,6 +61,7 @@ def build_defs(
             audit,
             progress,
             build_dataset_plan(settings),
+            *([] if trained is None else [trained]),
         ],
         jobs=[*retrying.jobs],
         schedules=[retrying.schedule],

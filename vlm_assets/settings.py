@@ -195,6 +195,12 @@ class Settings(BaseSettings):
         " the embedding model's files say it; mean for the describing model's own layers.",
     )
 
+    variants: Path | None = Field(
+        None,
+        description="YAML file of the variants of description_model, the models to train; docs/training.md."
+        " Default: none.",
+    )
+
     devices: str = Field(
         "auto",
         description="auto, a list of GPU indexes or UUIDs ('0,1'), 'given' (by a cluster), or 'cpu:N' slots.",
@@ -283,7 +289,7 @@ class Settings(BaseSettings):
     def _on_disk_or_s3(cls, place: object) -> object:
         return place_of(place) if isinstance(place, str) else place
 
-    @field_validator("home", "source", "image_root", "server_image_folder")
+    @field_validator("home", "source", "image_root", "server_image_folder", "variants")
     @classmethod
     def _absolute(cls, path: Path | S3Folder | None) -> Path | S3Folder | None:
         if not isinstance(path, Path):

@@ -112,7 +112,7 @@ def receive(connection: socket.socket) -> Parcel | None:
 def main() -> None:
     """Fork workers until the parent ends."""
     parent, descriptor = int(sys.argv[1]), int(sys.argv[2])
-    _die_with(parent)
+    die_with(parent)
     # A Ctrl-C is for the parent, which commits what is finished and then ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
@@ -157,7 +157,7 @@ def _become_worker(template: int, descriptor: int, progress: int, make: Maker) -
     """Answer until the parent closes the socket."""
     code = 1
     try:
-        _die_with(template)
+        die_with(template)
         shared = Progress(progress)
         os.close(progress)
         connection = socket.socket(fileno=descriptor)
@@ -250,7 +250,7 @@ def _memory_limit() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel end this process when its parent dies, however it dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # It may have died before we asked.

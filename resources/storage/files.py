@@ -8,6 +8,7 @@ simulated disk in tests/faults/test_power_cuts.py hold it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import os
@@ -15,6 +16,8 @@ import uuid
 from pathlib import Path
 
 _CHUNK = 1 << 20
+
+_AT_CURRENT, _RENAME_EXCHANGE = -100, 2
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ending of every temporary name: never ``.parquet``, so that no reader's ``*.parquet`` finds one."""
@@ -40,6 +43,30 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Make the bytes of a file durable that something else has written."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def exchange(staged: Path, standing: Path) -> None:
+    """Give two folders each other's name in one step, durably, so that readers see the one or the other.
+
+    Raises OSError where the file system cannot (EINVAL: some network file systems).
+    """
+    done = ctypes.CDLL(None, use_errno=True).renameat2(
+        _AT_CURRENT, os.fsencode(staged), _AT_CURRENT, os.fsencode(standing), _RENAME_EXCHANGE
+    )
+    if done != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(staged), None, str(standing))
+    sync_directory(standing.parent)
+    sync_directory(staged.parent)
 
 
 def make_directory(directory: Path) -> None:

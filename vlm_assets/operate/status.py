@@ -31,6 +31,7 @@ from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.expected_cost import ExpectedCost
 from vlm_assets.operate.rate import Rate, measure
+from vlm_assets.operate.variant_status import VariantStatus, variant_status
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
@@ -103,7 +104,7 @@ class Status:
     seconds_left: of all descriptions at this rate. done_again: what was tried again by itself and came right
     since ``done_again_since`` (unix seconds), oldest first. open_alerts: titles of what was told and is not
     right again, oldest first. paused, dagster: since when and why it is paused, and where Dagster runs; None
-    where not. warnings: what could not be read.
+    where not. warnings: what could not be read. variants: the models to train, what waits first.
     """
 
     home: str
@@ -126,6 +127,7 @@ class Status:
     warnings: tuple[str, ...]
     next_steps: tuple[str, ...]
     published: Mapping[str, PublishedRows] = field(repr=False)
+    variants: tuple[VariantStatus, ...] = ()
 
     def counts(self, asset: str) -> Counter[State]:
         """Partitions of an asset in each state."""
@@ -224,6 +226,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
             is_well=not warnings,
         ),
         published=published,
+        variants=variant_status(settings),
     )
 
 

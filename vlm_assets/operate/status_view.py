@@ -63,6 +63,7 @@ def view(status: Status) -> RenderableType:
     parts += _listed(status)
     parts += _done_again(status)
     parts += _order(status)
+    parts += _variants(status)
     failed = ", ".join(f"{count} {kind}" for kind, count in status.failed_by_kind.items())
     parts.append(Text(f"Published descriptions: {status.ok} ok" + (f"; failed: {failed}" if failed else "")))
     parts += [Text(f"  {one.sentence()}") for one in status.first_failed]
@@ -158,6 +159,16 @@ def _order(status: Status) -> list[RenderableType]:
         )
     rest = [Text(f"and {len(waiting) - SHOWN} more", style="dim")] if len(waiting) > SHOWN else []
     return [table, *rest]
+
+
+def _variants(status: Status) -> list[RenderableType]:
+    if not status.variants:
+        return []
+    table = Table("turn", Column("model to train", no_wrap=True), "state", "time left")
+    for one in status.variants:
+        left = "" if one.state == "done" else _duration(one.seconds_left)
+        table.add_row(str(one.turn or ""), one.name, one.sentence(), left)
+    return [table]
 
 
 def _clock(at: float) -> str:

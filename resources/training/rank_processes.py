@@ -1,0 +1,193 @@
+"""The processes of a training as its run sees them: started, listened to, asked to stop, fewer when one dies.
+
+What lives here: starting the ranks, their events in order, what the death of one means. What does not: the
+program that they run (``rank.py``). They hold the training's lock together with the run, so that a new start
+waits until the last of them is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from resources.processes import how_it_ended
+from resources.storage.lock_files import LockFile
+from resources.training.plan import TrainingError
+from resources.training.rank import PEER_LOST, REFUSED, STOPPED
+
+_SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
+_LOOK_SECONDS: Final = 0.5
+_LAST_WORDS: Final = 2000
+_TRIES: Final = 3
+"""Deaths in a row without a new step, after which it is no accident."""
+
+
+class RanksDiedError(RuntimeError):
+    """The ranks of a training died again and again; its checkpoints are kept."""
+
+
+@dataclass
+class RankProcesses:
+    """The ranks of one training.
+
+    devices: for each rank the value of CUDA_VISIBLE_DEVICES, empty for the CPU. grace: seconds to write a
+    checkpoint when they are asked to stop. listen_seconds: between two events at most; an empty one comes
+    where nothing happened.
+    """
+
+    folder: Path
+    export: Path
+    history: Path
+    quarantine: Path
+    devices: Sequence[str]
+    lock: LockFile
+    grace: float = 30.0
+    _running: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
+
+    def events(self) -> Iterator[Mapping[str, Any]]:
+        """What the first rank says, until the training is finished. Ends the ranks when it is left.
+
+        Raises TrainingError where they refuse, with their reason, and RanksDiedError.
+        """
+        world, deaths, best = len(self.devices), 0, -1
+        try:
+            while True:
+                for event in self._listen(world):
+                    if event.get("event") == "step" and event["step"] > best:
+                        best, deaths = event["step"], 0
+                    yield event
+                codes = self._codes()
+                if not any(codes):
+                    return
+                if REFUSED in codes:
+                    raise TrainingError("the reason was told before")  # The caller has raised with it.
+                left = sum(code in (PEER_LOST, STOPPED) for code in codes)
+                deaths += 1
+                gone = "; ".join(
+                    f"rank {number} {how_it_ended(code)}"
+                    for number, code in enumerate(codes)
+                    if code not in (0, PEER_LOST, STOPPED)
+                )
+                said = f"{gone}. {self._last_line()}".strip()
+                if deaths >= _TRIES:
+                    raise RanksDiedError(
+                        f"The training's processes died {deaths} times without a new step: {said} Its"
+                        f" checkpoints are kept. All they wrote is in {self.folder}/rank-*.log."
+                    )
+                world = max(1, left)
+                yield {"event": "warning", "said": f"{said} Going on with {world} of {len(codes)} ranks."}
+        finally:
+            self._end()
+
+    def _listen(self, world: int) -> Iterator[Mapping[str, Any]]:
+        """Start so many ranks, and give what the first one says until all have ended."""
+        read, write = os.pipe()
+        meeting = self.folder / f".meeting-{uuid.uuid4().hex[:12]}"
+        try:
+            self._running = [self._start(number, world, write, meeting) for number in range(world)]
+        finally:
+            os.close(write)
+        unread = b""
+        with os.fdopen(read, "rb", buffering=0) as pipe, selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            lost_at: float | None = None
+            while True:
+                if selector.select(_LOOK_SECONDS):
+                    said = pipe.read(1 << 16)
+                    if not said:
+                        break
+                    *lines, unread = (unread + said).split(b"\n")
+                    yield from (json.loads(line) for line in lines)
+                else:
+                    yield {"event": "nothing"}
+                if any(one.poll() is not None for one in self._running):
+                    lost_at = lost_at or time.monotonic()
+                    # Those that wait for one that is gone notice it at once; one that hangs does not.
+                    if time.monotonic() - lost_at > self.grace and world > 1:
+                        self._kill()
+        meeting.unlink(missing_ok=True)
+
+    def _codes(self) -> list[int]:
+        """How each has ended. The first is gone: those that do not notice it in time are killed."""
+        deadline = time.monotonic() + self.grace
+        for one in self._running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.wait(max(0.0, deadline - time.monotonic()))
+        self._kill()
+        return [one.wait() for one in self._running]
+
+    def _start(self, number: int, world: int, events: int, meeting: Path) -> subprocess.Popen[bytes]:
+        visible = self.devices[number]
+        # Only the first one tells; a pipe that all have open would not end with it.
+        pipe = events if number == 0 else os.open(os.devnull, os.O_WRONLY)
+        arguments = {
+            "--export": self.export,
+            "--history": self.history,
+            "--quarantine": self.quarantine,
+            "--meeting": meeting,
+            "--rank": number,
+            "--world": world,
+            "--events": pipe,
+            "--parent": os.getpid(),
+            "--device": "cuda" if visible else "cpu",
+        }
+        path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": path,
+            "CUDA_VISIBLE_DEVICES": visible,
+            "TOKENIZERS_PARALLELISM": "false",
+            # The ranks are on this machine, and nobody else's business.
+            "GLOO_SOCKET_IFNAME": "lo",
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        }
+        command = [sys.executable, "-P", "-m", "resources.training.rank", str(self.folder)]
+        with (self.folder / f"rank-{number}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [*command, *(str(part) for pair in arguments.items() for part in pair)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(pipe, self.lock.fileno()),
+                # A Ctrl-C in the terminal is the run's to handle.
+                process_group=0,
+                env=environment,
+            )
+        if number:
+            os.close(pipe)
+        return process
+
+    def _last_line(self) -> str:
+        lines: list[str] = []
+        for path in sorted(self.folder.glob("rank-*.log")):
+            said = path.read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip().splitlines()
+            lines += said[-1:]
+        return " ".join(lines)
+
+    def _end(self) -> None:
+        """Ask those that run to stop, give them the time to write a checkpoint, and kill what is left."""
+        for one in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                one.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + self.grace
+        for one in self._running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.wait(max(0.0, deadline - time.monotonic()))
+        self._kill()
+
+    def _kill(self) -> None:
+        for one in self._running:
+            if one.poll() is None:
+                one.kill()
+                one.wait()

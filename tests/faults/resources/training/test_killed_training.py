@@ -1,0 +1,167 @@
+"""A training that is killed, poisoned or damaged comes to what it comes to without that, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from faults.training import Outcome, make_plan, outcome, prepare, run_killed, start
+from resources.training.loop import BadBatchesError, Training
+from resources.training.plan import Sample, TrainingPlan
+from resources.training.ranks import Ranks
+
+STEPS = 12
+KILLS = 8
+POISONED = "faults.training:PoisonedObjective"
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
+    """Ten rendered properties, without hard ones."""
+    return prepare(tmp_path_factory.mktemp("rendered"), properties=12)
+
+
+@pytest.fixture(scope="module")
+def whole(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """What the training comes to that nobody touches: one rank, no process beside it."""
+    folder = tmp_path_factory.mktemp("whole") / "training"
+    make_plan(folder, samples, steps=STEPS)
+    start(folder, ranks=1, workers=0)
+    return outcome(folder)
+
+
+@pytest.mark.timeout(600)
+def test_killed_again_and_again_it_comes_out_the_same(
+    samples: list[Sample], whole: Outcome, tmp_path: Path
+) -> None:
+    """SIGKILL at random moments, ranks and workers drawn anew: losses and weights are equal to the bit."""
+    folder = tmp_path / "training"
+    make_plan(folder, samples, steps=STEPS)
+    found = run_killed(folder, kills=KILLS, rng=random.Random(5))
+    assert (found.model, found.history) == (whole.model, whole.history)
+    steps = [json.loads(line)["step"] for line in (folder / "training.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, STEPS + 1)), "the whole history, no step twice"
+
+
+@pytest.fixture
+def in_process() -> Iterator[Any]:
+    """Runs a training in this process, and puts back what it sets in torch."""
+    threads = torch.get_num_threads()
+
+    def run(folder: Path, plan: TrainingPlan, **changes: Any) -> tuple[Training, list[dict[str, Any]]]:
+        told: list[dict[str, Any]] = []
+        training = Training(
+            replace(plan, checkpoint_seconds=0.0, **changes),
+            folder / "work",
+            folder / "quarantine",
+            Ranks(),
+            device="cpu",
+            history=folder / "training.jsonl",
+            say=lambda event, values: told.append({"event": event, **values}),
+        )
+        (folder / "export").mkdir(exist_ok=True)
+        training.run(folder / "export")
+        return training, told
+
+    yield run
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    samples: list[Sample], whole: Outcome, tmp_path: Path, in_process: Any
+) -> None:
+    """One flipped bit in the last checkpoint: it is said, the one before is taken, the result is the same."""
+    folder = tmp_path / "training"
+    plan = make_plan(folder, samples, steps=STEPS)
+    in_process(folder, plan, steps=STEPS)
+    newest = max((folder / "work" / "checkpoints").iterdir())
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    training, told = in_process(folder, plan)
+    assert [one for one in told if one["event"] == "warning" and "damaged" in one["said"]]
+    assert 0 < next(one["step"] for one in told if one["event"] == "restored") < STEPS
+    assert training.state.step == STEPS
+    assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
+
+
+def test_a_poisoned_batch_is_skipped_and_named(
+    samples: list[Sample], tmp_path: Path, in_process: Any
+) -> None:
+    """NaN: back to the last good checkpoint; the batch is passed over and recorded by its ids."""
+    folder, bad = tmp_path / "training", samples[4].property_id
+    plan = make_plan(folder, samples, steps=2, variant=bad, objective=POISONED, held_out=0.0)
+    training, told = in_process(folder, plan)
+    skipped = [one for one in told if one["event"] == "skipped"]
+    assert skipped and all(bad in one["ids"] and "loss is nan" in one["said"] for one in skipped)
+    state = training.state
+    assert list(state.skips.values()) == [one["ids"] for one in skipped]
+    assert state.step == 2 and state.consumed == (2 + len(skipped)) * plan.batch
+    assert all(torch.isfinite(one).all() for one in training._parameters.values())
+
+
+def test_too_many_poisoned_batches_stop_it(samples: list[Sample], tmp_path: Path, in_process: Any) -> None:
+    """After three the training stops, and the error names the batch and says what to look at."""
+    folder = tmp_path / "training"
+    plan = make_plan(
+        folder,
+        samples,
+        steps=6,
+        variant=" ".join(one.property_id for one in samples),
+        objective=POISONED,
+        held_out=0.0,
+    )
+    with pytest.raises(BadBatchesError, match=r"cannot be learned from: its loss is nan.*3 batches before"):
+        in_process(folder, plan)
+
+
+def test_sigterm_writes_a_checkpoint(samples: list[Sample], tmp_path: Path) -> None:
+    """A preempted machine: the last finished step is on disk when the ranks are gone."""
+    folder = tmp_path / "training"
+    make_plan(folder, samples, steps=100_000, checkpoint_seconds=3600.0)
+    child = subprocess.Popen(
+        [sys.executable, "-c", _STOPPED_AT_FIRST_STEPS.format(folder=str(folder))], stdout=subprocess.PIPE
+    )
+    assert child.wait(120) == 0
+    steps = len((folder / "training.jsonl").read_text().splitlines())
+    names = sorted(path.name for path in (folder / "work" / "checkpoints").iterdir())
+    assert int(names[-1].split("-")[1]) == steps > 0
+
+
+_STOPPED_AT_FIRST_STEPS = """
+import faults.training as t
+from pathlib import Path
+from resources.training import rank_processes
+take = rank_processes.RankProcesses.events
+class Enough(Exception): pass
+def events(self):
+    for event in take(self):
+        if event.get("step", 0) >= 2:
+            raise Enough  # what holds the ranks is left: they are asked to stop
+        yield event
+rank_processes.RankProcesses.events = events
+try:
+    t.start(Path({folder!r}), ranks=1, workers=0)
+except Enough:
+    pass
+"""
+
+
+def test_low_rank_adapters_are_merged(samples: list[Sample], tmp_path: Path, in_process: Any) -> None:
+    """`method: lora`: a fraction is trained, and what comes out is a whole model like any other."""
+    folder = tmp_path / "training"
+    plan = make_plan(folder, samples, steps=2, method="lora")
+    training, _ = in_process(folder, plan)
+    assert all("lora_" in name for name in training._parameters)
+    assert not (folder / "export" / "adapter_config.json").exists()
+    assert (folder / "export" / "model.safetensors").stat().st_size > 7_000_000

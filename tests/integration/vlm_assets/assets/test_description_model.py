@@ -1,0 +1,89 @@
+"""A variant is trained, resumed, verified and left alone; what comes out is a model like any other."""
+
+import json
+
+import pytest
+
+from resources.devices.resource import GpuResource
+from resources.engine.model_source import ModelSource, exact_revision
+from resources.storage.sealed_json import read_sealed
+from vlm_assets.assets import description_model
+from vlm_assets.assets.description_model import ASSET
+
+VARIANTS = """
+variants:
+  tiny: {base: example, data: truth, steps: 3, batch: 4, learning_rate: 0.001, seed: 1, evaluate: 2}
+  half: {base: example, data: descriptions, epochs: 1, batch: 4, seed: 1, partitions: [nothing]}
+"""
+
+
+class NoDevice(GpuResource):
+    """A GPU resource that must not be asked for a device."""
+
+    def lease(self, **_):
+        raise AssertionError("a device was asked for")
+
+
+@pytest.fixture
+def training_desk(desk, listing, tmp_path):
+    """The desk with variants; the truth of the example lies in its home."""
+    (tmp_path / "variants.yaml").write_text(VARIANTS)
+    (desk.settings.home / "example").symlink_to(listing.parent)
+    return desk.changed(variants=tmp_path / "variants.yaml")
+
+
+def observed(done, name):
+    return [
+        event.asset_observation_data.asset_observation.metadata
+        for event in done.result.all_events
+        if event.event_type_value == "ASSET_OBSERVATION"
+        and name in event.asset_observation_data.asset_observation.metadata
+    ]
+
+
+def test_a_variant_is_trained_published_and_left_alone(training_desk, monkeypatch):
+    """A folder that loads as a model, its history and card; a second run verifies it without a device."""
+    done = training_desk.materialize(ASSET, key="tiny")
+    assert done.success, done.failure
+    folder = training_desk.settings.home / ASSET / "tiny"
+    lines = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+    assert [(one["step"], one["samples"]) for one in lines] == [(1, 4), (2, 8), (3, 12)]
+    assert exact_revision(ModelSource(str(folder))).startswith("sha256:")
+    assert "held-out properties" in (folder / "README.md").read_text()
+    assert observed(done, "metric")[-1]["step"].value == 3
+    assert observed(done, "interval")[0]["interval"].value > 0
+
+    weights = folder / "model.safetensors"
+    nothing = NoDevice(leases_directory=str(training_desk.settings.state_directory / "leases"))
+    again = training_desk.materialize(ASSET, key="tiny", gpu=nothing)
+    assert again.success, again.failure
+    before = weights.read_bytes()
+
+    # Damaged, it is made again from its last checkpoint: the same bytes, and not a step is trained.
+    weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    restored = training_desk.materialize(ASSET, key="tiny")
+    assert restored.success, restored.failure
+    assert weights.read_bytes() == before
+    assert observed(restored, "starts")[0]["step"].value == 3
+    paths = training_desk.settings.layout.asset(ASSET).partition("tiny")
+    assert read_sealed(paths.record)["step"] == 3
+
+    # A death between the exchange of the folders and the record: published again, to the byte.
+    paths.record.unlink()
+    with monkeypatch.context() as patched:
+
+        def die(*_):
+            raise KeyboardInterrupt
+
+        patched.setattr(description_model, "write_sealed", die)
+        assert not training_desk.materialize(ASSET, key="tiny").success
+    assert training_desk.materialize(ASSET, key="tiny").success
+    assert weights.read_bytes() == before
+    assert (folder / "training.jsonl").read_text().count("\n") == 3
+
+
+def test_data_that_is_not_there_is_named(training_desk):
+    """A partition that is not published: which, where, and what to do."""
+    done = training_desk.materialize(ASSET, key="half")
+    assert not done.success
+    assert "nothing is not published" in done.failure and "materialize" in done.failure

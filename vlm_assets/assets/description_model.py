@@ -1,0 +1,398 @@
+"""description_model: one model a variant, trained to describe, resumed to the bit wherever it was killed.
+
+What lives here: the asset, whose function is the story of a training, what decides a training's result, and
+how its folder is published. What does not: the loop and its processes (``resources/training``), the data
+(``training_data.py``), the file of variants (``vlm_assets/variants.py``).
+"""
+
+# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import dagster as dg
+
+from resources.devices.leases import LeaseHolder
+from resources.devices.resource import GpuResource
+from resources.engine.model_source import ModelSource, exact_revision
+from resources.engine.prompt import build_prompt
+from resources.engine.schema import load_schema
+from resources.state.workers import Phase, WorkerBeat, Workers
+from resources.storage.files import exchange, make_directory, sha256_of, sync_directory, sync_file
+from resources.storage.layout import AssetFolders, PartitionPaths
+from resources.storage.lock_files import taken
+from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from resources.training.plan import TrainingError, TrainingPlan, is_name, write_samples
+from resources.training.rank import PLAN
+from resources.training.rank_processes import RankProcesses
+from vlm_assets.assets.fingerprint import Fingerprint
+from vlm_assets.assets.materialize import Metadata
+from vlm_assets.assets.run_progress import end_if_paused, wait_while_paused
+from vlm_assets.assets.training_data import training_samples
+from vlm_assets.resource_settings import build_vision_language_model, control_state
+from vlm_assets.settings import Settings
+from vlm_assets.variants import Variant, read_variants
+
+ASSET = "description_model"
+HISTORY = "training.jsonl"
+_FORMAT = 1
+_REPORT_SECONDS = 30.0
+_BEAT_SECONDS = 2.0
+_LOCK_SECONDS = 15.0
+"""For the processes of a killed run to be gone."""
+
+
+def build_description_model(settings: Settings, *, upstream: str) -> dg.AssetsDefinition | None:
+    """The asset; None without variants. ``upstream``: the catalogue's asset. Raises SettingsError."""
+    variants = read_variants(settings)
+    if not variants:
+        return None
+
+    @dg.asset(
+        name=ASSET,
+        partitions_def=dg.StaticPartitionsDefinition(list(variants)),
+        deps=[upstream],
+        pool="gpu",
+        group_name="properties",
+        kinds={"safetensors", "pytorch"},
+        description=(
+            "One describing model a variant of VLM_ASSETS_VARIANTS, trained on published descriptions,"
+            " reviewed or true labels. Materialize resumes what was interrupted, to the bit; a complete"
+            " variant is verified and left alone. The folder is what VLM_ASSETS_MODEL takes."
+        ),
+    )
+    def description_model(
+        context: dg.AssetExecutionContext, gpu: dg.ResourceParam[GpuResource]
+    ) -> dg.MaterializeResult[None]:
+        name = context.partition_key
+        wait_while_paused(context, control_state(settings))
+        try:
+            work = TrainingWork.of(settings, name, variants[name])
+            lock = taken(work.lock_path, seconds=_LOCK_SECONDS)
+            if lock is None:
+                raise TrainingError(
+                    f"Variant {name} is being trained by another process, which holds {work.lock_path}."
+                    " Wait for it, or end it; nothing was changed."
+                )
+            with contextlib.closing(lock), work.beat(context.run.run_id) as beat:
+                if work.is_complete():
+                    said = "Complete and unchanged: every file is as it was written. No device was needed."
+                    context.log.info(said)
+                    return dg.MaterializeResult(metadata=work.metadata(said))
+                work.prepare()
+                holder = LeaseHolder(context.run.run_id, name, ASSET)
+                with work.devices(gpu, holder, context) as devices:
+                    ranks = RankProcesses(
+                        folder=work.folder,
+                        export=work.export,
+                        history=work.history,
+                        quarantine=work.paths.quarantine,
+                        devices=devices,
+                        lock=lock,
+                        grace=settings.grace_seconds,
+                    )
+                    told = _Told(context, settings, beat)
+                    for event in ranks.events():
+                        told.take(event)
+                if told.finished is None:
+                    raise TrainingError(f"The training of {name} ended without a word: start it again.")
+                beat.enter(Phase.PUBLISHING)
+                work.publish(told.finished)
+                return dg.MaterializeResult(metadata=work.metadata("Trained and published."))
+        except TrainingError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+
+    return description_model
+
+
+class _Told:
+    """What the ranks say, passed on: to the run's page, its log and the heartbeat."""
+
+    def __init__(self, context: dg.AssetExecutionContext, settings: Settings, beat: WorkerBeat) -> None:
+        self.finished: Mapping[str, Any] | None = None
+        self._context, self._state, self._beat = context, control_state(settings), beat
+        self._reported = self._beaten = time.monotonic()
+        self._first: tuple[float, int] | None = None
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take the next event in. Raises TrainingError where the training refuses to go on."""
+        now = time.monotonic()
+        match event["event"]:
+            case "restored":
+                self._context.log.info(
+                    f"Goes on at step {event['step']} of {event['steps']} ({event['samples']} samples,"
+                    f" {event['skipped']} batches skipped, start {event['starts']}), ranks: {event['ranks']}."
+                    f" A checkpoint every {event['interval']} s: a failure in {event['mtbf']} s is expected."
+                )
+                self._observe(event)
+                self._beat.resume(restored=event["step"])
+                self._beat.enter(Phase.WORKING)
+            case "step":
+                self._step(event, now)
+            case "measuring":
+                # Nobody expects a step meanwhile.
+                self._beat.enter(Phase.LOADING)
+            case "epoch":
+                self._observe(event)
+                self._beat.enter(Phase.WORKING)
+            case "warning" | "skipped":
+                self._context.log.warning(event["said"])
+                self._observe(event)
+            case "refused":
+                raise TrainingError(event["said"])
+            case "finished":
+                self.finished = event
+        end_if_paused(self._context, self._state)
+
+    def _step(self, event: Mapping[str, Any], now: float) -> None:
+        self._first = self._first or (now, event["step"])
+        if now - self._beaten >= _BEAT_SECONDS or event["step"] == event["steps"]:
+            self._beaten = now
+            self._beat.commit(event["step"])
+        if now - self._reported >= _REPORT_SECONDS:
+            self._reported = now
+            since, step = self._first
+            rate = (event["step"] - step) / (now - since) if now > since else 0.0
+            left = f"{(event['steps'] - event['step']) / rate:.0f} s left" if rate else "time left unknown"
+            self._context.log.info(
+                f"Step {event['step']} of {event['steps']}, loss {event['loss']:.4f}, {left}."
+            )
+
+    def _observe(self, event: Mapping[str, Any]) -> None:
+        values = {name: value for name, value in event.items() if name != "event" and value is not None}
+        self._context.log_event(
+            dg.AssetObservation(
+                asset_key=self._context.asset_key, partition=self._context.partition_key, metadata=values
+            )
+        )
+
+
+@dataclass(frozen=True)
+class TrainingWork:
+    """The training of one variant: its plan, what decides its result, its folders. Plain Python."""
+
+    settings: Settings
+    name: str
+    plan: TrainingPlan
+    fingerprint: Fingerprint
+    samples: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, settings: Settings, name: str, variant: Variant) -> Self:
+        """The work of a variant. Raises TrainingError, CatalogError, SchemaError, ModelLoadError."""
+        schema = load_schema(settings.description_schema)
+        prompt = build_prompt(schema, settings.prompt)
+        samples: list[Any] = []
+        data = variant.data
+        if not is_name(data):
+            samples, data = training_samples(settings, variant)
+        base = variant.base_model
+        paths = _folders(settings).partition(name)
+        vision = build_vision_language_model(settings)
+        source = ModelSource(base, None, settings.trust_remote_code, settings.state_directory / "models")
+        revision = base if is_name(base) else exact_revision(source)
+        limits = asdict(vision.limits) if vision.limits is not None else {}
+        values = variant.model_dump(
+            exclude={"base", "data", "partitions", "microbatches", "threads", "ranks", "workers"}
+            | {"evaluate", "checkpoint_seconds"}
+        )
+        fingerprint = Fingerprint(
+            {
+                "base": revision,
+                "data": data,
+                "schema": schema.digest,
+                "prompt": prompt.digest,
+                "images": json.dumps(limits, sort_keys=True),
+                "training": json.dumps(
+                    {**values, "microbatches": variant.parts, "threads": variant.threads}, sort_keys=True
+                ),
+            }
+        )
+        plan = TrainingPlan(
+            variant=name,
+            base=base,
+            samples=data
+            if is_name(variant.data)
+            else str(paths.journal(fingerprint.digest) / "samples.jsonl"),
+            schema=settings.description_schema,
+            prompt=prompt.text,
+            microbatches=variant.parts,
+            revision=None,
+            trust_remote_code=settings.trust_remote_code,
+            limits=limits,
+            **values,
+            **variant.model_dump(include={"threads", "ranks", "workers", "evaluate", "checkpoint_seconds"}),
+        )
+        return cls(settings, name, plan, fingerprint, tuple(samples))
+
+    @property
+    def paths(self) -> PartitionPaths:
+        """Where the variant's files lie."""
+        return _folders(self.settings).partition(self.name)
+
+    @property
+    def model_folder(self) -> Path:
+        """The finished model."""
+        return _folders(self.settings).published / self.name
+
+    @property
+    def folder(self) -> Path:
+        """The plan, the samples and the checkpoints: truth until the model is published."""
+        return self.paths.journal(self.fingerprint.digest)
+
+    @property
+    def export(self) -> Path:
+        """Where the finished model is put together."""
+        return _folders(self.settings).staging / self.name
+
+    @property
+    def history(self) -> Path:
+        """Beside the model to come; beside the checkpoints while an older model stands there."""
+        return (self.folder if read_record(self.paths) else self.model_folder) / HISTORY
+
+    @property
+    def lock_path(self) -> Path:
+        """Held by the run and by every rank of it."""
+        make_directory(self.paths.publication_lock.parent)
+        return self.paths.publication_lock
+
+    def beat(self, run_id: str) -> WorkerBeat:
+        """The heartbeat of this training: its steps count as rows."""
+        count = sum(not self.plan.is_held_out(one.property_id) for one in self.samples)
+        steps = self.plan.steps or round((self.plan.epochs or 0) * count / self.plan.batch)
+        workers = Workers(control_state(self.settings))
+        return workers.begin(run_id=run_id, asset=ASSET, partition=self.name, expected=steps)
+
+    @contextlib.contextmanager
+    def devices(
+        self, gpu: GpuResource, holder: LeaseHolder, context: dg.AssetExecutionContext
+    ) -> Iterator[list[str]]:
+        """For each rank, the devices that it may see. Ranks on GPUs lease one each, as many as are free."""
+        lease = gpu.lease(run_id=holder.run_id, partition=self.name, step=ASSET, log=context.log)
+        if lease.device.kind == "cpu":
+            yield [""] * self.plan.ranks
+            return
+        with contextlib.ExitStack() as leased:
+            found = [lease.device.visible]
+            leases = gpu.leases(log=context.log)
+            for _ in range(self.plan.ranks - 1):
+                try:
+                    more = leased.enter_context(leases.acquire(holder, wait_seconds=0.0, log=context.log))
+                except RuntimeError as error:
+                    context.log.warning(f"Going on with {len(found)} of {self.plan.ranks} ranks: {error}")
+                    break
+                found.append(more.device.visible)
+            yield found
+
+    def prepare(self) -> None:
+        """Write down what the ranks read. The plan is written anew at each start: a home may have moved."""
+        make_directory(self.folder)
+        make_directory(self.model_folder)
+        if self.samples:
+            write_samples(Path(self.plan.samples), self.samples)
+        self.plan.write(self.folder / PLAN)
+        shutil.rmtree(self.export, ignore_errors=True)
+        make_directory(self.export)
+
+    def is_complete(self) -> bool:
+        """Whether the published model is of this plan, and every byte of it as it was written."""
+        record = read_record(self.paths)
+        if record is None or record["fingerprint"] != self.fingerprint.digest:
+            return False
+        return all(
+            (self.model_folder / name).is_file() and sha256_of(self.model_folder / name) == digest
+            for name, digest in record["files"].items()
+        )
+
+    def publish(self, finished: Mapping[str, Any]) -> None:
+        """Put the model into place in one step, then write its record. The model before is kept.
+
+        A death between the two leaves a model without a record: the next start publishes the same bytes.
+        """
+        shutil.copyfile(self.history, self.export / HISTORY)
+        (self.export / "README.md").write_text(self._card(finished))
+        names = sorted(
+            str(path.relative_to(self.export)) for path in self.export.rglob("*") if path.is_file()
+        )
+        digests = {}
+        for name in names:
+            sync_file(self.export / name)
+            digests[name] = sha256_of(self.export / name)
+        for folder in (self.export, *(path for path in self.export.rglob("*") if path.is_dir())):
+            sync_directory(folder)
+        exchange(self.export, self.model_folder)
+        record = {
+            "format": _FORMAT,
+            "fingerprint": self.fingerprint.digest,
+            "parts": dict(self.fingerprint.parts),
+            "files": digests,
+            **{name: value for name, value in finished.items() if name not in ("event", "epochs")},
+        }
+        before = read_record(self.paths)
+        write_sealed(self.paths.record, record)
+        if before is not None:
+            kept = _folders(self.settings).versions / f"{self.name}.before"
+            shutil.rmtree(kept, ignore_errors=True)
+            os.rename(self.export, kept)  # noqa: PTH104 - the whole folder, as it is
+        shutil.rmtree(self.export, ignore_errors=True)
+        # What other plans had begun of this variant. The last checkpoint stays: it can make the model again.
+        for other in self.paths.journals.iterdir():
+            if other != self.folder:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def metadata(self, said: str) -> Metadata:
+        """What a person reads of a finished variant."""
+        record = read_record(self.paths) or {}
+        figures = record.get("figures", {})
+        table = "\n".join(
+            ["| field | right |", "|---|--:|", *(f"| {k} | {v:.2%} |" for k, v in figures.items())]
+        )
+        return {
+            "done": dg.MetadataValue.text(said),
+            "path": dg.MetadataValue.path(str(self.model_folder)),
+            "use it": dg.MetadataValue.text(f"VLM_ASSETS_MODEL={self.model_folder}"),
+            "metric": dg.MetadataValue.float(float(record.get("metric", 0.0))),
+            "steps": dg.MetadataValue.int(int(record.get("step", 0))),
+            "seconds": dg.MetadataValue.float(round(float(record.get("seconds", 0.0)), 1)),
+            "starts": dg.MetadataValue.int(int(record.get("starts", 0))),
+            "batches skipped": dg.MetadataValue.json(record.get("skips", {})),
+            "fields of held-out properties": dg.MetadataValue.md(table if figures else "none is held out"),
+            "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
+        }
+
+    def _card(self, finished: Mapping[str, Any]) -> str:
+        figures = "\n".join(f"- {name}: {value:.2%}" for name, value in finished["figures"].items())
+        parts = "\n".join(f"- {name}: `{value}`" for name, value in self.fingerprint.parts.items())
+        base = self.plan.base if is_name(self.plan.base) else ModelSource(self.plan.base).label
+        return (
+            "---\nlibrary_name: transformers\npipeline_tag: image-text-to-text\n---\n"
+            f"# {self.name}\n\n"
+            f"A model that describes properties, {finished['parameters'] / 1e6:.2f} million parameters,"
+            f" trained from {base} in {finished['step']} steps ({finished['samples']} samples) on"
+            f" {finished['train']} properties.\n"
+            f"{finished['held_out']} others, chosen by a hash of their ids, were never trained on.\n\n"
+            f"Metric at the end ({finished['epochs'][-1]['of']}): {finished['metric']:.6f}.\n"
+            f"Batches skipped: {len(finished['skips'])}.\n\n"
+            f"## Fields right, of {finished['asked']} held-out properties\n\n{figures or 'Not measured.'}\n\n"
+            f"## What decided the result\n\n{parts}\n\nWeights' base and data are named by their digests.\n"
+        )
+
+
+def read_record(paths: PartitionPaths) -> Mapping[str, Any] | None:
+    """What was published of a variant; None where nothing was, or nobody can read it."""
+    try:
+        return read_sealed(paths.record)
+    except (FileNotFoundError, BrokenSealError):
+        # Without it the finished training is published again from its last checkpoint: the same bytes.
+        return None
+
+
+def _folders(settings: Settings) -> AssetFolders:
+    return settings.layout.asset(ASSET)

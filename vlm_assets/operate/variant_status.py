@@ -1,0 +1,106 @@
+"""Where each variant of ``description_model`` stands, from what is on disk: Dagster need not run.
+
+What lives here: done, running, interrupted at a step, or never started; the time left and the order. What
+does not: the training (``resources/training``) and what is shown (``status_view.py``). Needs no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from resources.state.workers import Workers
+from resources.storage.layout import PartitionPaths
+from resources.training.checkpoints import newest_state
+from resources.training.rank import PLAN
+from vlm_assets.assets.description_model import ASSET, read_record
+from vlm_assets.resource_settings import control_state
+from vlm_assets.settings import Settings
+from vlm_assets.variants import Variant, read_variants
+
+
+@dataclass(frozen=True)
+class VariantStatus:
+    """One variant. step, steps: finished and in all; epoch, epochs: the same in passes over the data.
+
+    metric: of the finished model, or the best so far. seconds_left: at the pace so far; None where unknown.
+    turn: 1 is nearest to done and runs first; None where it does not wait.
+    """
+
+    name: str
+    state: Literal["done", "running", "interrupted", "never started"]
+    step: int = 0
+    steps: int | None = None
+    epoch: int = 0
+    epochs: int | None = None
+    metric: float | None = None
+    seconds_left: float | None = None
+    turn: int | None = None
+
+    @property
+    def percent(self) -> float:
+        """How much of it is trained."""
+        if self.state == "done":
+            return 100.0
+        return 100.0 * self.step / self.steps if self.steps else 0.0
+
+    def sentence(self) -> str:
+        """All of it for a person."""
+        if self.state == "done":
+            return f"done (metric {self.metric:.4f})" if self.metric is not None else "done"
+        if self.state == "never started":
+            return self.state
+        at = f"{self.state} at epoch {self.epoch} of {self.epochs} ({self.percent:.1f}%)"
+        return at if self.metric is None else f"{at}, metric {self.metric:.4f} so far"
+
+
+def variant_status(settings: Settings) -> tuple[VariantStatus, ...]:
+    """Every variant of the file: what waits first, nearest to done, then the others. Raises SettingsError."""
+    running = {
+        worker.partition for worker in Workers(control_state(settings)).living() if worker.asset == ASSET
+    }
+    found = [
+        _status(settings.layout.asset(ASSET).partition(name), variant, is_running=name in running)
+        for name, variant in read_variants(settings).items()
+    ]
+    waiting = sorted(
+        (one for one in found if one.state in ("interrupted", "never started")),
+        key=lambda one: (-one.percent, one.seconds_left or 0.0),
+    )
+    turns = [replace(one, turn=turn) for turn, one in enumerate(waiting, start=1)]
+    others = {state: [one for one in found if one.state == state] for state in ("running", "done")}
+    return (*others["running"], *turns, *others["done"])
+
+
+def _status(paths: PartitionPaths, variant: Variant, *, is_running: bool) -> VariantStatus:
+    name, record = paths.key, read_record(paths)
+    folder = _begun(paths, None if record is None else str(record["fingerprint"]))
+    if folder is None and record is not None and not is_running:
+        return VariantStatus(name, "done", step=record["step"], steps=record["step"], metric=record["metric"])
+    state: dict[str, Any] = (newest_state(folder / "checkpoints") if folder else None) or {}
+    step, count = state.get("step", 0), state.get("count", 0)
+    if not is_running and not step:
+        return VariantStatus(name, "never started", steps=variant.steps)
+    steps, epochs = variant.steps, None
+    if count:
+        samples = (variant.steps or 0) * variant.batch or (variant.epochs or 0) * count
+        steps, epochs = steps or -(-round(samples) // variant.batch), -(-round(samples) // count)
+    return VariantStatus(
+        name,
+        "running" if is_running else "interrupted",
+        step=step,
+        steps=steps,
+        epoch=state["consumed"] // count + 1 if count else 0,
+        epochs=epochs,
+        metric=state.get("best"),
+        seconds_left=(steps - step) * state["seconds"] / step if steps and step else None,
+    )
+
+
+def _begun(paths: PartitionPaths, published: str | None) -> Path | None:
+    """The folder of the training under way: the one that was started last, but for what is published."""
+    if not paths.journals.is_dir():
+        return None
+    begun = [one for one in paths.journals.iterdir() if one.name != published and (one / PLAN).is_file()]
+    return max(begun, key=lambda one: (one / PLAN).stat().st_mtime, default=None)

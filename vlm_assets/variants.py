@@ -1,0 +1,104 @@
+"""The variants of ``description_model``: what ``VLM_ASSETS_VARIANTS`` names, read and validated.
+
+What lives here: the YAML file, its names and their meaning. What does not: the data that a variant is trained
+on (``assets/training_data.py``) and the training (``resources/training``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from vlm_assets.settings import EXAMPLE, EXAMPLE_MODEL, PREFIX, Settings, SettingsError
+
+_SETTING = f"{PREFIX}VARIANTS"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class Variant(BaseModel):
+    """One variant. docs/training.md says what each name means."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base: str
+    data: str = "descriptions"
+    partitions: tuple[str, ...] | None = None
+    steps: PositiveInt | None = None
+    epochs: PositiveFloat | None = None
+    batch: PositiveInt = 8
+    microbatches: PositiveInt | None = None
+    learning_rate: PositiveFloat = 1e-4
+    seed: int = 0
+    method: Literal["full", "lora"] = "full"
+    objective: str = "default"
+    held_out: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    evaluate: Annotated[int, Field(ge=0)] = 64
+    patience: PositiveInt | None = None
+    workers: Annotated[int, Field(ge=0, le=256)] = 0
+    threads: PositiveInt = 1
+    ranks: Annotated[int, Field(ge=1, le=64)] = 1
+    checkpoint_seconds: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _steps_or_epochs(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give steps or epochs, one of them")
+        if self.partitions is not None and self.data not in ("descriptions", "review"):
+            raise ValueError("partitions are of descriptions and review alone")
+        return self
+
+    @property
+    def base_model(self) -> str:
+        """The base model's folder, hub id, or ``module:name``."""
+        return str(EXAMPLE_MODEL) if self.base == EXAMPLE else self.base
+
+    @property
+    def parts(self) -> int:
+        """Microbatches of a step: four, so that up to four ranks can share it."""
+        return self.microbatches or min(4, self.batch)
+
+
+def read_variants(settings: Settings) -> Mapping[str, Variant]:
+    """The variants by name, in the order of the file; none without one. Raises SettingsError."""
+    path = settings.variants
+    if path is None:
+        return {}
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"{_SETTING}={path} cannot be read: {' '.join(str(error).split())}") from error
+    found: Any = content.get("variants") if isinstance(content, dict) else None
+    if not isinstance(found, dict) or set(content) != {"variants"}:
+        raise SettingsError(
+            f"{_SETTING}={path}: the file holds one object `variants`, with a name and the values of each"
+            " variant below it. docs/training.md shows one."
+        )
+    return {str(name): _variant(path, str(name), values) for name, values in found.items()}
+
+
+def _variant(path: Path, name: str, values: Any) -> Variant:
+    if not _NAME.fullmatch(name):
+        raise SettingsError(
+            f"{_SETTING}={path}: {name!r} is no name of a variant; take letters, digits, '.', '_' and '-'."
+        )
+    try:
+        return Variant.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(
+            ".".join(map(str, item["loc"])) + (": " if item["loc"] else "") + item["msg"]
+            for item in error.errors(include_url=False)
+        )
+        raise SettingsError(f"{_SETTING}={path}: variant {name}: {problems}.") from error
