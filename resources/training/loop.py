@@ -548,7 +548,7 @@ class Training:
         model.save_pretrained(export)
         self._processor.save_pretrained(export)
         asked = [self._samples[index] for index in self._held_out[: self._plan.evaluate]]
-        figures = dict(self._objective.figures(export, asked)) if asked else {}
+        figures = dict(self._objective.figures(export, asked)) if self._plan.evaluate else {}
         state = self.state
         self._say(
             "finished",

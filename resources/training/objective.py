@@ -186,6 +186,8 @@ class DescribeObjective:
         from resources.engine.transformers.transformers_engine import TransformersEngine
 
         plan = self._plan
+        if not held_out:
+            return {}
         self._schema = load_schema(plan.schema)
         engine = TransformersEngine(
             ModelSource(str(folder)),

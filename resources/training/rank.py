@@ -7,6 +7,7 @@ What lives here: its arguments, its signals, what it tells and how it ends. What
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -47,7 +48,9 @@ def main() -> None:
     events = os.fdopen(given.events, "w", encoding="utf-8", buffering=1)
 
     def say(event: str, values: Mapping[str, Any]) -> None:
-        events.write(json.dumps({"event": event, **values}) + "\n")
+        # Nobody reads any more where the run is being ended: the checkpoint is still to be written.
+        with contextlib.suppress(BrokenPipeError):
+            events.write(json.dumps({"event": event, **values}) + "\n")
 
     from resources.training.loop import Training, TrainingStoppedError
     from resources.training.order import OrderChangedError
@@ -75,7 +78,8 @@ def main() -> None:
     except (TrainingError, EngineError, OrderChangedError, DurableWriteError) as error:
         say("refused", {"said": str(error)})
         code = REFUSED
-    events.close()
+    with contextlib.suppress(BrokenPipeError):
+        events.close()
     sys.stdout.flush()
     sys.stderr.flush()
     # Loader's processes and gloo's threads would be waited for, or would complain of each other's end.
