@@ -117,13 +117,15 @@ class Settings(BaseSettings):
         ' {"do_image_splitting": false}; docs/models.md names them.',
     )
     batch_size: PositiveInt = Field(
-        32, le=10_000, description="Properties described together, at most. A change keeps what is committed."
-    )
-    batch_images: PositiveInt = Field(
         256,
-        le=100_000,
-        description="Images described together, at most; a property with more is a batch alone. A batch"
-        " should take 20 s or less, for a kill loses it; a run warns where it takes longer.",
+        le=10_000,
+        description="Properties described together, at most. A change keeps what is committed.",
+    )
+    batch_images: Literal["auto"] | Annotated[int, Field(ge=1, le=100_000)] = Field(
+        "auto",
+        description="Images described together, at most; a property with more is a batch alone. auto: each"
+        " partition measures its batches, and later ones take the size that was fastest on such a device, of"
+        " 20 s or less, for a kill loses a batch; a run warns where it takes longer.",
     )
     decode_workers: PositiveInt = Field(
         default_factory=lambda: max(1, min(8, (os.cpu_count() or 2) // 2)),

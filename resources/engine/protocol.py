@@ -197,6 +197,13 @@ class WaitingEngine(Protocol):
 
 
 @runtime_checkable
+class SplittingEngine(Protocol):
+    """An engine that splits batches. ``largest_batch``: properties that memory held; None: all so far."""
+
+    largest_batch: int | None
+
+
+@runtime_checkable
 class MeasuringEngine(Protocol):
     """An engine that knows what images cost. ``image_tokens``: None where its processor does not say."""
 

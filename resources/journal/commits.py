@@ -41,6 +41,8 @@ class Committer:
         self._manifest = manifest
         self._lock = lock
         self._high_water_mark = high_water_mark
+        self.plan = manifest.plan
+        """How the caller divides its work; what is set here goes into the next manifest."""
         listed = [record.number for record in manifest.segments]
         standing = [segment_number(path.name) for path in directory.iterdir()]
         self._next_number = 1 + max([0, *listed, *standing])
@@ -88,6 +90,7 @@ class Committer:
             sequence=self._manifest.sequence + 1,
             previous_sequence=self._manifest.sequence,
             previous_sha256=self._manifest.file_sha256,
+            plan=self.plan,
             file_sha256="",
             **changes,
         )

@@ -188,6 +188,16 @@ class Journal:
         """Seconds that the caller has spent waiting for this journal since it was opened."""
         return self._thread.wait_seconds
 
+    @property
+    def plan(self) -> Mapping[str, Any] | None:
+        """How the work is divided (JSON values): what the first rows were committed with, or what was set."""
+        return self._committer.plan
+
+    @plan.setter
+    def plan(self, plan: Mapping[str, Any]) -> None:
+        """Set it before the first rows by it are submitted: it becomes durable with them."""
+        self._committer.plan = plan
+
     def on_commit(self, tell: Callable[[int], None]) -> None:
         """Have ``tell`` called after each commit with the rows committed, in the thread that commits.
 

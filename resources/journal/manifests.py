@@ -39,6 +39,8 @@ class Manifest:
     """What recoveries adopted, quarantined and gave up, oldest first."""
     given_up: tuple[str, ...] = ()
     """Names of segments whose loss a person accepted: an older manifest that lists them is not held to it."""
+    plan: Mapping[str, Any] | None = None
+    """How the caller divides its work, once there are rows by it: a resume divides it alike."""
     retired: bool = False
     """True once the rows are published and read back: the segments may go."""
     file_sha256: str = ""
@@ -65,6 +67,7 @@ class Manifest:
             "identity": dict(self.identity),
             "previous": {"sequence": self.previous_sequence, "sha256": self.previous_sha256},
             "given_up": list(self.given_up),
+            "plan": None if self.plan is None else dict(self.plan),
             "events": [dict(event) for event in self.events],
         }
         opened = json.dumps(head, separators=(",", ":"))[:-1]
@@ -106,6 +109,7 @@ def read_manifest(directory: Path, sequence: int) -> Manifest:
             previous_sha256=found["previous"]["sha256"],
             events=tuple(found["events"]),
             given_up=tuple(found["given_up"]),
+            plan=found["plan"],
             retired=found["retired"],
             file_sha256=hashlib.sha256(data).hexdigest(),
         )

@@ -291,6 +291,7 @@ def settle(
         segments=tuple(segment.record for segment in found.segments),
         previous_sequence=found.head.sequence if found.head else None,
         previous_sha256=found.head.file_sha256 if found.head else None,
+        plan=found.head.plan if found.head else None,
         given_up=(*found.given_up, *(found.lost_segments if lost is not None else ())),
         events=(*(found.head.events if found.head else ()), *([event] if len(event) > 2 else [])),
     )

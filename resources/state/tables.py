@@ -190,3 +190,15 @@ drift_snapshots = sa.Table(
     sa.Column("snapshot", sa.JSON, nullable=False),
     comment="What the drift sensor saw at its last look; without it, every partition is looked at anew",
 )
+
+batch_sizes = sa.Table(
+    "batch_sizes",
+    liveness,
+    sa.Column("device", sa.Text, primary_key=True),
+    sa.Column("meaning", sa.Text, primary_key=True),
+    sa.Column("cost", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("rate", sa.Double, nullable=False),
+    sa.Column("seconds", sa.Double, nullable=False),
+    sa.Column("held", sa.Boolean, nullable=False),
+    comment="How fast batches of a size are on devices of a name: see resources/engine/batch_sizes.py",
+)

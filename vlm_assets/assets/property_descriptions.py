@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -23,12 +23,27 @@ import pyarrow as pa
 
 from resources.devices.find import Device
 from resources.devices.resource import GpuResource
-from resources.engine.batch_plan import Batch, PlannedProperty, plan_batches, remaining
+from resources.engine.batch_plan import Batch, BatchSize, PlannedProperty, plan_batches, remaining
+from resources.engine.batch_sizes import (
+    BATCH_SECONDS,
+    FIRST_IMAGES,
+    BatchMeter,
+    choose,
+    first_size,
+    remember,
+)
+from resources.engine.batch_sizes import remembered as remembered_sizes
 from resources.engine.feeding import DescribedBatch, Feeding
 from resources.engine.ladder import Described, LadderSettings
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.prompt import Prompt, build_prompt
-from resources.engine.protocol import Engine, ImageTokens, MeasuringEngine, ModelLoadError
+from resources.engine.protocol import (
+    Engine,
+    ImageTokens,
+    MeasuringEngine,
+    ModelLoadError,
+    SplittingEngine,
+)
 from resources.engine.schema import DescriptionSchema, description_text, load_schema
 from resources.engine.server.running_server import ServerUnreachableError
 from resources.images.images import ImageFailure, LoadedProperty, PropertyJob
@@ -70,12 +85,10 @@ from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.engine_choice import keep_engine
+from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
 ASSET = "property_descriptions"
-
-BATCH_SECONDS = 20.0
-"""A planned batch takes no longer, by estimate: it is lost by a kill, beside what waits for its commit."""
 
 _IMAGE_FAILURE = pa.struct([("uri", pa.string()), ("kind", pa.string()), ("error", pa.string())])
 
@@ -236,8 +249,8 @@ class DescriptionWork:
         """The columns of this range's rows."""
         return description_rows(self.schema.arrow_type)
 
-    def plan(self, done_ids: Collection[str] = ()) -> list[Batch]:
-        """The batches that are left to do, in the order of the plan."""
+    def plan(self, done_ids: Collection[str] = (), size: BatchSize | None = None) -> list[Batch]:
+        """The batches that are left to do, in the order of the plan. size: None where none is measured."""
         planned = [
             PlannedProperty(property_id, ordinal, min(len(uris), self.settings.max_images))
             for property_id, ordinal, uris in zip(
@@ -247,13 +260,45 @@ class DescriptionWork:
                 strict=True,
             )
         ]
-        plan = plan_batches(
-            planned,
-            seed=self.settings.seed,
-            batch_size=self.settings.batch_size,
-            images_per_batch=self.settings.batch_images,
-        )
+        plan = plan_batches(planned, seed=self.settings.seed, size=size or self._named_size)
         return remaining(plan, frozenset(done_ids))
+
+    @property
+    def _named_size(self) -> BatchSize:
+        images = self.settings.batch_images
+        return BatchSize(self.settings.batch_size, FIRST_IMAGES if images == "auto" else images)
+
+    def batch_size(self, engine: Engine, journal: Journal, device: Device) -> BatchSize:
+        """The size of this partition's batches: the one that it began with, else the fastest known by now."""
+        if self.settings.batch_images != "auto":
+            return self._named_size
+        plan = journal.plan
+        if plan is None:
+            size = first_size(self.settings.batch_size, _image_tokens(engine))
+            if engine.batches_at_once == 1:  # else it makes batches of its own, and ours are none
+                size = choose(
+                    size, remembered_sizes(control_state(self.settings), *self._measured_of(device))
+                )
+            journal.plan = plan = asdict(size)
+        return BatchSize(**{**plan, "tried": tuple(plan["tried"])})
+
+    def _remember(self, meter: BatchMeter, engine: Engine, device: Device) -> None:
+        """Have later partitions know what this one's batches say."""
+        if self.settings.batch_images == "auto" and engine.batches_at_once == 1:
+            held = engine.largest_batch if isinstance(engine, SplittingEngine) else None
+            remember(control_state(self.settings), *self._measured_of(device), meter.measured(held))
+
+    def _sizes(self, size: BatchSize) -> str:
+        """For people."""
+        unit = "images" if size.text == 0 and size.image == 1 else "tokens of images and prompts"
+        tried = f"; tried: {', '.join(f'{one:,}' for one in size.tried)}" if size.tried else ""
+        return f"{size.cost:,} {unit}, {size.properties:,} properties, at most{tried}"
+
+    def _measured_of(self, device: Device) -> tuple[str, str]:
+        """What rates are remembered by: devices of a name, and all that decides an answer and its length."""
+        meaning = {name: part for name, part in self.fingerprint.parts.items() if name != CATALOGUE_SLICE}
+        name = device.name if device.kind == "cuda" else f"CPU slot of {device.threads} threads"
+        return name, digest_of({**meaning, "properties": self.settings.batch_size})
 
     @cached_property
     def uris(self) -> dict[int, list[str]]:
@@ -276,10 +321,13 @@ class DescriptionWork:
             load_seconds = clock() - started
             with self.feeding(engine, workers) as feeding:
                 self._refuse_another_model(engine)
+                size = self.batch_size(engine, journal, device)
+                meter = BatchMeter(size)
                 progress.watch(engine)
                 progress.start()
-                for batch, tries in self._described(feeding, workers, rounds, journal):
+                for batch, tries in self._described(feeding, workers, rounds, journal, size):
                     described = batch.described
+                    meter.take([one.images_seen for one in described], batch.seconds)
                     # The first batch of a process pays for what is compiled and allocated once.
                     if (
                         longest
@@ -301,6 +349,7 @@ class DescriptionWork:
                     guard.take(described)
                 # Before the model is put away: the last rows do not wait for that.
                 journal.flush()
+                self._remember(meter, engine, device)
         seconds = progress.seconds
         spent = WorkTime(feeding.spent, engine.seconds, building, journal.commit_wait_seconds, seconds)
         return {
@@ -309,6 +358,7 @@ class DescriptionWork:
             "images": dg.MetadataValue.int(images),
             "prompt tokens a property": dg.MetadataValue.int(round(prompt_tokens / max(1, attempts))),
             **_of_images(_image_tokens(engine)),
+            "batches": dg.MetadataValue.text(self._sizes(size)),
             "seconds of the longest batch": dg.MetadataValue.float(round(longest, 3)),
             "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
             **spent.metadata(),
@@ -320,11 +370,12 @@ class DescriptionWork:
         workers: WorkerPool,
         rounds: Iterable[frozenset[str]],
         journal: Journal,
+        size: BatchSize,
     ) -> Iterator[tuple[DescribedBatch, Mapping[str, int]]]:
         """Each batch of each round, with how often its failed properties had been tried before that round."""
         for to_do in rounds:
             tries = journal.failed_tries
-            batches = self.plan([one for one in self.ids if one not in to_do])
+            batches = self.plan([one for one in self.ids if one not in to_do], size)
             for batch in feeding.described(self.load(workers, batches)):
                 yield batch, {one: tries[one] for one in to_do if one in tries}
 

@@ -118,7 +118,7 @@ def _line(one: BatchTrial) -> str:
 
 
 def _advice(tried: list[BatchTrial]) -> str:
-    from vlm_assets.assets.property_descriptions import BATCH_SECONDS
+    from resources.engine.batch_sizes import BATCH_SECONDS
     from vlm_assets.operate.trial import choose
 
     chosen = choose(tried)

@@ -130,7 +130,7 @@ def contradictions(settings: Settings) -> Said:
             f" {PREFIX}SERVER_ANSWER_SECONDS ({settings.server_answer_seconds:g}): no answer could wait so"
             " long for a token. Lower the first.",
         )
-    if settings.batch_images < settings.max_images:
+    if settings.batch_images != "auto" and settings.batch_images < settings.max_images:
         yield (
             "warning",
             f"{PREFIX}BATCH_IMAGES ({settings.batch_images}) is below {PREFIX}MAX_IMAGES"

@@ -81,10 +81,11 @@ class MeasuredRun:
 class Measurement:
     """What was measured under everything that decides a rate.
 
-    name: a digest of that. at: unix seconds. batches: properties, images and seconds of wall time of each.
-    row_bytes: of a description as parquet. commit_seconds: of one durable commit on the home's storage.
-    start_seconds: that the process of a run takes to start. run: None until one was measured, and with a
-    model server: that stays loaded from run to run in a real home.
+    name: a digest of that. at: unix seconds. batches: properties, images and seconds of wall time of
+    each. batch_images: of the largest. row_bytes: of a description as parquet. commit_seconds: of one
+    durable commit on the home's storage. start_seconds: that the process of a run takes to start. run:
+    None until one was measured, and with a model server: that stays loaded from run to run in a real
+    home.
     """
 
     name: str
@@ -152,7 +153,7 @@ def keep_trial(settings: Settings, model: VisionLanguageModel, trial: Trial) -> 
         device=trial.device,
         max_pixels=settings.max_pixels,
         batch_size=settings.batch_size,
-        batch_images=settings.batch_images,
+        batch_images=max(one.images for one in trial.batches),
         load_seconds=trial.load_seconds,
         cpu_seconds=trial.cpu_seconds,
         batches=tuple(

@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from resources.engine.batch_sizes import BATCH_SECONDS
 from resources.publishing.errors import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
-from vlm_assets.assets.property_descriptions import BATCH_SECONDS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.expected_cost import ExpectedCost
 from vlm_assets.operate.measurement import Measurement, kept
@@ -350,7 +350,7 @@ def _notes(measured: Measurement, catalog: Catalog, vector_width: int | None) ->
     if len(measured.batches) < 4:
         notes.append(
             f"Measured on {len(measured.batches)} batches: `vlm-assets try --limit"
-            f" {min(catalog.rows, 8 * measured.batch_size)}` makes the band narrower."
+            f" {min(catalog.rows, 8 * max(one[0] for one in measured.batches))}` makes the band narrower."
         )
     if _is_cpu(measured):
         notes.append("CPU slots share this machine's cores: more of them than cores help nothing.")

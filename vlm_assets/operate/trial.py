@@ -22,11 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from resources.devices.resource import GpuResource
+from resources.engine.batch_sizes import AS_FAST, BATCH_SECONDS
 from resources.engine.ladder import Described
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import ImageTokens, MeasuringEngine
 from resources.engine.transformers.transformers_engine import TransformersEngine
-from vlm_assets.assets.property_descriptions import BATCH_SECONDS, DescriptionWork
+from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.terminal import CommandError
@@ -42,9 +43,6 @@ _BATCHES: Final = 4
 
 _LOOKED_AT: Final = 200
 """Properties whose images are counted to know how many a batch takes."""
-
-_AS_FAST: Final = 0.97
-"""Of the best rate: the smaller one of two batches, of which a kill loses less."""
 
 
 @dataclass(frozen=True)
@@ -260,4 +258,4 @@ def choose(tried: Sequence[BatchTrial]) -> BatchTrial | None:
     """
     fitting = [one for one in tried if one.held and one.longest <= BATCH_SECONDS]
     best = max((one.properties_per_second for one in fitting), default=0.0)
-    return next((one for one in fitting if one.properties_per_second >= _AS_FAST * best), None)
+    return next((one for one in fitting if one.properties_per_second >= AS_FAST * best), None)

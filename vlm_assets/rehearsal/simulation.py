@@ -29,7 +29,8 @@ from resources.alerts.outbox import Outbox
 from resources.devices.find import Device
 from resources.devices.health import DeviceHealth
 from resources.devices.left_out import LeftOutDevices, at_work_on
-from resources.engine.batch_plan import PlannedProperty, plan_batches, remaining
+from resources.engine.batch_plan import BatchSize, PlannedProperty, plan_batches, remaining
+from resources.engine.batch_sizes import BATCH_SECONDS
 from resources.processes import boot_id
 from resources.publishing.published import PublishedPartitions
 from resources.state.database import ControlState
@@ -45,7 +46,6 @@ from sensors.published_file_drift import DriftWatcher, Verdict, evaluation
 from sensors.reconciliation import end_dead_runs
 from sensors.worker_health import HealthWatcher
 from vlm_assets.assets.checks import NOT_ACCEPTED, FailedShareLimits
-from vlm_assets.assets.property_descriptions import BATCH_SECONDS
 from vlm_assets.automation.drift_looks import description_looks
 from vlm_assets.automation.retries import build_failed_partitions
 from vlm_assets.automation.sensors import worker_limits
@@ -161,7 +161,8 @@ class Simulation:
         self.speed = {one.id: self.chance.uniform(0.97, 1.03) for one in self.devices}
         self._rate, self._stop = rate, start + most_seconds
         # As a run would advise where a batch takes longer.
-        self._batch_images = max(1, min(settings.batch_images, math.floor(BATCH_SECONDS * rate)))
+        most = math.inf if settings.batch_images == "auto" else settings.batch_images
+        self._batch_size = BatchSize(settings.batch_size, int(max(1, min(most, BATCH_SECONDS * rate))))
         self._images = np.minimum(self.catalog.image_counts(), settings.max_images)
         self._mean_images = float(self._images.mean())
         self._cost = ExpectedCost.of(settings, self.catalog)
@@ -343,12 +344,7 @@ class Simulation:
         planned = [
             PlannedProperty(one, start + n, int(self._images[start + n])) for n, one in enumerate(life.ids)
         ]
-        plan = plan_batches(
-            planned,
-            seed=settings.seed,
-            batch_size=settings.batch_size,
-            images_per_batch=self._batch_images,
-        )
+        plan = plan_batches(planned, seed=settings.seed, size=self._batch_size)
         done = {life.ids[one - start] for one in self._restored[run.key]}
         at, batches = run.began, []
         for batch in remaining(plan, done):

@@ -23,6 +23,8 @@ ails_once: set[str] = set()
 """Properties at which the engine raises until it was asked for one of them alone."""
 described: list[str] = []
 """Every property that the engine was asked for, in order."""
+together: list[int] = []
+"""How many properties each question was about."""
 interrupted_at: set[str] = set()
 """Properties at which the run is ended from outside."""
 
@@ -43,6 +45,7 @@ class AilingModel(VisionLanguageModel):
                     ails_once.difference_update(asked)
                 raise RuntimeError("the driver is in trouble")
             described.extend(one.property_id for one in batch)
+            together.append(len(batch))
             return whole(batch, attempt=attempt)
 
         engine.describe = describe
@@ -65,6 +68,7 @@ def materialize(desk):
 
     def run(config=None, **more):
         described.clear()
+        together.clear()
         return desk.materialize(config=config, vision_language_model=model, **more)
 
     return run
@@ -259,3 +263,20 @@ def test_work_that_an_option_began_is_gone_on_with_without_it(desk, ids, materia
     assert pq.read_table(desk.file)["property_id"].to_pylist() == ids
     assert materialize().success
     assert described == []
+
+
+def test_a_partition_keeps_the_batches_that_it_began_with(desk, ids, materialize):
+    """Batches found by themselves are fixed with the first rows: a resume has the same, whatever is known."""
+    catalog = Catalog.open(desk.settings.home)
+    work = DescriptionWork.of(
+        desk.settings, catalog, catalog.ranges[0], build_vision_language_model(desk.settings)
+    )
+    interrupted_at.update(one.property_id for one in work.plan(frozenset())[1])
+    assert not materialize().success
+    assert together == [4]
+    interrupted_at.clear()
+    desk.settings = desk.settings.model_copy(update={"batch_size": 1})
+    assert materialize().success
+    assert together == [4]
+    assert materialize(key="000000008-000000015").success
+    assert set(together) == {1}

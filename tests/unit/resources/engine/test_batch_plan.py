@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resources.engine.batch_plan import Batch, PlannedProperty, plan_batches, remaining
+from resources.engine.batch_plan import Batch, BatchSize, PlannedProperty, plan_batches, remaining
 
 PROPERTIES = st.lists(
     st.tuples(st.text(min_size=1, max_size=6), st.integers(0, 10_000), st.integers(0, 14)),
@@ -20,8 +20,14 @@ PROPERTIES = st.lists(
 SIZES = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 3),
-        "batch_size": st.integers(1, 9),
-        "images_per_batch": st.none() | st.integers(1, 30),
+        "size": st.builds(
+            BatchSize,
+            properties=st.integers(1, 9),
+            cost=st.integers(1, 30),
+            image=st.integers(1, 3),
+            text=st.integers(0, 4),
+            tried=st.lists(st.integers(1, 40), max_size=2).map(tuple),
+        ),
         "window": st.integers(1, 40),
     }
 )
@@ -56,12 +62,22 @@ def test_the_order_of_the_input_changes_nothing(properties, sizes, random):
 @given(PROPERTIES, SIZES)
 @settings(deadline=None, max_examples=50)
 def test_batches_keep_to_their_bounds(properties, sizes):
-    """Guards: the bound on memory; only a property that is alone may have more images than a batch."""
-    limit = sizes["images_per_batch"]
+    """Guards: the bound on memory, padding included; only a property that is alone may cost more."""
+    size = sizes["size"]
     for batch in plan_batches(properties, **sizes):
-        assert len(batch) <= sizes["batch_size"]
-        if limit is not None and len(batch) > 1:
-            assert sum(planned.images for planned in batch) <= limit
+        assert len(batch) <= size.properties
+        padded = len(batch) * (size.text + size.image * max(one.images for one in batch))
+        assert len(batch) == 1 or padded <= max((size.cost, *size.tried))
+
+
+def test_other_sizes_are_tried_early_and_on_a_half_at_most():
+    """Guards: a size is measured on a few batches behind the first one, and a small partition tries none."""
+    size = BatchSize(99, 20, tried=(40, 60))
+    alike = [PlannedProperty(f"p-{n}", n, 10) for n in range(60)]
+    lengths = [len(batch) for batch in plan_batches(alike, seed=0, size=size)]
+    assert lengths[:6] == [2, 4, 6, 4, 6, 2]
+    assert set(lengths[5:]) == {2}
+    assert {len(batch) for batch in plan_batches(alike[:30], seed=0, size=size)} == {2}
 
 
 @given(PROPERTIES, SIZES)
@@ -96,7 +112,7 @@ def test_the_plan_is_the_same_in_another_process():
     program = (
         "from resources.engine.batch_plan import *\n"
         "print(plan_batches([PlannedProperty(f'p-{n}', n, 1 + n * 7 % 13) for n in range(50)],"
-        " seed=5, batch_size=8, window=20))"
+        " seed=5, size=BatchSize(8, 999), window=20))"
     )
     outputs = {
         subprocess.run(
@@ -108,12 +124,12 @@ def test_the_plan_is_the_same_in_another_process():
         ).stdout.strip()
         for seed in ("1", "2")
     }
-    assert outputs == {repr(plan_batches(many(50), seed=5, batch_size=8, window=20))}
+    assert outputs == {repr(plan_batches(many(50), seed=5, size=BatchSize(8, 999), window=20))}
 
 
 def test_the_plan_does_not_change_from_release_to_release():
     """Guards: a partition begun before an upgrade goes on with the same batches."""
-    plan = plan_batches(many(12), seed=1, batch_size=4, window=8)
+    plan = plan_batches(many(12), seed=1, size=BatchSize(4, 99), window=8)
     assert [[planned.ordinal for planned in batch] for batch in plan] == [
         [0, 2, 4, 6],
         [1, 3, 5, 7],
@@ -124,7 +140,7 @@ def test_the_plan_does_not_change_from_release_to_release():
 def test_seeds_shuffle_differently():
     """Guards: the shuffle is one: neighbours in the catalogue do not stay neighbours, and seeds differ."""
     alike = [PlannedProperty(f"p-{n}", n, 9) for n in range(200)]
-    plans = [flat(plan_batches(alike, seed=seed, batch_size=8)) for seed in (1, 2)]
+    plans = [flat(plan_batches(alike, seed=seed, size=BatchSize(8, 99))) for seed in (1, 2)]
     assert plans[0] != plans[1]
     neighbours = sum(abs(a.ordinal - b.ordinal) == 1 for a, b in zip(plans[0], plans[0][1:], strict=False))
     assert neighbours < 20
@@ -132,22 +148,29 @@ def test_seeds_shuffle_differently():
 
 def test_batches_hold_properties_of_similar_length():
     """Guards: little of a batch is padding: under 5% here, where an unsorted plan wastes over a quarter."""
-    plan = plan_batches(many(1024), seed=0, batch_size=16)
+    plan = plan_batches(many(1024), seed=0, size=BatchSize(16, 999))
     padded = sum(max(planned.images for planned in batch) * len(batch) for batch in plan)
     assert sum(planned.images for planned in flat(plan)) / padded > 0.95
     lengths = [batch[0].images for batch in plan]
     assert lengths != sorted(lengths)
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"window": 0}, {"images_per_batch": 0}])
-def test_impossible_sizes_are_refused(wrong):
+@pytest.mark.parametrize(
+    ("named", "wrong"),
+    [
+        ("properties", {"size": BatchSize(0, 1)}),
+        ("window", {"window": 0}),
+        ("cost", {"size": BatchSize(1, 0)}),
+    ],
+)
+def test_impossible_sizes_are_refused(named, wrong):
     """Guards: a wrong setting is named, not looped over."""
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        plan_batches(many(3), **{"seed": 0, "batch_size": 2} | wrong)
+    with pytest.raises(ValueError, match=named):
+        plan_batches(many(3), **{"seed": 0, "size": BatchSize(2, 9)} | wrong)
 
 
 @pytest.mark.parametrize("twin", [PlannedProperty("p-0", 9, 1), PlannedProperty("p-9", 0, 1)])
 def test_twins_are_refused(twin):
     """Guards: a doubled id or ordinal never reaches the model."""
     with pytest.raises(ValueError, match="twice"):
-        plan_batches([*many(3), twin], seed=0, batch_size=2)
+        plan_batches([*many(3), twin], seed=0, size=BatchSize(2, 9))

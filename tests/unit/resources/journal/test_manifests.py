@@ -53,6 +53,17 @@ def test_a_number_taken_and_pruned_between_the_look_and_the_link_fences(committe
     assert newest_manifest(committed.directory).sequence == following.sequence + 4
 
 
+def test_a_resume_is_told_how_the_work_was_divided(committed):
+    """What the first rows were divided by is durable with them; before that nothing is said."""
+    with committed.open() as journal:
+        assert journal.plan is None
+        journal.plan = {"cost": 64, "tried": [128]}
+        journal.submit(committed.rows(9))
+    for _ in range(2):
+        with committed.open() as journal:
+            assert journal.plan == {"cost": 64, "tried": [128]}
+
+
 def following_of(home):
     """The next manifest of a writer that knows the newest one."""
     standing = newest_manifest(home.directory)
