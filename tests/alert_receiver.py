@@ -1,4 +1,4 @@
-"""A real HTTP server that takes alerts, goes down, refuses or hangs; loaded by conftest.py as a fixture."""
+"""A real HTTP server that takes alerts, goes down, refuses or hangs."""
 
 from __future__ import annotations
 

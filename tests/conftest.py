@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+
+from tests.alert_receiver import AlertReceiver
 
 _missing: set[str] = set()
 
@@ -121,14 +122,9 @@ def new_instance(empty_instance: Path, tmp_path: Path) -> Callable[[str], Any]:
 
 
 @pytest.fixture
-def receiver() -> Iterator[Any]:
+def receiver() -> Iterator[AlertReceiver]:
     """A real HTTP server that alerts are sent to: alert_receiver.py beside this file."""
-    path = Path(__file__).with_name("alert_receiver.py")
-    spec = importlib.util.spec_from_file_location("alert_receiver", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    started = module.AlertReceiver()
+    started = AlertReceiver()
     yield started
     started.down()
 

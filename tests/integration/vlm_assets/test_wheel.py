@@ -78,14 +78,14 @@ def test_a_wheel_ingests_describes_and_serves(person, listing, tmp_path):
     """``pip install`` is enough for a person's own images and model; everything lies where it is run."""
     home = tmp_path / "person" / "data"
     assert "16 properties" in said(person("ingest", listing, "--range-size", 16), 0)
-    said(person("run", "--port", 3800), 0)
-    assert len(list((home / "property_descriptions").glob("*.parquet"))) == 1
-    assert len(list((home / "property_embeddings").glob("*.parquet"))) == 1
-    assert (home / "dagster" / "dagster.yaml").is_file()
     served = person("serve", "--port", 3800)
     for line in served.stdout:
         if line.startswith("Schedules"):
             break
+    said(person("run"), 0)
+    assert len(list((home / "property_descriptions").glob("*.parquet"))) == 1
+    assert len(list((home / "property_embeddings").glob("*.parquet"))) == 1
+    assert (home / "dagster" / "dagster.yaml").is_file()
     served.send_signal(signal.SIGTERM)
     said(served, 0)
 

@@ -10,10 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from examples.rendered_properties import write_example
 from resources.alerts.outbox import Outbox
 from resources.state.database import open_state
-from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.dagster_server.api import DagsterApi
 
 KEY = "000000000-000000007"
@@ -22,41 +20,18 @@ PROGRAM = Path(sys.executable).with_name("vlm-assets")
 pytestmark = pytest.mark.serves
 
 
-def test_one_dagster_serves_a_home_until_it_is_told_to_end(tmp_path: Path) -> None:
-    """Pages, daemon and schedules are up, a second one is refused, and SIGTERM leaves no process behind."""
-    home = tmp_path / "home"
-    ingest(write_example(home, properties=2, seed=7), home, range_size=2)
-    command = [PROGRAM, "serve", "--home", home, "--port", "3600"]
-    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert served.stdout is not None
-    said = []
-    for line in served.stdout:
-        said.append(line)
-        if line.startswith("Schedules"):
-            break
-    address = next(line for line in said if line.startswith("Starting")).split()[3]
-    assert DagsterApi(address).definitions_loaded()
-    started = psutil.Process(served.pid).children(recursive=True)
-    assert any("dagster-daemon" in word for one in started for word in one.cmdline())
-
-    second = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert second.returncode == 1
-    assert "already" in second.stderr
-
-    served.send_signal(signal.SIGTERM)
-    assert served.wait(60) == 0
-    assert not [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-
-
 @pytest.fixture
 def served(desk) -> Iterator[subprocess.Popen]:
     """``vlm-assets serve`` of a home with one published partition, which its Dagster does not know."""
     assert desk.materialize().success
-    command = [PROGRAM, "serve", "--home", desk.settings.home, "--port", "3700"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(desk), stdout=subprocess.PIPE, text=True)
     yield process
     process.send_signal(signal.SIGTERM)
     process.wait(120)
+
+
+def command(desk) -> list[str | Path]:
+    return [PROGRAM, "serve", "--home", desk.settings.home, "--port", "3700"]
 
 
 def address_when_up(served: subprocess.Popen) -> str:
@@ -78,9 +53,18 @@ def wait_until_published(address: str) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_history_damaged_while_it_is_served_is_begun_anew_and_filled_from_disk(desk, served) -> None:
-    """A database that is overwritten under a running Dagster: told, kept by name, and all is green again."""
-    wait_until_published(address_when_up(served))
+def test_one_dagster_serves_a_home_until_it_is_told_to_end(desk, served) -> None:
+    """A second one is refused; a history damaged while it is served is told, kept, begun anew, and filled.
+
+    Pages, daemon and schedules are up, and SIGTERM leaves no process behind.
+    """
+    address = address_when_up(served)
+    assert DagsterApi(address).definitions_loaded()
+    second = subprocess.run(command(desk), capture_output=True, text=True, timeout=120)
+    assert second.returncode == 1
+    assert "already" in second.stderr
+
+    wait_until_published(address)
     dagster_home = desk.settings.dagster_home
     for name in ("runs.db", "runs/index.db"):
         with (dagster_home / "history" / name).open("r+b") as database:
@@ -91,3 +75,9 @@ def test_a_history_damaged_while_it_is_served_is_begun_anew_and_filled_from_disk
     alerts = Outbox(open_state(desk.settings.state_directory)).open_subjects()
     assert str(aside) in alerts["state/Dagster's history"].next_step
     assert desk.materialize().success
+
+    started = psutil.Process(served.pid).children(recursive=True)
+    assert any("dagster-daemon" in word for one in started for word in one.cmdline())
+    served.send_signal(signal.SIGTERM)
+    assert served.wait(60) == 0
+    assert not [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
