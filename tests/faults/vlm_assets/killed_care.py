@@ -1,8 +1,8 @@
 """Prunes or repairs each home it is handed, in a forked child that kills itself at one file operation.
 
-``killed_care.py prune|repair START HOME…``: the first home's child dies at operation START, the second's at
-the next one, and so on; half of a write's bytes reach the file before. Prints ``killed`` or ``finished`` for
-each. START 0: none dies, and the number of operations is printed instead.
+``killed_care.py prune|repair AT HOME [AT HOME …]``: the home's child dies at operation AT; half of a write's
+bytes reach the file before. Prints ``killed`` or ``finished`` for each. AT 0: it does not die, and the number
+of operations is printed instead.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from vlm_assets.operate.repair import plan_repairs, put_right
 from vlm_assets.settings import load_settings
 
 
-def main(action: str, start: int, homes: list[Path]) -> None:
-    for number, home in enumerate(homes, start):
+def main(action: str, homes: list[tuple[int, Path]]) -> None:
+    for at, home in homes:
         settings = load_settings(home=home)
         catalog = Catalog.open(home)
         # What is to be done is decided before the fork: DuckDB's threads do not outlive it.
@@ -31,14 +31,14 @@ def main(action: str, start: int, homes: list[Path]) -> None:
             repairs = plan_repairs(settings, audit(settings, catalog, deep=True))
         child = os.fork()
         if child == 0:
-            operations = FileOperations(home, strike_at(number if start else 0, torn=True))
+            operations = FileOperations(home, strike_at(at, torn=True))
             operations.install()
             if action == "prune":
                 list(remove(settings, removals))
             else:
                 for repair in repairs:
                     put_right(settings, repair)
-            if not start:
+            if not at:
                 print(operations.count, flush=True)
             os._exit(0)
         _, status = os.waitpid(child, 0)
@@ -49,4 +49,4 @@ def main(action: str, start: int, homes: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), [Path(one) for one in sys.argv[3:]])
+    main(sys.argv[1], list(zip(map(int, sys.argv[2::2]), map(Path, sys.argv[3::2]), strict=True)))

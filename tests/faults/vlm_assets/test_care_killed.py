@@ -1,4 +1,4 @@
-"""Prune and repair killed at every file operation: the last whole copy is there, and going on works."""
+"""Prune and repair killed at their file operations: the last whole copy is there, and going on works."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def open_journal(home: Path) -> Journal:
     )
 
 
-def run(action: str, start: int, homes: list[Path]) -> list[str]:
+def run(action: str, homes: dict[int, Path]) -> list[str]:
     done = subprocess.run(
-        [sys.executable, SCRIPT, action, str(start), *homes],
+        [sys.executable, SCRIPT, action, *(str(one) for pair in homes.items() for one in pair)],
         capture_output=True,
         text=True,
         timeout=240,
@@ -88,19 +88,19 @@ def run(action: str, start: int, homes: list[Path]) -> list[str]:
     return done.stdout.split("\n")[:-1]
 
 
-def killed_at_each(action: str, base: Path) -> list[Path]:
-    """A copy of the base for every file operation that the action makes, killed there; and a finished one."""
+def killed_at_each(action: str, base: Path, stride: int) -> list[Path]:
+    """Copies of the base, killed at file operations that the action makes; the last one is finished."""
     shutil.copytree(base, counted := base.parent / "counted")
-    count = int(run(action, 0, [counted])[0])
+    count = int(run(action, {0: counted})[0])
     assert count >= 10, "fewer file operations than the action has: nearly nothing would be killed"
-    homes = [base.parent / f"at{number}" for number in range(1, count + 2)]
-    for home in homes:
+    homes = {at: base.parent / f"at{at}" for at in (*range(1, count + 1, stride), count + 1)}
+    for home in homes.values():
         shutil.copytree(base, home)
-    assert run(action, 1, homes) == ["killed"] * count + ["finished"]
-    return homes
+    assert run(action, homes) == ["killed"] * (len(homes) - 1) + ["finished"]
+    return list(homes.values())
 
 
-def test_prune_killed_at_every_operation(base: Path) -> None:
+def test_prune_killed_at_every_operation(base: Path, stride: int) -> None:
     """Published file and second copy stay whole, no journal is half believed, and going on ends it."""
     with open_journal(base) as journal:
         journal.submit(pa.table([["a"], [0], ["ok"], ["zero"]], schema=SCHEMA))
@@ -110,7 +110,7 @@ def test_prune_killed_at_every_operation(base: Path) -> None:
     aside.parent.mkdir(parents=True)
     aside.write_bytes(b"damaged")
     retired = []
-    for home in killed_at_each("prune", base):
+    for home in killed_at_each("prune", base, stride):
         settings, catalog = load_settings(home=home), Catalog.open(home)
         found = audit(settings, catalog, deep=True)
         assert found.ok, (home, found.wrong)
@@ -133,14 +133,14 @@ def test_prune_killed_at_every_operation(base: Path) -> None:
     assert set(retired) == {False, True}, "kills came before and after the journal was given up"
 
 
-def test_repair_killed_at_every_operation(base: Path) -> None:
+def test_repair_killed_at_every_operation(base: Path, stride: int) -> None:
     """Damaged bytes and foreign files are kept aside, never lost, and a second repair ends it."""
     published = base / ASSET / f"{KEY}.parquet"
     sound = published.read_bytes()
     published.write_bytes(sound[:-30])
     (base / ASSET / "mine.parquet").write_bytes(b"mine")
     met = set()
-    for home in killed_at_each("repair", base):
+    for home in killed_at_each("repair", base, stride):
         settings, catalog = load_settings(home=home), Catalog.open(home)
         seen = (home / ASSET / f"{KEY}.parquet").read_bytes()
         assert seen in (sound, sound[:-30])

@@ -1,6 +1,9 @@
 """A small example, rendered once, and homes over it; the example model describes what it really sees."""
 
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import dagster as dg
@@ -86,12 +89,34 @@ class Desk:
         return self.paths.published
 
 
+def settings_of(home: Path) -> Settings:
+    return load_settings(home=home, devices="cpu:1", batch_size=4, decode_workers=1)
+
+
+@pytest.fixture(scope="session")
+def published_home(listing, tmp_path_factory) -> Callable[..., Path]:
+    """A home whose first range has these assets published, made once; a home may be copied."""
+
+    @cache
+    def make(*assets: str) -> Path:
+        home = tmp_path_factory.mktemp("published") / "home"
+        ingest(listing, home, range_size=8)
+        done = Desk(settings_of(home)).materialize(*assets)
+        assert done.success, done.failure
+        return home
+
+    return make
+
+
 @pytest.fixture
-def desk(listing, tmp_path) -> Desk:
-    """A new home over the example: two ranges of eight."""
+def desk(listing, tmp_path, request, published_home) -> Desk:
+    """A home over the example: two ranges of eight, and what the mark ``published`` names of the first."""
     home = tmp_path / "home"
-    ingest(listing, home, range_size=8)
-    return Desk(load_settings(home=home, devices="cpu:1", batch_size=4, decode_workers=1))
+    if published := request.node.get_closest_marker("published"):
+        shutil.copytree(published_home(*published.args), home)
+    else:
+        ingest(listing, home, range_size=8)
+    return Desk(settings_of(home))
 
 
 @pytest.fixture

@@ -76,9 +76,3 @@ def writers(fork_server):
     """Failing writers on the storage under test."""
     with fork_server(Path(__file__).with_name("writer_process.py")) as server:
         yield Writers(server)
-
-
-@pytest.fixture(scope="session")
-def stride(rounds) -> int:
-    """The costlier sweeps take every third operation in the short form, every one in a campaign."""
-    return 3 if rounds == 1 else 1

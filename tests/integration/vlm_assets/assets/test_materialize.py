@@ -96,9 +96,9 @@ def text_embedder(tmp_path, desk):
     return folder
 
 
+@pytest.mark.published("property_descriptions", "property_embeddings")
 def test_another_text_embedder_makes_other_vectors_of_the_same_descriptions(desk, text_embedder):
     """A named text embedder replaces the vectors of the describing model's layers, and no description."""
-    assert desk.materialize("property_descriptions", "property_embeddings").success
     before = stamps(desk.settings.descriptions)
     named = desk.changed(embedding_model=str(text_embedder))
     done = named.materialize("property_embeddings")
@@ -110,9 +110,9 @@ def test_another_text_embedder_makes_other_vectors_of_the_same_descriptions(desk
     assert stamps(desk.settings.descriptions) == before
 
 
+@pytest.mark.published("property_descriptions")
 def test_a_complete_partition_is_verified_and_nothing_changes(desk, no_device):
     """Pressing Materialize on finished work costs no device and touches no file."""
-    assert desk.materialize().success
     before = stamps(desk.settings.descriptions)
     again = desk.materialize(gpu=no_device)
     assert again.success, again.failure
@@ -146,9 +146,9 @@ def test_a_death_between_publication_and_retirement_is_finished_without_a_device
     assert not list(journals.iterdir())
 
 
+@pytest.mark.published("property_descriptions")
 def test_a_damaged_file_is_put_back_without_a_device(desk, no_device):
     """The second copy restores a damaged or deleted file; the damaged one is kept aside."""
-    assert desk.materialize().success
     sound = desk.file.read_bytes()
     desk.file.write_bytes(sound[:-200])
     again = desk.materialize(gpu=no_device)
@@ -157,9 +157,9 @@ def test_a_damaged_file_is_put_back_without_a_device(desk, no_device):
     assert [path.read_bytes() for path in desk.paths.quarantine.iterdir()] == [sound[:-200]]
 
 
+@pytest.mark.published("property_descriptions")
 def test_both_copies_lost_stops_with_the_way_out(desk, no_device):
     """What cannot be put back is never silently computed again: the message names the option that does."""
-    assert desk.materialize().success
     desk.file.unlink()
     desk.paths.version(0).unlink()
     again = desk.materialize(gpu=no_device)
@@ -176,17 +176,14 @@ def images_taken_away(desk, listing):
     uris = catalog.slice(catalog.ranges[0])["image_uris"].to_pylist()[:4]
     folders = {catalog.image_path(one[0]).parent for one in uris}
 
-    def take():
-        for folder in folders:
-            shutil.move(folder, f"{folder}.away")
-
     def put_back():
         for folder in folders:
             if not folder.exists():
                 shutil.move(f"{folder}.away", folder)
 
-    take()
-    yield SimpleNamespace(take=take, put_back=put_back)
+    for folder in folders:
+        shutil.move(folder, f"{folder}.away")
+    yield SimpleNamespace(put_back=put_back)
     put_back()
 
 
@@ -204,12 +201,10 @@ def test_a_failed_check_publishes_nothing_and_says_what_to_do(desk, images_taken
     assert refused.checks["ids_conserved"].passed
 
 
+@pytest.mark.published("property_descriptions")
 def test_a_refused_recomputation_leaves_the_old_file(desk, images_taken_away):
     """A worse result never replaces a published one."""
-    images_taken_away.put_back()
-    assert desk.materialize().success
     before = stamps(desk.settings.descriptions)
-    images_taken_away.take()
     refused = desk.materialize(config={"recompute": True})
     assert not refused.success
     assert "stays in place" in refused.failure
@@ -231,9 +226,9 @@ def test_retry_failed_describes_only_what_had_failed(desk, images_taken_away):
     assert sum(row["status"] == "ok" for row in found) >= 7
 
 
+@pytest.mark.published("property_descriptions")
 def test_recompute_is_done_once_however_often_its_run_is_retried(desk, no_device):
     """A run retry of a finished recomputation verifies it; a new request computes again."""
-    assert desk.materialize().success
     first = PublishedPartitions(desk.settings.descriptions).record(KEY)
     done = desk.materialize(config={"recompute": True})
     assert done.success, done.failure
@@ -260,9 +255,9 @@ def test_a_recomputation_of_days_ago_is_re_executed_after_another_one(desk, no_d
     assert PublishedPartitions(desk.settings.descriptions).record(KEY) == record
 
 
+@pytest.mark.published("property_descriptions")
 def test_other_settings_are_another_generation_and_the_old_one_is_kept(desk):
     """Changed settings never mix rows: the new output replaces the old whole, which becomes a backup."""
-    assert desk.materialize().success
     old = desk.file.read_bytes()
     other = desk.changed(max_pixels=40_000)
     done = other.materialize()
@@ -277,9 +272,9 @@ def test_other_settings_are_another_generation_and_the_old_one_is_kept(desk):
     )
 
 
+@pytest.mark.published("property_descriptions")
 def test_batch_size_is_no_part_of_a_result(desk, no_device):
     """Another batch size keeps what is published."""
-    assert desk.materialize().success
     assert desk.changed(batch_size=2).materialize(gpu=no_device).success
 
 

@@ -177,9 +177,9 @@ def test_an_interrupted_round_is_gone_on_with(desk, ids, materialize):
     assert tries(pq.read_table(desk.file)) == dict.fromkeys(ids[:3], 2)
 
 
+@pytest.mark.published("property_descriptions")
 def test_a_refused_recomputation_is_gone_on_with_beside_what_is_published(desk, ids, materialize):
     """The retry of its run computes what failed of it; a plain start verifies the old file and stays away."""
-    assert materialize().success
     old = pq.read_table(desk.file)
     ailing.update(ids[:3])
     refused = materialize({"recompute": True})
@@ -219,9 +219,9 @@ def test_a_changed_image_list_costs_one_property(desk, ids, materialize, listing
     assert kept == [{**row, "fingerprint": None} for row in before if row["property_id"] != ids[3]]
 
 
+@pytest.mark.published("property_descriptions")
 def test_other_settings_adopt_nothing(desk, ids, materialize):
     """What decides the meaning of a row is in its digest: another prompt, another row."""
-    assert materialize().success
     model = AilingModel(**vars(build_vision_language_model(desk.settings)))
     described.clear()
     assert desk.changed(prompt="Describe the property.").materialize(vision_language_model=model).success

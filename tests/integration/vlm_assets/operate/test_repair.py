@@ -52,10 +52,10 @@ def test_a_materialized_dataset_is_sound(desk):
     assert found.total("property_embeddings").rows == 8
 
 
+@pytest.mark.published(*BOTH)
 @pytest.mark.parametrize("loss", ["both copies", "both records", "both folders"])
 def test_what_no_copy_holds_is_computed_again(desk, loss):
     """After a repair nothing is wrong any more, embeddings of the new descriptions included."""
-    assert desk.materialize(*BOTH).success
     if loss == "both copies":
         desk.file.unlink()
         desk.paths.version(0).write_bytes(b"")
@@ -151,8 +151,8 @@ def test_a_loss_stops_every_start_until_a_person_accepts_it(interrupted, gone):
     assert look(interrupted).ok
 
 
+@pytest.mark.published(*BOTH)
 def test_a_published_partition_has_nothing_to_accept(desk):
     """The retired mark of what is published is no loss."""
-    assert desk.materialize(*BOTH).success
     assert find_losses(desk.settings, Catalog.open(desk.settings.home), KEY) == []
     assert look(desk).ok
