@@ -38,7 +38,7 @@ def test_the_folder_is_small_and_has_no_code() -> None:
 
 def test_properties_never_trained_on_are_described_right(loaded: tuple[Any, Any]) -> None:
     """Unguided greedy answers fit the schema, and 97 of 100 fields are right."""
-    homes = [draw_property("example", SEED, index) for index in range(16)]
+    homes = [draw_property("example", SEED, index) for index in range(9)]
     answers = ask(*loaded, [[encode_photo(render(home, view)) for view in home.views] for home in homes])
     assert all(answer is not None for answer in answers)
     right = [
@@ -52,8 +52,8 @@ def test_properties_never_trained_on_are_described_right(loaded: tuple[Any, Any]
 
 def test_one_photo_is_enough_for_a_valid_answer(loaded: tuple[Any, Any]) -> None:
     """What no photo shows is guessed, but the answer still fits the schema."""
-    homes = [draw_property("example", SEED, index) for index in range(10)]
-    batch = [[encode_photo(render(home, home.views[index % 9]))] for index, home in enumerate(homes)]
+    homes = [draw_property("example", SEED, index) for index in range(4)]
+    batch = [[encode_photo(render(home, home.views[2 * index]))] for index, home in enumerate(homes)]
     assert all(answer is not None for answer in ask(*loaded, batch))
 
 

@@ -25,62 +25,67 @@ print(json.dumps({"keys": keys, "heavy": heavy, "pool": pyarrow.default_memory_p
 """
 
 
-@pytest.fixture
-def home(tmp_path):
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
     """A catalogue of five properties whose images do not exist, in ranges of two."""
-    listing = tmp_path / "listing.jsonl"
+    folder = tmp_path_factory.mktemp("definitions")
+    listing = folder / "listing.jsonl"
     listing.write_text(
         "".join(json.dumps({"property_id": f"p{n}", "images": [f"{n}.jpg"]}) + "\n" for n in range(5))
     )
-    ingest(listing, tmp_path / "home", range_size=2, close=True)
-    return tmp_path / "home"
+    ingest(listing, folder / "home", range_size=2, close=True)
+    return folder / "home"
 
 
-def load(home, *options, **environment):
+def load(home, **environment):
+    left_out = ("DAGSTER_HOME", "ARROW_DEFAULT_MEMORY_POOL")
+    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     return subprocess.run(
-        [sys.executable, *options, "-c", LOADING],
-        env={**os.environ, "VLM_ASSETS_HOME": str(home), **environment},
+        [sys.executable, "-c", LOADING],
+        env={**inherited, "VLM_ASSETS_HOME": str(home), **environment},
         capture_output=True,
         text=True,
         timeout=120,
     )
 
 
-def test_loading_is_quiet_and_light(home, tmp_path):
-    """No warning reaches the person, and no process pays for torch before it needs a model."""
-    done = load(home, DAGSTER_HOME=str(tmp_path / "dagster"))
+@pytest.fixture(scope="module")
+def loaded(home):
+    """A process that has loaded the definitions, and keeps Dagster's state in the home."""
+    done = load(home, DAGSTER_HOME=str(home / "dagster"))
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert json.loads(done.stdout)["heavy"] == []
+    return done
 
 
-@pytest.mark.parametrize(("asked", "chosen"), [(None, "system"), ("mimalloc", "mimalloc")])
-def test_rows_lie_in_memory_that_is_given_back(home, monkeypatch, asked, chosen):
+@pytest.fixture(scope="module")
+def loaded_otherwise(home):
+    """A process without DAGSTER_HOME that asked for another pool of memory."""
+    return load(home, ARROW_DEFAULT_MEMORY_POOL="mimalloc")
+
+
+def test_loading_is_quiet_and_light(loaded):
+    """No warning reaches the person, and no process pays for torch before it needs a model."""
+    assert loaded.stderr == ""
+    assert json.loads(loaded.stdout)["heavy"] == []
+
+
+def test_rows_lie_in_memory_that_is_given_back(loaded, loaded_otherwise):
     """A run keeps none of what its rows once took, however many they were; who asks otherwise gets it."""
-    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
-    done = load(home, **({"ARROW_DEFAULT_MEMORY_POOL": asked} if asked else {}))
-    assert json.loads(done.stdout)["pool"] == chosen
+    assert json.loads(loaded.stdout)["pool"] == "system"
+    assert json.loads(loaded_otherwise.stdout)["pool"] == "mimalloc"
 
 
-def test_both_assets_have_the_ranges_of_the_catalogue(home):
+def test_both_assets_have_the_ranges_of_the_catalogue(loaded):
     """Descriptions and embeddings are partitioned alike, by the ranges that stand in the catalogue."""
-    keys = json.loads(load(home).stdout)["keys"]
+    keys = json.loads(loaded.stdout)["keys"]
     ranges = ["000000000-000000001", "000000002-000000003", "000000004-000000004"]
     assert keys["property_descriptions"] == keys["property_embeddings"] == ranges
     assert keys["property_catalog"] is None
 
 
-def test_without_dagster_home_the_person_is_told_what_to_export(home):
+def test_without_dagster_home_the_person_is_told_what_to_export(home, loaded_otherwise):
     """A throwaway instance forgets its history: the definitions say what keeps it."""
-    environment = {name: value for name, value in os.environ.items() if name != "DAGSTER_HOME"}
-    done = subprocess.run(
-        [sys.executable, "-c", LOADING],
-        env={**environment, "VLM_ASSETS_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert f"export DAGSTER_HOME={home}/dagster" in done.stderr
+    assert f"export DAGSTER_HOME={home}/dagster" in loaded_otherwise.stderr
 
 
 def test_dagster_state_of_another_catalogue_is_refused(home, tmp_path):
@@ -139,7 +144,7 @@ def test_definitions_load_as_a_code_server_loads_them(home):
     dg.Definitions.validate_loadable(build_defs(load_settings(home=home)))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def jobs(home):
     """Every job of the definitions that a run can be launched of."""
     jobs = build_defs(load_settings(home=home)).get_repository_def().get_all_jobs()

@@ -1,5 +1,7 @@
 """A model is given the same tensors wherever they were made: in workers, a property at a time, or here."""
 
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -49,20 +51,22 @@ def preparation(model_folder):
 
 
 @pytest.fixture(scope="module")
-def load(model_folder):
-    """Load properties in a worker: as tensors of some type, or as pixels."""
-    pools = []
+def pool():
+    """A pool of one worker for each output: tensors of some type, or pixels."""
+    with ExitStack() as closing:
 
-    def load(jobs, output):
-        options = {"prefetch_batches": 1, "max_pixels": 1 << 20, "max_images": 9}
-        pools.append(WorkerPool(output, workers=1, **options).__enter__())
-        (loaded,) = pools[-1].feed([jobs])
-        return loaded
+        @cache
+        def started(output):
+            options = {"prefetch_batches": 1, "max_pixels": 1 << 20, "max_images": 9}
+            return closing.enter_context(WorkerPool(output, workers=1, **options))
 
-    load.pools = pools
-    yield load
-    for pool in pools:
-        pool.close()
+        yield started
+
+
+@pytest.fixture
+def load(pool):
+    """Load properties in a worker."""
+    return lambda jobs, output: next(pool(output).feed([jobs]))
 
 
 def assert_equal(found, expected):
@@ -91,12 +95,13 @@ def test_which_pixels_are_an_images_is_said_in_a_byte_each(model_folder, prepara
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_workers_make_what_the_processor_makes_of_a_batch(dtype, model_folder, preparation, jobs, load):
+def test_workers_make_what_the_processor_makes_of_a_batch(dtype, model_folder, preparation, jobs, pool, load):
     """Guards: joined tensors are the processor's own batch bit for bit, also after a failed image, for any
     part of a batch, and where an attempt shows fewer images."""
-    tensors = load(jobs, Tensors(ModelSource(str(model_folder)), PROMPT.text, dtype))
+    output = Tensors(ModelSource(str(model_folder)), PROMPT.text, dtype)
+    tensors = load(jobs, output)
     pixels = load(jobs, Pixels())
-    template = Path(f"/proc/{load.pools[-2].pids[0]}/stat").read_text().rpartition(")")[2].split()[1]
+    template = Path(f"/proc/{pool(output).pids[0]}/stat").read_text().rpartition(")")[2].split()[1]
     assert len(list(Path(f"/proc/{template}/task").iterdir())) == 1  # nothing else runs where it forks
     assert [one.seen for one in tensors] == [one.seen for one in pixels] == [1, 2, 3, 3, 1, 2]
     assert [len(one.failed) for one in tensors] == [0, 0, 0, 1, 0, 0]
