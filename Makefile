@@ -136,7 +136,7 @@ clean:
 
 .venv/installed-dev: .venv/installed
 	@echo "Installing the test tools into .venv ..."
-	@$(PIP) -c constraints.txt -e '.[dev]'
+	@$(PIP) -c constraints.txt 'vlm-assets[dev]'
 	@touch $@
 
 # Two things the build for CPUs lacks: the name under which vLLM looks itself up, and a torchvision that fits where
