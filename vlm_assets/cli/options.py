@@ -23,6 +23,11 @@ Deep = Annotated[bool, typer.Option("--deep", help="Read every byte of every fil
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the pages, on loopback.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 
+Where = Annotated[
+    str | None,
+    typer.Option(metavar="SQL", help='Only properties for which this holds, such as "floors <= 2".'),
+]
+
 SHOWN = 20
 """Lines of a list for people; the rest is counted."""
 

@@ -1,0 +1,381 @@
+"""Export: published rows as a folder that others can read, a shard a partition, verified and resumable.
+
+What lives here: the rows of a shard in three formats, what is kept of a finished shard, and the check of
+counts and digests at the end. What does not: which rows a condition chooses (``published_table.py``).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from resources.engine.schema import description_text
+from resources.publishing.published import PublishedPartitions
+from resources.publishing.record import PublishedRecord
+from resources.storage.files import (
+    TemporaryFile,
+    make_directory,
+    publish_replacing,
+    sha256_of,
+    write_replacing,
+)
+from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.published_table import Mask, NothingPublishedError, published_records
+from vlm_assets.settings import Settings
+
+Format = Literal["huggingface", "jsonl", "csv"]
+
+FORMATS: Final[tuple[Format, ...]] = ("huggingface", "jsonl", "csv")
+
+_SHARDS: Final = ".shards"
+"""Folder of what is known of each finished shard, for a resumption."""
+
+_SUMS: Final = "SHA256SUMS"
+_ABOUT: Final = "export.json"
+_ATTEMPTS: Final = 3
+
+_COLUMNS: Final = (
+    "property_id", "ordinal", "status", "description", "error_kind", "error", "model", "model_revision"
+)  # fmt: skip
+
+
+class ExportError(RuntimeError):
+    """An export cannot be made, or is not what it should be; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What lies in the folder now. without_vector: rows that are described and not embedded (yet).
+
+    kept: shards that were there already, from an export that was interrupted or of the same rows.
+    """
+
+    folder: str
+    format: Format
+    rows: int
+    shards: int
+    kept: int
+    without_vector: int
+
+
+def export(
+    settings: Settings,
+    catalog: Catalog,
+    folder: Path,
+    format_: Format,
+    *,
+    where: str | None = None,
+    mask: Mask | None = None,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Exported:
+    """Write all published rows, or those of the mask, and verify them. Goes on with an interrupted export.
+
+    where: the condition that the mask stands for. Raises ExportError, NothingPublishedError, PublishedError,
+    OSError.
+    """
+    records = published_records(settings.descriptions, catalog)
+    if not records:
+        raise NothingPublishedError("No description is published yet: `vlm-assets run`.")
+    question = {"catalog_id": catalog.catalog_id, "format": format_, "where": where}
+    _claim(folder, question)
+    ranges = {one.key: one for one in catalog.ranges}
+    if mask is not None:
+        records = {
+            key: one for key, one in records.items() if mask[ranges[key].start : ranges[key].stop].any()
+        }
+    schemas: dict[str, pa.Schema] = {}
+    embedded = published_records(settings.embeddings, catalog)
+    width = _width(settings, embedded)
+    done: dict[str, dict[str, Any]] = {}
+    kept = 0
+    for number, (key, record) in enumerate(records.items()):
+        name = _shard_name(format_, key)
+        sources = {"described": record.sha256, "embedded": embedded[key].sha256 if key in embedded else None}
+        known = _known(folder, key)
+        if known is not None and known["sources"] == sources and _holds(folder / name, known):
+            done[name], kept = known, kept + 1
+        else:
+            table, sources = _shard(settings, catalog, key, mask, width)
+            _refuse_other_schema(schemas, key, table.schema)
+            size, sha256 = _write(folder / name, _encoded(table, format_))
+            missing = pc.sum(pc.and_(pc.equal(table["status"], "ok"), pc.is_null(table["embedding"]))).as_py()
+            done[name] = {
+                "sources": sources,
+                "rows": table.num_rows,
+                "bytes": size,
+                "sha256": sha256,
+                "without_vector": missing or 0,
+                "schema": str(table.schema),
+            }
+            write_sealed(folder / _SHARDS / f"{key}.json", done[name])
+        advance(number + 1, len(records))
+    _remove_others(folder, format_, set(done))
+    found = Exported(
+        str(folder),
+        format_,
+        rows=sum(one["rows"] for one in done.values()),
+        shards=len(done),
+        kept=kept,
+        without_vector=sum(one["without_vector"] for one in done.values()),
+    )
+    _finish(settings, folder, question, done, found)
+    expected = (
+        sum(one.rows for one in records.values()) if mask is None else _chosen_rows(records, ranges, mask)
+    )
+    _verify(folder, done, expected=expected)
+    return found
+
+
+def _chosen_rows(records: Mapping[str, PublishedRecord], ranges: Mapping[str, Any], mask: Mask) -> int:
+    return int(sum(np.count_nonzero(mask[ranges[key].start : ranges[key].stop]) for key in records))
+
+
+def _claim(folder: Path, question: Mapping[str, object]) -> None:
+    """Make the folder, or go on in one that was begun with the same question. Raises ExportError."""
+    make_directory(folder.absolute())
+    asked = folder / _SHARDS / "question.json"
+    try:
+        before = read_sealed(asked)
+    except FileNotFoundError:
+        if any(one.name != _SHARDS for one in folder.iterdir()):
+            raise ExportError(f"{folder} holds other files: name an empty folder, or a new one.") from None
+        write_sealed(asked, question)
+        return
+    except BrokenSealError as error:
+        raise ExportError(f"{asked} does not read ({error}): export into another folder.") from error
+    if before != dict(question):
+        raise ExportError(f"{folder} holds another export ({json.dumps(before)}): name another folder.")
+
+
+def _known(folder: Path, key: str) -> dict[str, Any] | None:
+    try:
+        return read_sealed(folder / _SHARDS / f"{key}.json")
+    except (OSError, BrokenSealError):
+        return None  # The shard is written anew.
+
+
+def _holds(path: Path, known: Mapping[str, Any]) -> bool:
+    try:
+        return bool(path.stat().st_size == known["bytes"] and sha256_of(path) == known["sha256"])
+    except OSError:
+        return False
+
+
+def _shard_name(format_: Format, key: str) -> str:
+    if format_ == "huggingface":
+        return f"data/train-{key}.parquet"
+    return f"{key}.{format_}"
+
+
+def _width(settings: Settings, embedded: Mapping[str, PublishedRecord]) -> int:
+    for key in embedded:
+        type_ = PublishedPartitions(settings.embeddings).read(key).schema.field("embedding").type
+        return int(type_.list_size)
+    return 1
+
+
+def _shard(
+    settings: Settings, catalog: Catalog, key: str, mask: Mask | None, width: int
+) -> tuple[pa.Table, dict[str, str | None]]:
+    """The rows of one partition, and the digests of the files that they come from."""
+    described, embedded = PublishedPartitions(settings.descriptions), PublishedPartitions(settings.embeddings)
+    for _ in range(_ATTEMPTS):
+        record, of_vectors = described.record(key), embedded.record(key)
+        rows = described.read(key).to_table(list(_COLUMNS))
+        vectors = (
+            None if of_vectors is None else embedded.read(key).to_table(["ordinal", "embedding", "model"])
+        )
+        # A partition that was published anew meanwhile is read again.
+        if (described.record(key), embedded.record(key)) == (record, of_vectors):
+            break
+    else:
+        raise ExportError(f"Partition {key} changes all the time. Export it when its runs are over.")
+    assert record is not None
+    if mask is not None:
+        rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))
+    rows = rows.combine_chunks()
+    slice_ = next(one for one in catalog.ranges if one.key == key)
+    listed = catalog.slice(slice_)
+    at = pc.index_in(rows["ordinal"], value_set=listed["ordinal"].combine_chunks())
+    texts = [None if one is None else description_text(one) for one in rows["description"].to_pylist()]
+    rows = rows.append_column("text", pa.array(texts, pa.string()))
+    rows = rows.append_column("image_uris", listed["image_uris"].take(at))
+    type_ = pa.list_(pa.float32(), width)
+    if vectors is None:
+        columns = [pa.nulls(rows.num_rows, type_), pa.nulls(rows.num_rows, pa.string())]
+    else:
+        if vectors.schema.field("embedding").type != type_:
+            raise ExportError(
+                f"The vectors of {key} are {vectors.schema.field('embedding').type}, others {type_}:"
+                " materialize property_embeddings of those that are stale, or choose others with --where."
+            )
+        at = pc.index_in(rows["ordinal"], value_set=vectors["ordinal"].combine_chunks())
+        columns = [
+            vectors[name].combine_chunks().take(at.combine_chunks()) for name in ("embedding", "model")
+        ]
+    rows = rows.append_column("embedding", columns[0]).append_column("embedding_model", columns[1])
+    sources = {"described": record.sha256, "embedded": None if of_vectors is None else of_vectors.sha256}
+    return rows.replace_schema_metadata(None), sources
+
+
+def _refuse_other_schema(schemas: dict[str, pa.Schema], key: str, schema: pa.Schema) -> None:
+    first = next(iter(schemas), None)
+    if first is not None and not schemas[first].equals(schema):
+        raise ExportError(
+            f"Partitions {first} and {key} have other columns: the description schema was changed between"
+            " them. Materialize the stale one, or choose rows of one of them with --where"
+            " \"fingerprint = '…'\"."
+        )
+    schemas[key] = schema
+
+
+def _encoded(table: pa.Table, format_: Format) -> Iterator[bytes]:
+    if format_ == "huggingface":
+        stream = io.BytesIO()
+        dictionary = [name for name in table.schema.names if name != "embedding"]
+        pq.write_table(table, stream, compression="zstd", use_dictionary=dictionary, write_page_checksum=True)
+        yield stream.getvalue()
+        return
+    if format_ == "csv":
+        yield _csv_line([name for name, _ in _flat_columns(table.schema)])
+    for batch in table.to_batches(max_chunksize=256):
+        for row in batch.to_pylist():
+            if format_ == "jsonl":
+                yield json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=str).encode() + b"\n"
+            else:
+                yield _csv_line([_cell(find(row)) for _, find in _flat_columns(table.schema)])
+
+
+def _flat_columns(schema: pa.Schema) -> list[tuple[str, Callable[[Mapping[str, Any]], Any]]]:
+    """Columns of a CSV: a description's fields each one of its own, however deep."""
+    found: list[tuple[str, Callable[[Mapping[str, Any]], Any]]] = []
+
+    def add(path: tuple[str, ...], type_: pa.DataType) -> None:
+        if pa.types.is_struct(type_):
+            for field in type_:
+                add((*path, field.name), field.type)
+        else:
+            found.append((".".join(path), partial(_at, path)))
+
+    for field in schema:
+        add((field.name,), field.type)
+    return found
+
+
+def _at(path: Sequence[str], row: Mapping[str, Any]) -> Any:
+    value: Any = row
+    for name in path:
+        value = None if value is None else value[name]
+    return value
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else value
+
+
+def _csv_line(cells: Sequence[Any]) -> bytes:
+    stream = io.StringIO()
+    csv.writer(stream).writerow(cells)
+    return stream.getvalue().encode()
+
+
+def _write(path: Path, pieces: Iterator[bytes]) -> tuple[int, str]:
+    """Write a shard durably, read it back, and give it its name. Returns its size and SHA-256."""
+    make_directory(path.parent)
+    file = TemporaryFile(path)
+    try:
+        for piece in pieces:
+            file.write(piece)
+        sha256 = file.seal()
+        publish_replacing(file.path, path)
+    except BaseException:
+        file.discard()
+        raise
+    return file.size, sha256
+
+
+def _remove_others(folder: Path, format_: Format, names: set[str]) -> None:
+    """Remove shards of an earlier state of the data set that are none of this one's."""
+    pattern = _shard_name(format_, "*")
+    for path in folder.glob(pattern):
+        if str(path.relative_to(folder)) not in names:
+            path.unlink()
+            (folder / _SHARDS / f"{path.stem.removeprefix('train-')}.json").unlink(missing_ok=True)
+
+
+def _finish(
+    settings: Settings,
+    folder: Path,
+    question: Mapping[str, object],
+    done: Mapping[str, Mapping[str, Any]],
+    found: Exported,
+) -> None:
+    about = {
+        **question,
+        "rows": found.rows,
+        "without_vector": found.without_vector,
+        "shards": {name: {"rows": one["rows"], "sha256": one["sha256"]} for name, one in done.items()},
+    }
+    write_replacing(folder / _ABOUT, json.dumps(about, indent=2).encode() + b"\n")
+    sums = "".join(f"{one['sha256']}  {name}\n" for name, one in done.items())
+    write_replacing(folder / _SUMS, sums.encode())
+    if found.format == "huggingface":
+        schema = next((one["schema"] for one in done.values()), "")
+        card = _card(settings, question, found, schema)
+        write_replacing(folder / "README.md", card.encode())
+
+
+def _card(settings: Settings, question: Mapping[str, object], found: Exported, schema: str) -> str:
+    model = (settings.model or "at an address").rstrip("/").rpartition("/")[2]
+    columns = "\n".join(f"    {line}" for line in schema.splitlines())
+    where = f"Rows: those where `{question['where']}`." if question["where"] else "Rows: all published ones."
+    return f"""---
+license: other
+license_name: fill-in
+pretty_name: Property descriptions
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*.parquet
+---
+
+# Property descriptions
+
+**Licence: fill this in before you publish.** Images are named by their paths and not part of this folder.
+
+{found.rows:,} properties, each described from its images by `{model}` (column `model`, exact revision in
+`model_revision`), with the description as columns (`description`) and as text (`text`), and a vector of the
+text (`embedding`, by `embedding_model`; {found.without_vector:,} rows have none yet). `status` is `ok`, or
+`failed` with the reason. {where}
+
+`{_SUMS}` has the digest of each file (`sha256sum -c {_SUMS}`), `{_ABOUT}` the rows of each.
+
+## Columns
+
+{columns}
+"""
+
+
+def _verify(folder: Path, done: Mapping[str, Mapping[str, Any]], *, expected: int) -> None:
+    """Read every shard again: digests, and the number of rows. Raises ExportError."""
+    for name, one in done.items():
+        if not _holds(folder / name, one):
+            raise ExportError(f"{folder / name} is not what was written. Look at the disk, and export again.")
+    rows = sum(one["rows"] for one in done.values())
+    if rows != expected:
+        raise ExportError(
+            f"{rows:,} rows were written and {expected:,} should be: `vlm-assets audit` says what is wrong."
+        )

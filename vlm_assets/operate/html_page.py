@@ -1,0 +1,98 @@
+"""Pages that can be sent to somebody: one HTML file, its images inside of it, nothing loaded from anywhere.
+
+Everything that is shown is escaped: ids, answers and errors may hold markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from resources.storage.files import make_directory, write_replacing
+
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+_STYLE = """
+:root { color-scheme: light dark }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto; max-width: 76rem; padding: 0 1rem }
+h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin: 0 0 .4rem; overflow-wrap: anywhere }
+.card { border-top: 1px solid #8886; padding: 1rem 0 }
+.images { display: flex; flex-wrap: wrap; gap: 4px; margin-bottom: .5rem }
+.images img, .gone { height: 120px; border-radius: 3px } .gone { width: 120px; background: #8884 }
+dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: 0 1rem; margin: 0 }
+dt { opacity: .65 } dd { margin: 0; overflow-wrap: anywhere }
+table { border-collapse: collapse; margin: 1rem 0 } th, td { padding: .25rem .7rem; text-align: right }
+th:first-child, td:first-child { text-align: left } tr + tr { border-top: 1px solid #8884 }
+.note { opacity: .65 }
+"""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One property: its id, a note beside it, JPEG files (None: one that failed), and named values."""
+
+    name: str
+    note: str
+    images: Sequence[bytes | None]
+    values: Mapping[str, object]
+
+
+def page(
+    title: str,
+    cards: Sequence[Card],
+    *,
+    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[object]]]] = (),
+) -> str:
+    """The whole page. tables: caption, head and rows, before the cards."""
+    parts = [_table(*one) for one in tables] + [_card(one) for one in cards]
+    if not parts:
+        parts = ["<p>Nothing to show.</p>"]
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_text(title)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(_POLICY)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body><h1>{_text(title)}</h1>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page in one step, in place of an earlier one. Raises OSError."""
+    make_directory(path.absolute().parent)
+    write_replacing(path.absolute(), text.encode("utf-8", "backslashreplace"))
+
+
+def _card(card: Card) -> str:
+    images = "".join(map(_image, card.images))
+    values = "".join(f"<dt>{_text(name)}</dt><dd>{_value(said)}</dd>" for name, said in card.values.items())
+    return (
+        f'<section class="card"><h2>{_text(card.name)} <span class="note">{_text(card.note)}</span></h2>'
+        f'<div class="images">{images}</div><dl>{values}</dl></section>'
+    )
+
+
+def _image(file: bytes | None) -> str:
+    if file is None:
+        return '<div class="gone" title="this image cannot be read"></div>'
+    return f'<img alt="" src="data:image/jpeg;base64,{base64.b64encode(file).decode("ascii")}">'
+
+
+def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    top = "".join(f"<th>{_text(one)}</th>" for one in head)
+    body = "".join(f"<tr>{''.join(f'<td>{_text(one)}</td>' for one in row)}</tr>" for row in rows)
+    return f"<h2>{_text(caption)}</h2><table><tr>{top}</tr>{body}</table>"
+
+
+def _value(said: object) -> str:
+    if isinstance(said, str | int | float | bool) or said is None:
+        return _text("none" if said is None else said)
+    return _text(json.dumps(said, ensure_ascii=False, default=str))
+
+
+def _text(said: object) -> str:
+    return html.escape(str(said))

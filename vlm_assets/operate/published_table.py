@@ -1,0 +1,134 @@
+"""The published rows as one table for a person's SQL: fields as columns, read only.
+
+What lives here: which files are published, the view over them, and which properties a condition chooses. What
+does not: what is done with those (``search.py``, ``export.py``). The SQL is a person's: it runs where no file
+but these can be read, none can be written, and nothing is reached over a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from resources.publishing.errors import RecordDamagedError
+from resources.publishing.published import PublishedPartitions
+from resources.publishing.record import PublishedRecord
+from resources.storage.layout import AssetFolders
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.settings import Settings
+
+if TYPE_CHECKING:
+    import duckdb
+
+NAME = "properties"
+"""The view that a person's SQL may name."""
+
+MEMORY = "1GB"
+
+_COLUMNS = ("property_id", "ordinal", "status", "error_kind", "error", "images_seen", "model", "fingerprint")
+"""Columns of a row that conditions may name, beside the fields of the description."""
+
+Mask = npt.NDArray[np.bool_]
+
+
+class ConditionError(ValueError):
+    """A person's condition cannot be used; the message says why."""
+
+
+class NothingPublishedError(RuntimeError):
+    """There is nothing to look at yet."""
+
+
+def published_records(asset: AssetFolders, catalog: Catalog) -> dict[str, PublishedRecord]:
+    """The records of the catalogue's partitions that are published, in its order.
+
+    Raises RecordDamagedError, which says what to do: what does not read is not nothing.
+    """
+    published = PublishedPartitions(asset)
+    there = set(published.keys())
+    found = {}
+    for key in (one.key for one in catalog.ranges if one.key in there):
+        try:
+            record = published.record(key)
+        except RecordDamagedError as error:
+            raise RecordDamagedError(f"{error} `vlm-assets repair` puts it right.") from error
+        if record is not None:
+            found[key] = record
+    return found
+
+
+def chosen(settings: Settings, catalog: Catalog, where: str) -> Mask:
+    """Of each ordinal, whether the condition holds for its published row.
+
+    Raises ConditionError, NothingPublishedError.
+    """
+    import duckdb
+
+    keys = published_records(settings.descriptions, catalog)
+    if not keys:
+        raise NothingPublishedError("No description is published yet: `vlm-assets run`.")
+    paths = [settings.descriptions.partition(key).published for key in keys]
+    found = np.zeros(catalog.rows, dtype=np.bool_)
+    with table(paths) as connection:
+        query = f"SELECT ordinal FROM {NAME} WHERE ({where}\n)"  # noqa: S608 - see table
+        try:
+            statements = connection.extract_statements(query)
+            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                raise ConditionError(
+                    f"{where!r} is no condition: give what stands after WHERE, and only that."
+                )
+            ordinals = connection.execute(statements[0]).fetchnumpy()["ordinal"]
+        except duckdb.Error as error:
+            names = [row[0] for row in connection.execute(f"DESCRIBE {NAME}").fetchall()]
+            raise ConditionError(
+                f"--where {where!r}: {str(error).splitlines()[0]}. Columns: {', '.join(names)}."
+            ) from error
+    ordinals = np.ma.compressed(np.ma.asarray(ordinals)).astype(np.int64)
+    found[ordinals[(ordinals >= 0) & (ordinals < catalog.rows)]] = True
+    return found
+
+
+@contextmanager
+def table(paths: list[Path]) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection with the view over these files of descriptions, and access to nothing else.
+
+    Only one SELECT may be run on it: a COPY could write to the files that it may read.
+    """
+    import duckdb
+
+    columns = _view_columns(paths)
+    names = [str(path) for path in paths]
+    with duckdb.connect(config={"memory_limit": MEMORY, "preserve_insertion_order": False}) as connection:
+        listed = ", ".join(_quoted(name, "'") for name in names)
+        connection.execute(
+            f"CREATE VIEW {NAME} AS SELECT {columns}"  # noqa: S608 - names quoted
+            f" FROM read_parquet([{listed}], union_by_name=true, hive_partitioning=false)"
+        )
+        connection.execute(f"SET allowed_paths=[{listed}]")
+        connection.execute("SET enable_external_access=false")
+        connection.execute("SET lock_configuration=true")
+        yield connection
+
+
+def _view_columns(paths: list[Path]) -> str:
+    """The row's own columns, the description, and each of its fields that no column hides."""
+    fields: Mapping[str, None] = {}
+    for path in (paths[0], paths[-1]):
+        schema = pq.read_schema(path)
+        described = schema.field("description").type if "description" in schema.names else ()
+        fields = {**fields, **dict.fromkeys(one.name for one in described)}
+    last = set(pq.read_schema(paths[-1]).names)
+    own = [name for name in _COLUMNS if name in last]
+    nested = [f"description.{_quoted(name)} AS {_quoted(name)}" for name in fields if name not in own]
+    described_too = ["description"] if "description" in last else []
+    return ", ".join([*own, *described_too, *nested])
+
+
+def _quoted(name: str, mark: str = '"') -> str:
+    return mark + name.replace(mark, mark * 2) + mark
