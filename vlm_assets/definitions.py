@@ -20,6 +20,7 @@ from vlm_assets.assets.property_catalog import build_property_catalog
 from vlm_assets.automation.dataset_audit import build_audit_sensor, build_dataset_audit
 from vlm_assets.automation.dataset_plan import build_dataset_plan
 from vlm_assets.automation.dataset_progress import build_dataset_progress, build_progress_sensor
+from vlm_assets.automation.dataset_quality import build_dataset_quality, build_quality_sensor
 from vlm_assets.automation.retries import build_retries
 from vlm_assets.automation.sensors import build_alerts, build_sensors
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
@@ -48,6 +49,8 @@ def build_defs(
     audit = build_dataset_audit(settings, audited=[property_descriptions.ASSET, property_embeddings.ASSET])
     watched.append(build_audit_sensor(settings, audit))
     trained = build_description_model(settings, upstream=catalog_asset.ASSET)
+    quality = build_dataset_quality(settings, of=[property_descriptions.ASSET])
+    watched.append(build_quality_sensor(settings, quality))
     ticking = {retrying.schedule.name: settings.retry_every_minutes * 60.0}
     return dg.Definitions(
         assets=[
@@ -62,6 +65,7 @@ def build_defs(
             progress,
             build_dataset_plan(settings),
             *([] if trained is None else [trained]),
+            quality,
         ],
         jobs=[*retrying.jobs],
         schedules=[retrying.schedule],

@@ -92,6 +92,11 @@ class Settings(BaseSettings):
         description="Your own pydantic model as module:Class. It becomes prompt, grammar and columns. The"
         " module is installed, or a file in the working directory or the checkout.",
     )
+    truth: Path | None = Field(
+        None,
+        description="What is right of some properties (CSV, JSONL or parquet with property_id and fields):"
+        " dataset_quality says how far the descriptions agree.",
+    )
     prompt: str | None = Field(None, description="Text of the question. Default: made from the schema.")
     max_new_tokens: PositiveInt = Field(
         512, le=100_000, description="Tokens an answer may have in its first attempt."
@@ -291,7 +296,7 @@ class Settings(BaseSettings):
     def _on_disk_or_s3(cls, place: object) -> object:
         return place_of(place) if isinstance(place, str) else place
 
-    @field_validator("home", "source", "image_root", "server_image_folder", "variants")
+    @field_validator("home", "source", "image_root", "truth", "server_image_folder", "variants")
     @classmethod
     def _absolute(cls, path: Path | S3Folder | None) -> Path | S3Folder | None:
         if not isinstance(path, Path):

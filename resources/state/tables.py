@@ -183,6 +183,15 @@ ticks = sa.Table(
     comment="The last tick of each sensor and schedule: see sensors/ticks.py",
 )
 
+quality_summaries = sa.Table(
+    "quality_summaries",
+    liveness,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("made_of", sa.Text, nullable=False),
+    sa.Column("summary", sa.JSON, nullable=False),
+    comment="What each published partition says; made_of: a digest of its file and of what was asked of it",
+)
+
 drift_snapshots = sa.Table(
     "drift_snapshots",
     liveness,

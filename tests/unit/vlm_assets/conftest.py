@@ -37,6 +37,7 @@ DESCRIPTIONS = pa.schema(
         ("images_seen", pa.int32()),
         ("device", pa.string()),
         ("described_at", pa.timestamp("us", tz="UTC")),
+        ("description", pa.struct([("floors", pa.int64()), ("has_pool", pa.bool_())])),
     ]
 )
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
@@ -91,6 +92,7 @@ class Dataset:
         wanted = next(one for one in self.catalog.ranges if one.key == key)
         rows = [
             {
+                "description": {"floors": 2, "has_pool": False} if row["status"] == "ok" else None,
                 "error_kind": "missing" if row["status"] == "failed" else None,
                 "error": "its image is gone" if row["status"] == "failed" else None,
                 "raw_text": text,

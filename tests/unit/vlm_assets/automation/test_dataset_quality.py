@@ -1,0 +1,30 @@
+"""dataset_quality: its page, its checks that only warn, and when it looks by itself."""
+
+import dagster as dg
+
+from vlm_assets.automation.dataset_quality import ASSET, build_dataset_quality, why_due
+
+DAY = 86_400.0
+
+
+def test_a_look_shows_every_field_and_stops_nothing(dataset):
+    """The run succeeds whatever is odd; each of the three checks says passed or warns."""
+    quality = build_dataset_quality(dataset.settings, of=[])
+    done = dg.materialize([quality])
+    assert done.success
+    (shown,) = done.asset_materializations_for_node(ASSET)
+    assert shown.metadata["picture"].value.startswith("![")
+    assert shown.metadata["described"].value + shown.metadata["failed"].value == dataset.catalog.rows
+    checks = done.get_asset_check_evaluations()
+    assert {one.check_name for one in checks} == {"alike", "answers", "consistent"}
+    assert {one.severity for one in checks} == {dg.AssetCheckSeverity.WARN}
+
+
+def test_it_looks_at_rest_and_seldom_while_something_works():
+    """A partition more is looked at once nothing works, or after six hours; the same number never again."""
+    assert why_due(None, 0, works=False, now=DAY) is None
+    assert why_due(None, 3, works=True, now=DAY) is not None
+    assert why_due((DAY, 3), 3, works=False, now=9 * DAY) is None
+    assert why_due((DAY, 3), 4, works=True, now=DAY + 3600) is None
+    assert why_due((DAY, 3), 4, works=True, now=DAY + 7 * 3600) is not None
+    assert why_due((DAY, 3), 4, works=False, now=DAY + 60) is not None

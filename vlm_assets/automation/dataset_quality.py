@@ -1,0 +1,172 @@
+"""dataset_quality: what the descriptions say and where they are odd, as an asset with checks that only warn.
+
+What lives here: Dagster's side, and when it is looked at by itself: once what was published has come to rest,
+else every six hours. What does not: what is found (``operate/quality.py``), the picture
+(``operate/quality_picture.py``).
+"""
+
+# No postponed annotations here: Dagster reads an asset's parameters from its real ones.
+
+import base64
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import dagster as dg
+
+from resources.state.pause import pause_of
+from resources.state.workers import Workers
+from sensors.sensor_definition import Decided, Situation, build_sensor
+from sensors.ticks import Ticks
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.quality import Finding, Quality, look_at_quality
+from vlm_assets.operate.quality_picture import quality_picture
+from vlm_assets.resource_settings import control_state
+from vlm_assets.settings import Settings
+
+ASSET = "dataset_quality"
+SENSOR = "dataset_quality_due"
+INTERVAL_SECONDS = 300
+AGAIN_SECONDS = 6 * 3600.0
+
+_CHECKS = {
+    "alike": "No partition answers otherwise than all others, beyond chance and by far.",
+    "answers": "No field is always the same, always null, or the same text again and again.",
+    "consistent": "No description contradicts itself, by the conditions that the schema names.",
+}
+_SHOWN, _SHOWN_VALUES = 20, 4
+
+
+def quality_table(found: Quality) -> str:
+    """Each field, its most frequent answers, its nulls, and how often it is right, as markdown."""
+    agreement = found.agreement
+    lines = ["| field | answers | null | right |", "| --- | --- | --: | --- |"]
+    for name, one in found.fields.items():
+        total = max(1, found.ok - one.nulls)
+        shown = [f"{value} {count / total:.0%}" for value, count in islice(one.counts.items(), _SHOWN_VALUES)]
+        if one.kind == "texts":
+            shown = [f"{count} times {value[:60]}" for value, count in islice(one.counts.items(), 1)]
+        right = agreement[name].sentence() if name in agreement else ""
+        said = ", ".join(shown).replace("|", "\\|").replace("\n", " ")
+        lines.append(f"| {name} | {said} | {one.nulls / max(1, found.ok):.1%} | {right} |")
+    return "\n".join(lines)
+
+
+def quality_metadata(found: Quality) -> dict[str, dg.MetadataValue]:
+    """What a person wants to see; the numbers are plotted over time."""
+    picture = quality_picture(found)
+    metadata: dict[str, dg.MetadataValue] = {}
+    if picture is not None:
+        image = base64.b64encode(picture).decode()
+        metadata["picture"] = dg.MetadataValue.md(
+            f"![what the descriptions say](data:image/png;base64,{image})"
+        )
+    metadata["fields"] = dg.MetadataValue.md(quality_table(found))
+    if found.findings:
+        metadata["odd"] = dg.MetadataValue.md(
+            "\n".join(f"- {_sentence(one)}" for one in found.findings[:_SHOWN])
+        )
+    metadata["findings"] = dg.MetadataValue.int(len(found.findings))
+    metadata["described"] = dg.MetadataValue.int(found.ok)
+    metadata["failed"] = dg.MetadataValue.int(sum(found.failed.values()))
+    for kind, count in sorted(found.failed.items()):
+        metadata[f"failed: {kind}"] = dg.MetadataValue.int(count)
+    for name, share in found.agreement.items():
+        metadata[f"right: {name}"] = dg.MetadataValue.float(round(share.value, 4))
+    metadata["partitions"] = dg.MetadataValue.int(len(found.partitions))
+    if found.unread:
+        metadata["could not be read"] = dg.MetadataValue.md("\n".join(f"- {one}" for one in found.unread))
+    return metadata
+
+
+def check_results(found: Quality) -> list[dg.AssetCheckResult]:
+    """A result of each check; what is odd warns and stops nothing."""
+    results = []
+    for check, expected in _CHECKS.items():
+        odd = found.of_check(check)
+        said = " ".join(_sentence(one) for one in odd[:_SHOWN]) or expected
+        results.append(
+            dg.AssetCheckResult(
+                passed=not odd,
+                check_name=check,
+                severity=dg.AssetCheckSeverity.WARN,
+                description=said,
+                metadata={
+                    "expected": expected,
+                    "found": said if odd else "nothing odd",
+                    "partitions": dg.MetadataValue.json(sorted({one.key for one in odd if one.key})),
+                    "examples": dg.MetadataValue.json([list(one.examples) for one in odd[:_SHOWN]]),
+                },
+            )
+        )
+    return results
+
+
+def build_dataset_quality(settings: Settings, *, of: Sequence[str]) -> dg.AssetsDefinition:
+    """The asset. of: the assets whose files it reads."""
+
+    @dg.asset(
+        name=ASSET,
+        deps=list(of),
+        group_name="properties",
+        kinds={"duckdb"},
+        check_specs=[
+            dg.AssetCheckSpec(name, asset=ASSET, description=said) for name, said in _CHECKS.items()
+        ],
+        description=(
+            "What the published descriptions say, field by field, over the whole and over time; partitions"
+            " that answer otherwise than the others, answers that never vary, contradictions, and how far a"
+            " truth file (VLM_ASSETS_TRUTH) agrees. Only what is new is read."
+        ),
+    )
+    def dataset_quality(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        found = look_at_quality(settings, Catalog.open(settings.home))
+        for one in found.findings[:_SHOWN]:
+            context.log.warning(_sentence(one))
+        yield dg.MaterializeResult(metadata=quality_metadata(found), check_results=check_results(found))
+
+    return dataset_quality
+
+
+def why_due(last: tuple[float, int] | None, published: int, *, works: bool, now: float) -> str | None:
+    """Why a look is due now; None if it is not. last: the last look (unix seconds) and its partitions."""
+    if not published or (last is not None and last[1] == published):
+        return None
+    if not works:
+        return f"{published} partitions are published, and everything is at rest."
+    if last is None or now - last[0] >= AGAIN_SECONDS:
+        return f"{published} partitions are published, and the last look is old."
+    return None
+
+
+def build_quality_sensor(settings: Settings, quality: dg.AssetsDefinition) -> dg.SensorDefinition:
+    """The sensor that looks at the quality as partitions come."""
+    state = control_state(settings)
+
+    def decide(at: Situation) -> Decided:
+        pause = pause_of(state)
+        if pause:
+            return Decided(f"Nothing is started: {pause.sentence()}.")
+        known = at.dagster.latest_materialization(ASSET)
+        last = None if known is None else (known[0], int(known[1].get("partitions", 0)))
+        published = len(settings.descriptions.published_keys())
+        why = why_due(last, published, works=bool(Workers(state).living()), now=at.now)
+        if why is None:
+            return Decided("No look is due.")
+        run_key = f"{last[0] if last else 0:.0f} {published}"
+        return Decided(why, requests=[dg.RunRequest(run_key=run_key, tags={"vlm-assets/why": why})])
+
+    return build_sensor(
+        SENSOR,
+        decide,
+        interval_seconds=INTERVAL_SECONDS,
+        description=(
+            "Looks at what the descriptions say, when partitions were published and everything is at rest,"
+            " and every six hours while something works."
+        ),
+        ticks=Ticks(state),
+        target=quality,
+    )
+
+
+def _sentence(one: Finding) -> str:
+    return one.sentence + (f" Such as {', '.join(one.examples)}." if one.examples else "")
