@@ -41,6 +41,7 @@ def build_gpu(settings: Settings) -> GpuResource:
         devices=settings.devices,
         wait_seconds=settings.device_wait_seconds,
         min_free_memory_gib=settings.device_min_free_gib,
+        per_model=settings.devices_per_model,
         state=control_state(settings),
     )
 
@@ -85,6 +86,7 @@ def build_model_server(settings: Settings) -> ServerSettings:
         start_seconds=settings.server_start_seconds,
         idle_seconds=settings.server_idle_seconds,
         image_folder=None if folder is None else str(folder),
+        devices=settings.devices_per_model,
         embedder=build_text_embedding_model(settings),
     )
 

@@ -212,6 +212,12 @@ class Settings(BaseSettings):
         "auto",
         description="auto, a list of GPU indexes or UUIDs ('0,1'), 'given' (by a cluster), or 'cpu:N' slots.",
     )
+    devices_per_model: PositiveInt = Field(
+        1,
+        le=64,
+        description="GPUs that work on one model together, for models that one does not hold; only with a"
+        " server that is started (vLLM: tensor parallel). A run leases all of them or none.",
+    )
     device_wait_seconds: PositiveFloat = Field(
         600.0, description="Seconds that a run waits for a free device before it ends by name."
     )
@@ -517,6 +523,7 @@ def _refuse_unused_server_settings(settings: Settings) -> None:
     if settings.engine == "transformers":
         of_server = ("server_url", "server_command", "server_image_folder")
         unused = [name for name in of_server if getattr(settings, name) is not None] + of_address
+        unused += ["devices_per_model"] * (settings.devices_per_model > 1)
         why = f"is for the engine 'server', and {PREFIX}ENGINE is {settings.engine!r}"
     elif costs and settings.server_url is not None:
         unused = costs
@@ -529,6 +536,14 @@ def _refuse_unused_server_settings(settings: Settings) -> None:
         why = (
             f"must reach the server, and {PREFIX}SERVER_COMMAND has no {{processor_options}}: add"
             " `--mm-processor-kwargs {processor_options} --max-model-len {context}` to it (vLLM)"
+        )
+    elif settings.devices_per_model > 1 and (
+        settings.server_url is not None or (command is not None and "{devices}" not in command)
+    ):
+        unused = ["devices_per_model"]
+        why = (
+            f"decides how a server is started: {PREFIX}SERVER_COMMAND must pass it on (vLLM:"
+            " `--tensor-parallel-size {devices}`), and the operator of one that runs already has decided it"
         )
     elif settings.server_url is None:
         unused = of_address

@@ -16,14 +16,16 @@ from resources.devices.nvml import DriverNvml, GpuReading, Nvml
 _CLUSTER_MARKERS = {"SLURM_JOB_ID": "Slurm job", "RAY_JOB_ID": "Ray job"}
 _NO_DEVICES = {"", "-1", "NoDevFiles"}  # what CUDA, people and Slurm write for "none"
 _MOST_DEFAULT_SLOTS = 8
+_TOGETHER = "+"
 
 
 @dataclass(frozen=True)
 class Device:
     """One thing that a materialization can hold to itself.
 
-    ``id`` names it in leases, rows and the UI: ``GPU-uuid``, ``MIG-uuid``, ``cpu-0``, and
-    ``given-JOB-ENTRY`` for what a cluster gave and NVML does not know. ``visible`` is the value that
+    ``id`` names it in leases, rows and the UI: ``GPU-uuid``, ``MIG-uuid``, ``cpu-0``, ``GPU-uuid+GPU-uuid``
+    for two that work on one model, and ``given-JOB-ENTRY`` for what a cluster gave and NVML does not know.
+    ``memory_bytes``: of one of several, the least. ``visible`` is the value that
     CUDA_VISIBLE_DEVICES takes in the process that holds it ("" for a CPU slot). ``given``: a cluster
     chose it, so that its health is told and not judged.
     """
@@ -36,6 +38,49 @@ class Device:
     given: bool = False
     threads: int | None = None
     """Of a CPU slot: threads that the model computes with."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The ids of the devices that work together; its own, where it is one."""
+        return members(self.id)
+
+
+def members(device: str) -> tuple[str, ...]:
+    """The ids of the devices that a device's id stands for."""
+    return tuple(device.split(_TOGETHER))
+
+
+def grouped(devices: Sequence[Device], count: int) -> list[Device]:
+    """Neighbours, so many at a time, as one device for one model; those left over are not used.
+
+    Neighbours in PCI order have the shortest way to each other. The groups are the same for every run, so
+    two runs never hold a part of what the other waits for. Raises DeviceError.
+    """
+    if count == 1:
+        return list(devices)
+    if any(device.kind == "cpu" or device.id.startswith("MIG-") for device in devices):
+        raise DeviceError(
+            f"VLM_ASSETS_DEVICES_PER_MODEL is {count}, and {devices[0].id} ({devices[0].name}) cannot work"
+            " with others on one model: whole GPUs can. Set it to 1, or choose GPUs in VLM_ASSETS_DEVICES."
+        )
+    if len(devices) < count:
+        raise DeviceError(
+            f"VLM_ASSETS_DEVICES_PER_MODEL is {count}, and {len(devices)} may be used here:"
+            f" {', '.join(device.id for device in devices)}. Set it lower, or VLM_ASSETS_DEVICES to more."
+        )
+    return [_together(devices[at : at + count]) for at in range(0, len(devices) - count + 1, count)]
+
+
+def _together(devices: Sequence[Device]) -> Device:
+    memory = [device.memory_bytes for device in devices]
+    return Device(
+        _TOGETHER.join(device.id for device in devices),
+        "cuda",
+        f"{len(devices)} x {devices[0].name}",
+        None if None in memory else min(size for size in memory if size is not None),
+        ",".join(device.visible for device in devices),
+        given=all(device.given for device in devices),
+    )
 
 
 def find_devices(

@@ -6,7 +6,7 @@ while the wait lasts) is leases.py's. Terms: ECC, clock event reasons, GPU recov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from resources.devices.find import Device
@@ -61,14 +61,21 @@ class HealthCheck:
         listed: dict[str, GpuReading] = {}
         if any(device.kind != "cpu" for device in devices):
             listed = {reading.uuid: reading for reading in self.nvml.readings()}
-        return {device.id: self._of(device, listed.get(device.id)) for device in devices}
+        return {device.id: self._of(device, listed) for device in devices}
 
-    def _of(self, device: Device, reading: GpuReading | None) -> DeviceHealth:
+    def _of(self, device: Device, listed: Mapping[str, GpuReading]) -> DeviceHealth:
+        """What speaks against any one of several speaks against all of them together."""
+        each = [self._of_one(one, listed.get(one), device) for one in device.members]
+        return DeviceHealth(
+            tuple(why for one in each for why in one.refused), tuple(why for one in each for why in one.hot)
+        )
+
+    def _of_one(self, member: str, reading: GpuReading | None, device: Device) -> DeviceHealth:
         if reading is not None:
             return self.judge(reading)
         if device.kind == "cpu" or device.given:
             return DeviceHealth()  # NVML never knew it: nothing is known against it
-        lost = f"{device.id} is no longer listed by the driver: look at `nvidia-smi` and the kernel log."
+        lost = f"{member} is no longer listed by the driver: look at `nvidia-smi` and the kernel log."
         return DeviceHealth((lost,))
 
     def judge(self, reading: GpuReading) -> DeviceHealth:

@@ -110,17 +110,19 @@ class HeldDevice:
 class Lease:
     """A device that this process holds until ``release``, the end of the ``with`` block, or its own death."""
 
-    def __init__(self, device: Device, lock: LockFile, record_path: Path, waited_seconds: float) -> None:
+    def __init__(
+        self, device: Device, locks: Sequence[LockFile], record_paths: Sequence[Path], waited_seconds: float
+    ) -> None:
         self.device = device
         self.waited_seconds = waited_seconds
-        self._lock = lock
-        self._record_path = record_path
+        self._locks = locks
+        self._record_paths = record_paths
         self._since = datetime.now(UTC).isoformat(timespec="seconds")
 
     @property
     def held(self) -> bool:
         """Whether this process still holds it: false after release, and in a forked child."""
-        return self._lock.is_open
+        return self._locks[0].is_open
 
     def hand_to(self, holder: LeaseHolder, log: logging.Logger) -> None:
         """Say beside the lock who works on the device now. A failure is logged: the lock is what counts."""
@@ -133,7 +135,8 @@ class Lease:
             since=self._since,
         )
         try:
-            record.write(self._record_path)
+            for path in self._record_paths:
+                record.write(path)
         except OSError as error:
             log.warning(
                 "%s is leased, but the note of who holds it was not written: %s", self.device.id, error
@@ -144,8 +147,10 @@ class Lease:
         if not self.held:
             return
         # While the lock is still held: a moment later the record may be the next holder's.
-        self._record_path.unlink(missing_ok=True)
-        self._lock.close()
+        for path in self._record_paths:
+            path.unlink(missing_ok=True)
+        for lock in self._locks:
+            lock.close()
 
     def __enter__(self) -> Lease:
         return self
@@ -183,10 +188,10 @@ class DeviceLeases:
         while True:
             refused: dict[str, Sequence[str]] = {}
             for device in self.devices:
-                lock = self._lock_if_sound(device, refused, log)
-                if lock is not None:
+                locks = self._locks_if_sound(device, refused, log)
+                if locks is not None:
                     waited = clock.monotonic() - started
-                    lease = Lease(device, lock, self._path(device, ".json"), waited)
+                    lease = Lease(device, locks, self._paths(device, ".json"), waited)
                     lease.hand_to(holder, log)
                     log.info("%s (%s) is leased after %.0f s", device.id, device.name, waited)
                     return lease
@@ -209,32 +214,31 @@ class DeviceLeases:
         """
         held = []
         for device in self.devices:
-            path = self._path(device, ".lock")
-            if not path.exists():
-                continue  # never leased; lock files are never removed
-            lock = _open(path, create=False)
-            try:
-                if not _take(lock, shared=True):
-                    held.append(HeldDevice(device, LeaseRecord.read(self._path(device, ".json"))))
-            finally:
-                lock.close()
+            paths = zip(self._paths(device, ".lock"), self._paths(device, ".json"), strict=True)
+            found = [record for lock, record in paths if _is_held(lock)]
+            if found:
+                held.append(HeldDevice(device, LeaseRecord.read(found[0])))
         return held
 
     def lock_path(self, device: Device) -> Path:
-        """The file whose lock is the lease of a device."""
-        return self._path(device, ".lock")
+        """The file whose lock is the lease of a device; of several together, the first one's."""
+        return self._paths(device, ".lock")[0]
 
-    def _lock_if_sound(
+    def _locks_if_sound(
         self, device: Device, refused: dict[str, Sequence[str]], log: logging.Logger
-    ) -> LockFile | None:
-        """The device's lock, taken; None where another has it or it is refused."""
-        path = self._path(device, ".lock")
-        lock = _open(path)
+    ) -> list[LockFile] | None:
+        """The locks of the device, or of all that work together, taken; None where one is not to be had.
+
+        All or none, and none is waited for: who gets one and not the next gives it back at once.
+        """
+        locks: list[LockFile] = []
         keep = False
         try:
-            if not _take(lock):
-                return None
-            _refuse_if_locks_do_not_hold(path)
+            for path in self._paths(device, ".lock"):
+                locks.append(_open(path))
+                if not _take(locks[-1]):
+                    return None
+                _refuse_if_locks_do_not_hold(path)
             reasons = self._refusals(device)
             if reasons and device.given:
                 log.warning(
@@ -244,19 +248,20 @@ class DeviceLeases:
                 refused[device.id] = reasons
                 return None
             keep = True
-            return lock
+            return locks
         finally:
             if not keep:
-                lock.close()
+                for lock in locks:
+                    lock.close()
 
     def _standing(self, refused: Mapping[str, Sequence[str]]) -> str:
         sentences = [held.sentence() for held in self.holders()]
         sentences += [sentence for reasons in refused.values() for sentence in reasons]
         return " ".join(sentences) or "All devices were held a moment ago."
 
-    def _path(self, device: Device, ending: str) -> Path:
+    def _paths(self, device: Device, ending: str) -> list[Path]:
         # Quoted because old drivers write MIG ids with slashes.
-        return self.directory / f"{quote(device.id, safe='')}{ending}"
+        return [self.directory / f"{quote(one, safe='')}{ending}" for one in device.members]
 
     def _prepare_directory(self) -> None:
         try:
@@ -266,6 +271,16 @@ class DeviceLeases:
                 f"The leases cannot be kept in {self.directory}: {error.strerror or error}. Give this user "
                 "the right to write there, or name another directory on a local disk."
             ) from error
+
+
+def _is_held(path: Path) -> bool:
+    if not path.exists():
+        return False  # never leased; lock files are never removed
+    lock = _open(path, create=False)
+    try:
+        return not _take(lock, shared=True)
+    finally:
+        lock.close()
 
 
 def _open(path: Path, *, create: bool = True) -> LockFile:

@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 from urllib.parse import quote, unquote
 
 from resources.devices.errors import DeviceError
+from resources.devices.find import members
 from resources.processes import ProcessIdentity, boot_id
 from resources.storage.files import write_replacing
 from resources.storage.lock_files import LockFile, is_held, taken
@@ -151,11 +152,18 @@ class LoadedServers:
         """
         if not self.directory.exists():
             return False
+        for other in self._overlapping(device):
+            self.end(other, "another use of the device", log)
         record = self.of(device)
         if record is not None and wanted is not None and record.digest == wanted:
             return True
         self.end(device, "another use of the device", log)
         return False
+
+    def _overlapping(self, device: str) -> list[str]:
+        """Other groups of devices that share one with this device and have had a server."""
+        names = [unquote(path.name.removesuffix(".json")) for path in sorted(self.directory.glob("*.json"))]
+        return [one for one in names if one != device and set(members(one)) & set(members(device))]
 
     def end(self, device: str, why: str, log: logging.Logger) -> bool:
         """End the device's server, every process of it; False where none lived. Raises LoadedServerError."""

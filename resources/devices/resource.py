@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from resources.devices.errors import NoDeviceFreeError
-from resources.devices.find import Device, find_devices
+from resources.devices.find import Device, find_devices, grouped
 from resources.devices.health import HealthCheck
 from resources.devices.leases import DeviceLeases, Lease, LeaseHolder
 from resources.devices.left_out import ImpossibleResultError, LeftOutDevices, at_work_on, device_failure
@@ -32,19 +32,20 @@ class GpuResource:
 
     leases_directory: folder of the locks, on a local disk, the same for all runs. devices: auto, given, cpu,
     cpu:N, or a list of numbers or UUIDs. wait_seconds: how long to wait for a free device.
-    min_free_memory_gib: refuse a GPU with less free memory. state: says which devices are left out; None: the
-    one beside the leases' folder.
+    min_free_memory_gib: refuse a GPU with less free memory. per_model: GPUs that work on one model and count
+    as one device. state: says which devices are left out; None: the one beside the leases' folder.
     """
 
     leases_directory: str
     devices: str = "auto"
     wait_seconds: float = 600.0
     min_free_memory_gib: float = 0.0
+    per_model: int = 1
     state: ControlState | None = None
 
     def find(self) -> list[Device]:
         """The devices that the settings mean on this machine. Raises DeviceError."""
-        return find_devices(self.devices, os.environ)
+        return grouped(find_devices(self.devices, os.environ), self.per_model)
 
     def left_out(self) -> LeftOutDevices:
         """The devices that failed twice."""
@@ -68,9 +69,9 @@ class GpuResource:
         loaded = {one.device: one.digest for one in servers.living()}
 
         def refusals(device: Device) -> Sequence[str]:
-            held_against = left_out.left_out().get(device.id)
-            if held_against is not None:
-                return [held_against.sentence(device.id)]
+            against = left_out.left_out()
+            if found := [one for one in {device.id: None, **dict.fromkeys(device.members)} if one in against]:
+                return [against[one].sentence(one) for one in found]
             try:
                 stays = servers.make_way(device.id, server_digest, log)
             except LoadedServerError as error:

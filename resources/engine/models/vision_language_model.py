@@ -193,6 +193,12 @@ class VisionLanguageModel:
         """
         if self.server is not None:
             return self._server_engine(self.server, device, schema, prompt)
+        if len(device.members) > 1:
+            raise ModelLoadError(
+                f"VLM_ASSETS_DEVICES_PER_MODEL is {len(device.members)}, and in the run's own process a model"
+                " computes on one device. Set it to 1, or describe with vLLM (`make vllm`,"
+                " VLM_ASSETS_ENGINE=server)."
+            )
         from resources.engine.transformers.transformers_engine import TransformersEngine
 
         return TransformersEngine(

@@ -260,9 +260,11 @@ def server_environment(
     }
     pin(device, pinned)
     if device.visible.startswith("GPU-"):
-        matches = [one for one in (nvml or DriverNvml()).readings() if one.uuid.startswith(device.visible)]
-        if len(matches) == 1:
-            pinned["CUDA_VISIBLE_DEVICES"] = str(matches[0].index)
+        readings = (nvml or DriverNvml()).readings()
+        wanted = device.visible.split(",")
+        numbers = [str(one.index) for uuid in wanted for one in readings if one.uuid.startswith(uuid)]
+        if len(numbers) == len(wanted):
+            pinned["CUDA_VISIBLE_DEVICES"] = ",".join(numbers)
     return pinned
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from resources.devices import find
-from resources.devices.errors import DriverUnavailableError
+from resources.devices.errors import DeviceError
 from resources.devices.nvml import GpuReading
 from resources.engine.protocol import ModelLoadError
 from resources.storage.sealed_json import seal
@@ -29,7 +29,7 @@ def machine(tmp_path, monkeypatch):
     def make(*readings, build=None):
         def read(_):
             if None in readings:
-                raise DriverUnavailableError("it does not answer")
+                raise DeviceError("it does not answer")
             return list(readings)
 
         monkeypatch.setattr(find.DriverNvml, "readings", read)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from resources.devices.errors import DeviceError
-from resources.devices.find import Device, find_devices
+from resources.devices.find import Device, find_devices, grouped
 from resources.devices.nvml import GpuReading
 
 
@@ -143,3 +143,30 @@ def test_given_insists_on_what_the_environment_gives() -> None:
         ids("given")
     with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES is empty"):
         ids("given", {"CUDA_VISIBLE_DEVICES": ""})
+
+
+FOUR = [GpuReading(at, f"GPU-{at}", "H100", (80 - at) << 30) for at in range(4)]
+
+
+def test_neighbours_work_on_one_model_together() -> None:
+    """Two GPUs are one device with one id, as large as the smaller one; an odd one is left over."""
+    pairs = grouped(find_devices("0,1,3", {}, nvml=Recorded(FOUR)), 2)
+    assert pairs == [Device("GPU-0+GPU-1", "cuda", "2 x H100", 79 << 30, "GPU-0,GPU-1")]
+    assert pairs[0].members == ("GPU-0", "GPU-1")
+    assert grouped(find_devices("auto", {}, nvml=Recorded(A100)), 1) == find_devices(
+        "auto", {}, nvml=Recorded(A100)
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "readings", "said"),
+    [
+        ("cpu:2", FOUR, "cpu-0 .* cannot work with others on one model"),
+        ("auto", A100, "MIG|cannot work with others on one model"),
+        ("0", FOUR, "DEVICES_PER_MODEL is 2, and 1 may be used here: GPU-0"),
+    ],
+)
+def test_what_cannot_work_together_is_refused(wanted: str, readings: list[GpuReading], said: str) -> None:
+    """CPU slots, MIG instances and too few GPUs are named before anything is leased."""
+    with pytest.raises(DeviceError, match=said):
+        grouped(find_devices(wanted, {}, nvml=Recorded(readings)), 2)

@@ -119,3 +119,13 @@ def test_all_devices_are_judged_by_one_reading() -> None:
     assert nvml.asked == 1
     HealthCheck(nvml).of(devices[2:])
     assert nvml.asked == 1
+
+
+def test_one_sick_gpu_speaks_against_all_that_work_together() -> None:
+    """A model on two GPUs computes nothing sound if one of them does not; it is the one that is named."""
+    pair = Device("GPU-a+GPU-b", "cuda", "2 x A100", SOUND.memory_bytes, "GPU-a,GPU-b")
+    assert verdict(SOUND, pair) == (
+        "GPU-b is no longer listed by the driver: look at `nvidia-smi` and the kernel log.",
+    )
+    (sick, _) = verdict(replace(SOUND, uncorrected_ecc=3), pair)
+    assert sick.startswith("GPU-a has had 3 uncorrected")

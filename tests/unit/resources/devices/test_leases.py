@@ -10,13 +10,14 @@ import json
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from resources.devices.errors import LeaseDirectoryError, NoDeviceFreeError
-from resources.devices.find import Device, find_devices
+from resources.devices.find import Device, find_devices, grouped
 from resources.devices.leases import DeviceLeases, LeaseHolder, LeaseRecord
 from resources.processes import process_start
 
@@ -229,3 +230,42 @@ def test_ids_that_are_no_file_names_are_leased_too(tmp_path: Path) -> None:
             "MIG-GPU-a%2F1%2F0.json",
             "MIG-GPU-a%2F1%2F0.lock",
         ]
+
+
+GPUS = [Device(f"GPU-{at}", "cuda", "H100", None, f"GPU-{at}") for at in range(4)]
+
+
+def test_two_for_one_model_are_leased_together_or_not_at_all(tmp_path: Path) -> None:
+    """One of them is held: the other stays free for others, and who holds the one is named."""
+    singles, pairs = DeviceLeases(tmp_path, GPUS[:2]), DeviceLeases(tmp_path, grouped(GPUS[:2], 2))
+    for held in (0, 1):
+        with DeviceLeases(tmp_path, [GPUS[held]]).acquire(ALICE, wait_seconds=0, log=LOG):
+            with pytest.raises(NoDeviceFreeError, match=r"GPU-0\+GPU-1 is held by run run-alice"):
+                pairs.acquire(BOB, wait_seconds=0, log=LOG)
+            with singles.acquire(BOB, wait_seconds=0, log=LOG) as other:
+                assert other.device == GPUS[1 - held]
+    with pairs.acquire(BOB, wait_seconds=0, log=LOG) as both:
+        assert both.device.visible == "GPU-0,GPU-1"
+        assert [one.device.id for one in singles.holders()] == ["GPU-0", "GPU-1"]
+        assert pairs.lock_path(both.device).name == "GPU-0.lock"
+        with pytest.raises(NoDeviceFreeError):
+            singles.acquire(ALICE, wait_seconds=0, log=LOG)
+    assert singles.holders() == []
+
+
+def test_runs_that_each_want_two_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Six runs at once on four GPUs, two for each: all of them get theirs, one after the other."""
+    done = []
+
+    def run(number: int) -> None:
+        leases = DeviceLeases(tmp_path, grouped(GPUS, 2))
+        with leases.acquire(ALICE, wait_seconds=60, log=LOG) as lease:
+            done.append(lease.device.id)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert len(done) == 6
+    assert set(done) <= {"GPU-0+GPU-1", "GPU-2+GPU-3"}

@@ -192,6 +192,17 @@ def test_supervisor_and_reaper_killed_at_once_leave_nothing_to_the_next_lessee(h
     os.kill(left_session, signal.SIGKILL)
 
 
+def test_a_server_of_two_devices_makes_way_for_a_run_on_one_of_them(home: Home) -> None:
+    """Two devices had one server: who leases either alone next finds it ended, and nobody else ends it."""
+    both = replace(DEVICE, id="cpu-0+cpu-1")
+    home.start(device=both).release()
+    everyone = home.everyone(both.id)
+    assert not home.servers.make_way("cpu-2", None, LOG)
+    assert home.servers.make_way(both.id, home.plan().digest, LOG)
+    assert not home.servers.make_way("cpu-1", home.plan().digest, LOG)
+    assert gone(everyone)
+
+
 @pytest.mark.parametrize("stopped", ["supervisor", "reaper"])
 def test_a_stopped_supervisor_or_reaper_does_not_keep_the_device(
     home: Home, stopped: str, monkeypatch: pytest.MonkeyPatch

@@ -1,10 +1,12 @@
 """The models' settings as Dagster hands them on."""
 
 import pydantic
+import pytest
 
 from resources.devices.find import Device
 from resources.engine.models.vision_language_model import ServerSettings, VisionLanguageModel
 from resources.engine.prompt import Prompt
+from resources.engine.protocol import ModelLoadError
 from resources.engine.schema import DescriptionSchema
 from resources.engine.server.image_transport import EncodedImages
 from resources.engine.transformers.collation import Tensors
@@ -26,6 +28,15 @@ def test_the_guesses_that_are_set_are_the_engine_s(model_folder):
     engine = model.load(CPU, schema=DescriptionSchema(House), prompt=Prompt("Describe."))
     assert engine._drafts.most == 3
     engine.close()
+
+
+def test_several_devices_need_a_server():
+    """In the run's own process a model computes on one device: a second one would be leased for nothing."""
+    pair = Device("GPU-a+GPU-b", "cuda", "2 x H100", None, "GPU-a,GPU-b")
+    with pytest.raises(ModelLoadError, match="DEVICES_PER_MODEL is 2"):
+        VisionLanguageModel(model="owner/name").load(
+            pair, schema=DescriptionSchema(House), prompt=Prompt("Describe.")
+        )
 
 
 def test_workers_make_what_the_engine_takes():

@@ -211,8 +211,13 @@ class Recorded:
         (GPU, [], "GPU-a"),
         (Device("MIG-a", "cuda", "A100 MIG", None, "MIG-a"), [GpuReading(1, "MIG-a", "A100")], "MIG-a"),
         (Device("given-7-2", "cuda", "given", None, "2", given=True), [], "2"),
+        (
+            Device("GPU-a+GPU-b", "cuda", "2 x A100", None, "GPU-a,GPU-b"),
+            [GpuReading(0, "GPU-b", "A100"), GpuReading(3, "GPU-a", "A100")],
+            "3,0",
+        ),
     ],
-    ids=["listed", "not listed", "MIG", "given"],
+    ids=["listed", "not listed", "MIG", "given", "two together"],
 )
 def test_a_server_sees_its_gpu_alone(device: Device, readings: list[GpuReading], visible: str) -> None:
     """The leased GPU is all that the server sees; by number where that is known, which vLLM needs."""
