@@ -15,11 +15,12 @@ _ID = re.compile(r"^Id: (\S+)$", re.MULTILINE)
 class AlertReceiver:
     """What a webhook of a person's is to us: apprise's ``json://``. answer: the status, or None to hang.
 
-    refused: titles that are never taken, whatever the answer to others is.
+    refused: titles that are never taken, whatever the answer to others is. times: unix seconds, a message's.
     """
 
     def __init__(self) -> None:
         self.messages: list[dict] = []
+        self.times: list[float] = []
         self.requests = 0
         self.authorizations: list[str | None] = []
         self.answer: int | None = 200
@@ -50,6 +51,7 @@ class AlertReceiver:
                 if receiver.answer == 200:
                     with receiver.arrived:
                         receiver.messages.append(message)
+                        receiver.times.append(time.time())
                         receiver.arrived.notify_all()
                 self.send_response(receiver.answer)
                 self.end_headers()

@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from examples.rendered_properties import write_example
+from tests.alert_receiver import AlertReceiver
 from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -53,11 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @dataclass
 class Desk:
-    """A home, its running Dagster, and the listing of more properties than are catalogued yet."""
+    """A home, its running Dagster, the listing of more properties than are catalogued yet, who is told."""
 
     home: Path
     server: DagsterServer
     listing: Path
+    receiver: AlertReceiver
 
     _has_daemon: bool = False
 
@@ -95,13 +97,19 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     catalog = Catalog.open(home)
     prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=1)
     record_catalog(dagster_home, catalog)
-    # Small steps, so that a test can act between two commits.
-    steps = {"VLM_ASSETS_BATCH_SIZE": "2", "VLM_ASSETS_COMMIT_SECONDS": "0.5"}
+    receiver = AlertReceiver()
+    told = {
+        # Small steps, so that a test can act between two commits.
+        "VLM_ASSETS_BATCH_SIZE": "2",
+        "VLM_ASSETS_COMMIT_SECONDS": "0.5",
+        "VLM_ASSETS_ALERT_TARGETS": receiver.url(),
+    }
     with dagster_server(
-        home, dagster_home, port=free_port(3300), grace_seconds=10.0, environment=steps
+        home, dagster_home, port=free_port(3300), grace_seconds=10.0, environment=told
     ) as server:
         server.start_pages()
-        yield Desk(home, server, listing)
+        yield Desk(home, server, listing, receiver)
+    receiver.down()
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -26,6 +27,7 @@ CHECKS = (
     "unique_ids",
 )
 RANGE_SIZE = 6
+TOLD_WITHIN_SECONDS = 60.0
 
 # Runs are processes with a model each, and the daemon looks for backfills every 30 s.
 pytestmark = pytest.mark.timeout(600)
@@ -102,7 +104,10 @@ def test_partition_without_images_is_red_and_says_what_to_do(
 
 
 def test_the_alert_of_a_red_partition_leads_to_it(desk, page: Page, picture: Callable[[str], None]) -> None:
-    """What a person is told of the red partition above: expected, found, what to do, a link that shows it."""
+    """What a person is told of the red partition above: expected, found, what to do, a link that shows it.
+
+    The message is on their receiver within a minute of the failing check.
+    """
     outbox = Outbox(open_state(desk.home / ".state"))
     told = f"{DESCRIPTIONS}/{desk.keys[-1]}/failed_share"
     desk.wait_until(lambda: told in outbox.open_subjects(), "the alert", seconds=60.0)
@@ -111,6 +116,20 @@ def test_the_alert_of_a_red_partition_leads_to_it(desk, page: Page, picture: Cal
     assert alert.expected
     assert f"{RANGE_SIZE} of {RANGE_SIZE} failed" in str(alert.found)
     assert "vlm-assets show" in alert.next_step
+
+    title = f"failed_share failed: {DESCRIPTIONS} {alert.partition}"
+    receiver = desk.receiver
+    desk.wait_until(lambda: title in receiver.titles, "the message")
+    number = receiver.titles.index(title)
+    body = receiver.messages[number]["message"]
+    (since,) = re.findall(r"^Since: (.*) UTC$", body, re.MULTILINE)
+    seconds = receiver.times[number] - datetime.fromisoformat(since).replace(tzinfo=UTC).timestamp()
+    print(f"\nfrom the failing check to the message: {seconds:.0f} s")
+    assert seconds <= TOLD_WITHIN_SECONDS
+    assert f"Partition: {alert.partition}" in body
+    assert f"Found: {RANGE_SIZE} of {RANGE_SIZE} failed" in body
+    assert f"Look: {desk.server.address}/runs/" in body
+    assert "Next step: `vlm-assets show ID`" in body
 
     page.goto(f"/{alert.page}")
     expect(page.get_by_text("Failure", exact=True).first).to_be_visible()
