@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -178,20 +178,32 @@ class WorkerPool:
         ahead: deque[list[_Loading]] = deque()
         try:
             while True:
-                while self._has_room(ahead) and (batch := next(source, None)) is not None:
-                    ahead.append([self._loading(job, self.max_images) for job in batch])
-                    self._want(ahead[-1])
+                self._draw(source, ahead, most=1 + self._prefetch_batches)
                 if not ahead:
                     return
                 self._wait_for(ahead[0])
+                finished = [ahead.popleft()]
+                # The workers go on while the consumer holds that batch.
+                self._draw(source, ahead, most=self._prefetch_batches)
                 # Popped before it is handed over: the consumer alone decides how long the arrays stay.
-                yield [one.loaded for one in ahead.popleft() if one.loaded is not None]
+                yield [one.loaded for one in finished.pop() if one.loaded is not None]
         finally:
             with self._is_wanted:
                 for dropped in ahead:
                     for loading in dropped:
                         loading.abandoned = True
                         self._forget_contents(loading)
+
+    def _draw(
+        self, source: Iterator[Sequence[PropertyJob]], ahead: deque[list[_Loading]], *, most: int
+    ) -> None:
+        """Have batches loaded until ``most`` are ahead, or memory has room for no more."""
+        # How large an image will be is not known before it is decoded: as large as it may be.
+        while len(ahead) < most and (not ahead or _most_pixels(ahead) < PIXELS_AHEAD):
+            if (batch := next(source, None)) is None:
+                return
+            ahead.append([self._loading(job, self.max_images) for job in batch])
+            self._want(ahead[-1])
 
     def _want(self, loadings: Sequence[_Loading], *, first: bool = False) -> None:
         """Have these loaded, after or before those that wait; fetched first where that is needed."""
@@ -222,12 +234,6 @@ class WorkerPool:
             fetched = self._fetch is not None
             task = Task(self._numbers, job.image_paths, self._max_pixels, max_images, fetched=fetched)
             return _Loading(job.image_paths, max_images, job=job, task=task)
-
-    def _has_room(self, ahead: Sequence[Sequence[_Loading]]) -> bool:
-        # How large an image will be is not known before it is decoded: as large as it may be.
-        images = sum(min(self.max_images, len(one.task.paths)) for batch in ahead for one in batch)
-        fits = len(ahead) <= self._prefetch_batches and images * self._max_pixels < PIXELS_AHEAD
-        return not ahead or fits
 
     def _wait_for(self, batch: Sequence[_Loading]) -> None:
         started = time.monotonic()
@@ -384,6 +390,11 @@ class WorkerPool:
         loading.give_up(dict.fromkeys(given_up, (kind, sentence)))
 
 
+def _most_pixels(batches: Iterable[Sequence[_Loading]]) -> int:
+    tasks = [one.task for batch in batches for one in batch]
+    return sum(one.max_pixels * min(one.max_images, len(one.paths)) for one in tasks)
+
+
 def _cannot_start(story: str, template: Template) -> WorkerPoolError:
     said = template.last_line()
     return WorkerPoolError(
@@ -407,7 +418,7 @@ class _Loading(Fetch):
     def parcel(self) -> Parcel:
         """The task as a worker is given it."""
         held = dict(self.contents)  # A copy: they are forgotten where the property is abandoned meanwhile.
-        return Parcel({str(at): np.frombuffer(held[at], np.uint8) for at in held}, asdict(self.task))
+        return Parcel({str(at): np.frombuffer(held[at], np.uint8) for at in held}, vars(self.task))
 
     def give_up(self, images: Mapping[int, tuple[ImageErrorKind, str]]) -> None:
         """Have no worker look at these images again."""
