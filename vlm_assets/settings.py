@@ -439,7 +439,7 @@ def _shown(location: tuple[int | str, ...], value: object) -> str:
 def load_settings(**overrides: object) -> Settings:
     """Read and validate the settings. Raises SettingsError, which names every setting that is wrong.
 
-    A home of an older layout, or on several devices, is refused too, before anything works in it.
+    A home on several devices is refused too, before anything works in it.
     """
     _refuse_unknown_names()
     try:

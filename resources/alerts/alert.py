@@ -125,10 +125,6 @@ class Message:
     type: str
     tells: int = 1
 
-    def as_json(self) -> dict[str, Any]:
-        """All fields."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Sender:

@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -263,7 +263,7 @@ class Delivery:
                         "seq": seq,
                         "group": group,
                         "tells": message.tells,
-                        "message": message.as_json(),
+                        "message": asdict(message),
                         "claimed_at": now,
                         "refused": 0,
                     }

@@ -25,9 +25,8 @@ import sys
 import time
 import warnings
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -136,9 +135,7 @@ class TargetProcess:
     def __enter__(self) -> TargetProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -153,7 +150,7 @@ class TargetProcess:
         try:
             process = self._process or self._start()
             assert process.stdin is not None
-            self._write(process, message.as_json())
+            self._write(process, asdict(message))
             answer = self._line(process)
         except (OSError, EOFError, ValueError) as error:
             return TargetAnswer(took=False, said=f"the sending process ended: {type(error).__name__}")

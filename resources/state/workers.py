@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import sqlalchemy as sa
@@ -127,9 +126,7 @@ class WorkerBeat:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def resume(self, *, restored: int) -> None:

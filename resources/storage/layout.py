@@ -27,7 +27,6 @@ _VERSIONS, _STAGING, _JOURNAL, _QUARANTINE, _STATE = (
     ".state",
 )
 _WORKING_FOLDERS = (_VERSIONS, _STAGING, _JOURNAL, _QUARANTINE)
-OLD_FOLDERS = (".manifest", ".backup", ".journal", ".quarantine")
 _PARQUET = ".parquet"
 
 
@@ -51,29 +50,17 @@ class Home:
         return AssetFolders(self, name)
 
     def refuse_unusable(self) -> None:
-        """Raise UnusableHomeError for an older layout, and where files would move between devices.
+        """Raise UnusableHomeError where files would move between devices.
 
         Renames and hard links work within one device only. ``.state`` may be on another: nothing moves
         between it and the rest.
         """
-        if old := next(self._old_folders(), None):
-            raise UnusableHomeError(
-                f"{self.root} was written by an older version, which kept its working files inside the "
-                f"folders of the assets ({old}). This version keeps them elsewhere and cannot continue. "
-                "Nothing was changed, and the finished parquet files stay readable. Set VLM_ASSETS_HOME to a "
-                "new folder and ingest again, or go on with the version that wrote this home."
-            )
         if other := next(self._on_other_devices(), None):
             raise UnusableHomeError(
                 f"{other} is on another device than {self.root} (EXDEV): a finished file could not be moved "
                 "into place in one step. Nothing was changed. Keep the whole home directory on one file "
                 "system: remove the mount or the link, or set VLM_ASSETS_HOME to a folder without one."
             )
-
-    def _old_folders(self) -> Iterator[Path]:
-        for asset in _folders_in(self.root):
-            if not asset.name.startswith("."):
-                yield from (asset / name for name in OLD_FOLDERS if (asset / name).is_dir())
 
     def _on_other_devices(self) -> Iterator[Path]:
         if not self.root.is_dir():

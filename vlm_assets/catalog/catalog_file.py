@@ -134,7 +134,11 @@ class CatalogHeader:
             raise ValueError("its header is not what was written")
         fields = json.loads(body)
         if fields["format"] != FORMAT:
-            raise _other_format(fields["format"])
+            raise CatalogFormatError(
+                f"The catalogue has format {fields['format']}; this version of vlm-assets reads format"
+                f" {FORMAT}. Nothing was changed. Use the version that wrote it, or ingest the source into a"
+                " new home (--home DIR)."
+            )
         ranges = tuple(PropertyRange(start, stop) for start, stop, _ in fields["ranges"])
         tail = fields["tail"]
         header = cls(
@@ -154,18 +158,6 @@ class CatalogHeader:
         if stop != footer.num_rows:
             raise ValueError(f"it has {footer.num_rows} rows, but its ranges cover {stop}")
         return header
-
-
-def _other_format(found: int) -> CatalogFormatError:
-    if found > FORMAT:
-        return CatalogFormatError(
-            f"The catalogue has format {found}; this version of vlm-assets reads format {FORMAT}. A newer"
-            " version wrote it. Nothing was changed. Install that version again and use it here."
-        )
-    return CatalogFormatError(
-        f"The catalogue has format {found}; this version of vlm-assets reads format {FORMAT}. An unreleased"
-        " version wrote it. Nothing was changed. Ingest the source into a new home (--home DIR)."
-    )
 
 
 def read_header(path: Path) -> CatalogHeader:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -149,9 +148,7 @@ class ProgressLine:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def show(self, now: BackfillProgress, rate: Rate, done: Mapping[str, int]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 
@@ -40,34 +39,6 @@ _FAILED = frozenset({State.FAILED, State.GIVEN_UP, State.REFUSED, State.DAMAGED,
 
 KeysOf = Callable[[DagsterApi], Sequence[str]]
 """Chooses the partitions of a backfill, once Dagster can be asked."""
-
-
-class RunningDagster(Protocol):
-    """A Dagster that a backfill can be launched in."""
-
-    @property
-    def api(self) -> DagsterApi:
-        """Its pages' interface."""
-
-    def start_daemon(self) -> None:
-        """Start what launches the runs of a backfill."""
-
-    def watch(self, seconds: float) -> None:
-        """Let so many seconds pass. Raises if Dagster ends meanwhile."""
-
-
-class OthersDagster:
-    """A Dagster that another process started on this home (``vlm-assets serve``, ``demo``)."""
-
-    def __init__(self, address: str) -> None:
-        self.api = DagsterApi(address)
-
-    def start_daemon(self) -> None:
-        """Nothing: it runs."""
-
-    def watch(self, seconds: float) -> None:
-        """Let so many seconds pass; the next question to a Dagster that ended raises."""
-        time.sleep(seconds)
 
 
 def all_keys(home: Path) -> list[str]:
@@ -129,7 +100,8 @@ def run_backfill(
         try:
             start_pages(server, console)
             wanted = keys(server.api) if keys is not None else all_keys(home)
-            summary = _follow(server, Backfill(server.api, home, wanted, run_config or {}), accuracy, console)
+            work = Backfill(server.api, home, wanted, run_config or {})
+            summary = _follow(work, accuracy, console, start=server.start_daemon, watch=server.watch)
             summary.print(console)
             _tell_plan(load_settings(home=home), console)
             if not exit_when_done:
@@ -185,13 +157,12 @@ def _run_in_running(
 
     Ctrl-C ends the following alone. Raises CatalogError, DagsterApiError.
     """
-    dagster = OthersDagster(address)
+    api = DagsterApi(address)
     with interruptible():
         try:
             console.print(f"Dagster runs on this home already: {address}")
-            wanted = keys(dagster.api) if keys is not None else all_keys(home)
-            work = Backfill(dagster.api, home, wanted, run_config or {})
-            summary = _follow(dagster, work, lambda: None, console)
+            wanted = keys(api) if keys is not None else all_keys(home)
+            summary = _follow(Backfill(api, home, wanted, run_config or {}), lambda: None, console)
         except KeyboardInterrupt:
             console.print(f"\nThe backfill goes on in {address}; `vlm-assets status` shows how far it is.")
             return INTERRUPTED
@@ -209,10 +180,19 @@ def _tell_plan(settings: Settings, console: Console) -> None:
 
 
 def _follow(
-    dagster: RunningDagster, work: Backfill, accuracy: Callable[[], str | None], console: Console
+    work: Backfill,
+    accuracy: Callable[[], str | None],
+    console: Console,
+    *,
+    start: Callable[[], None] = lambda: None,
+    watch: Callable[[float], None] = time.sleep,
 ) -> BackfillSummary:
+    """Launch a backfill and show how it stands until it ends.
+
+    start: of what launches its runs. watch: lets so many seconds pass, and raises if Dagster ends meanwhile.
+    """
     console.print(work.begin())
-    dagster.start_daemon()
+    start()
     if work.followed:
         # Often enough to watch, seldom enough that a large catalogue's keys are no load.
         interval = max(2.0, len(work.keys) / 2000)
@@ -220,7 +200,7 @@ def _follow(
             now = work.progress()
             line.show(now, *work.rate())
             while not work.ended(now):
-                dagster.watch(interval)
+                watch(interval)
                 now = work.progress()
                 line.show(now, *work.rate())
     published = work.published()

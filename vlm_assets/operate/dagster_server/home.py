@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -27,8 +26,6 @@ from pathlib import Path
 from resources.storage.files import make_directory, sync_directory, write_replacing
 
 _TEMPLATE = Path(__file__).with_name("dagster.yaml")
-_EARLIER_TEMPLATES = frozenset({"d393d32f81bfd2f6133e9c703a15f01a777b77a62c1a48dd92bd72226ea5b142"})
-"""SHA-256 of templates that homes were seeded from: where nobody changed it, the present one replaces it."""
 _CATALOG_ID = "catalog_id"
 _LOCK = "running.lock"
 _LOOK_SECONDS = 0.2
@@ -69,7 +66,7 @@ def prepare_dagster_home(dagster_home: Path, *, catalog_id: str, slots: int) -> 
 
 def _seed(settings: Path) -> None:
     """Give a home Dagster's settings; what a person changed in them stays."""
-    if not settings.exists() or hashlib.sha256(settings.read_bytes()).hexdigest() in _EARLIER_TEMPLATES:
+    if not settings.exists():
         write_replacing(settings, _TEMPLATE.read_bytes())
 
 
@@ -89,8 +86,7 @@ def _refuse_unusable_path(dagster_home: Path) -> None:
 def claim_for_catalog(dagster_home: Path, catalog_id: str) -> None:
     """Note which catalogue this state belongs to, or refuse another one. Raises DagsterHomeError.
 
-    Partition keys are alike in all catalogues: a green partition without its file is the worst lie. Raises
-    DagsterHomeError too.
+    Partition keys are alike in all catalogues: a green partition without its file is the worst lie.
     """
     _refuse_unusable_path(dagster_home)
     note = dagster_home / _CATALOG_ID

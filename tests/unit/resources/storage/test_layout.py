@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from resources.storage.layout import OLD_FOLDERS, Home, UnusableHomeError
-from vlm_assets.settings import SettingsError, load_settings
+from resources.storage.layout import Home, UnusableHomeError
+from vlm_assets.settings import load_settings
 
 KEY = "000000000-000000009"
 
@@ -24,17 +24,6 @@ def test_a_published_folder_is_above_nothing_else(tmp_path: Path) -> None:
     assert paths.published == tmp_path / "property_descriptions" / f"{KEY}.parquet"
     for path in working:
         assert path.relative_to(tmp_path).parts[0].startswith(".")
-
-
-@pytest.mark.parametrize("left", OLD_FOLDERS)
-def test_a_home_of_the_old_layout_is_refused(tmp_path: Path, left: str) -> None:
-    """The settings refuse such a home and say what to do: nothing is mixed with older files."""
-    old = tmp_path / "property_descriptions" / left
-    old.mkdir(parents=True)
-    with pytest.raises(SettingsError, match="written by an older version") as refused:
-        load_settings(home=tmp_path)
-    assert str(old) in str(refused.value)
-    assert "Set VLM_ASSETS_HOME to a new folder" in str(refused.value)
 
 
 def test_a_new_or_missing_home_is_not_refused(tmp_path: Path) -> None:

@@ -71,15 +71,6 @@ def test_second_dagster_is_refused_by_address(tmp_path: Path) -> None:
         pass
 
 
-def test_a_home_that_was_seeded_from_an_earlier_template_gets_the_present_one(tmp_path: Path) -> None:
-    """What nobody changed follows the project: the queue of an older home runs heaviest first too."""
-    earlier = Path(__file__).with_name("dagster_home_earlier.yaml")
-    (tmp_path / "dagster.yaml").write_bytes(earlier.read_bytes())
-    prepare_dagster_home(tmp_path, catalog_id="one", slots=1)
-    settings = yaml.safe_load((tmp_path / "dagster.yaml").read_text())
-    assert settings["run_coordinator"]["class"] == "HeaviestFirstRunCoordinator"
-
-
 @pytest.mark.parametrize("name", ["a?b", "50%20off"])
 def test_a_path_that_sqlite_would_read_otherwise_is_refused(name: str, tmp_path: Path) -> None:
     """Two homes whose paths differ after a '?' would share one history: nothing is written."""
