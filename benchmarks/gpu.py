@@ -37,7 +37,7 @@ from benchmarks.gpu_loops import (
     workers_of,
 )
 from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceilings, profile_kernels
-from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_processor, vision_layers
+from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, save_processor_of, vision_layers
 from benchmarks.gpu_report import print_case, print_table
 from resources.engine.model_source import ModelSource
 from resources.engine.protocol import Attempt
@@ -51,6 +51,8 @@ DEVICES_OF_THE_RUN: Final = 10
 PROFILED_STEPS: Final = 24
 SPECULATIVE_TOKENS: Final = 5
 """As the settings have it."""
+DEFAULT_SIDE: Final = 1182
+"""Longest edge in pixels of an image of four to three with as many pixels as the settings allow."""
 _AXES: Final = ("model", "side", "images", "output_tokens", "alike", "batch")
 TIGHT_GIB: Final = 48
 """Of a device's memory left beside the model: with less, a case's batch may not fit."""
@@ -58,6 +60,11 @@ WORTH_A_LARGER_BATCH: Final = 1.15
 """Plain generation is compared at a larger batch too, if so much more fits into the engine's memory."""
 
 CASES: Final = (
+    # What a run with the default settings does: shipped processors, a megapixel of each image.
+    Case("qwen2.5-vl-3b", DEFAULT_SIDE, batch=6, plain=True),
+    Case("smolvlm2-2.2b", DEFAULT_SIDE, batch=6, plain=True),
+    Case("qwen2.5-vl-3b", DEFAULT_SIDE, batch=24),
+    Case("smolvlm2-2.2b", DEFAULT_SIDE, batch=24),
     Case("smolvlm-2.2b", 384, plain=True, profile=True),
     Case("smolvlm-2.2b", 384, alike=50, plain=True),
     Case("gemma3-4b", 896, batch=16, plain=True),
@@ -68,6 +75,8 @@ CASES: Final = (
     Case("smolvlm-2.2b", 384, output_tokens=384),
 )
 TINY_CASES: Final = (
+    Case("tiny-qwen2.5-vl", 112, 3, 8, 2, plain=True),
+    Case("tiny-smolvlm2", 112, 3, 8, 2, plain=True),
     Case("tiny-idefics3", 112, 3, 8, 2, plain=True, profile=True),
     Case("tiny-idefics3", 56, 3, 40, 4, alike=75, plain=True),
     Case("tiny-gemma3", 56, 3, 8, 2, plain=True, profile=True),
@@ -82,10 +91,17 @@ def say(text: str = "") -> None:
 
 def run_case(bench: Bench, case: Case) -> dict[str, Any]:
     """All that is measured of one case, as it stands in the results file."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _run_case(bench, case, Path(folder))
+
+
+def _run_case(bench: Bench, case: Case, folder: Path) -> dict[str, Any]:
     shape = SHAPES[case.model]
     result: dict[str, Any] = {"case": asdict(case), "model_seconds": bench.load(case.model)}
     result["parameters"] = sum(one.numel() for one in bench.model.parameters())
-    processor = build_processor(shape, bench.tokenizer, side=case.side)
+    processor, limits = save_processor_of(shape, bench.tokenizer, folder, side=case.side, prompt=PROMPT.text)
+    dtype = str(bench.model.dtype).removeprefix("torch.")
+    output = Tensors(ModelSource(str(folder)), PROMPT.text, dtype, limits)
     guided, unguided = (_answers(bench, case, masked=masked) for masked in (True, False))
     bench.free()
     if bench.free_gib() < TIGHT_GIB:
@@ -94,7 +110,7 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
         result["case"] = asdict(case)
     clock = StageClock(bench.model, vision_layers(bench.model), cuda=bench.cuda)
     result["decode_workers_images_per_second"] = decode_rate(bench, case)
-    with DeviceSamples(cuda=bench.cuda) as samples, clock, tempfile.TemporaryDirectory() as folder:
+    with DeviceSamples(cuda=bench.cuda) as samples, clock:
 
         def restart() -> None:
             clock.restart()
@@ -107,10 +123,15 @@ def run_case(bench: Bench, case: Case) -> dict[str, Any]:
 
         bench.free()
         engine = _engine(bench, processor, guided)
-        processor.save_pretrained(folder)
-        output = Tensors(ModelSource(folder), PROMPT.text, str(bench.model.dtype).removeprefix("torch."))
-        result["engine"] = measured(describe_window(bench, case, engine, output, guided, restart))
+        work = describe_window(bench, case, engine, output, guided, restart)
+        result["engine"] = measured(work)
         result["engine"]["largest_batch"] = engine.largest_batch
+        a_core = work.images / max(1e-9, work.feeding)
+        cores_needed = result["engine"]["images_per_second"] / a_core
+        result["feeding"] = {
+            "images_per_second_a_core": a_core,
+            "cores_to_feed_the_device": cores_needed,
+        }
         result["nvml_problem"] = samples.problem
         fitted = engine.largest_batch or case.batch
         for name, batch in (("plain", fitted), ("plain_same_memory", None)):

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.gpu_meter import Ceilings
-from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_model, build_tokenizer
+from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_model, pixels_of, tokenizer_of
 from resources.engine.feeding import Feeding
 from resources.engine.ladder import Described, LadderSettings
 from resources.engine.prompt import Prompt
@@ -90,7 +90,7 @@ class Bench:
         if name != self.model_name:
             self.model, self.model_name = None, ""
             self.free()
-            self.tokenizer = build_tokenizer(SHAPES[name].context)
+            self.tokenizer = tokenizer_of(SHAPES[name])
             self.model = build_model(SHAPES[name], self.tokenizer, device=self.device)
             self.model_name = name
         return time.monotonic() - began
@@ -176,7 +176,7 @@ def workers_of(bench: Bench, case: Case, output: Output) -> WorkerPool:
         output,
         workers=bench.workers,
         prefetch_batches=PREFETCH_BATCHES,
-        max_pixels=case.side * case.side * 3 // 4,
+        max_pixels=pixels_of(case.side),
         max_images=case.images,
     )
 
@@ -196,6 +196,8 @@ class Work:
     wait_images: float = 0.0
     processor: float = 0.0
     describe: float = 0.0
+    feeding: float = 0.0
+    """Seconds of a core beside the model: reading, decoding, the processor and joining."""
     tokens: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -238,6 +240,8 @@ def describe_window(
         spent = feeding.spent
         work.wait_images = spent.waiting - before.waiting
         work.describe = spent.model - before.model
+        parts = ("reading", "decoding", "preparing")
+        work.feeding = sum(getattr(spent, part) - getattr(before, part) for part in parts)
     return work
 
 

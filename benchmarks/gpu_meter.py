@@ -133,6 +133,8 @@ class StageClock:
         def begin(module: Any, arguments: Any, named: dict[str, Any]) -> None:
             names = ("input_ids", "inputs_embeds", "pixel_values")
             shown = next((one for name in names if (one := named.get(name)) is not None), None)
+            if shown is None and arguments:  # Qwen's vision layers: patches of all images
+                shown = arguments[0]
             rows, tokens = shown.shape[:2] if shown is not None else (0, 0)
             inside = bool(self._calls and self._calls[-1]) and self._calls[-1][-1].ended is None
             forwards().append(_Forward(tokens, rows, self._now(), time.perf_counter(), inside))

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 
+from benchmarks.model_families import FAMILIES, save_processor
+from resources.engine.model_source import ModelSource
+from resources.engine.protocol import ImageLimits
 from resources.engine.transformers.attention import avoid_attention_with_plans
+from resources.engine.transformers.image_tokens import fitted_processor
 
 _TILE_TOKENS: Final = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _SPECIAL: Final = (
@@ -42,7 +47,7 @@ class Shape:
     ``global_every``-th layer (and where window is None in all) they look back on everything.
     """
 
-    family: Literal["idefics3", "gemma3"]
+    family: Literal["idefics3", "gemma3", "smolvlm2", "qwen2.5-vl"]
     vision_layers: int
     vision_width: int
     vision_inner: int
@@ -60,17 +65,24 @@ class Shape:
     context: int
     window: int | None = None
     global_every: int = 6
+    seen: int | None = None
+    """Patches that each patch looks at in most layers, where that is not its tile. Then a tile is a patch."""
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether the family's shipped processor is used, set as a run's settings set it."""
+        return self.family in ("smolvlm2", "qwen2.5-vl")
 
     @property
     def patches(self) -> int:
         """Patches of a tile."""
-        return (self.tile // self.patch) ** 2
+        return 1 if self.seen else (self.tile // self.patch) ** 2
 
     def vision_flops(self, tiles: int) -> float:
         """Operations of the vision layers for so many tiles."""
         wide = self.vision_width
         products = 2 * self.patches * (4 * wide**2 + 2 * wide * self.vision_inner)
-        attention = 4 * self.patches**2 * wide
+        attention = 4 * self.patches * (self.seen or self.patches) * wide
         embedding = 2 * self.patches * 3 * self.patch**2 * wide
         return float(tiles * (self.vision_layers * (products + attention) + embedding))
 
@@ -122,6 +134,17 @@ SHAPES: Final[dict[str, Shape]] = {
     "gemma3-4b": Shape(
         "gemma3", 27, 1152, 4304, 16, 896, 14, 256, 34, 2560, 10_240, 8, 4, 256, 262_208, 32_768, 1024
     ),
+    # With their shipped processors.
+    "smolvlm2-2.2b": Shape(
+        "smolvlm2", 27, 1152, 4304, 16, 384, 14, 81, 24, 2048, 8192, 32, 32, 64, 49_280, 8192
+    ),
+    "qwen2.5-vl-3b": Shape(
+        "qwen2.5-vl", 32, 1280, 3420, 16, 14, 14, 1, 36, 2048, 11_008, 16, 2, 128, 151_936, 128_000, seen=64
+    ),
+    "tiny-smolvlm2": Shape("smolvlm2", 2, 32, 64, 2, 384, 14, 81, 2, 64, 128, 4, 2, 16, 1024, 8192),
+    "tiny-qwen2.5-vl": Shape(
+        "qwen2.5-vl", 2, 32, 64, 2, 14, 14, 1, 2, 64, 128, 4, 2, 16, 1024, 8192, seen=64
+    ),
     "tiny-idefics3": Shape("idefics3", 2, 64, 128, 4, 56, 14, 4, 2, 64, 128, 4, 2, 16, 512, 8192),
     "tiny-gemma3": Shape("gemma3", 2, 64, 128, 4, 56, 14, 4, 2, 64, 128, 4, 2, 16, 512, 8192, 64),
 }
@@ -146,12 +169,16 @@ def build_model(shape: Shape, tokenizer: Any, *, device: str) -> Any:
 def vision_layers(model: Any) -> Any:
     """The module that turns tiles into features."""
     inner = model.model
+    if hasattr(inner, "visual"):
+        return inner.visual
     return inner.vision_model if hasattr(inner, "vision_model") else inner.vision_tower
 
 
 def _config(shape: Shape, tokenizer: Any) -> Any:
     from transformers import Gemma3Config, Idefics3Config
 
+    if shape.is_shipped:
+        return _shipped_config(shape, tokenizer)
     vision = {
         "hidden_size": shape.vision_width,
         "intermediate_size": shape.vision_inner,
@@ -192,6 +219,48 @@ def _config(shape: Shape, tokenizer: Any) -> Any:
     )
 
 
+def _shipped_config(shape: Shape, tokenizer: Any) -> Any:
+    vision: dict[str, Any] = {
+        "hidden_size": shape.vision_width,
+        "intermediate_size": shape.vision_inner,
+        "num_hidden_layers": shape.vision_layers,
+        "num_attention_heads": shape.vision_heads,
+    }
+    text: dict[str, Any] = {
+        "hidden_size": shape.text_width,
+        "intermediate_size": shape.text_inner,
+        "num_hidden_layers": shape.text_layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_width,
+        "vocab_size": shape.vocabulary,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    if shape.family == "qwen2.5-vl":
+        vision = {
+            "hidden_size": shape.vision_width,
+            "intermediate_size": shape.vision_inner,
+            "depth": shape.vision_layers,
+            "num_heads": shape.vision_heads,
+            "out_hidden_size": shape.text_width,
+            "fullatt_block_indexes": list(range(7, shape.vision_layers, 8)),
+        }
+        half = shape.head_width // 2
+        sections = [half - 2 * (half * 3 // 8), half * 3 // 8, half * 3 // 8]
+        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
+    return FAMILIES[shape.family].config(tokenizer, vision=vision, text=text)
+
+
+def tokenizer_of(shape: Shape) -> Any:
+    """A tokenizer of single bytes with the tokens that the shape's family has."""
+    tokenizer = build_tokenizer(shape.context)
+    if not shape.is_shipped:
+        return tokenizer
+    return FAMILIES[shape.family].named(tokenizer, pad_token="<pad>", eos_token="<eos>")
+
+
 def build_tokenizer(context: int) -> Any:
     """A tokenizer of single bytes: a character of the prompt is a token. The model's vocabulary is larger."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -214,11 +283,29 @@ def build_tokenizer(context: int) -> Any:
     )
 
 
-def build_processor(shape: Shape, tokenizer: Any, *, side: int) -> Any:
-    """The processor, with the image processor that works on PIL images.
+def save_processor_of(
+    shape: Shape, tokenizer: Any, folder: Path, *, side: int, prompt: str
+) -> tuple[Any, ImageLimits | None]:
+    """The processor, saved in a folder, and the limits with which it is to be loaded from there.
 
-    side: longest edge in pixels that an image is brought to; Idefics3 cuts what is larger than a tile into
-    tiles and adds one of the whole image, Gemma3 squeezes each image into its one tile.
+    side: longest edge in pixels that an image is brought to. A shipped processor is set as a run sets it
+    whose settings allow as many pixels.
+    """
+    if not shape.is_shipped:
+        processor = _processor(shape, tokenizer, side=side)
+        processor.save_pretrained(folder)
+        return processor, None
+    limits = ImageLimits(pixels=max(4096, pixels_of(side)), images=12, answer_tokens=512)
+    save_processor(shape.family, folder, tokenizer)
+    _config(shape, tokenizer).save_pretrained(folder)
+    return fitted_processor(ModelSource(str(folder)), prompt, limits)[0], limits
+
+
+def _processor(shape: Shape, tokenizer: Any, *, side: int) -> Any:
+    """A processor that works on PIL images.
+
+    Idefics3 cuts what is larger than a tile into tiles and adds one of the whole image, Gemma3 squeezes each
+    image into its one tile.
     """
     if shape.family == "gemma3":
         from transformers import Gemma3Processor
@@ -242,6 +329,11 @@ def build_processor(shape: Shape, tokenizer: Any, *, side: int) -> Any:
     )
     template = _TEMPLATE.replace("IMAGE", "<image>")
     return Idefics3Processor(images, tokenizer, image_seq_len=shape.tile_tokens, chat_template=template)
+
+
+def pixels_of(side: int) -> int:
+    """Pixels of an image of four to three with this longest edge."""
+    return side * side * 3 // 4
 
 
 class AnswerLengths:

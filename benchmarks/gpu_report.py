@@ -15,7 +15,11 @@ def print_case(result: Mapping[str, Any], say: Say) -> None:
         f"workers alone {result['decode_workers_images_per_second']:.0f} images/s"
         + (f"; NVML: {result['nvml_problem']}" if result["nvml_problem"] else "")
     )
-    engine = result["engine"]
+    engine, feeding = result["engine"], result["feeding"]
+    say(
+        f"   a core decodes and processes {feeding['images_per_second_a_core']:.1f} images/s:"
+        f" {feeding['cores_to_feed_the_device']:.1f} cores feed this device"
+    )
     _print_loop("engine", engine, say)
     say(
         f"     arithmetic {_percent(engine['arithmetic_share'])} of the ceiling "
