@@ -22,6 +22,7 @@ from vlm_assets.settings import SettingsError
 _COMMANDS = (
     "alerts",
     "audit",
+    "compare",
     "devices",
     "doctor",
     "example",
