@@ -193,11 +193,12 @@ class Passing(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     server: _Proxied
+    _content: bytes | None = None
 
     def answer(self, status: int, code: str) -> bool:
         """Answer with an error as S3 does."""
         body = f"<Error><Code>{code}</Code><Message>by the proxy</Message></Error>".encode()
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.content()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -213,9 +214,14 @@ class Passing(BaseHTTPRequestHandler):
 
     def forward(self) -> httpx2.Response:
         """Have the server answer the request. Its answer is not passed on yet."""
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = [(name, value) for name, value in self.headers.items() if name.lower() != "expect"]
-        return self.server.upstream.request(self.command, self.path, headers=headers, content=body)
+        return self.server.upstream.request(self.command, self.path, headers=headers, content=self.content())
+
+    def content(self) -> bytes:
+        """The request's body, read once."""
+        if self._content is None:
+            self._content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        return self._content
 
     def pass_on(self, answer: httpx2.Response, body: bytes | None = None) -> bool:
         """Hand the server's answer to the client, with another body where one is given."""
@@ -237,6 +243,7 @@ class Passing(BaseHTTPRequestHandler):
         if not self.raw_requestline:
             self.close_connection = True
             return
+        self._content = None
         if not self.parse_request():
             return
         if self.headers.get("Expect", "").lower() == "100-continue":

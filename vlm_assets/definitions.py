@@ -13,6 +13,7 @@ from pathlib import Path
 
 import dagster as dg
 
+from resources.store.bucket import StoreAwayError
 from vlm_assets.assets import property_catalog as catalog_asset
 from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.assets.description_model import build_description_model
@@ -25,6 +26,7 @@ from vlm_assets.automation.retries import build_retries
 from vlm_assets.automation.sensors import build_alerts, build_sensors
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog.ranges import PropertyRange, partitions_definition
+from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.operate.dagster_server.home import claim_for_catalog
 from vlm_assets.resource_settings import build_resources, fixed
 from vlm_assets.settings import Settings, current_settings
@@ -77,6 +79,11 @@ def build_defs(
 
 
 def _ranges(settings: Settings) -> tuple[PropertyRange, ...]:
+    if settings.store is not None:
+        try:
+            pull_catalog(settings.home, settings.store)
+        except StoreAwayError as error:
+            _log.warning("The catalogue of this home is shown as it was: %s", error)
     try:
         return Catalog.open(settings.home).ranges
     except CatalogMissingError as error:

@@ -109,7 +109,7 @@ def build_resources(settings: Settings) -> dict[str, object]:
     from resources.publishing.parquet_io import ParquetIOManager
 
     return {
-        IO_MANAGER: ParquetIOManager(home=str(settings.home)),
+        IO_MANAGER: ParquetIOManager(home=str(settings.home), store=settings.store),
         "gpu": build_gpu(settings),
         "vision_language_model": build_vision_language_model(settings),
         "text_embedding_model": build_text_embedding_model(settings),

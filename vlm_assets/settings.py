@@ -72,6 +72,11 @@ class Settings(BaseSettings):
         description="Folder, here or at s3://BUCKET/PREFIX, that no image path may leave. Default: the source"
         " folder, or the listing's.",
     )
+    store: Annotated[S3Folder | None, NoDecode] = Field(
+        None,
+        description="s3://BUCKET/PREFIX that holds the catalogue and finished partitions as the place of"
+        " record of several machines; one home a prefix. Default: this machine's home alone.",
+    )
     range_size: PositiveInt | None = Field(
         None,
         description="Properties a partition: minutes to hours of work. Fixed for what is catalogued. Default:"
@@ -301,6 +306,11 @@ class Settings(BaseSettings):
     @classmethod
     def _on_disk_or_s3(cls, place: object) -> object:
         return place_of(place) if isinstance(place, str) else place
+
+    @field_validator("store", mode="before")
+    @classmethod
+    def _on_s3(cls, address: object) -> object:
+        return S3Folder.parse(address) if isinstance(address, str) else address
 
     @field_validator("home", "source", "image_root", "truth", "server_image_folder", "variants")
     @classmethod

@@ -23,7 +23,9 @@ from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from resources.publishing.staged_file import StagedFile
+from resources.publishing.stored import StoredPartitions
 from resources.storage.layout import Home
+from resources.store.bucket import S3Folder, StoreAwayError
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,16 @@ class ParquetIOManager(IOManager):
     loads several gets a dict of them by partition key.
     """
 
-    def __init__(self, home: str) -> None:
-        """home: the folder that holds a folder for each asset."""
+    def __init__(self, home: str, store: S3Folder | None = None) -> None:
+        """home: the folder that holds a folder for each asset. store: what has to hold a partition too."""
         self._home = home
+        self._store = store
 
     def handle_output(self, context: OutputContext, obj: StagedFile | AlreadyPublished) -> None:
-        """Publish the staged file, as the last line of defence. Raises as ``PublishedPartitions.publish``."""
+        """Publish the staged file, as the last line of defence, here and then in the store.
+
+        Raises as ``PublishedPartitions.publish`` and ``StoredPartitions.push``.
+        """
         key = self._one_partition(context.asset_key, context.asset_partition_keys)
         partitions = self.partitions(context.asset_key)
         if isinstance(obj, AlreadyPublished):
@@ -67,6 +73,8 @@ class ParquetIOManager(IOManager):
                 f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}: it must return "
                 "what PublishedPartitions.stage() gives, or AlreadyPublished"
             )
+        if self._store is not None:
+            StoredPartitions(partitions.asset, self._store).push(key)
         path = partitions.path(key)
         context.log.info(
             f"{'Published' if changed else 'Unchanged'}: {path}, version {record.sequence}, {record.rows} "
@@ -84,7 +92,10 @@ class ParquetIOManager(IOManager):
         )
 
     def load_input(self, context: InputContext) -> PartitionRows | dict[str, PartitionRows]:
-        """A lazy handle on the partition, or on each of several. Raises as ``PublishedPartitions.read``."""
+        """A lazy handle on the partition, or on each of several, taken over from the store first.
+
+        Raises as ``PublishedPartitions.read`` and ``StoredPartitions.pull``.
+        """
         if not context.has_asset_partitions:
             folder = self.partitions(context.asset_key).asset.published
             raise WrongPartitionError(
@@ -92,7 +103,16 @@ class ParquetIOManager(IOManager):
                 f"query {folder}/*.parquet with DuckDB (union_by_name=true)"
             )
         partitions = self.partitions(context.asset_key)
-        rows = {key: partitions.read(key) for key in context.asset_partition_keys}
+        keys = context.asset_partition_keys
+        if self._store is not None:
+            stored = StoredPartitions(partitions.asset, self._store)
+            try:
+                for note in (note for key in keys for note in stored.pull(key)):
+                    context.log.warning(note)
+            except StoreAwayError as error:
+                # What stands here is read then; the asset itself waits for the store before it works.
+                context.log.warning(str(error))
+        rows = {key: partitions.read(key) for key in keys}
         return next(iter(rows.values())) if len(rows) == 1 else rows
 
     def partitions(self, asset_key: AssetKey) -> PublishedPartitions:

@@ -1,16 +1,20 @@
-"""A folder of an S3 bucket: reading, listing, and what an answer of the store means.
+"""A folder of an S3 bucket: reading, listing, conditional puts, and what an answer of the store means.
 
-What lives here: addresses, the one client of the process, and errors by what to do about them. What does not:
-what the objects are. Credentials, region and endpoint come from the standard AWS environment alone
-(``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` …, or the role of the machine). botocore repeats requests with
-back-off; it does not repeat a body that is cut short, so that is done here.
+What lives here: addresses, the one client of the process, errors by what to do about them, and the proof
+that a store keeps what it promises. What does not: what the objects are. Credentials, region and endpoint
+come from the standard AWS environment alone (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` …, or a role).
+botocore repeats requests with back-off; it does not repeat a body that is cut short, so that is done here.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hashlib
 import os
 import re
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +29,8 @@ CONNECTIONS: Final = 32
 _BODY_ATTEMPTS: Final = 3
 _ADDRESS = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>.*))?", re.DOTALL)
 _MISSING = frozenset({"NoSuchKey", "404"})
+_CHANGED = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict"})
+_WRONG_BYTES = frozenset({"BadDigest", "XAmzContentChecksumMismatch", "InvalidDigest"})
 _DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "InvalidObjectState"})
 
 
@@ -52,8 +58,25 @@ class ObjectDamagedError(StoreError):
     """The object's bytes are not those that its checksum stands for."""
 
 
+class TakenError(StoreError):
+    """Another writer has put, replaced or removed the object since it was looked at. Nothing was changed."""
+
+
+class UnfitStoreError(StoreError):
+    """The store does not honour what the order of writers depends on."""
+
+
 class BadAddressError(ValueError):
     """Text that is no address of the form s3://BUCKET/PREFIX."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object as a HEAD tells it. sha256: in hex, as the store keeps it; None where it was put without."""
+
+    size: int
+    etag: str
+    sha256: str | None
 
 
 @dataclass(frozen=True)
@@ -133,6 +156,61 @@ class S3Folder:
             size = answer.get("ContentRange", "").rpartition("/")[2]
             return body.read(), int(size or answer["ContentLength"])
 
+    def head(self, name: str) -> Stored | None:
+        """What stands under a name, None where nothing does. Raises ObjectDeniedError, StoreAwayError."""
+        try:
+            with _meaning(self.address(name)):
+                found = client().head_object(
+                    Bucket=self.bucket, Key=self.prefix + name, ChecksumMode="ENABLED"
+                )
+        except NoObjectError:
+            return None
+        kept = found.get("ChecksumSHA256")
+        sha256 = base64.b64decode(kept).hex() if kept and "-" not in kept else None
+        return Stored(found["ContentLength"], found["ETag"], sha256)
+
+    def put(self, name: str, content: bytes, *, over: Stored | None) -> Stored:
+        """Put an object in place of ``over``; None: the name must be free. The store checks the SHA-256.
+
+        Read back by a HEAD. Repeated after a lost reply it finds its own success. Raises TakenError,
+        ObjectDamagedError, ObjectDeniedError, StoreAwayError.
+        """
+        where, digest = self.address(name), hashlib.sha256(content)
+        condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over.etag}
+        taken = None
+        try:
+            with _meaning(where):
+                client().put_object(
+                    Bucket=self.bucket,
+                    Key=self.prefix + name,
+                    Body=content,
+                    ChecksumSHA256=base64.b64encode(digest.digest()).decode(),
+                    **condition,
+                )
+        except TakenError as error:
+            taken = error
+        found = self.head(name)
+        if found is not None and found.sha256 == digest.hexdigest() and found.size == len(content):
+            return found
+        if taken is not None:
+            raise taken
+        raise ObjectDamagedError(f"{where} does not hold the bytes that were put there; look at the store")
+
+    def delete(self, name: str) -> None:
+        """Remove an object, there or not. Raises ObjectDeniedError, StoreAwayError."""
+        with _meaning(self.address(name)):
+            client().delete_object(Bucket=self.bucket, Key=self.prefix + name)
+
+    def prove(self) -> None:
+        """Return where the store honours conditions and checksums, and shows at once what was put.
+
+        Asked once a process. Raises UnfitStoreError, which says what is missing, ObjectDeniedError and
+        StoreAwayError.
+        """
+        if self not in _PROVED:
+            _prove(self)
+            _PROVED.add(self)
+
     def names(self, below: str = "") -> Iterator[tuple[str, int]]:
         """Each object below ``below`` in the order of the store, with its size. Raises StoreAwayError."""
         where = self.address(below)
@@ -155,6 +233,57 @@ Place = Path | S3Folder
 def place_of(text: str) -> Place:
     """The place that a text names. Raises BadAddressError."""
     return S3Folder.parse(text) if text[:5].lower() == "s3://" else Path(text)
+
+
+_PROVED: set[S3Folder] = set()
+
+
+def _prove(folder: S3Folder) -> None:
+    name = f".state/probe-{uuid.uuid4().hex}"
+    missing = []
+    try:
+        first = folder.put(name, b"first", over=None)
+        if not _is_refused(lambda: folder.put(name, b"second", over=None)):
+            missing.append("a put whose name must be free (If-None-Match)")
+        there = folder.head(name) or first
+        folder.put(name, b"third", over=there)
+        if not _is_refused(lambda: folder.put(name, b"fourth", over=there)):
+            missing.append("a put in place of what was read (If-Match)")
+        if not _refuses_wrong_checksum(folder, name):
+            missing.append("the SHA-256 that comes with a put")
+        if folder.get(name, most=100) not in (b"third", b"fourth") or name not in dict(folder.names(name)):
+            missing.append("that what was put is read and listed at once")
+    except ObjectDamagedError:
+        missing.append("the SHA-256 of an object in the answer to a HEAD")
+    finally:
+        with contextlib.suppress(StoreError):
+            folder.delete(name)
+    if missing:
+        raise UnfitStoreError(
+            f"{folder} cannot be the place of record, and nothing was put there: the store does not honour"
+            f" {', nor '.join(missing)}. Without that a machine that was cut off could overwrite another"
+            " one's work. Take a store that does (Amazon S3, SeaweedFS, MinIO), or unset VLM_ASSETS_STORE."
+        )
+
+
+def _is_refused(put: Callable[[], Stored]) -> bool:
+    try:
+        put()
+    except TakenError:
+        return True
+    return False
+
+
+def _refuses_wrong_checksum(folder: S3Folder, name: str) -> bool:
+    wrong = base64.b64encode(hashlib.sha256(b"other").digest()).decode()
+    try:
+        with _meaning(folder.address(name)):
+            client().put_object(
+                Bucket=folder.bucket, Key=f"{folder.prefix}{name}", Body=b"bytes", ChecksumSHA256=wrong
+            )
+    except ObjectDamagedError:
+        return True
+    return False
 
 
 class _EmptyObjectError(StoreError):
@@ -194,10 +323,14 @@ def _meaning(where: str, *, listing: bool = False) -> Iterator[None]:
         why = f"{code}: {said.get('Message', '')}".rstrip(": ")
         if code == "InvalidRange":
             raise _EmptyObjectError(where) from error
+        if code in _CHANGED:
+            raise TakenError(f"{where} was changed by another writer ({why})") from error
+        if code in _WRONG_BYTES:
+            raise ObjectDamagedError(f"{where} did not reach the store as it was sent ({why})") from error
         if code in _MISSING and not listing:
             raise NoObjectError(f"{where} is not there ({why})") from error
         if code in _DENIED and not listing:
-            raise ObjectDeniedError(f"{where} may not be read with these credentials ({why})") from error
+            raise ObjectDeniedError(f"{where} is denied to these credentials ({why})") from error
         raise _away(where, why) from error
     except BotoCoreError as error:
         raise _away(where, str(error)) from error

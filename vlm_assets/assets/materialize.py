@@ -33,6 +33,7 @@ from resources.publishing.errors import CannotRestoreError
 from resources.publishing.parquet_io import AlreadyPublished
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.staged_file import StagedFile
+from resources.publishing.stored import StoredPartitions
 from resources.state.workers import Phase, WorkerBeat, Workers
 from resources.store.bucket import StoreAwayError
 from sensors.dagster_internals.runs import NEEDS_PERSON, NO_ATTEMPT
@@ -49,6 +50,7 @@ from vlm_assets.assets.run_progress import RunProgress, wait_while_paused
 from vlm_assets.assets.work_guards import GarbageOutputError, ImagesAwayError
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
@@ -113,9 +115,9 @@ class Work(Protocol):
 
 
 def one_range(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Catalog, PropertyRange]:
-    """The catalogue, and the range of this run's one partition.
+    """The catalogue, and the range of this run's one partition; both are taken over from the store first.
 
-    Raises CatalogError, and RunRefusedError for a run over several partitions.
+    Raises CatalogError, StoreError, and RunRefusedError for a run over several partitions.
     """
     keys: Sequence[str] = context.partition_keys
     if len(keys) != 1:
@@ -124,6 +126,16 @@ def one_range(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Ca
             " so that one can fail, wait or be resumed without the others: launch a backfill without the"
             " option 'single run'."
         )
+    if (store := settings.store) is not None:
+
+        def pull() -> list[str]:
+            pull_catalog(settings.home, store)
+            assets = (settings.descriptions, settings.embeddings)
+            return [note for one in assets for note in StoredPartitions(one, store).pull(keys[0])]
+
+        title = "No store to work from"
+        for note in wait_until_available(context, settings, pull, unavailable=StoreAwayError, title=title):
+            context.log.warning(note)
     return Catalog.open(settings.home), PropertyRange.from_key(keys[0])
 
 
@@ -174,6 +186,7 @@ class Materialization:
         work: Work,
         options: RunOptions,
         beat: WorkerBeat,
+        settings: Settings,
     ) -> None:
         self.partition = partition
         self.progress: RunProgress
@@ -181,6 +194,7 @@ class Materialization:
         self._work = work
         self._options = options
         self._beat = beat
+        self._settings = settings
         self._published = PublishedPartitions(partition.paths.asset)
         self._record = self._published.record(partition.key)
         asked_by = root_run_of(context) if options.recompute or options.retry_failed else None
@@ -214,7 +228,7 @@ class Materialization:
             expected=len(partition.expected_ids),
             began=_began(context, asset),
         ) as beat:
-            yield cls(context, partition, work, options, beat)
+            yield cls(context, partition, work, options, beat, settings)
 
     @property
     def is_complete(self) -> bool:
@@ -393,6 +407,15 @@ class Materialization:
                 yield published_file_result(asset, self._record, damage=self._damage())
                 raise refusal
             metadata = self._work.metadata(staged.path) | self._said | computed | self._internals
+            if (store := self._settings.store) is not None:
+                # The publication below ends only when the store has it: an outage is waited for here.
+                wait_until_available(
+                    self._context,
+                    self._settings,
+                    lambda: store.head(key),
+                    unavailable=StoreAwayError,
+                    title="No store to publish in",
+                )
             yield dg.Output(staged, metadata=metadata)
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
@@ -452,6 +475,10 @@ class Materialization:
             return
         # Not the file's schema: parquet gives the elements of a list another name, and that is other work.
         with self.partition.open_journal(generation, self._work.rows_schema()) as journal:
+            if journal.missing_ids:
+                # Another machine published the partition while this one was half way. Its rows do no harm.
+                self._context.log.warning(f"{directory} is left behind: others published the partition.")
+                return
             journal.retire()
 
 

@@ -154,7 +154,7 @@ def close_old_tail(settings: Settings, *, now: float) -> str | None:
         tail = Catalog.open(settings.home).header.tail
         if tail is None or now - tail.since < settings.run_new_ranges_after_hours * 3600.0:
             return None
-        closed = close_tail(settings.home)
+        closed = close_tail(settings.home, settings.store)
     except (CatalogMissingError, IngestBusyError):
         return None
     if closed is None:

@@ -48,6 +48,7 @@ from vlm_assets.catalog.listing import (
 )
 from vlm_assets.catalog.ranges import ORDINAL_LIMIT, PropertyRange, cut_ranges
 from vlm_assets.catalog.report import IngestReport
+from vlm_assets.catalog.stored_catalog import pull_catalog, put_catalog
 
 DEFAULT_RANGE_SIZE = 1000
 """Properties a range where nobody says otherwise: minutes to hours of work for most models."""
@@ -91,6 +92,7 @@ def ingest(
     options: ReadingOptions = FOUND_OUT,
     max_images: int | None = None,
     progress: Progress = no_progress,
+    store: S3Folder | None = None,
 ) -> IngestReport:
     """Take the properties of a source into the catalogue of a home.
 
@@ -101,7 +103,8 @@ def ingest(
     or on S3, that image paths are relative to and may not leave; default: the source's folder. ``skip_bad``
     writes the entries that cannot be taken to a reject file in the home, and takes the rest. ``options``: how
     a text listing is read. ``max_images``: the report counts the properties that have more. ``progress`` is
-    told how far it is. Nothing is written where nothing changed.
+    told how far it is. ``store``: where the catalogue of several machines lies; it is extended first. Nothing
+    is written where nothing changed.
 
     Raises ListingError (a family: what is wrong with the source, by line), IngestBusyError,
     CatalogUnreadableError, StoreAwayError, and DurableWriteError where the disk refuses; then the catalogue
@@ -114,7 +117,7 @@ def ingest(
     taken = False
     try:
         report = _ingest(
-            source, home, root, problems, range_size, update, close, options, max_images, progress
+            source, home, root, problems, range_size, update, close, options, max_images, progress, store
         )
         taken = True
     finally:
@@ -133,10 +136,12 @@ def _ingest(
     options: ReadingOptions,
     max_images: int | None,
     progress: Progress,
+    store: S3Folder | None,
 ) -> IngestReport:
     with ThreadPoolExecutor(_THREADS) as pool:
         listing = open_listing(source, image_root=root.path, pool=pool, problems=problems, options=options)
         with only_ingest(home, f"source {source}"):
+            there = pull_catalog(home, store) if store is not None else None
             known = _known(home)
             _check_root(known, root, update)
 
@@ -156,6 +161,8 @@ def _ingest(
             _check_images_there(merge, root)
             written = bool(merge.new or merge.new_ranges or merge.stale or merge.changed_in_tail or moved)
             if written:
+                if store is not None:
+                    put_catalog(store, data, over=there)
                 publish_catalog(home, data)
             else:
                 renew_second_copy(home)
@@ -172,21 +179,25 @@ def _ingest(
             return replace(report, range_size_before=known.header.range_size, range_size_asked=range_size)
 
 
-def close_tail(home: Path) -> PropertyRange | None:
+def close_tail(home: Path, store: S3Folder | None = None) -> PropertyRange | None:
     """Make a range of the catalogue's unfilled tail; gives it, or None if there is no tail.
 
-    Raises CatalogError, IngestBusyError, DurableWriteError.
+    store: as in ``ingest``. Raises CatalogError, IngestBusyError, StoreError, DurableWriteError.
     """
     if Catalog.open(home).tail is None:
         return None
     with only_ingest(home, "closing the tail"):
+        there = pull_catalog(home, store) if store is not None else None
         known = Catalog.open(home)
         if known.tail is None:
             return None
         writer = CatalogWriter()
         for one, table in known.slices(with_tail=True):
             writer.add(one, table)
-        publish_catalog(home, writer.finish(replace(known.header, sequence=known.header.sequence + 1)))
+        data = writer.finish(replace(known.header, sequence=known.header.sequence + 1))
+        if store is not None:
+            put_catalog(store, data, over=there)
+        publish_catalog(home, data)
         return known.tail
 
 

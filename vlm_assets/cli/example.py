@@ -85,11 +85,12 @@ def demo(
                 close=True,
                 max_images=current.max_images,
                 progress=progress,
+                store=current.store,
             )
         for sentence in report.sentences():
             say(sentence)
     else:
-        close_tail(current.home)
+        close_tail(current.home, current.store)
     if of_example:
         current = current.model_copy(update={"devices": _devices(current)})
     code = run_backfill(

@@ -111,6 +111,7 @@ def ingest(
             options=ReadingOptions(delimiter, encoding, image_separator),
             max_images=current.max_images,
             progress=progress,
+            store=current.store,
         )
     said = list(report.sentences())
     if report.new_ranges:

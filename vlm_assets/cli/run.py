@@ -60,7 +60,7 @@ def run(
         say(paused, fg="red", err=True)
         raise typer.Exit(1)
     console = TerminalConsole(soft_wrap=True)
-    if missing and (closed := close_tail(current.home)) is not None:
+    if missing and (closed := close_tail(current.home, current.store)) is not None:
         console.print(f"The last {len(closed)} properties are partition {closed.key} now.")
         if running_address(current.dagster_home) is not None:
             console.print(reload_running(current.dagster_home))

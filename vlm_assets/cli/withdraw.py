@@ -9,6 +9,7 @@ import typer
 
 from vlm_assets.cli.options import Home, Yes, agreed, app, chosen_settings
 from vlm_assets.operate.terminal import say
+from vlm_assets.settings import PREFIX, SettingsError
 
 _EXAMPLES = """\b
 vlm-assets withdraw --ids ids.txt   one id a line
@@ -32,6 +33,11 @@ def withdraw(
     from vlm_assets.operate.withdraw import withdraw as remove
 
     current = chosen_settings(home)
+    if current.store is not None:
+        raise SettingsError(
+            f"{PREFIX}STORE is set, and withdraw does not reach what {current.store} holds, earlier versions"
+            " among them. Nothing was changed."
+        )
     wanted = pending_withdrawal(current)
     if wanted is not None:
         say("A withdrawal was cut short. It is finished first.", fg="yellow")

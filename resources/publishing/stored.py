@@ -1,0 +1,183 @@
+"""The published partitions of one asset in an S3 store: the place of record that several machines share.
+
+What lives here: copying what this machine published, taking over what another one did, and the fence between
+them. What does not: the store (``resources.store``), and the steps on disk (``partition_files``). Keys have
+the layout of the home's files.
+
+The record goes first, with the publication as pending and on the condition that it is still the one that was
+read: that is the fence. Then the earlier versions and the file, then the record again. Whoever was overtaken
+meets a condition that no longer holds, and changes nothing more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from resources.publishing.errors import DigestMismatchError, PublishedError
+from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.record import PartitionVersions, PendingPublication, PublishedRecord
+from resources.storage import files
+from resources.storage.layout import VERSION_NUMBERS, AssetFolders
+from resources.store.bucket import S3Folder, Stored, TakenError
+
+_RECORD_BYTES = 64 << 20
+_FILE_BYTES = 5 << 30
+"""As much as a store takes in one put."""
+
+
+class OvertakenError(PublishedError):
+    """Another machine has published this partition since this one looked. Its publication stands."""
+
+
+class MissingInStoreError(PublishedError):
+    """The store has a record, but no object with the bytes that it stands for."""
+
+
+class StoredPartitions:
+    """The partitions of an asset in a store. Raises StoreError, above all StoreAwayError, in every method."""
+
+    def __init__(self, asset: AssetFolders, store: S3Folder, *, lock_seconds: float = 60.0) -> None:
+        self._asset = asset
+        self._store = store
+        self._lock_seconds = lock_seconds
+
+    def push(self, key: str) -> None:
+        """Have the store hold what is published here; when it returns, it does, and its record says so.
+
+        Raises OvertakenError, and what reading the files here raises.
+        """
+        self._store.prove()
+        partition = PartitionFiles(self._asset, key)
+        with partition.locked(self._lock_seconds):
+            ours, _ = partition.settle()
+            record = ours.published
+            if record is None:
+                return
+            theirs, at = self._record(partition)
+            if theirs.published is not None and theirs.published.sha256 == record.sha256:
+                # The store has it. What is pending there is another machine's, and is not to be taken back.
+                if theirs.pending is None:
+                    self._put_file(partition.published, record, fence=(partition, at))
+                return
+            self._refuse_overtaken(ours, self._standing(partition, theirs))
+            intent = replace(theirs, pending=PendingPublication(record, ours.previous))
+            at = self._put(self._name(partition.record_path), intent.to_bytes(), over=at)
+            for number, version in enumerate(ours.previous, start=1):
+                self._put_file(partition.slot(number), version, fence=(partition, at))
+            self._put_file(partition.published, record, fence=(partition, at))
+            self._put(self._name(partition.record_path), ours.to_bytes(), over=at)
+
+    def pull(self, key: str) -> tuple[str, ...]:
+        """Take over what another machine has published; what stood here becomes the version before it.
+
+        Returns what was done, in sentences. Raises MissingInStoreError.
+        """
+        partition = PartitionFiles(self._asset, key)
+        theirs, _ = self._record(partition)
+        record = self._standing(partition, theirs)
+        if record is None:
+            return ()
+        with partition.locked(self._lock_seconds):
+            ours, notes = partition.settle()
+            if _is_at_or_after(ours, record):
+                return ()
+            content = self._content(partition, record)
+            temporary = files.write_temporary(partition.published, content, partition.staging)
+            try:
+                partition.put_in_place(temporary, record, ours, notes)
+            finally:
+                temporary.unlink(missing_ok=True)
+        return (
+            f"Partition {key} was taken over from {self._store}: version {record.sequence}, {record.rows}"
+            f" rows, digest {record.sha256[:12]}.",
+            *notes,
+        )
+
+    def _record(self, partition: PartitionFiles) -> tuple[PartitionVersions, Stored | None]:
+        name = self._name(partition.record_path)
+        at = self._store.head(name)
+        if at is None:
+            return PartitionVersions(partition.key), None
+        content = self._store.get(name, most=_RECORD_BYTES)
+        if hashlib.sha256(content).hexdigest() != at.sha256:
+            raise OvertakenError(
+                f"partition {partition.key}: its record in {self._store} was replaced while it was read."
+                " Start again."
+            )
+        return PartitionVersions.from_bytes(content, key=partition.key), at
+
+    def _standing(self, partition: PartitionFiles, theirs: PartitionVersions) -> PublishedRecord | None:
+        """What the store has published: a pending version counts once its file is there."""
+        if theirs.pending is not None:
+            found = self._store.head(self._name(partition.published))
+            if found is not None and found.sha256 == theirs.pending.record.sha256:
+                return theirs.pending.record
+        return theirs.published
+
+    def _content(self, partition: PartitionFiles, record: PublishedRecord) -> bytes:
+        places = [partition.published, *map(partition.slot, VERSION_NUMBERS[1:])]
+        for name in map(self._name, places):
+            found = self._store.head(name)
+            if found is not None and found.sha256 == record.sha256:
+                content = self._store.get(name, most=_FILE_BYTES)
+                if hashlib.sha256(content).hexdigest() == record.sha256:
+                    return content
+        raise MissingInStoreError(
+            f"The record of partition {record.key} in {self._store} stands for version {record.sequence}"
+            f" (digest {record.sha256[:12]}), and no object there has these bytes. Nothing was changed. Did a"
+            " lifecycle rule or a person remove it? A machine that published the partition still has it, and"
+            " puts it back when the partition is materialized there; else put it back from a version of the"
+            " bucket, or remove the record there and materialize with `recompute: true`."
+        )
+
+    def _refuse_overtaken(self, ours: PartitionVersions, theirs: PublishedRecord | None) -> None:
+        if theirs is not None and not _is_at_or_after(ours, theirs):
+            raise OvertakenError(
+                f"partition {ours.key} is not published in {self._store}: another machine has published"
+                f" version {theirs.sequence} there, which this machine did not start from. Nothing there was"
+                " changed. Materialize the partition again: it takes that version over."
+            )
+
+    def _put_file(
+        self, path: Path, record: PublishedRecord, *, fence: tuple[PartitionFiles, Stored | None]
+    ) -> None:
+        partition, at = fence
+        name = self._name(path)
+        content: bytes | None = None
+        while True:
+            found = self._store.head(name)
+            if found is not None and found.sha256 == record.sha256:
+                return
+            content = content or path.read_bytes()
+            if hashlib.sha256(content).hexdigest() != record.sha256:
+                raise DigestMismatchError(f"{path} is not what its record says: it was not copied.")
+            # Another machine may still have had a put under way for an older record: it cannot have a second.
+            if self._store.head(self._name(partition.record_path)) != at:
+                raise OvertakenError(
+                    f"partition {partition.key}: another machine publishes it in {self._store}, and has begun"
+                    " later. Nothing there was changed. Materialize the partition again."
+                )
+            try:
+                self._store.put(name, content, over=found)
+            except TakenError:
+                continue
+
+    def _put(self, name: str, content: bytes, *, over: Stored | None) -> Stored:
+        try:
+            return self._store.put(name, content, over=over)
+        except TakenError as error:
+            raise OvertakenError(
+                f"{self._store.address(name)} was changed by another machine, so nothing was published there."
+                " Materialize the partition again: it takes over what that one published."
+            ) from error
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._asset.home.root))
+
+
+def _is_at_or_after(ours: PartitionVersions, theirs: PublishedRecord) -> bool:
+    """Whether what is published here is theirs, or was made over it."""
+    here = [ours.published, *ours.previous]
+    return any(one is not None and one.sha256 == theirs.sha256 for one in here)

@@ -1,0 +1,87 @@
+"""The catalogue in an S3 store: the one from which every machine numbers properties.
+
+The store's is changed first, on the condition that it is still the one that was extended; then the home's. So
+two ingests at once cannot both succeed, and a home is never ahead of the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from resources.storage.files import sha256_of
+from resources.store.bucket import S3Folder, Stored, TakenError
+from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
+from vlm_assets.catalog.catalog_copies import CatalogUnreadableError, publish_catalog
+from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogError, CatalogHeader
+
+_NAME = "property_catalog/catalog.parquet"
+_MOST_BYTES = 5 << 30
+
+
+class OtherCatalogInStoreError(CatalogError):
+    """The store holds the catalogue of another home, or one that this home's does not lead to."""
+
+
+class CatalogTakenError(CatalogError):
+    """Another machine changed the catalogue in the store while this one was extending it."""
+
+
+def pull_catalog(home: Path, store: S3Folder) -> Stored | None:
+    """Have the home hold the store's catalogue; a store without one gets the home's, if there is one.
+
+    Returns what stands in the store. Raises OtherCatalogInStoreError, CatalogError, StoreError.
+    """
+    there = store.head(_NAME)
+    try:
+        here = Catalog.open(home)
+    except CatalogMissingError:
+        here = None
+    if there is None:
+        return None if here is None else put_catalog(store, here.path.read_bytes(), over=None)
+    if here is not None and there.sha256 == sha256_of(here.path):
+        return there
+    data = store.get(_NAME, most=_MOST_BYTES)
+    header = _header(data, store, there)
+    if here is not None and here.catalog_id != header.catalog_id:
+        raise OtherCatalogInStoreError(
+            f"{store} is the store of another home: its catalogue is {header.catalog_id}, and the one in"
+            f" {home} is {here.catalog_id}. Nothing was changed. Give each home a prefix of its own in"
+            " VLM_ASSETS_STORE."
+        )
+    if here is not None and here.header.sequence >= header.sequence:
+        raise OtherCatalogInStoreError(
+            f"The catalogue in {home} (change {here.header.sequence}) is not the one that {store} holds"
+            f" (change {header.sequence}), and does not come before it. Nothing was changed. If this home was"
+            " extended while no store was set, or the store was put back from an older copy: compare both,"
+            f" and move the one that is wrong away ({here.path}, or {store.address(_NAME)})."
+        )
+    publish_catalog(home, data)
+    return there
+
+
+def put_catalog(store: S3Folder, data: bytes, *, over: Stored | None) -> Stored:
+    """Put a catalogue into the store in place of the one that was extended. Raises CatalogTakenError."""
+    store.prove()
+    try:
+        return store.put(_NAME, data, over=over)
+    except TakenError as error:
+        raise CatalogTakenError(
+            f"Another machine changed the catalogue in {store} at the same time. Nothing was changed there or"
+            " here. Do the same again: it starts from that one's catalogue."
+        ) from error
+
+
+def _header(data: bytes, store: S3Folder, there: Stored) -> CatalogHeader:
+    try:
+        if hashlib.sha256(data).hexdigest() != there.sha256:
+            raise ValueError("its bytes are not those that its checksum stands for")
+        return CatalogHeader.from_footer(pq.read_metadata(pa.BufferReader(data)))
+    except UNREADABLE as error:
+        raise CatalogUnreadableError(
+            f"{store.address(_NAME)} cannot be read: {error}. Nothing was changed. Put it back from a version"
+            " of the bucket; a machine that has the catalogue puts it back where the object is removed."
+        ) from error
