@@ -7,7 +7,6 @@ made or used (``database.py``).
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sqlite3
 import time
@@ -19,7 +18,14 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from resources.state.sqlite_file import DatabaseDamagedError, check_pages, check_seals, prepare
-from resources.storage.files import make_directory, publish_replacing, set_aside, sha256_of, temporary_name
+from resources.storage.files import (
+    make_directory,
+    publish_replacing,
+    set_aside,
+    sha256_of,
+    sync_file,
+    temporary_name,
+)
 
 KEPT = 2
 
@@ -94,11 +100,7 @@ class Copies:
                 check_pages(copied, temporary)
                 check_seals(copied, self._sealed, temporary)
                 changes = changes_of(copied)
-            descriptor = os.open(temporary, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_file(temporary)
             sha256 = sha256_of(temporary)
             copy = Copy(self.directory / f"state.{changes:015d}.{sha256}.db", changes, sha256)
             publish_replacing(temporary, copy.path)

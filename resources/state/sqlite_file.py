@@ -25,7 +25,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 
 from resources.storage.file_systems import MOUNTS, NETWORK, mount_of
-from resources.storage.files import make_directory, publish_replacing, set_aside, temporary_name
+from resources.storage.files import make_directory, publish_replacing, set_aside, sync_file, temporary_name
 from resources.storage.lock_files import LockFile
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ class SqliteFile:
                 connection.execute("BEGIN")
                 fill(connection)
                 connection.execute("COMMIT")
-            _sync(temporary)
+            sync_file(temporary)
             # The file before its log: what is left after a kill in between is a missing file, and never an
             # old one that seems to be whole.
             for name in (self.path, *self._beside()):
@@ -359,14 +359,6 @@ def check_seals(connection: sqlite3.Connection, wanted: sa.MetaData, path: Path)
 def _sealed_columns(table: sa.Table) -> list[str]:
     names = [column.name for column in table.columns]
     return [name for name in names if name != "seal"] if "seal" in names else []
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def refuse_network_file_system(directory: Path, mounts: Path = MOUNTS) -> None:
