@@ -164,7 +164,7 @@ def run_killed(folder: Path, *, kills: int, rng: random.Random) -> Outcome:
             if done < kills and not _ends_before(child, rng):
                 one_rank = rng.random() < 0.3
                 done += 1
-                victim = rng.choice(_children(child.pid) or [child.pid]) if one_rank else child.pid
+                victim = rng.choice(children(child.pid) or [child.pid]) if one_rank else child.pid
                 os.kill(victim, signal.SIGKILL)
                 if victim == child.pid:
                     child.wait()
@@ -199,7 +199,8 @@ def _ends_before(child: subprocess.Popen[bytes], rng: random.Random) -> bool:
     return child.poll() is not None
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, the oldest first."""
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -155,12 +155,6 @@ class Training:
         self._optimizer = torch.optim.AdamW(
             trained, lr=self._plan.learning_rate, betas=(0.9, 0.98), weight_decay=0.02
         )
-        # All gradients are views of one buffer: a backward pass fills it, and it travels as one tensor.
-        self._gradient = torch.zeros(sum(one.numel() for one in trained), device=self._device)
-        at = 0
-        for one in trained:
-            one.grad = self._gradient[at : at + one.numel()].view_as(one)
-            at += one.numel()
 
     def _tensors(self) -> dict[str, Any]:
         """All that a checkpoint holds, by name."""
@@ -323,7 +317,6 @@ class Training:
         numbers: list[Any] = []
         parts = bounds(start, stop, plan.microbatches)
         for mine in self._ranks.mine(plan.microbatches):
-            self._gradient.zero_()
             told = [0.0, 0.0, 0.0, 0.0, float(self._stopping())]
             if mine is not None and len(parts[mine]):
                 shown = next(loader)
@@ -337,15 +330,14 @@ class Training:
                         )
                     loss.backward()
                     told[:2] = float(loss.detach()), weight
-            gradient = self._gradient.clone() if self._ranks.world == 1 else self._gradient
             # In the last round some ranks may have nothing: what they send is no part of the tree.
-            for of_rank in self._ranks.gather(gradient)[: plan.microbatches - len(numbers)]:
+            for of_rank in self._ranks.gather_all(self._take_gradient())[: plan.microbatches - len(numbers)]:
                 gradients.push(of_rank)
             numbers += self._ranks.gather(torch.tensor(told, dtype=torch.float64))
         losses = TreeSum()
         for one in numbers[: plan.microbatches]:
-            losses.push(one[:2].clone())
-        loss_sum, weight = losses.total().tolist()
+            losses.push([one[:2].clone()])
+        loss_sum, weight = losses.total()[0].tolist()
         delivered = sum(int(one[2]) * _LARGE + int(one[3]) for one in numbers)
         asked_to_stop = any(bool(one[4]) for one in numbers)
         self._leaks.check_batch(start, stop, delivered)
@@ -355,16 +347,20 @@ class Training:
                 f" {', '.join(self._ids(start, stop)[:3])}. Is the disk of the images mounted? What is"
                 " trained is kept; materialize the variant again once they are back."
             )
-        self._gradient.copy_(gradients.total().to(self._device)).div_(weight)
-        norm = float(torch.linalg.vector_norm(self._gradient))
+        gradient = [one.to(self._device) for one in gradients.total()]
+        torch._foreach_div_(gradient, weight)
+        norm = float(torch.nn.utils.get_total_norm(gradient))
         loss = loss_sum / weight
         refusal = self.state.refusal(loss, norm)
         if refusal is None:
             if norm > _CLIP:
-                self._gradient.mul_(_CLIP / norm)
+                torch._foreach_mul_(gradient, _CLIP / norm)
+            for one, part in zip(self._parameters.values(), gradient, strict=True):
+                one.grad = part
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate(plan.learning_rate, self.state.step, self.total_steps)
             self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
             epoch = self.state.consumed // self._order.count
             self.state.delivered = (self.state.delivered + delivered) % (1 << 64)
             self.state.take_step(loss, consumed=stop)
@@ -372,6 +368,16 @@ class Training:
         else:
             ends_epoch = False
         return _Step(loss, refusal, asked_to_stop, ends_epoch, self._ids(start, stop) if refusal else ())
+
+    def _take_gradient(self) -> list[Any]:
+        """The gradient that a backward pass has left, without a copy; zeros where it reached nothing."""
+        import torch
+
+        found = []
+        for one in self._parameters.values():
+            found.append(torch.zeros_like(one) if one.grad is None else one.grad)
+            one.grad = None
+        return found
 
     def _after_step(self, step: _Step) -> None:
         state = self.state

@@ -59,6 +59,19 @@ class Ranks:
             raise RanksLostError(str(error)) from error
         return found
 
+    def gather_all(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        """The same of several tensors, which travel as one. Raises RanksLostError."""
+        if self.world == 1:
+            return [list(tensors)]
+        import torch
+
+        sizes = [one.numel() for one in tensors]
+        found = self.gather(torch.cat([one.reshape(-1) for one in tensors]))
+        return [
+            [part.view_as(one) for part, one in zip(flat.split(sizes), tensors, strict=True)]
+            for flat in found
+        ]
+
     def mine(self, microbatches: int) -> Iterator[int | None]:
         """The microbatches that this rank computes, one a round; None where it has none in the last one."""
         for start in range(0, microbatches, self.world):
@@ -67,30 +80,35 @@ class Ranks:
 
 
 class TreeSum:
-    """Adds tensors in pairs, pairs of pairs and so on, in the order in which they are pushed.
+    """Adds lists of tensors in pairs, pairs of pairs and so on, in the order in which they are pushed.
 
     Floating-point sums depend on their order: this one depends on how many there are and on nothing else.
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, Any]] = []
+        self._waiting: list[tuple[int, list[Any]]] = []
 
-    def push(self, tensor: Any) -> None:
-        """Add the next one. It is kept and changed: give a tensor that nobody else uses."""
+    def push(self, tensors: list[Any]) -> None:
+        """Add the next ones. They are kept and changed: give tensors that nobody else uses."""
         level = 0
         while self._waiting and self._waiting[-1][0] == level:
-            _, before = self._waiting.pop()
-            tensor = before.add_(tensor)
+            tensors = self._add_to_last(tensors)
             level += 1
-        self._waiting.append((level, tensor))
+        self._waiting.append((level, tensors))
 
-    def total(self) -> Any:
+    def total(self) -> list[Any]:
         """The sum of all that were pushed."""
         _, total = self._waiting.pop()
         while self._waiting:
-            _, before = self._waiting.pop()
-            total = before.add_(total)
+            total = self._add_to_last(total)
         return total
+
+    def _add_to_last(self, tensors: list[Any]) -> list[Any]:
+        import torch
+
+        _, before = self._waiting.pop()
+        torch._foreach_add_(before, tensors)
+        return before
 
 
 def bounds(start: int, stop: int, microbatches: int) -> Sequence[range]:

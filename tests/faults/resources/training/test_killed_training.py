@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from faults.training import Outcome, make_plan, outcome, prepare, run_killed, start
+from faults.training import Outcome, children, make_plan, outcome, prepare, run_killed, start
 from resources.training.loop import BadBatchesError, Training
 from resources.training.plan import Sample, TrainingPlan
 from resources.training.ranks import Ranks
 
 STEPS = 12
-KILLS = 8
+KILLS = 6
 POISONED = "faults.training:PoisonedObjective"
 
 
@@ -50,6 +52,30 @@ def test_killed_again_and_again_it_comes_out_the_same(
     assert (found.model, found.history) == (whole.model, whole.history)
     steps = [json.loads(line)["step"] for line in (folder / "training.jsonl").read_text().splitlines()]
     assert steps == list(range(1, STEPS + 1)), "the whole history, no step twice"
+
+
+@pytest.mark.timeout(600)
+def test_one_of_two_ranks_dies_and_the_other_goes_on(
+    samples: list[Sample], whole: Outcome, tmp_path: Path
+) -> None:
+    """The one that is left writes down the last finished step and goes on alone, to the same bits."""
+    folder = tmp_path / "training"
+    make_plan(folder, samples, steps=STEPS, checkpoint_seconds=3600.0)
+    command = [sys.executable, "-m", "faults.training", "--start", str(folder), "2", "0"]
+    said, killed = [], False
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            said.append(json.loads(line))
+            if not killed and said[-1]["event"] == "step" and said[-1]["step"] == 3:
+                killed = True
+                os.kill(children(child.pid)[1], signal.SIGKILL)
+    assert child.returncode == 0
+    (warning,) = [one["said"] for one in said if one["event"] == "warning"]
+    assert "rank 1 was killed by SIGKILL" in warning and "Going on with 1 of 2 ranks" in warning
+    first, second = [one for one in said if one["event"] == "restored"]
+    assert (first["ranks"], second["ranks"]) == (2, 1) and second["step"] >= 3
+    assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
 
 
 @pytest.fixture

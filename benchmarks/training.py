@@ -1,0 +1,99 @@
+"""``python -m benchmarks.training``: the training loop against a plain one with the same loader and losses.
+
+What lives here: both in turns in one process, by CPU time, which neighbours on the machine do not change;
+what a checkpoint costs, and how long a resume takes. What does not: kills (``faults/training.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from faults.training import make_plan, prepare
+from resources.training.checkpoints import interval_seconds
+from resources.training.loop import Training
+from resources.training.ranks import Ranks
+
+DAY = 86_400.0
+
+
+def plain(training: Training, first: int, steps: int) -> float:
+    """CPU seconds of a plain loop over the same microbatches: accumulate, clip, step."""
+    import torch
+
+    parameters = list(training._parameters.values())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    loader = training._load_from(first)
+    began = time.process_time()
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        for _ in range(training._plan.microbatches):
+            loss, count = training._objective.loss(training._model, None, next(loader).batch, step=0)
+            (loss / (count * training._plan.microbatches)).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+    return time.process_time() - began
+
+
+def ours(training: Training, steps: int) -> float:
+    """CPU seconds of as many steps of ours, with all that watches them."""
+    loader = training._load_from(training.state.consumed)
+    began = time.process_time()
+    for _ in range(steps):
+        start, stop = training._next_batch()
+        training._after_step(training._step(start, stop, loader))
+    return time.process_time() - began
+
+
+def main() -> None:
+    """Print the ratio, the pause of a checkpoint and the seconds of a resume."""
+    parser = argparse.ArgumentParser(description="The training loop against a plain one.")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=5)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-training-") as name:
+        folder = Path(name)
+        plan = make_plan(folder / "run", prepare(folder), steps=100_000, checkpoint_seconds=DAY, epochs=None)
+        plan = replace(plan, batch=8, held_out=0.0, objective="default")
+
+        def begin() -> Training:
+            said: Callable[[str, Any], None] = lambda *_: None  # noqa: E731 - nobody listens
+            run = folder / "run"
+            return Training(
+                plan, run / "work", run / "q", Ranks(), device="cpu", history=run / "history", say=said
+            )
+
+        one, other = begin(), begin()
+        one._checkpoints.sweep()
+        one._resume()
+        ratios = []
+        for _ in range(given.rounds):
+            # The same samples, for they differ in their images.
+            theirs, mine = plain(other, one.state.consumed, given.steps), ours(one, given.steps)
+            ratios.append(theirs / mine)
+            print(f"plain {theirs / given.steps:.3f} s of CPU a step, ours {mine / given.steps:.3f} s")
+        for _ in range(5):
+            one._writer.begin(one.state, one._tensors())
+            one._writer.wait()
+        stalls = sorted(one._writer.stalls)
+        stall, write = stalls[len(stalls) // 2], one._writer.write_seconds
+        interval = interval_seconds(stall, write, DAY)
+        again = begin()
+        began = time.monotonic()
+        again._resume()
+        size = sum(one.nbytes for one in again._tensors().values()) / 1e6
+        print(
+            f"throughput against the plain loop: {sorted(ratios)[len(ratios) // 2]:.2f}\n"
+            f"a checkpoint of {size:.0f} MB: training stands still for {1000 * stall:.0f} ms, written in"
+            f" {1000 * write:.0f} ms; every {interval:.0f} s that is {stall / interval:.3%}\n"
+            f"resumed at step {again.state.step} in {time.monotonic() - began:.2f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()
