@@ -158,26 +158,33 @@ def run_killed(folder: Path, *, kills: int, rng: random.Random) -> Outcome:
     while True:
         ranks, workers = rng.choice(RANKS), rng.choice(WORKERS)
         command = [sys.executable, "-m", "faults.training", "--start", str(folder), str(ranks), str(workers)]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0, bufsize=0)
-        assert child.stdout is not None
-        try:
-            if done < kills and not _ends_before(child, rng):
-                one_rank = rng.random() < 0.3
-                done += 1
-                victim = rng.choice(children(child.pid) or [child.pid]) if one_rank else child.pid
-                os.kill(victim, signal.SIGKILL)
-                if victim == child.pid:
-                    child.wait()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0, bufsize=0) as child:
+            assert child.stdout is not None
+            try:
+                done += _kill(child, kills - done, rng)
+                if child.poll() == -signal.SIGKILL:
                     continue
-            said = child.stdout.read()
-            if child.wait() != 0:
-                raise RuntimeError(f"a start ended with {child.returncode}: {said[-2000:].decode()}")
-            return outcome(folder, kills=done)
-        finally:
-            if child.poll() is None:
+                said = child.stdout.read()
+                if child.wait() != 0:
+                    raise RuntimeError(f"a start ended with {child.returncode}: {said[-2000:].decode()}")
+                return outcome(folder, kills=done)
+            finally:
                 child.kill()
-                child.wait()
-            child.stdout.close()
+
+
+def _kill(child: subprocess.Popen[bytes], most: int, rng: random.Random) -> int:
+    """Kill one rank of a start now and then, and at last all of it. Returns how often; it may end before."""
+    for count in range(most):
+        if _ends_before(child, rng):
+            return count
+        # Three ranks that die without a new step between them are a defect, and end the training.
+        if rng.random() < 0.3 and count < 2 and (ranks := children(child.pid)):
+            os.kill(rng.choice(ranks), signal.SIGKILL)
+        else:
+            child.kill()
+            child.wait()
+            return count + 1
+    return most
 
 
 def _ends_before(child: subprocess.Popen[bytes], rng: random.Random) -> bool:
