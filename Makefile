@@ -101,7 +101,9 @@ test-deps:
 	apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing
 
 example-model: .venv/installed
-	$(BIN)/python -m examples.training
+	VLM_ASSETS_HOME=data/example-model VLM_ASSETS_VARIANTS=examples/variants.yaml $(BIN)/dagster asset materialize \
+		-m vlm_assets.definitions --select description_model --partition example
+	cd data/example-model/description_model/example && cp *.json *.jinja *.safetensors README.md $(CURDIR)/examples/model/
 
 bench: .venv/installed bench-environments
 	@$(BIN)/python -m benchmarks.bench $(ARGS)

@@ -20,6 +20,7 @@ IMAGE_SIDE: Final = 64
 """Width and height in pixels of an image as the model sees it."""
 
 _PATCH, _HIDDEN, _VOCABULARY = 16, 128, 896
+_HALF: Final = 88
 _SPECIAL: Final = (
     "<pad>",
     "<eos>",
@@ -105,7 +106,19 @@ def build_processor(tokenizer: Any) -> Any:
     return Idefics3Processor(images, tokenizer, image_seq_len=1, chat_template=CHAT_TEMPLATE)
 
 
-def build_model(tokenizer: Any) -> Any:
+def example() -> tuple[Any, Any]:
+    """The example model with random weights, and its processor: the base of its training."""
+    tokenizer = build_tokenizer()
+    return build_model(tokenizer), build_processor(tokenizer)
+
+
+def student() -> tuple[Any, Any]:
+    """The same with half as many weights."""
+    tokenizer = build_tokenizer()
+    return build_model(tokenizer, hidden=_HALF), build_processor(tokenizer)
+
+
+def build_model(tokenizer: Any, *, hidden: int = _HIDDEN) -> Any:
     """The model with random weights: three vision and four text layers, 128 wide."""
     from transformers import Idefics3Config, Idefics3ForConditionalGeneration, LlamaConfig
     from transformers.models.idefics3.configuration_idefics3 import Idefics3VisionConfig
@@ -113,8 +126,8 @@ def build_model(tokenizer: Any) -> Any:
     special = {name: tokenizer.convert_tokens_to_ids(name) for name in _SPECIAL}
     config = Idefics3Config(
         vision_config=Idefics3VisionConfig(
-            hidden_size=_HIDDEN,
-            intermediate_size=4 * _HIDDEN,
+            hidden_size=hidden,
+            intermediate_size=4 * hidden,
             num_hidden_layers=3,
             num_attention_heads=4,
             image_size=IMAGE_SIDE,
@@ -122,8 +135,8 @@ def build_model(tokenizer: Any) -> Any:
         ).to_dict(),
         text_config=LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=_HIDDEN,
-            intermediate_size=3 * _HIDDEN,
+            hidden_size=hidden,
+            intermediate_size=3 * hidden,
             num_hidden_layers=4,
             num_attention_heads=4,
             num_key_value_heads=4,

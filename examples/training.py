@@ -1,43 +1,34 @@
-"""Training of the example model: ``python -m examples.training --output FOLDER --seed N``.
+"""What the example model learns: the objective of the variants in ``variants.yaml`` beside this module.
 
-What lives here: the loss, the loop and what is saved. What does not: the model's shape (architecture.py),
-the batches (training_data.py) and how good it is (evaluation.py). Two things decide how fast it learns: a
-token's loss weighs the less the surer the model already is of it, because most of a JSON answer is learned
-at once and then drowns the rest; and every field has a classifier of its own on the image tokens, dropped
-when the model is saved. A third loss makes the mean of the text layers' last hidden states as alike for two
-descriptions as the share of fields on which they agree: that mean is the example's embedding.
+What lives here: the losses, and the shape of a batch. What does not: the loop (``resources/training``), the
+model's shape (architecture.py), the rendered properties (training_data.py) and how good it is
+(evaluation.py). Two things decide how fast it learns: a token's loss weighs the less the surer the model
+already is of it, because most of a JSON answer is learned at once and then drowns the rest; and every field
+has a classifier of its own on the image tokens, dropped when the model is saved. A third loss makes the mean
+of the text layers' last hidden states as alike for two descriptions as the share of fields on which they
+agree: that mean is the example's embedding.
 """
 
 from __future__ import annotations
 
-import argparse
-import math
-import sys
-import time
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from examples.architecture import (
-    answer_ids,
-    answer_text,
-    build_model,
-    build_processor,
-    build_tokenizer,
-    prompt_ids,
-)
-from examples.evaluation import evaluate
-from examples.model_card import write_card
+from examples.architecture import IMAGE_SIDE, answer_ids, answer_text, build_tokenizer, prompt_ids
+from examples.evaluation import EVALUATION_SEED, evaluate
 from examples.scenes import VIEWS, VISIBLE
-from examples.training_data import Example, batches, classes
+from examples.training_data import Example, classes, shown_once
 from examples.truth import FIELDS
+from resources.training.objective import build_base, load_images
+from resources.training.plan import Sample, TrainingPlan
+from vlm_assets.property_description import PropertyDescription
 
-STEPS: Final = 900
-_BATCH, _FRESH = 24, 12
-_PEAK_RATE, _WARM_UP = 2e-3, 60
 _FLOOR_WEIGHT: Final = 0.03
 """What a token weighs in the loss when the model is certain of it."""
 _GUESS_WEIGHT: Final = 0.1
@@ -58,9 +49,12 @@ class Tensors:
     """[n, length] how much each label counts: little where the images do not show what it says."""
     pixel_values: Any
     views: Any
-    """[images] index of each image's view, images in the order of the batch."""
+    """[images] index of each image's view, images in the order of the batch; -100 where it is not known."""
     shown: dict[str, Any]
     """Field to [images]: the class that the image shows, or -100 where it does not show the field."""
+    truths: Sequence[PropertyDescription]
+    counts: Sequence[int]
+    """Images of each property."""
 
 
 def to_tensors(tokenizer: Any, batch: Sequence[Example], values: dict[str, tuple[Any, ...]]) -> Tensors:
@@ -88,15 +82,23 @@ def to_tensors(tokenizer: Any, batch: Sequence[Example], values: dict[str, tuple
     shown = {
         name: torch.tensor(
             [
-                values[name].index(getattr(example.truth, name)) if name in VISIBLE[view] else _IGNORED
+                values[name].index(getattr(example.truth, name))
+                if name in VISIBLE.get(view, ())
+                else _IGNORED
                 for example in batch
                 for view in example.views
             ]
         )
         for name in FIELDS
     }
-    views = torch.tensor([VIEWS.index(view) for example in batch for view in example.views])
-    return Tensors(ids, (ids != tokenizer.pad_token_id).long(), labels, weights, pixels, views, shown)
+    views = torch.tensor(
+        [VIEWS.index(view) if view in VIEWS else _IGNORED for example in batch for view in example.views]
+    )
+    mask = (ids != tokenizer.pad_token_id).long()
+    truths = [example.truth for example in batch]
+    return Tensors(
+        ids, mask, labels, weights, pixels, views, shown, truths, [len(example.views) for example in batch]
+    )
 
 
 def answer_loss(logits: Any, labels: Any, counts: Any) -> Any:
@@ -114,9 +116,14 @@ def answer_loss(logits: Any, labels: Any, counts: Any) -> Any:
 
 
 def image_loss(heads: Any, tokens: Any, tensors: Tensors) -> Any:
-    """Cross entropy of what each image shows, read from its token [images, hidden] by one head a field."""
+    """Cross entropy of what each image shows, read from its token [images, hidden] by one head a field.
+
+    Where nobody knows which view an image is, each field is read from the property's images together.
+    """
     import torch
 
+    if (tensors.views == _IGNORED).all():
+        return _property_loss(heads, tokens, tensors)
     total = torch.nn.functional.cross_entropy(heads["view"](tokens), tensors.views)
     for name, shown in tensors.shown.items():
         if (shown != _IGNORED).any():
@@ -126,96 +133,98 @@ def image_loss(heads: Any, tokens: Any, tensors: Tensors) -> Any:
     return total / (len(tensors.shown) + 1)
 
 
-def likeness_loss(model: Any, tokenizer: Any, batch: Sequence[Example]) -> Any:
+def _property_loss(heads: Any, tokens: Any, tensors: Tensors) -> Any:
+    import torch
+
+    total = torch.zeros(())
+    for name, values in classes().items():
+        logits = torch.stack([part.amax(0) for part in heads[name](tokens).split(list(tensors.counts))])
+        wanted = torch.tensor([values.index(getattr(truth, name)) for truth in tensors.truths])
+        total = total + torch.nn.functional.cross_entropy(logits, wanted)
+    return total / len(tensors.shown)
+
+
+def likeness_loss(model: Any, tokenizer: Any, truths: Sequence[PropertyDescription]) -> Any:
     """Squared difference between the cosine of two texts' embeddings and the share of fields they share."""
     import torch
 
-    texts = tokenizer([answer_text(example.truth) for example in batch], padding=True, return_tensors="pt")
+    texts = tokenizer([answer_text(truth) for truth in truths], padding=True, return_tensors="pt")
     mask = texts["attention_mask"]
     states = model.model.text_model(input_ids=texts["input_ids"], attention_mask=mask, use_cache=False)
     pooled = (states.last_hidden_state * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
     unit = torch.nn.functional.normalize(pooled, dim=-1)
-    rows = [[getattr(example.truth, name) for name in FIELDS] for example in batch]
+    rows = [[getattr(truth, name) for name in FIELDS] for truth in truths]
     alike = torch.tensor(
         [[float(np.mean([a == b for a, b in zip(x, y, strict=True)])) for y in rows] for x in rows]
     )
+    if len(rows) < 2:
+        return torch.zeros(())
     pairs = torch.triu_indices(len(rows), len(rows), offset=1)
     cosines = unit @ unit.T
     return ((cosines - alike)[pairs[0], pairs[1]] ** 2).mean()
 
 
-def rate(step: int, steps: int) -> float:
-    """The learning rate at a step: linear warm-up, then half a cosine down to a fiftieth."""
-    if step < _WARM_UP:
-        return _PEAK_RATE * (step + 1) / _WARM_UP
-    along = (step - _WARM_UP) / max(1, steps - _WARM_UP)
-    return _PEAK_RATE * (0.02 + 0.98 * (1 + math.cos(math.pi * along)) / 2)
+class ExampleObjective:
+    """See ``resources.training.objective.Objective``. Takes rendered properties, or those of a catalogue."""
 
+    def __init__(self, plan: TrainingPlan) -> None:
+        self._plan = plan
 
-def train(seed: int, *, steps: int, workers: int) -> tuple[Any, Any]:
-    """Train from random weights. Returns (model, processor); progress goes to standard error."""
-    import torch
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_plan": self._plan}  # A loader's process makes its own tokenizer.
 
-    torch.manual_seed(seed)
-    tokenizer = build_tokenizer()
-    model = build_model(tokenizer)
-    values = classes()
-    width = model.config.text_config.hidden_size
-    heads = torch.nn.ModuleDict({name: torch.nn.Linear(width, len(found)) for name, found in values.items()})
-    heads["view"] = torch.nn.Linear(width, len(VIEWS))
-    parameters = [*model.parameters(), *heads.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=_PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.02)
-    model.train()
-    started = time.monotonic()
-    stream = batches(seed, steps=steps, batch_size=_BATCH, fresh=_FRESH, workers=workers)
-    likeness = torch.zeros(())
-    for step, batch in enumerate(stream):
-        tensors = to_tensors(tokenizer, batch, values)
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return build_tokenizer()
+
+    @cached_property
+    def _values(self) -> dict[str, tuple[Any, ...]]:
+        return classes()
+
+    def build(self) -> tuple[Any, Any]:
+        """The base of the plan: a name in architecture.py, or a model of that shape."""
+        return build_base(self._plan)
+
+    def heads(self, model: Any) -> Any:
+        """A classifier of each field, and of the view, on the image tokens."""
+        import torch
+
+        width = model.config.text_config.hidden_size
+        sizes = {name: len(found) for name, found in self._values.items()} | {"view": len(VIEWS)}
+        return torch.nn.ModuleDict({name: torch.nn.Linear(width, size) for name, size in sizes.items()})
+
+    def features(self, sample: Example | Sample, seed: int) -> Example | None:
+        """The property with some images left out and in another light, by this seed."""
+        if isinstance(sample, Example):
+            return shown_once(sample, random.Random(seed))
+        images = load_images(sample, self._plan)
+        if not images:
+            return None
+        small = np.stack([np.asarray(one.resize((IMAGE_SIDE, IMAGE_SIDE))) for one in images])
+        truth = PropertyDescription(**{"summary": "", **sample.target})
+        views = tuple(f"image {number}" for number in range(len(images)))
+        return shown_once(Example(small, views, truth), random.Random(seed))
+
+    def collate(self, features: Sequence[Example]) -> Tensors:
+        """Tokens and images of a microbatch."""
+        return to_tensors(self._tokenizer, features, self._values)
+
+    def loss(self, model: Any, heads: Any, batch: Tensors, *, step: int) -> tuple[Any, float]:
+        """The mean of the three losses, times the number of properties; likeness in every second step."""
         output = model(
-            input_ids=tensors.input_ids,
-            attention_mask=tensors.attention_mask,
-            pixel_values=tensors.pixel_values,
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            pixel_values=batch.pixel_values,
             use_cache=False,
         )
-        answers = answer_loss(output.logits, tensors.labels, tensors.weights)
-        images = image_loss(heads, output.image_hidden_states.flatten(0, -2), tensors)
-        loss = answers + _IMAGE_WEIGHT * images
+        tokens = output.image_hidden_states.flatten(0, -2)
+        loss = answer_loss(output.logits, batch.labels, batch.weights)
+        loss = loss + _IMAGE_WEIGHT * image_loss(heads, tokens, batch)
         if step % 2 == 0:
-            likeness = likeness_loss(model, tokenizer, batch)
-            loss = loss + _LIKENESS_WEIGHT * likeness
-        for group in optimizer.param_groups:
-            group["lr"] = rate(step, steps)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        if step % 25 == 0 or step == steps - 1:
-            sys.stderr.write(
-                f"step {step:5d} of {steps}  answers {answers.item():.3f}  images {images.item():.3f}  "
-                f"likeness {likeness.item():.4f}  {time.monotonic() - started:5.0f} s\n"
-            )
-    return model.eval(), build_processor(tokenizer)
+            loss = loss + _LIKENESS_WEIGHT * likeness_loss(model, self._tokenizer, batch.truths)
+        return loss * len(batch.truths), float(len(batch.truths))
 
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, save, evaluate on properties never trained on, write the model card."""
-    parser = argparse.ArgumentParser(description="Train the example model on rendered properties.")
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("model"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--workers", type=int, default=1, help="processes that render beside the training")
-    parser.add_argument("--properties", type=int, default=500, help="properties to evaluate on")
-    chosen = parser.parse_args(arguments)
-    started = time.monotonic()
-    model, processor = train(chosen.seed, steps=chosen.steps, workers=chosen.workers)
-    model.save_pretrained(chosen.output)
-    processor.save_pretrained(chosen.output)
-    minutes = (time.monotonic() - started) / 60
-    result = evaluate(chosen.output, properties=chosen.properties)
-    sys.stdout.write(result.report() + "\n")
-    write_card(chosen.output, result, seed=chosen.seed, steps=chosen.steps, minutes=minutes)
-    sys.stdout.write(f"Trained in {minutes:.1f} minutes; the model is in {chosen.output}.\n")
-
-
-if __name__ == "__main__":
-    main()
+    def figures(self, folder: Path, held_out: Sequence[Any]) -> Mapping[str, float]:
+        """What it reaches on rendered properties that nobody trained on, as evaluation.py asks."""
+        found = evaluate(folder, properties=self._plan.evaluate, seed=EVALUATION_SEED)
+        return {**found.per_field, "all fields": found.total, "valid": found.valid, "likeness": found.lift}

@@ -1,16 +1,13 @@
-"""Training batches for the example model: properties rendered as they are needed, in worker processes.
+"""Training samples for the example model: properties rendered as they are needed.
 
-What lives here: which property stands in which step, rendered small, with what its images show. What does
-not: tokens and tensors (training.py). Batches depend on the seed alone, not on how fast the workers are.
+What lives here: a property of the training stream, rendered small, with what its images show, and how it is
+shown once. What does not: tokens and tensors (training.py) and the order (``resources/training/order.py``).
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,18 +17,13 @@ import numpy.typing as npt
 from examples.architecture import IMAGE_SIDE, kept_views
 from examples.scenes import VISIBLE, draw_property, render
 from examples.truth import FIELDS, RARE, draw_truth
+from resources.training.plan import TrainingPlan
 from vlm_assets.property_description import PropertyDescription
 
 Images = npt.NDArray[np.uint8]
 
 _SCALE: Final = 0.4
 """Drawing resolution in pixels a photo unit: twice that of the model's images."""
-
-_AHEAD: Final = 24
-"""Chunks rendered ahead of the step that needs them."""
-
-_REMEMBERED: Final = 3000
-"""Properties kept to be shown again."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +36,9 @@ class Example:
 
     @property
     def unseen(self) -> tuple[str, ...]:
-        """The fields that none of the images shows."""
+        """The fields that none of the images shows; none where nobody knows which views they are."""
+        if not set(self.views) <= VISIBLE.keys():
+            return ()
         seen = {field for view in self.views for field in VISIBLE[view]}
         return tuple(field for field in FIELDS if field not in seen)
 
@@ -74,33 +68,24 @@ def _richest(seed: int, slot: int) -> int:
     return max(range(3 * slot, 3 * slot + 3), key=rare)
 
 
-def batches(seed: int, *, steps: int, batch_size: int, fresh: int, workers: int) -> Iterator[list[Example]]:
-    """One batch a step: ``fresh`` properties never shown before, the others from the last few thousand.
+class Rendered:
+    """Properties of the training stream, rendered when they are asked for. See ``plan.Samples``."""
 
-    A property that is shown again comes with other images left out and in another light.
-    """
-    rng = random.Random(f"batches/{seed}")
-    remembered: deque[Example] = deque(maxlen=_REMEMBERED)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        pending: deque[Future[list[Example]]] = deque()
-        submitted = 0
-        for _ in range(steps):
-            # The first batches have nothing to show again: they are fresh throughout.
-            while submitted < steps * fresh + batch_size and len(pending) < _AHEAD:
-                pending.append(pool.submit(render_chunk, seed, submitted, submitted + fresh))
-                submitted += fresh
-            batch = pending.popleft().result()
-            while len(remembered) + len(batch) < batch_size:
-                batch = batch + pending.popleft().result()
-            again = rng.sample(remembered, batch_size - len(batch)) if len(batch) < batch_size else []
-            remembered.extend(batch)
-            yield [_shown(example, rng) for example in [*batch, *again]]
-        for future in pending:
-            future.cancel()
+    def __init__(self, seed: int, count: int) -> None:
+        self._seed = seed
+        self.ids: Sequence[str] = [f"training/{seed}/{number}" for number in range(count)]
+
+    def __getitem__(self, index: int) -> Example:
+        return render_chunk(self._seed, index, index + 1)[0]
 
 
-def _shown(example: Example, rng: random.Random) -> Example:
+def rendered(plan: TrainingPlan) -> Rendered:
+    """The properties of a plan: as many as it shows in half of its steps, so that each is shown twice."""
+    return Rendered(plan.seed, max(plan.batch, (plan.steps or 0) * plan.batch // 2))
+
+
+def shown_once(example: Example, rng: random.Random) -> Example:
+    """A property as it is shown once: some images left out, the others in another light."""
     views = kept_views(example.views, rng)
     rows = [example.views.index(view) for view in views]
     # A little more or less light; a table instead of arithmetic keeps the images in 8 bits.

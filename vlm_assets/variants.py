@@ -56,8 +56,8 @@ class Variant(BaseModel):
     def _steps_or_epochs(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give steps or epochs, one of them")
-        if self.partitions is not None and self.data not in ("descriptions", "review"):
-            raise ValueError("partitions are of descriptions and review alone")
+        if self.partitions is not None and self.data != "descriptions":
+            raise ValueError("partitions are of descriptions alone")
         return self
 
     @property
