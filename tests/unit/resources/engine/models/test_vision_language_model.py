@@ -1,12 +1,18 @@
 """The models' settings as Dagster hands them on."""
 
+import json
+import logging
+import sys
+from pathlib import Path
+
 import pydantic
 import pytest
 
 from resources.devices.find import Device
+from resources.devices.loaded_servers import LoadedServers, end_loaded_servers
 from resources.engine.models.vision_language_model import ServerSettings, VisionLanguageModel
 from resources.engine.prompt import Prompt
-from resources.engine.protocol import ModelLoadError
+from resources.engine.protocol import ImageLimits, ImageTokens, MeasuringEngine, ModelLoadError
 from resources.engine.schema import DescriptionSchema
 from resources.engine.server.image_transport import EncodedImages
 from resources.engine.transformers.collation import Tensors
@@ -37,6 +43,36 @@ def test_several_devices_need_a_server():
         VisionLanguageModel(model="owner/name").load(
             pair, schema=DescriptionSchema(House), prompt=Prompt("Describe.")
         )
+
+
+STUB = Path(__file__).parents[4] / "faults/resources/engine/server/stub_server.py"
+
+
+def test_a_server_of_ours_is_told_what_images_may_cost(model_folder, tmp_path):
+    """Budget and options reach its command, and the engine says what images cost."""
+    told = " {processor_options} {context} {images}"
+    command = f"{sys.executable} -I -S {STUB} {{port}} {tmp_path} serves"
+    limits = ImageLimits(pixels=1 << 20, images=3, answer_tokens=8, options={"do_image_splitting": False})
+
+    def started(command: str) -> tuple[ImageTokens | None, list[str]]:
+        server = ServerSettings(state_directory=str(tmp_path / "state"), command=command)
+        model = VisionLanguageModel(model=str(model_folder), limits=limits, server=server)
+        engine = model.load(CPU, schema=DescriptionSchema(House), prompt=Prompt("Describe."))
+        engine.close()
+        record = LoadedServers(tmp_path / "state").of(CPU.id)
+        assert isinstance(engine, MeasuringEngine)
+        return engine.image_tokens, list(record.command)
+
+    try:
+        known, words = started(command + told)
+        assert known.fitting == known.images == 3
+        options, context, images = words[-3:]
+        assert json.loads(options)["do_image_splitting"] is False
+        assert int(context) >= known.property_tokens + 16
+        assert images == "3"
+        assert started(command)[0] is None
+    finally:
+        assert end_loaded_servers(tmp_path / "state", logging.getLogger("test")) == []
 
 
 def test_workers_make_what_the_engine_takes():
