@@ -8,7 +8,7 @@ else every six hours. What does not: what is found (``operate/quality.py``), the
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import dagster as dg
@@ -20,6 +20,8 @@ from sensors.ticks import Ticks
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.quality import Finding, Quality, look_at_quality
 from vlm_assets.operate.quality_picture import quality_picture
+from vlm_assets.operate.review import accuracy
+from vlm_assets.operate.truth import Share
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
@@ -36,22 +38,22 @@ _CHECKS = {
 _SHOWN, _SHOWN_VALUES = 20, 4
 
 
-def quality_table(found: Quality) -> str:
+def quality_table(found: Quality, reviewed: Mapping[str, Share]) -> str:
     """Each field, its most frequent answers, its nulls, and how often it is right, as markdown."""
-    agreement = found.agreement
+    right = {name: f"{share.sentence()}, reviewed" for name, share in reviewed.items()}
+    right |= {name: share.sentence() for name, share in found.agreement.items()}
     lines = ["| field | answers | null | right |", "| --- | --- | --: | --- |"]
     for name, one in found.fields.items():
         total = max(1, found.ok - one.nulls)
         shown = [f"{value} {count / total:.0%}" for value, count in islice(one.counts.items(), _SHOWN_VALUES)]
         if one.kind == "texts":
             shown = [f"{count} times {value[:60]}" for value, count in islice(one.counts.items(), 1)]
-        right = agreement[name].sentence() if name in agreement else ""
         said = ", ".join(shown).replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {name} | {said} | {one.nulls / max(1, found.ok):.1%} | {right} |")
+        lines.append(f"| {name} | {said} | {one.nulls / max(1, found.ok):.1%} | {right.get(name, '')} |")
     return "\n".join(lines)
 
 
-def quality_metadata(found: Quality) -> dict[str, dg.MetadataValue]:
+def quality_metadata(found: Quality, reviewed: Mapping[str, Share]) -> dict[str, dg.MetadataValue]:
     """What a person wants to see; the numbers are plotted over time."""
     picture = quality_picture(found)
     metadata: dict[str, dg.MetadataValue] = {}
@@ -60,7 +62,7 @@ def quality_metadata(found: Quality) -> dict[str, dg.MetadataValue]:
         metadata["picture"] = dg.MetadataValue.md(
             f"![what the descriptions say](data:image/png;base64,{image})"
         )
-    metadata["fields"] = dg.MetadataValue.md(quality_table(found))
+    metadata["fields"] = dg.MetadataValue.md(quality_table(found, reviewed))
     if found.findings:
         metadata["odd"] = dg.MetadataValue.md(
             "\n".join(f"- {_sentence(one)}" for one in found.findings[:_SHOWN])
@@ -70,7 +72,7 @@ def quality_metadata(found: Quality) -> dict[str, dg.MetadataValue]:
     metadata["failed"] = dg.MetadataValue.int(sum(found.failed.values()))
     for kind, count in sorted(found.failed.items()):
         metadata[f"failed: {kind}"] = dg.MetadataValue.int(count)
-    for name, share in found.agreement.items():
+    for name, share in {**reviewed, **found.agreement}.items():
         metadata[f"right: {name}"] = dg.MetadataValue.float(round(share.value, 4))
     metadata["partitions"] = dg.MetadataValue.int(len(found.partitions))
     if found.unread:
@@ -122,7 +124,9 @@ def build_dataset_quality(settings: Settings, *, of: Sequence[str]) -> dg.Assets
         found = look_at_quality(settings, Catalog.open(settings.home))
         for one in found.findings[:_SHOWN]:
             context.log.warning(_sentence(one))
-        yield dg.MaterializeResult(metadata=quality_metadata(found), check_results=check_results(found))
+        yield dg.MaterializeResult(
+            metadata=quality_metadata(found, accuracy(settings.home)), check_results=check_results(found)
+        )
 
     return dataset_quality
 

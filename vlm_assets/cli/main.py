@@ -34,6 +34,7 @@ _COMMANDS = (
     "publish",
     "rehearse",
     "repair",
+    "review",
     "run",
     "search",
     "serve",

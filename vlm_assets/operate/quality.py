@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -375,6 +375,14 @@ def _contradictions(summaries: Sequence[PartitionSummary]) -> Iterator[Finding]:
         if found:
             said = f"{len(found):,} descriptions contradict themselves: {name}."
             yield Finding("consistent", name, said, None, tuple(found[:_SHOWN_IDS]))
+
+
+def forget_summaries(settings: Settings, keys: Collection[str]) -> None:
+    """Forget what was kept of partitions: it may name properties that are withdrawn."""
+    table = quality_summaries
+    control_state(settings).beat(
+        lambda connection: connection.execute(table.delete().where(table.c.key.in_(list(keys))))
+    )
 
 
 class _Kept:

@@ -41,6 +41,9 @@ from vlm_assets.catalog.catalog_file import (
 from vlm_assets.catalog.ingest import only_ingest
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.prune import plan_prune, remove
+from vlm_assets.operate.quality import forget_summaries
+from vlm_assets.operate.review import NAME as REVIEWS
+from vlm_assets.operate.review import forget_verdicts
 from vlm_assets.operate.terminal import CommandError
 from vlm_assets.resource_settings import build_vision_language_model, control_state
 from vlm_assets.settings import Settings
@@ -127,6 +130,9 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     for key in wanted.keys:
         yield from _withdraw_published(settings, catalog, key, wanted)
         yield from _withdraw_journals(settings, catalog, key)
+    forget_summaries(settings, wanted.keys)
+    if forget_verdicts(settings.home, wanted.tombstones):
+        yield f"Removed what was said of them from {settings.home / REVIEWS}."
     plan = plan_prune(settings, catalog, keys=wanted.keys)
     yield from plan.kept
     yield from remove(settings, plan.removals)

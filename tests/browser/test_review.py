@@ -1,0 +1,80 @@
+"""The review's page in a real browser: a person judges a property by keyboard, and the verdict is kept."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from PIL import Image
+from playwright.sync_api import expect
+
+from resources.publishing.published import PublishedPartitions
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.operate.review import verdicts
+from vlm_assets.settings import Settings
+
+PROGRAM = Path(sys.executable).with_name("vlm-assets")
+ANSWER = {"floors": 2, "kind": "<b>villa</b>", "has_pool": True}
+
+
+@pytest.fixture
+def home(tmp_path):
+    """Two properties with an image each, described and published."""
+    for name, colour in (("p1", "red"), ("p2", "blue")):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (64, 48), colour).save(tmp_path / "images" / name / "1.jpg")
+    settings = Settings(home=tmp_path / "home")
+    ingest(tmp_path / "images", settings.home, close=True)
+    (one,) = Catalog.open(settings.home).ranges
+    ids = Catalog.open(settings.home).slice(one)["property_id"].to_pylist()
+    rows = [
+        {"property_id": id_, "ordinal": n, "status": "ok", "fingerprint": "f", "description": ANSWER}
+        for n, id_ in enumerate(ids)
+    ]
+    table = pa.Table.from_pylist(rows)
+    published = PublishedPartitions(settings.descriptions)
+    staged = published.stage(
+        one.key, table.to_batches(), table.schema, expected_ids=ids, fingerprint="f", metadata={}
+    )
+    with staged:
+        published.publish(staged)
+    return settings.home
+
+
+@pytest.fixture
+def address(home):
+    """Where the page of ``vlm-assets review`` is."""
+    command = [PROGRAM, "review", "--home", home, "--port", "3250"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield re.search(r"http://\S+", process.stdout.readline())[0]
+    finally:
+        process.terminate()
+        process.wait(20)
+        process.stdout.close()
+
+
+def test_a_property_is_judged_by_keyboard(browser, address, home):
+    """Right, wrong with what is right, Enter: kept at once, shown as text, and the next one comes."""
+    page = browser.new_page()
+    page.on("dialog", lambda dialog: dialog.accept("3"))
+    page.goto(address)
+    expect(page.locator("#note")).to_contain_text("1 of 2")
+    expect(page.locator("#images img")).to_have_count(1)
+    expect(page.locator("#fields")).to_contain_text("<b>villa</b>")
+    judged = page.locator("#title").inner_text()
+    page.keyboard.press("c")
+    expect(page.locator("tr").first).to_contain_text("2 → 3")
+    page.keyboard.press("a")
+    page.keyboard.press("Enter")
+    expect(page.locator("#note")).to_contain_text("2 of 2, 1 reviewed")
+    expect(page.locator("#accuracy")).to_contain_text("floors 0.0%")
+    (kept,) = verdicts(home).values()
+    assert (kept.property_id, kept.wrong, set(kept.right)) == (judged, ("floors",), {"kind", "has_pool"})
+    assert kept.known == {**ANSWER, "floors": 3}
+    refused = page.request.post(f"{address}/verdict/0", data="{}", headers={"origin": "http://evil.example"})
+    assert refused.status == 403
+    page.close()

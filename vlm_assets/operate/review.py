@@ -1,0 +1,243 @@
+"""Review: a person says which fields of a sample are right. What they said is kept and is never lost.
+
+What lives here: the sample, the file of verdicts, and how often each field is right. What does not: the page
+(``review_page.py``). The file ``HOME/review.jsonl`` is append-only: one line a verdict, durable before the
+page shows the next property; the latest line of a property counts. Training reads it (``data: review``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from resources.storage.files import make_directory, sync_directory, write_replacing
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.published_table import NothingPublishedError, published_records
+from vlm_assets.operate.quality import look_at_quality
+from vlm_assets.operate.truth import Share
+from vlm_assets.settings import Settings
+
+NAME = "review.jsonl"
+_COLUMNS = ["property_id", "ordinal", "status", "description", "fingerprint"]
+
+
+class VerdictError(ValueError):
+    """A verdict that cannot be: it names no property of the sample, or a field that it has not."""
+
+
+class ReviewFileError(ValueError):
+    """The file of verdicts does not read; the message says which line."""
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """A property of the sample. why: it is suspicious; empty where it was drawn."""
+
+    property_id: str
+    key: str
+    ordinal: int
+    fingerprint: str
+    description: Mapping[str, Any] = field(repr=False)
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a person said of a property. known: what is right of its fields, corrections included.
+
+    fingerprint: of the answer that was judged.
+    """
+
+    property_id: str
+    at: str
+    fingerprint: str
+    right: tuple[str, ...]
+    wrong: tuple[str, ...]
+    known: Mapping[str, Any]
+
+    def line(self) -> bytes:
+        """As it stands in the file; ``description`` is what training reads."""
+        said = {
+            "property_id": self.property_id,
+            "at": self.at,
+            "fingerprint": self.fingerprint,
+            "right": self.right,
+            "wrong": self.wrong,
+            "description": self.known,
+        }
+        return (json.dumps(said, ensure_ascii=False) + "\n").encode()
+
+
+def draw_sample(
+    settings: Settings, catalog: Catalog, *, count: int, seed: int, suspicious: bool
+) -> list[Reviewed]:
+    """Published descriptions, drawn by a seed; suspicious: those first that the quality names.
+
+    Raises NothingPublishedError, RecordDamagedError, OSError.
+    """
+    records = published_records(settings.descriptions, catalog)
+    if not records:
+        raise NothingPublishedError("No description is published yet: `vlm-assets run`.")
+    chance = random.Random(seed)  # noqa: S311 - repeatable, not secret
+    ranges = {one.key: one for one in catalog.ranges if one.key in records}
+    sizes = [len(one) for one in ranges.values()]
+    wanted: Counter[str] = Counter(chance.choices(list(ranges), sizes, k=count))
+    suspects: dict[str, str] = {}
+    if suspicious:
+        for finding in look_at_quality(settings, catalog).findings:
+            for one in finding.examples:
+                suspects.setdefault(one, finding.sentence)
+    keys = dict.fromkeys(wanted)
+    for one in suspects:
+        found = catalog.find(one)
+        if found is not None and found.range.key in records:
+            keys.setdefault(found.range.key)
+    first, others = list[Reviewed](), list[Reviewed]()
+    for key in keys:
+        rows = [row for row in _rows(settings, key) if row["status"] == "ok"]
+        for row in rows:
+            if row["property_id"] in suspects:
+                first.append(_reviewed(key, row, suspects[row["property_id"]]))
+        drawn = chance.sample(rows, min(wanted[key], len(rows)))
+        others += [_reviewed(key, row) for row in drawn if row["property_id"] not in suspects]
+    chance.shuffle(others)
+    return [*first, *others][:count]
+
+
+def _rows(settings: Settings, key: str) -> list[dict[str, Any]]:
+    path = settings.descriptions.partition(key).published
+    rows: list[dict[str, Any]] = pq.read_table(path, columns=_COLUMNS).to_pylist()
+    return rows
+
+
+def _reviewed(key: str, row: Mapping[str, Any], why: str = "") -> Reviewed:
+    return Reviewed(
+        row["property_id"], key, row["ordinal"], row["fingerprint"], row["description"] or {}, why
+    )
+
+
+def verdict_of(
+    reviewed: Reviewed,
+    *,
+    right: Sequence[str],
+    wrong: Sequence[str],
+    corrections: Mapping[str, Any],
+    now: datetime | None = None,
+) -> Verdict:
+    """A verdict on a property of the sample. Raises VerdictError."""
+    fields = set(reviewed.description)
+    unknown = {*right, *wrong, *corrections} - fields
+    if unknown or set(right) & set(wrong) or not set(corrections) <= set(wrong):
+        raise VerdictError(
+            f"{reviewed.property_id}: each field is right or wrong, and what is corrected is wrong"
+            + (f"; it has no field {sorted(unknown)[0]!r}" if unknown else "")
+        )
+    known = {name: reviewed.description[name] for name in right} | dict(corrections)
+    at = (now or datetime.now(UTC)).isoformat(timespec="seconds")
+    return Verdict(
+        reviewed.property_id, at, reviewed.fingerprint, tuple(sorted(right)), tuple(sorted(wrong)), known
+    )
+
+
+def keep(home: Path, verdict: Verdict) -> None:
+    """Append a verdict, durable when this returns. Raises OSError, ReviewFileError."""
+    path = home / NAME
+    make_directory(home)
+    is_new = not path.exists()
+    with _locked(path) as descriptor:
+        _cut_torn_line(descriptor, path)
+        data = verdict.line()
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.fsync(descriptor)
+    if is_new:
+        sync_directory(home)
+
+
+def verdicts(home: Path) -> dict[str, Verdict]:
+    """The latest verdict of each property. Raises ReviewFileError, OSError."""
+    path = home / NAME
+    if not path.exists():
+        return {}
+    found = {}
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                break  # Being written, or torn by a power cut: nobody was told that it is kept.
+            try:
+                said = json.loads(line)
+                one = Verdict(
+                    said["property_id"], said["at"], said["fingerprint"], tuple(said["right"]),
+                    tuple(said["wrong"]), said["description"],
+                )  # fmt: skip
+            except (ValueError, KeyError, TypeError) as error:
+                raise ReviewFileError(
+                    f"{path}: line {number} does not read ({error}). Put it right or take it out: the other"
+                    " lines are not lost."
+                ) from error
+            found[one.property_id] = one
+    return found
+
+
+def accuracy(home: Path) -> dict[str, Share]:
+    """Of each field, how often it was judged right. Raises ReviewFileError, OSError."""
+    right: Counter[str] = Counter()
+    judged: Counter[str] = Counter()
+    for one in verdicts(home).values():
+        right.update(one.right)
+        judged.update((*one.right, *one.wrong))
+    return {name: Share(right[name], judged[name]) for name in sorted(judged)}
+
+
+def forget_verdicts(home: Path, ids: Collection[str]) -> int:
+    """Remove every verdict on properties that are withdrawn, durably. Returns how many. Raises OSError."""
+    path = home / NAME
+    if not path.exists():
+        return 0
+    with _locked(path):
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if _id_of(line) not in ids]
+        if len(kept) < len(lines):
+            write_replacing(path, b"".join(kept))
+    return len(lines) - len(kept)
+
+
+def _id_of(line: bytes) -> str | None:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(line)["property_id"])
+    return None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The file, opened to append, with its lock held: two pages may be open, and a withdrawal replaces it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_ino == path.stat().st_ino:
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _cut_torn_line(descriptor: int, path: Path) -> None:
+    """Take away what a power cut left of a line. It was not acknowledged, and it would spoil the next one."""
+    size = os.fstat(descriptor).st_size
+    if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
+        return
+    whole = path.read_bytes()
+    os.ftruncate(descriptor, whole.rfind(b"\n") + 1)

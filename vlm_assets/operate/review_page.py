@@ -1,0 +1,267 @@
+"""The page of a review: images beside the answer, and a verdict on each field by keyboard. Loopback only.
+
+What lives here: the page, its three addresses and serving them behind the guard of Dagster's pages. What
+does not: the sample and the verdicts (``review.py``). Everything that is shown is set as text, never as
+markup, and images are made small in a worker.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from resources.images.images import PropertyJob
+from resources.images.thumbnails import make_thumbnails
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.image_root import InvalidImagePathError
+from vlm_assets.operate.dagster_server.server import free_port
+from vlm_assets.operate.review import Reviewed, VerdictError, accuracy, keep, verdict_of, verdicts
+from vlm_assets.settings import Settings
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+_HEIGHT = 260
+_LARGEST_VERDICT = 1 << 20
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Review</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 1.2rem auto; max-width: 80rem; padding: 0 1rem }
+h1 { font-size: 1.15rem; margin: 0 0 .2rem; overflow-wrap: anywhere }
+.note { opacity: .65; margin: 0 0 .8rem }
+#images { display: flex; flex-wrap: wrap; gap: 5px; margin-bottom: 1rem }
+#images img, .gone { height: 190px; border-radius: 3px } .gone { width: 190px; background: #8884 }
+table { border-collapse: collapse; width: 100% } td { padding: .2rem .6rem; vertical-align: top }
+td:first-child { opacity: .7; white-space: nowrap } td:last-child { width: 7rem; text-align: right }
+tr.at { outline: 2px solid #4a90d9 } tr.right { background: #2e9e5b33 } tr.wrong { background: #d55e0033 }
+kbd { border: 1px solid #8886; border-radius: 3px; padding: 0 .35em; font-size: .85em }
+#accuracy { margin-top: 1.2rem; opacity: .75; font-size: .9em } [role=alert] { color: #d55e00 }
+</style></head><body>
+<h1 id="title">…</h1><p class="note" id="note"></p><p role="alert" id="trouble"></p>
+<div id="images"></div><table id="fields"></table>
+<p><kbd>↑</kbd> <kbd>↓</kbd> field, <kbd>r</kbd> right, <kbd>w</kbd> wrong,
+<kbd>c</kbd> wrong, and what is right, <kbd>a</kbd> all others right,
+<kbd>Enter</kbd> keep and go on, <kbd>s</kbd> skip, <kbd>b</kbd> back</p>
+<div id="accuracy"></div><script src="/review.js"></script></body></html>
+"""
+
+_SCRIPT = """
+"use strict";
+const at = name => document.getElementById(name);
+let number = 0, shown = null, field = 0, marks = {}, corrections = {};
+
+async function ask(path, body) {
+  const answer = await fetch(path, body === undefined ? {} : {
+    method: "POST", headers: {"content-type": "application/json"}, body: JSON.stringify(body)});
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer.json();
+}
+function element(name, text, kind) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+function draw() {
+  at("title").textContent = shown.property_id;
+  at("note").textContent = `${shown.number + 1} of ${shown.of}, ${shown.reviewed} reviewed` +
+    (shown.why ? `. ${shown.why}` : "");
+  at("images").replaceChildren(...shown.images.map(one => {
+    if (one === null) return element("div", "", "gone");
+    const image = element("img"); image.src = one; image.alt = ""; return image; }));
+  at("fields").replaceChildren(...shown.fields.map(([name, value], row) => {
+    const line = element("tr", undefined, [marks[name] || "", row === field ? "at" : ""].join(" "));
+    const said = name in corrections ? `${value} → ${corrections[name]}` : value;
+    line.append(element("td", name), element("td", said), element("td", marks[name] || ""));
+    line.addEventListener("click", () => { field = row; draw(); });
+    return line; }));
+  at("accuracy").textContent = shown.accuracy.map(([name, said]) => `${name} ${said}`).join(" · ");
+}
+async function show(wanted) {
+  shown = await ask(`/property/${wanted}`);
+  number = shown.number; field = 0; marks = shown.marks; corrections = {};
+  draw();
+}
+function mark(kind) {
+  const name = shown.fields[field][0];
+  marks[name] = kind; delete corrections[name];
+  field = Math.min(field + 1, shown.fields.length - 1);
+}
+async function press(key) {
+  if (!shown) return;
+  if (key === "ArrowDown") field = Math.min(field + 1, shown.fields.length - 1);
+  else if (key === "ArrowUp") field = Math.max(field - 1, 0);
+  else if (key === "r") mark("right");
+  else if (key === "w") mark("wrong");
+  else if (key === "a") shown.fields.forEach(([name]) => { marks[name] = marks[name] || "right"; });
+  else if (key === "c") {
+    const name = shown.fields[field][0], said = window.prompt(`What is right for ${name}?`);
+    if (said !== null) { mark("wrong"); corrections[name] = said; }
+  }
+  else if (key === "s") return show(Math.min(number + 1, shown.of - 1));
+  else if (key === "b") return show(Math.max(number - 1, 0));
+  else if (key === "Enter") {
+    const of = kind => Object.keys(marks).filter(name => marks[name] === kind);
+    await ask(`/verdict/${number}`, {right: of("right"), wrong: of("wrong"), corrections});
+    return show(Math.min(number + 1, shown.of - 1));
+  }
+  draw();
+}
+document.addEventListener("keydown", event => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (["ArrowDown", "ArrowUp", "Enter"].includes(event.key)) event.preventDefault();
+  press(event.key).then(() => { at("trouble").textContent = ""; },
+    error => { at("trouble").textContent = error.message; });
+});
+show(0).catch(error => { at("trouble").textContent = error.message; });
+"""
+
+
+def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed]) -> Starlette:
+    """The page and what it asks: ``/property/N``, and ``/verdict/N`` by POST. N: of the sample, from 0."""
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import JSONResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+
+    headers = {"content-security-policy": _POLICY, "cache-control": "no-store"}
+
+    def at(request: Request) -> int | None:
+        number: int = request.path_params["number"]
+        return number if number < len(sample) else None
+
+    async def page(request: Request) -> Response:
+        return Response(_PAGE, media_type="text/html", headers=headers)
+
+    async def script(request: Request) -> Response:
+        return Response(_SCRIPT, media_type="text/javascript", headers=headers)
+
+    async def shown(request: Request) -> Response:
+        number = at(request)
+        if number is None:
+            return PlainTextResponse("There is no such property in the sample.", 404)
+        return JSONResponse(
+            await run_in_threadpool(_shown, settings, catalog, sample, number), headers=headers
+        )
+
+    async def judged(request: Request) -> Response:
+        number = at(request)
+        body = await _body(request)
+        if number is None or body is None:
+            return PlainTextResponse("This is no verdict on a property of the sample.", 400)
+        try:
+            one = sample[number]
+            verdict = verdict_of(
+                one, right=body["right"], wrong=body["wrong"], corrections=_typed(one, body["corrections"])
+            )
+            await run_in_threadpool(keep, settings.home, verdict)
+        except (VerdictError, KeyError, TypeError, AttributeError) as error:
+            return PlainTextResponse(f"This is no verdict: {error}", 400)
+        except OSError as error:
+            return PlainTextResponse(f"The verdict is not kept: {error}", 500)
+        return JSONResponse({"kept": True})
+
+    return Starlette(
+        routes=[
+            Route("/", page),
+            Route("/review.js", script),
+            Route("/property/{number:int}", shown),
+            Route("/verdict/{number:int}", judged, methods=["POST"]),
+        ]
+    )
+
+
+def serve_review(
+    settings: Settings,
+    catalog: Catalog,
+    sample: Sequence[Reviewed],
+    *,
+    port: int,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve the page on loopback until Ctrl-C. ready: told its address once a browser may ask for it."""
+    import uvicorn
+
+    from vlm_assets.operate.dagster_server.guarded_pages import WebGuard
+
+    app = WebGuard(review_app(settings, catalog, sample), allowed_hosts=settings.hosts)
+    with socket.create_server(("127.0.0.1", free_port(port))) as listening:
+        ready(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
+
+
+async def _body(request: Request) -> dict[str, Any] | None:
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > _LARGEST_VERDICT:
+            return None
+    with contextlib.suppress(ValueError):
+        body = json.loads(data)
+        return body if isinstance(body, dict) else None
+    return None
+
+
+def _shown(
+    settings: Settings, catalog: Catalog, sample: Sequence[Reviewed], number: int
+) -> dict[str, object]:
+    one, known = sample[number], verdicts(settings.home)
+    before = known.get(one.property_id)
+    is_same = before is not None and before.fingerprint == one.fingerprint
+    marks = dict.fromkeys(before.right, "right") if is_same and before is not None else {}
+    marks |= dict.fromkeys(before.wrong, "wrong") if is_same and before is not None else {}
+    return {
+        "number": number,
+        "of": len(sample),
+        "reviewed": sum(each.property_id in known for each in sample),
+        "property_id": one.property_id,
+        "why": one.why,
+        "images": [_data_url(image) for image in _images(catalog, one.property_id)],
+        "fields": [[name, _said(value)] for name, value in one.description.items()],
+        "marks": marks,
+        "accuracy": [[name, share.sentence()] for name, share in accuracy(settings.home).items()],
+    }
+
+
+def _images(catalog: Catalog, property_id: str) -> list[bytes | None]:
+    row = catalog.find(property_id)
+    if row is None:
+        return []
+    paths = []
+    for uri in row.image_uris:
+        with contextlib.suppress(InvalidImagePathError):  # A link that leads out of the root is never opened.
+            paths.append(str(catalog.image_path(uri)))
+    job = PropertyJob(property_id, row.ordinal, tuple(paths))
+    return make_thumbnails([job], height=_HEIGHT, fetch=catalog.images.fetch)[0]
+
+
+def _data_url(image: bytes | None) -> str | None:
+    return None if image is None else f"data:image/jpeg;base64,{base64.b64encode(image).decode()}"
+
+
+def _said(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _typed(one: Reviewed, corrections: dict[str, str]) -> dict[str, Any]:
+    """What was typed, as the kind of value that the answer has: true, 3 or null are no texts there."""
+    typed: dict[str, Any] = {}
+    for name, said in corrections.items():
+        typed[name] = said
+        if not isinstance(one.description.get(name), str):
+            with contextlib.suppress(ValueError):
+                typed[name] = json.loads(said)
+    return typed
