@@ -71,7 +71,7 @@ def test_a_property_is_judged_by_keyboard(browser, address, home):
     page.keyboard.press("a")
     page.keyboard.press("Enter")
     expect(page.locator("#note")).to_contain_text("2 of 2, 1 reviewed")
-    expect(page.locator("#accuracy")).to_contain_text("floors 0.0%")
+    expect(page.locator("#accuracy")).to_contain_text("floors 0% (0% to 79%) of 1")
     (kept,) = verdicts(home).values()
     assert (kept.property_id, kept.wrong, set(kept.right)) == (judged, ("floors",), {"kind", "has_pool"})
     assert kept.known == {**ANSWER, "floors": 3}

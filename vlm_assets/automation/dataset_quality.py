@@ -40,8 +40,8 @@ _SHOWN, _SHOWN_VALUES = 20, 4
 
 def quality_table(found: Quality, reviewed: Mapping[str, Share]) -> str:
     """Each field, its most frequent answers, its nulls, and how often it is right, as markdown."""
-    right = {name: f"{share.sentence()}, reviewed" for name, share in reviewed.items()}
-    right |= {name: share.sentence() for name, share in found.agreement.items()}
+    right = {name: f"{share.sentence()} of {share.of:,} reviewed" for name, share in reviewed.items()}
+    right |= {name: f"{share.sentence()} of {share.of:,}" for name, share in found.agreement.items()}
     lines = ["| field | answers | null | right |", "| --- | --- | --: | --- |"]
     for name, one in found.fields.items():
         total = max(1, found.ok - one.nulls)
@@ -73,7 +73,7 @@ def quality_metadata(found: Quality, reviewed: Mapping[str, Share]) -> dict[str,
     for kind, count in sorted(found.failed.items()):
         metadata[f"failed: {kind}"] = dg.MetadataValue.int(count)
     for name, share in {**reviewed, **found.agreement}.items():
-        metadata[f"right: {name}"] = dg.MetadataValue.float(round(share.value, 4))
+        metadata[f"right: {name}"] = dg.MetadataValue.float(round(share.share, 4))
     metadata["partitions"] = dg.MetadataValue.int(len(found.partitions))
     if found.unread:
         metadata["could not be read"] = dg.MetadataValue.md("\n".join(f"- {one}" for one in found.unread))

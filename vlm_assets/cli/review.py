@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -37,12 +38,7 @@ def review(
     current = chosen_settings(home)
     if as_json:
         shares = accuracy(current.home)
-        say_as_json(
-            {
-                name: {"right": one.hits, "of": one.of, "share": one.value, "low": one.low, "high": one.high}
-                for name, one in shares.items()
-            }
-        )
+        say_as_json({name: asdict(share) for name, share in shares.items()})
         return
     catalog = Catalog.open(current.home)
     drawn = draw_sample(current, catalog, count=sample, seed=seed, suspicious=suspicious)
@@ -52,4 +48,4 @@ def review(
 
     serve_review(current, catalog, drawn, port=port, ready=ready)
     for name, share in accuracy(current.home).items():
-        say(f"{name}: right in {share.sentence()}")
+        say(f"{name}: right in {share.sentence()} of {share.of}")

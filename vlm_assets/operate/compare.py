@@ -6,17 +6,14 @@ and the page with the images where they disagree. What does not: describing itse
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from resources.engine.ladder import Described
 from resources.images.images import PropertyJob
@@ -25,25 +22,14 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.operate.html_page import Card, page
 from vlm_assets.operate.trial import Trial, run_trial, sample
+from vlm_assets.operate.truth import Descriptions, Share, TruthError, read_truth, same, wilson
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.settings import Settings
-
-_Z: Final = 1.959964
-"""Of a 95% interval."""
 
 _DRAWS: Final = 2000
 _SHOWN: Final = 40
 _IMAGES: Final = 6
 _HEIGHT: Final = 120
-_IDS: Final = ("property_id", "id")
-_TRUE, _FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
-
-Descriptions = Mapping[str, Mapping[str, Any] | None]
-"""Of each property, its description; None where it failed."""
-
-
-class TruthError(ValueError):
-    """A truth file cannot be used; the message says why."""
 
 
 class NothingToCompareError(ValueError):
@@ -56,30 +42,6 @@ class Variant:
 
     name: str
     settings: Settings
-
-
-@dataclass(frozen=True)
-class Share:
-    """A share of so many, with its 95% interval."""
-
-    share: float
-    low: float
-    high: float
-    of: int
-
-    def sentence(self) -> str:
-        """For people."""
-        return f"{self.share:.0%} ({self.low:.0%} to {self.high:.0%})" if self.of else "none"
-
-
-def wilson(count: int, of: int) -> Share:
-    """A share with Wilson's interval, which is sound for few and for none of them."""
-    if not of:
-        return Share(0.0, 0.0, 1.0, 0)
-    share, z2 = count / of, _Z * _Z
-    middle = (share + z2 / (2 * of)) / (1 + z2 / of)
-    half = _Z * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of)) / (1 + z2 / of)
-    return Share(share, max(0.0, middle - half), min(1.0, middle + half), of)
 
 
 @dataclass(frozen=True)
@@ -265,29 +227,6 @@ def _shares(said: Descriptions, right: Descriptions) -> dict[str, float]:
     return shares
 
 
-def same(said: Any, right: Any) -> bool:
-    """Whether two values mean the same: numbers by value, words whatever their case, lists in any order."""
-    if isinstance(said, list | tuple) and isinstance(right, list | tuple):
-        return sorted(map(_plain, said)) == sorted(map(_plain, right))
-    return _plain(said) == _plain(right)
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping | list | tuple):
-        return json.dumps(value, sort_keys=True, default=str).casefold()
-    text = " ".join(str(value).split()).casefold()
-    if text in _TRUE and not text.isdigit():
-        return "true"
-    if text in _FALSE and not text.isdigit():
-        return "false"
-    try:
-        return repr(float(text))
-    except ValueError:
-        return text
-
-
 def _drawn(shares: Mapping[str, float]) -> Share:
     middle, low, high = _interval(list(shares.values()))
     return Share(middle, low, high, len(shares))
@@ -321,42 +260,6 @@ def _differences(name: str, said: Mapping[str, Descriptions]) -> int:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def read_truth(path: Path, wanted: Sequence[str]) -> Descriptions:
-    """The known fields of some properties, from a CSV or parquet file with an id and a column a field.
-
-    In parquet the fields may be one struct. An empty cell is not known. Raises TruthError.
-    """
-    try:
-        if path.suffix == ".parquet":
-            rows = pq.read_table(path, partitioning=None).to_pylist()
-        else:
-            with path.open(newline="", encoding="utf-8-sig") as stream:
-                rows = list(csv.DictReader(stream))
-    except (OSError, ValueError, csv.Error) as error:
-        raise TruthError(f"{path} does not read: {error}") from error
-    column = next((one for one in _IDS if rows and one in rows[0]), None)
-    if column is None:
-        raise TruthError(f"{path} has no rows with a column property_id or id.")
-    asked = set(wanted)
-    found: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        name = str(row[column])
-        if name in found:
-            raise TruthError(f"{path} has {name!r} twice: which of the two is true?")
-        if name in asked:
-            nested = [one for one in row.values() if isinstance(one, Mapping)]
-            fields = {key: one for each in nested or [row] for key, one in each.items()}
-            found[name] = {
-                key: one for key, one in fields.items() if key not in _IDS and one not in (None, "")
-            }
-    if not found:
-        raise TruthError(
-            f"{path} knows none of the {len(asked)} properties of the sample: are its ids those of the"
-            " catalogue? A larger --limit takes more of them."
-        )
-    return found
 
 
 def comparison_page(catalog: Catalog, found: Comparison) -> str:

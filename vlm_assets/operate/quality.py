@@ -26,7 +26,7 @@ from resources.publishing.published import PublishedPartitions
 from resources.state.tables import quality_summaries
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.truth import Share, Truth, is_same, read_truth
+from vlm_assets.operate.truth import Descriptions, Share, read_truth, same, wilson
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
@@ -107,7 +107,7 @@ class Quality:
     @property
     def agreement(self) -> Mapping[str, Share]:
         """How often each field is right, where the truth file knows it."""
-        return {name: Share(one.right, one.judged) for name, one in self.fields.items() if one.judged}
+        return {name: wilson(one.right, one.judged) for name, one in self.fields.items() if one.judged}
 
 
 def look_at_quality(settings: Settings, catalog: Catalog) -> Quality:
@@ -166,7 +166,7 @@ def summarize(
     published_at: str,
     *,
     conditions: Mapping[str, str],
-    truth: Truth,
+    truth: Descriptions,
 ) -> PartitionSummary:
     """Read one published file. Raises OSError, ArrowException."""
     table = pq.read_table(file, columns=["property_id", "status", "error_kind", "description"])
@@ -178,9 +178,9 @@ def summarize(
     for name, kind, column in _columns(schema.json_schema, described):
         values = column.to_pylist()
         right = [
-            is_same(value, truth[one][name])
+            same(value, known[name])
             for one, value in zip(ids, values, strict=True)
-            if one in truth and name in truth[one]
+            if (known := truth.get(one)) is not None and name in known
         ]
         fields[name] = FieldSummary(
             kind, sum(value is None for value in values), _counts(kind, values), sum(right), len(right)

@@ -26,7 +26,7 @@ from resources.storage.files import make_directory, sync_directory, write_replac
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.published_table import NothingPublishedError, published_records
 from vlm_assets.operate.quality import look_at_quality
-from vlm_assets.operate.truth import Share
+from vlm_assets.operate.truth import Share, wilson
 from vlm_assets.settings import Settings
 
 NAME = "review.jsonl"
@@ -198,7 +198,7 @@ def accuracy(home: Path) -> dict[str, Share]:
     for one in verdicts(home).values():
         right.update(one.right)
         judged.update((*one.right, *one.wrong))
-    return {name: Share(right[name], judged[name]) for name in sorted(judged)}
+    return {name: wilson(right[name], judged[name]) for name in sorted(judged)}
 
 
 def forget_verdicts(home: Path, ids: Collection[str]) -> int:

@@ -232,7 +232,9 @@ def _shown(
         "images": [_data_url(image) for image in _images(catalog, one.property_id)],
         "fields": [[name, _said(value)] for name, value in one.description.items()],
         "marks": marks,
-        "accuracy": [[name, share.sentence()] for name, share in accuracy(settings.home).items()],
+        "accuracy": [
+            [name, f"{share.sentence()} of {share.of}"] for name, share in accuracy(settings.home).items()
+        ],
     }
 
 

@@ -1,58 +1,6 @@
-"""Comparing: what counts as the same, intervals, and truth files that cannot be used."""
+"""Comparing: the page that is sent to somebody."""
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-import pytest
-
-from vlm_assets.operate.compare import TruthError, read_truth, same, wilson
 from vlm_assets.operate.html_page import Card, page
-
-
-def test_the_interval_is_wilsons() -> None:
-    """Known values; none of ten is no certainty."""
-    half, none = wilson(5, 10), wilson(0, 10)
-    assert (round(half.low, 4), round(half.high, 4)) == (0.2366, 0.7634)
-    assert (none.share, none.low, round(none.high, 4)) == (0.0, 0.0, 0.2775)
-
-
-@pytest.mark.parametrize(
-    ("said", "right", "alike"),
-    [
-        (2, "2.0", True),
-        (True, "yes", True),
-        ("Brick ", "brick", True),
-        (["a", "b"], ["b", "a"], True),
-        (1, True, False),
-        (None, "brick", False),
-        ("red brick", "brick", False),
-    ],
-)
-def test_values_are_compared_by_meaning(said, right, alike) -> None:
-    """A CSV knows only words: 2.0 is two, and yes is true."""
-    assert same(said, right) is alike
-
-
-def test_a_truth_file_may_be_csv_or_parquet_and_know_a_part(tmp_path) -> None:
-    """What it does not know of a property is not held against anybody."""
-    (tmp_path / "t.csv").write_text("\ufeffid,floors,material\np1,2,brick\np2,,wood\nother,1,x\n")
-    assert read_truth(tmp_path / "t.csv", ["p1", "p2"]) == {
-        "p1": {"floors": "2", "material": "brick"},
-        "p2": {"material": "wood"},
-    }
-    rows = [{"property_id": "p1", "truth": {"floors": 3}, "hard": "no"}]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-    assert read_truth(tmp_path / "t.parquet", ["p1"]) == {"p1": {"floors": 3}}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("name,floors\np1,2\n", "property_id or id"), ("id,floors\np1,2\np1,3\n", "twice"), ("id\nx\n", "none")],
-)
-def test_a_truth_that_says_nothing_is_refused(tmp_path, text, said) -> None:
-    """An empty comparison would look like one without a mistake."""
-    (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(TruthError, match=said):
-        read_truth(tmp_path / "t.csv", ["p1"])
 
 
 def test_nothing_that_was_said_is_markup_on_a_page() -> None:

@@ -44,8 +44,8 @@ def test_the_latest_verdict_counts_and_earlier_ones_stay(tmp_path):
     say(tmp_path, right=["floors", "kind"])
     say(tmp_path, right=["kind"], wrong=["floors"], floors=3)
     say(tmp_path, "p2", right=["floors"])
-    assert {name: (one.hits, one.of) for name, one in accuracy(tmp_path).items()} == {
-        "floors": (1, 2), "kind": (1, 1),
+    assert {name: (one.share, one.of) for name, one in accuracy(tmp_path).items()} == {
+        "floors": (0.5, 2), "kind": (1.0, 1),
     }  # fmt: skip
     assert verdicts(tmp_path)["p1"].known == {"kind": "villa", "floors": 3}
     assert len((tmp_path / NAME).read_bytes().splitlines()) == 3

@@ -1,44 +1,56 @@
-"""Truth files: read from what people have, and refused with a sentence where they cannot be right."""
+"""Truth files: read from what people have, refused where they cannot be right, and what is the same."""
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from vlm_assets.operate.truth import Share, TruthError, is_same, read_truth
+from vlm_assets.operate.truth import TruthError, read_truth, same, wilson
 
 
-def test_a_csv_and_a_jsonl_say_the_same(tmp_path):
-    """Fields that are empty are not known."""
-    (tmp_path / "t.csv").write_text("property_id,floors,pool,kind\na,2,true,villa\nb,,false,flat\n")
-    (tmp_path / "t.jsonl").write_text(
-        '{"property_id": "a", "floors": 2, "pool": true, "kind": "villa"}\n'
-        '{"property_id": "b", "pool": false, "kind": "flat"}\n'
-    )
-    expected = {"a": {"floors": 2, "pool": True, "kind": "villa"}, "b": {"pool": False, "kind": "flat"}}
-    assert read_truth(tmp_path / "t.csv") == expected == read_truth(tmp_path / "t.jsonl")
+def test_the_interval_is_wilsons() -> None:
+    """Known values; none of ten is no certainty."""
+    half, none = wilson(5, 10), wilson(0, 10)
+    assert (round(half.low, 4), round(half.high, 4)) == (0.2366, 0.7634)
+    assert (none.share, none.low, round(none.high, 4)) == (0.0, 0.0, 0.2775)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("said", "right", "alike"),
     [
-        ("t.txt", "", "no truth file"),
-        ("t.csv", "id,floors\na,2\n", "no column 'property_id'"),
-        ("t.csv", "property_id,floors\na,2\na,3\n", "'a' twice"),
-        ("t.jsonl", "{", "cannot be read"),
+        (2, "2.0", True),
+        (True, "yes", True),
+        ("Brick ", "brick", True),
+        (["a", "b"], ["b", "a"], True),
+        (1, True, False),
+        (None, "brick", False),
+        ("red brick", "brick", False),
     ],
 )
-def test_what_cannot_be_right_is_refused(tmp_path, name, text, said):
-    """A person is told what is wrong with the file, and nothing is compared with half of it."""
-    (tmp_path / name).write_text(text)
+def test_values_are_compared_by_meaning(said, right, alike) -> None:
+    """A CSV knows only words: 2.0 is two, and yes is true."""
+    assert same(said, right) is alike
+
+
+def test_a_truth_file_may_be_csv_or_parquet_and_know_a_part(tmp_path) -> None:
+    """What it does not know of a property is not held against anybody."""
+    (tmp_path / "t.csv").write_text("\ufeffid,floors,material\np1,2,brick\np2,,wood\nother,1,x\n")
+    assert read_truth(tmp_path / "t.csv", ["p1", "p2"]) == {
+        "p1": {"floors": "2", "material": "brick"},
+        "p2": {"material": "wood"},
+    }
+    (tmp_path / "t.jsonl").write_text('{"property_id": "p1", "description": {"floors": 3}}\n')
+    assert read_truth(tmp_path / "t.jsonl") == {"p1": {"floors": 3}}
+    rows = [{"property_id": "p1", "truth": {"floors": 3}, "hard": "no"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    assert read_truth(tmp_path / "t.parquet", ["p1"]) == {"p1": {"floors": 3}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("name,floors\np1,2\n", "property_id or id"), ("id,floors\np1,2\np1,3\n", "twice"), ("id\nx\n", "none")],
+)
+def test_a_truth_that_says_nothing_is_refused(tmp_path, text, said) -> None:
+    """An empty comparison would look like one without a mistake."""
+    (tmp_path / "t.csv").write_text(text)
     with pytest.raises(TruthError, match=said):
-        read_truth(tmp_path / name)
-
-
-def test_intervals_are_those_of_the_textbook():
-    """Wilson's: 0 of 10 is no proof of 0."""
-    assert (Share(0, 10).low, round(Share(0, 10).high, 4)) == (pytest.approx(0.0, abs=1e-9), 0.2775)
-    assert (round(Share(8, 10).low, 4), round(Share(8, 10).high, 4)) == (0.4902, 0.9433)
-
-
-def test_what_is_the_same():
-    """A CSV knows no types: true is True, 2.0 is 2, and blanks are none."""
-    assert is_same(True, "true") and is_same(2, 2.0) and is_same("villa ", "villa")
-    assert not is_same(False, "true") and not is_same("villa", "flat") and not is_same(2, 3)
+        read_truth(tmp_path / "t.csv", ["p1"])
