@@ -30,7 +30,7 @@ STARTING := tests/browser tests/integration
 SERVING := -m 'serves and not long' tests/integration
 NOT_SERVING := -m 'not serves and not long and not vllm' $(STARTING)
 
-.PHONY: help run test test-long test-gpu test-vllm test-deps vllm faults test-training mutations example-model bench bench-environments bench-gpu clean
+.PHONY: help run explore test test-long test-gpu test-vllm test-deps vllm faults test-training mutations example-model bench bench-environments bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
@@ -80,6 +80,11 @@ test-vllm: .venv/installed-dev $(VLLM)
 # The storage part alone where HOME_DIR is given; ARGS='--help' lists what else can be asked.
 faults: .venv/installed
 	@OMP_NUM_THREADS=1 $(BIN)/python -m faults $(if $(HOME_DIR),--home-dir '$(HOME_DIR)') $(ARGS)
+
+# Charts, a table and a map of what was described; the extra that shows them is installed first.
+explore: .venv/installed
+	@$(PIP) -c constraints.txt 'vlm-assets[explore]'
+	@$(BIN)/vlm-assets explore $(ARGS)
 
 test-training: .venv/installed-dev
 	@$(BIN)/python -m faults.training $(ARGS)

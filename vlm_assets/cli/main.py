@@ -26,6 +26,7 @@ _COMMANDS = (
     "devices",
     "doctor",
     "example",
+    "explore",
     "export",
     "ingest",
     "pause",

@@ -76,7 +76,7 @@ def search(
     mask: of each ordinal, whether it may be found. Raises NoVectorError, NothingPublishedError,
     CatalogError, ModelLoadError, PublishedError.
     """
-    records, left_out = _comparable(settings, catalog)
+    records, left_out = comparable(settings, catalog)
     wanted: list[Vector] = []
     if like is not None:
         wanted.append(_vector_of(settings, catalog, records, like))
@@ -117,7 +117,7 @@ def scan(
     return found, scanned
 
 
-def _comparable(settings: Settings, catalog: Catalog) -> tuple[dict[str, PublishedRecord], list[str]]:
+def comparable(settings: Settings, catalog: Catalog) -> tuple[dict[str, PublishedRecord], list[str]]:
     """Published partitions whose vectors come from the embedding model of the settings, and the others."""
     records = published_records(settings.embeddings, catalog)
     if not records:

@@ -40,6 +40,7 @@ from vlm_assets.catalog.catalog_file import (
 )
 from vlm_assets.catalog.ingest import only_ingest
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.operate.explore import forget_tables
 from vlm_assets.operate.prune import plan_prune, remove
 from vlm_assets.operate.quality import forget_summaries
 from vlm_assets.operate.review import NAME as REVIEWS
@@ -131,6 +132,7 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
         yield from _withdraw_published(settings, catalog, key, wanted)
         yield from _withdraw_journals(settings, catalog, key)
     forget_summaries(settings, wanted.keys)
+    forget_tables(settings)
     if forget_verdicts(settings.home, wanted.tombstones):
         yield f"Removed what was said of them from {settings.home / REVIEWS}."
     plan = plan_prune(settings, catalog, keys=wanted.keys)

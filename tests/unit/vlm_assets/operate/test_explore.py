@@ -1,0 +1,27 @@
+"""Explore: the page's library is an extra, and whoever lacks it is told how to get it."""
+
+import pyarrow as pa
+import pytest
+
+from vlm_assets.operate import explore
+from vlm_assets.operate.explore import Explored, ExtraMissingError, export_page, forget_tables
+
+
+def test_without_the_extra_a_person_is_told_how_to_get_it(tmp_path, monkeypatch):
+    """No traceback of an import: the command that installs it."""
+
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(explore, "import_module", missing)
+    with pytest.raises(ExtraMissingError, match="make explore"):
+        export_page(Explored(pa.table({"property_id": ["a"]}), 1), tmp_path)
+
+
+def test_a_withdrawal_leaves_no_table_behind(dataset):
+    """What was kept for the page shows texts and images: it goes with any property that is withdrawn."""
+    folder = dataset.settings.state_directory / "explore"
+    folder.mkdir(parents=True)
+    (folder / "old.parquet").write_bytes(b"x")
+    forget_tables(dataset.settings)
+    assert list(folder.iterdir()) == []
