@@ -73,6 +73,7 @@ class Cursor:
 class AlertScan:
     """Looks for trouble and recoveries, and posts them. assets: the partitioned ones.
 
+    by_hand: of these, those that nobody tries again but a person.
     watched: the other sensors and schedules and their intervals in seconds. paused: whether a person has
     everything stand still, which is then no trouble. working: the runs that have a heartbeat; silence:
     seconds that one may be under way without.
@@ -83,6 +84,7 @@ class AlertScan:
         outbox: Outbox,
         *,
         assets: Sequence[str],
+        by_hand: Sequence[str] = (),
         watched: Mapping[str, float],
         paused: Callable[[], bool],
         working: Callable[[], Collection[str]],
@@ -91,6 +93,7 @@ class AlertScan:
         self.outbox = outbox
         self.ticks = Ticks(outbox.state)
         self._assets = tuple(assets)
+        self._by_hand = frozenset(by_hand)
         self._watched = watched
         self._paused = paused
         self._working = working
@@ -116,7 +119,7 @@ class AlertScan:
             # A run whose failed check is told, by this process or one before it, is not told too.
             refused = {alert.occurrence for alert in opened.values() if alert.kind == CHECK_FAILED}
             told = [one for one in new if one.run_id not in refused | self._refused_runs.keys()]
-            found += run_alerts.alerts_of(dagster, told, self._history)
+            found += run_alerts.alerts_of(dagster, told, self._history, by_hand=self._by_hand)
         found += self.ticks.silent_sensors(self._watched, since=self._since, now=now)
         paused = self._paused()
         # Told already why nothing is started: the queue waits on purpose.

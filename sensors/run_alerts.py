@@ -52,9 +52,16 @@ def _concerns_a_person(run: RunState, now: float) -> bool:
 
 
 def alerts_of(
-    dagster: DagsterFacts, failed: Sequence[RunState], history: PartitionHistory
+    dagster: DagsterFacts,
+    failed: Sequence[RunState],
+    history: PartitionHistory,
+    *,
+    by_hand: frozenset[str] = frozenset(),
 ) -> Iterator[Alert]:
-    """What a person is told of these runs. history: how the partitions of their assets stand."""
+    """What a person is told of these runs. history: how the partitions of their assets stand.
+
+    by_hand: assets that nobody tries again but a person.
+    """
     if failed:
         history.look(dagster)
     attempts = _assets_by_run(history)
@@ -79,7 +86,7 @@ def alerts_of(
             next_step=(
                 "The error on the run's page says what to do. The scheduled re-materialization tries the"
                 " partition again by itself; when it gives up, another alert says so."
-                if one.partition
+                if one.partition and by_hand.isdisjoint(assets)
                 else "The error on the run's page says what to do; then launch it again."
             ),
             page=f"runs/{one.run_id}",

@@ -7,12 +7,10 @@ file, and joining them with the catalogue's images. What does not: the split and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from resources.training.plan import Sample, TrainingError
@@ -20,10 +18,8 @@ from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.settings import EXAMPLE, Settings
+from vlm_assets.truth import TruthError, read_truth
 from vlm_assets.variants import Variant
-
-_STRUCTS = ("description", "truth")
-_NOT_FIELDS = frozenset({"property_id", "hard", "status"})
 
 Targets = dict[str, Mapping[str, Any]]
 """What is known of each property, by its id."""
@@ -94,44 +90,12 @@ def _published(settings: Settings, partitions: Sequence[str] | None) -> Targets:
 
 
 def _of_file(path: Path) -> Targets:
-    """Ids and fields of a parquet, CSV or JSONL file; fields are columns, or one column of structs.
-
-    Rows that are hard on purpose (``hard`` of the example's truth) are left out, as are empty values.
-    """
+    """What a file says is right. Rows that are hard on purpose are left out. Raises TrainingError."""
     try:
-        rows = _rows(path)
-    except FileNotFoundError as error:
+        found = read_truth(path, hard_too=False)
+    except TruthError as error:
         raise TrainingError(
-            f"{path} does not exist. data is truth (the example's own), descriptions, review, or the path"
-            " of a parquet, CSV or JSONL file with the column property_id and the known fields."
+            f"{error} data is truth (the example's own), descriptions, review, or the path of a parquet, CSV"
+            " or JSONL file with the column property_id and the known fields."
         ) from error
-    except (ValueError, pa.ArrowException) as error:
-        raise TrainingError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    found: Targets = {}
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict) or not isinstance(row.get("property_id"), str):
-            raise TrainingError(f"{path}: row {number} has no property_id that is a text.")
-        if row.get("hard") is not None:
-            continue
-        fields = next((row[name] for name in _STRUCTS if isinstance(row.get(name), dict)), row)
-        known = {
-            name: value for name, value in fields.items() if name not in _NOT_FIELDS and value is not None
-        }
-        if known:
-            found[row["property_id"]] = known
-    return found
-
-
-def _rows(path: Path) -> Iterable[Any]:
-    if path.suffix == ".parquet":
-        rows: list[Any] = pq.read_table(path).to_pylist()
-        return rows
-    if path.suffix == ".csv":
-        from pyarrow import csv
-
-        with path.open("rb") as stream:
-            table: list[Any] = csv.read_csv(stream).to_pylist()
-            return table
-    if path.suffix in (".jsonl", ".ndjson"):
-        return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    raise ValueError("a file of .parquet, .csv or .jsonl is read")
+    return {one: fields for one, fields in found.items() if fields}

@@ -21,9 +21,9 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.quality import Finding, Quality, look_at_quality
 from vlm_assets.operate.quality_picture import quality_picture
 from vlm_assets.operate.review import accuracy
-from vlm_assets.operate.truth import Share
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
+from vlm_assets.truth import Share
 
 ASSET = "dataset_quality"
 SENSOR = "dataset_quality_due"

@@ -27,6 +27,7 @@ from sensors.published_file_drift import DriftWatcher, build_published_file_drif
 from sensors.reconciliation import build_reconciliation_sensor
 from sensors.ticks import Ticks
 from sensors.worker_health import HealthWatcher, WorkerLimits, build_worker_health_sensor
+from vlm_assets.assets import description_model
 from vlm_assets.automation.drift_looks import description_looks, embedding_looks
 from vlm_assets.automation.retries import ASSETS
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
@@ -100,9 +101,11 @@ def build_alerts(
     state = control_state(settings)
     delivery = build_delivery(settings)
     intervals = {one.name: float(one.minimum_interval_seconds or _USUAL_INTERVAL) for one in watched}
+    trained = () if settings.variants is None else (description_model.ASSET,)
     scan = AlertScan(
         delivery.outbox,
-        assets=ASSETS,
+        assets=(*ASSETS, *trained),
+        by_hand=trained,
         watched={**intervals, **schedules},
         paused=lambda: pause_of(state) is not None,
         working=lambda: {worker.run_id for worker in Workers(state).living()},

@@ -8,7 +8,7 @@ makes and extends the catalogue.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -212,6 +212,21 @@ class Catalog:
             image_uris=tuple(row["image_uris"]),
             image_bytes=tuple(row["image_bytes"]),
         )
+
+    def ordinals_of(self, ids: Collection[str]) -> list[int]:
+        """The ordinals of those of some ids that are here, in order. Reads the column of ids."""
+        wanted = pa.array(sorted(one for one in ids if is_utf8(one)), pa.string())
+
+        def read(file: Any) -> list[int]:
+            found: list[int] = []
+            start = 0
+            for batch in file.iter_batches(columns=["property_id"]):
+                here = pc.is_in(batch.column(0), value_set=wanted).to_numpy(zero_copy_only=False)
+                found += [start + int(at) for at in np.flatnonzero(here)]
+                start += batch.num_rows
+            return found
+
+        return self._read(read, "its ids")
 
     def _ordinal_of(self, property_id: str) -> int | None:
         if not is_utf8(property_id):

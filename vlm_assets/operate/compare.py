@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,9 +22,9 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.operate.html_page import Card, page
 from vlm_assets.operate.trial import Trial, run_trial, sample
-from vlm_assets.operate.truth import Descriptions, Share, TruthError, read_truth, same, wilson
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.settings import Settings
+from vlm_assets.truth import Descriptions, Share, TruthError, read_truth, same, wilson
 
 _DRAWS: Final = 2000
 _SHOWN: Final = 40
@@ -113,14 +113,17 @@ def compare(
     """
     if len(variants) < 2:
         raise NothingToCompareError("One variant alone: name at least two, such as --model A --model B.")
-    ids = sample(catalog, limit)["property_id"].to_pylist()
-    truths = {} if truth is None else read_truth(truth, ids)
+    known = None if truth is None else read_truth(truth)
+    ids = sample(catalog, limit, known)["property_id"].to_pylist()
+    if not ids:
+        raise TruthError(f"{truth} knows no property of the catalogue: are its ids those of the catalogue?")
+    truths: Descriptions = {} if known is None else {one: known[one] for one in ids}
     descriptions: dict[str, Descriptions] = {}
     trials: dict[str, tuple[Trial, Descriptions | None]] = {}
     for one in variants:
         tell(f"{one.name}: {len(ids)} properties ...")
-        first = _tried(one.settings, catalog, limit)
-        second = _of(_tried(one.settings, catalog, limit).described) if twice else None
+        first = _tried(one.settings, catalog, limit, known)
+        second = _of(_tried(one.settings, catalog, limit, known).described) if twice else None
         descriptions[one.name] = _of(first.described)
         trials[one.name] = first, second
     truths = _of_fields(truths, descriptions, truth)
@@ -158,9 +161,9 @@ def _of_fields(truths: Descriptions, said: Mapping[str, Descriptions], path: Pat
     return found
 
 
-def _tried(settings: Settings, catalog: Catalog, limit: int) -> Trial:
+def _tried(settings: Settings, catalog: Catalog, limit: int, known: Collection[str] | None) -> Trial:
     model = build_vision_language_model(settings)
-    return run_trial(settings, catalog, build_gpu(settings), model, limit=limit)
+    return run_trial(settings, catalog, build_gpu(settings), model, limit=limit, among=known)
 
 
 def _of(described: Sequence[Described]) -> Descriptions:

@@ -26,9 +26,9 @@ from resources.publishing.published import PublishedPartitions
 from resources.state.tables import quality_summaries
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.truth import Descriptions, Share, read_truth, same, wilson
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
+from vlm_assets.truth import Descriptions, Share, read_truth, same, wilson
 
 CONTRADICTIONS = "CONTRADICTIONS"
 """Name of a class variable of the user's schema: what contradicts itself, in words, to a condition in SQL."""

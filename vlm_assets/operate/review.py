@@ -26,8 +26,8 @@ from resources.storage.files import make_directory, sync_directory, write_replac
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.published_table import NothingPublishedError, published_records
 from vlm_assets.operate.quality import look_at_quality
-from vlm_assets.operate.truth import Share, wilson
 from vlm_assets.settings import Settings
+from vlm_assets.truth import Share, wilson
 
 NAME = "review.jsonl"
 _COLUMNS = ["property_id", "ordinal", "status", "description", "fingerprint"]

@@ -92,7 +92,7 @@ function draw() {
 }
 async function show(wanted) {
   shown = await ask(`/property/${wanted}`);
-  number = shown.number; field = 0; marks = shown.marks; corrections = {};
+  number = shown.number; field = 0; marks = shown.marks; corrections = shown.corrections;
   draw();
 }
 function mark(kind) {
@@ -232,6 +232,9 @@ def _shown(
         "images": [_data_url(image) for image in _images(catalog, one.property_id)],
         "fields": [[name, _said(value)] for name, value in one.description.items()],
         "marks": marks,
+        "corrections": {name: _said(before.known[name]) for name in before.wrong if name in before.known}
+        if is_same and before is not None
+        else {},
         "accuracy": [
             [name, f"{share.sentence()} of {share.of}"] for name, share in accuracy(settings.home).items()
         ],

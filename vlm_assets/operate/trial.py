@@ -14,7 +14,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -29,6 +29,7 @@ from resources.engine.protocol import ImageTokens, MeasuringEngine
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import SCHEMA as CATALOG_SCHEMA
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.terminal import CommandError
 from vlm_assets.settings import Settings
@@ -103,11 +104,15 @@ class Trial:
         return COPIES * self.bytes / len(self.described) * self.catalogue_rows
 
 
-def sample(catalog: Catalog, limit: int) -> pa.Table:
-    """Up to ``limit`` rows of the catalogue, evenly spread over it, so that the rate holds for all of it."""
-    count = min(limit, catalog.rows)
-    ordinals = [index * catalog.rows // count for index in range(count)]
-    return pa.concat_tables(_rows(catalog, ordinals))
+def sample(catalog: Catalog, limit: int, among: Collection[str] | None = None) -> pa.Table:
+    """Up to ``limit`` rows of the catalogue, evenly spread over it, so that the rate holds for all of it.
+
+    among: only properties with these ids.
+    """
+    there: Sequence[int] = range(catalog.rows) if among is None else catalog.ordinals_of(among)
+    count = min(limit, len(there))
+    ordinals = [there[index * len(there) // count] for index in range(count)]
+    return pa.concat_tables([CATALOG_SCHEMA.empty_table(), *_rows(catalog, ordinals)])
 
 
 def _rows(catalog: Catalog, ordinals: Sequence[int]) -> Iterator[pa.Table]:
@@ -119,11 +124,17 @@ def _rows(catalog: Catalog, ordinals: Sequence[int]) -> Iterator[pa.Table]:
 
 
 def run_trial(
-    settings: Settings, catalog: Catalog, gpu: GpuResource, model: VisionLanguageModel, *, limit: int
+    settings: Settings,
+    catalog: Catalog,
+    gpu: GpuResource,
+    model: VisionLanguageModel,
+    *,
+    limit: int,
+    among: Collection[str] | None = None,
 ) -> Trial:
     """Describe a sample on a leased device. Raises CatalogError, DeviceError, ModelLoadError, SchemaError."""
     work = DescriptionWork.of(settings, catalog, catalog.range_of(0), model)
-    work = replace(work, properties=sample(catalog, limit))
+    work = replace(work, properties=sample(catalog, limit, among))
     batches = work.plan(frozenset())
     digest = model.server_digest(work.prompt)
     devices = len(gpu.find())  # Before the lease: pinning hides the others from this process.

@@ -9,6 +9,7 @@ ordinals stay, every count adds up, and an ingest of the same listing knows that
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from resources.journal.high_water_mark import read_marks, slots
 from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
 from resources.state.workers import Workers
-from resources.storage.files import sync_directory
+from resources.storage.files import sync_directory, write_replacing
 from resources.storage.layout import AssetFolders, PartitionPaths
 from resources.storage.sealed_json import read_sealed, write_sealed
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
@@ -48,6 +49,9 @@ from vlm_assets.operate.review import forget_verdicts
 from vlm_assets.operate.terminal import CommandError
 from vlm_assets.resource_settings import build_vision_language_model, control_state
 from vlm_assets.settings import Settings
+
+TRAINED = "description_model"
+"""The asset of trained models, which keeps the list of what each was trained on."""
 
 _ABOUT = "A withdrawal under way. It is removed when all is done; `vlm-assets withdraw` finishes it."
 
@@ -133,6 +137,8 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
         yield from _withdraw_journals(settings, catalog, key)
     forget_summaries(settings, wanted.keys)
     forget_tables(settings)
+    for path in _withdraw_samples(settings, wanted.tombstones):
+        yield f"Removed them from {path}."
     if forget_verdicts(settings.home, wanted.tombstones):
         yield f"Removed what was said of them from {settings.home / REVIEWS}."
     plan = plan_prune(settings, catalog, keys=wanted.keys)
@@ -140,6 +146,16 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     yield from remove(settings, plan.removals)
     note.unlink(missing_ok=True)
     sync_directory(note.parent)
+
+
+def _withdraw_samples(settings: Settings, ids: Collection[str]) -> Iterator[Path]:
+    """Take properties out of the lists of what variants were trained on."""
+    for path in sorted(settings.layout.asset(TRAINED).journals.glob("*/*/samples.jsonl")):
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line)["property_id"] not in ids]
+        if len(kept) < len(lines):
+            write_replacing(path, b"".join(kept))
+            yield path
 
 
 def _withdraw_published(settings: Settings, catalog: Catalog, key: str, wanted: Withdrawal) -> Iterator[str]:

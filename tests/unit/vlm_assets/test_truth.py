@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlm_assets.operate.truth import TruthError, read_truth, same, wilson
+from vlm_assets.truth import TruthError, read_truth, same, wilson
 
 
 def test_the_interval_is_wilsons() -> None:
@@ -34,23 +34,40 @@ def test_values_are_compared_by_meaning(said, right, alike) -> None:
 def test_a_truth_file_may_be_csv_or_parquet_and_know_a_part(tmp_path) -> None:
     """What it does not know of a property is not held against anybody."""
     (tmp_path / "t.csv").write_text("\ufeffid,floors,material\np1,2,brick\np2,,wood\nother,1,x\n")
-    assert read_truth(tmp_path / "t.csv", ["p1", "p2"]) == {
-        "p1": {"floors": "2", "material": "brick"},
+    assert read_truth(tmp_path / "t.csv") == {
+        "p1": {"floors": 2, "material": "brick"},
         "p2": {"material": "wood"},
+        "other": {"floors": 1, "material": "x"},
     }
     (tmp_path / "t.jsonl").write_text('{"property_id": "p1", "description": {"floors": 3}}\n')
     assert read_truth(tmp_path / "t.jsonl") == {"p1": {"floors": 3}}
     rows = [{"property_id": "p1", "truth": {"floors": 3}, "hard": "no"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-    assert read_truth(tmp_path / "t.parquet", ["p1"]) == {"p1": {"floors": 3}}
+    assert read_truth(tmp_path / "t.parquet") == {"p1": {"floors": 3}}
+    with pytest.raises(TruthError, match="nothing"):
+        read_truth(tmp_path / "t.parquet", hard_too=False)
+
+
+def test_the_last_line_of_a_review_counts_and_a_torn_one_is_none(tmp_path) -> None:
+    """A file that is appended to may name a property twice, and end in the middle of a line."""
+    (tmp_path / "review.jsonl").write_text(
+        '{"property_id": "4711", "right": ["a"], "description": {"a": 1}}\n'
+        '{"property_id": "4711", "right": [], "description": {"b": 2}}\n'
+        '{"property_id": "47'
+    )
+    assert read_truth(tmp_path / "review.jsonl") == {"4711": {"b": 2}}
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("name,floors\np1,2\n", "property_id or id"), ("id,floors\np1,2\np1,3\n", "twice"), ("id\nx\n", "none")],
+    [
+        ("name,floors\np1,2\n", "property_id or id"),
+        ("id,floors\np1,2\np1,3\n", "twice"),
+        ("id\nx\n", "nothing"),
+    ],
 )
 def test_a_truth_that_says_nothing_is_refused(tmp_path, text, said) -> None:
     """An empty comparison would look like one without a mistake."""
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(TruthError, match=said):
-        read_truth(tmp_path / "t.csv", ["p1"])
+        read_truth(tmp_path / "t.csv")
