@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -74,8 +75,8 @@ class PartitionSummary:
     ok: int
     failed: Mapping[str, int]
     fields: Mapping[str, FieldSummary]
-    contradictions: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Ids of the properties whose answers contradict themselves, by the name of the contradiction."""
+    contradictions: Mapping[str, int] = field(default_factory=dict)
+    """How many descriptions contradict themselves, by the name of the contradiction."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +142,16 @@ def look_at_quality(settings: Settings, catalog: Catalog) -> Quality:
             summaries.append(summary)
         except (RecordDamagedError, OSError, pa.ArrowException) as error:
             unread.append(f"{key}: {error}")
-    return judge(summaries, unread, lambda key: published.path(key))
+    return judge(summaries, unread, path_of=published.path, conditions=conditions)
 
 
-def judge(summaries: Sequence[PartitionSummary], unread: Sequence[str] = (), path_of: Any = None) -> Quality:
+def judge(
+    summaries: Sequence[PartitionSummary],
+    unread: Sequence[str] = (),
+    *,
+    path_of: Callable[[str], Path] | None = None,
+    conditions: Mapping[str, str] = MappingProxyType({}),
+) -> Quality:
     """What follows from the summaries. path_of: the file of a partition, from which examples are taken."""
     fields = _merged(summaries)
     failed: Counter[str] = Counter()
@@ -154,7 +161,7 @@ def judge(summaries: Sequence[PartitionSummary], unread: Sequence[str] = (), pat
     findings = [
         *_odd_answers(fields, ok),
         *_odd_partitions(summaries, path_of),
-        *_contradictions(summaries),
+        *_contradictions(summaries, path_of, conditions),
     ]
     return Quality(tuple(summaries), fields, ok, dict(failed), tuple(findings), tuple(unread))
 
@@ -191,7 +198,7 @@ def summarize(
         len(ids),
         {str(kind): count for kind, count in failed.items()},
         fields,
-        _contradicting(ok, conditions),
+        {name: len(found) for name, found in _contradicting(ok, conditions).items()},
     )
 
 
@@ -290,7 +297,9 @@ def _odd_answers(fields: Mapping[str, FieldSummary], ok: int) -> Iterator[Findin
             yield Finding("answers", name, f"{count:,} descriptions have the same {name}: {value!r}.")
 
 
-def _odd_partitions(summaries: Sequence[PartitionSummary], path_of: Any) -> Iterator[Finding]:
+def _odd_partitions(
+    summaries: Sequence[PartitionSummary], path_of: Callable[[str], Path] | None
+) -> Iterator[Finding]:
     """Partitions whose answers in a field are others than everywhere else, beyond chance and by far."""
     from scipy.stats import chi2
 
@@ -346,7 +355,7 @@ def _distribution(summary: PartitionSummary, name: str) -> Mapping[str, int]:
     return {**one.counts, "null": one.nulls} if one.nulls else one.counts
 
 
-def _examples(path_of: Any, key: str, name: str, value: str) -> tuple[str, ...]:
+def _examples(path_of: Callable[[str], Path] | None, key: str, name: str, value: str) -> tuple[str, ...]:
     """Some properties of a partition with this value."""
     if path_of is None:
         return ()
@@ -366,15 +375,26 @@ def _examples(path_of: Any, key: str, name: str, value: str) -> tuple[str, ...]:
     return tuple(found[:_SHOWN_IDS])
 
 
-def _contradictions(summaries: Sequence[PartitionSummary]) -> Iterator[Finding]:
-    ids: dict[str, list[str]] = {}
+def _contradictions(
+    summaries: Sequence[PartitionSummary],
+    path_of: Callable[[str], Path] | None,
+    conditions: Mapping[str, str],
+) -> Iterator[Finding]:
+    counts: Counter[str] = Counter()
     for one in summaries:
-        for name, found in one.contradictions.items():
-            ids.setdefault(name, []).extend(found)
-    for name, found in ids.items():
-        if found:
-            said = f"{len(found):,} descriptions contradict themselves: {name}."
-            yield Finding("consistent", name, said, None, tuple(found[:_SHOWN_IDS]))
+        counts.update(one.contradictions)
+    for name, count in counts.items():
+        if count:
+            examples: list[str] = []
+            for one in summaries:
+                if path_of is None or len(examples) >= _SHOWN_IDS:
+                    break
+                if one.contradictions.get(name):
+                    table = pq.read_table(path_of(one.key), columns=["property_id", "status", "description"])
+                    ok = table.filter(pc.equal(table["status"], "ok"))
+                    examples += _contradicting(ok, {name: conditions[name]})[name]
+            said = f"{count:,} descriptions contradict themselves: {name}."
+            yield Finding("consistent", name, said, None, tuple(examples[:_SHOWN_IDS]))
 
 
 def forget_summaries(settings: Settings, keys: Collection[str]) -> None:

@@ -157,6 +157,22 @@ def test_a_failed_run_is_told_once_and_is_over_with_the_next_materialization(ben
     assert told(20) == ["recovered"]
 
 
+def test_a_failed_run_that_nobody_else_tries_again_says_so(bench):
+    """What only a person launches is not left to a schedule; it is over with its result all the same."""
+    scan = bench.scan(assets=["rows", "models"], by_hand=["models"])
+    for asset in ("rows", "models"):
+        bench.dagster.change(bench.dagster.launch(KEY, [asset]), S.FAILURE)
+    bench.clock.now += 20
+    cursor, _ = scan.scan(bench.dagster, Cursor(), now=bench.clock.now)
+    said = {one.subject: one.next_step for one in bench.outbox.open_subjects().values()}
+    assert "by itself" in said[f"rows/{KEY}/run"]
+    assert "launch it again" in said[f"models/{KEY}/run"]
+    bench.dagster.materialize("models", KEY)
+    bench.clock.now += 20
+    scan.scan(bench.dagster, cursor, now=bench.clock.now)
+    assert list(bench.outbox.open_subjects()) == [f"rows/{KEY}/run"]
+
+
 def test_a_restored_control_state_is_told_for_a_day(bench):
     """What was noted since the copy may be missing: not in silence, once, and no longer than a day."""
     # The time of a restoration is the machine's own.

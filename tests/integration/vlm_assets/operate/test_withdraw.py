@@ -11,10 +11,12 @@ import pytest
 from faults.file_operations import FileOperations
 from resources.devices.resource import GpuResource
 from resources.publishing.published import PublishedPartitions
+from resources.training.plan import Sample, write_samples
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.audit import audit
+from vlm_assets.operate.review import Reviewed, keep, verdict_of, verdicts
 from vlm_assets.operate.status import read_status
 from vlm_assets.operate.withdraw import Withdrawal, pending_withdrawal, plan_withdrawal, withdraw
 from vlm_assets.settings import load_settings
@@ -49,6 +51,20 @@ def files_with(home, property_id):
         if property_id.encode() in path.read_bytes():
             found.append(path)
     return found
+
+
+def keep_beside(settings, gone, stays):
+    """What else names properties: a review, the page's table, and what a variant was trained on."""
+    for one in (gone, stays):
+        house = Reviewed(one, KEY, 0, "f", {"floors": 2})
+        keep(settings.home, verdict_of(house, right=["floors"], wrong=[], corrections={}))
+    shown = settings.state_directory / "explore" / "shown.parquet"
+    shown.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"property_id": [gone, stays]}), shown)
+    trained = settings.layout.asset("description_model").partition("tiny").journal("g") / "samples.jsonl"
+    trained.parent.mkdir(parents=True)
+    write_samples(trained, [Sample(one, (), {"floors": 2}) for one in (gone, stays)])
+    return [settings.home / "review.jsonl", shown, trained]
 
 
 def done(settings, ids) -> list[str]:
@@ -102,9 +118,11 @@ def test_unpublished_work_of_the_others_is_kept(desk):
     try:
         assert not desk.materialize().success
         gone = rows[5]["property_id"]
-        assert files_with(desk.settings.home, gone)
+        beside = keep_beside(desk.settings, gone, rows[6]["property_id"])
+        assert set(beside) <= set(files_with(desk.settings.home, gone))
         done(desk.settings, [gone])
         assert files_with(desk.settings.home, gone) == []
+        assert verdicts(desk.settings.home).keys() == {rows[6]["property_id"]}
     finally:
         for folder in folders:
             folder.with_name(f"{folder.name}.away").rename(folder)

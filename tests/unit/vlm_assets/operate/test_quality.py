@@ -72,7 +72,11 @@ def look(tmp_path, answers, *, truth=None, conditions=None, failed=()):
         )
         for number, path in enumerate(paths)
     ]  # fmt: skip
-    return judge(summaries, path_of=lambda key: tmp_path / f"{key}.parquet")
+    return judge(
+        summaries,
+        path_of=lambda key: tmp_path / f"{key}.parquet",
+        conditions=House.CONTRADICTIONS if conditions is None else conditions,
+    )
 
 
 def test_partitions_that_differ_by_chance_are_not_named(tmp_path):
