@@ -156,6 +156,7 @@ class _SqliteStore:
             durable=False,
             busy_seconds=_BEAT_SECONDS,
             replace=self._new_liveness,
+            check=self._check_liveness,
         )
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
@@ -222,6 +223,14 @@ class _SqliteStore:
                 raise DatabaseDamagedError(
                     f"{path} has lost its last changes: it has {changes} of them, a copy has {copy.changes}."
                 )
+
+    def _check_liveness(self, connection: sqlite3.Connection) -> None:
+        """Another version's has other tables: it is made anew, for nothing in it must last."""
+        there = {
+            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
+        if missing := sorted(set(tables.liveness.tables) - there):
+            raise DatabaseDamagedError(f"{self._liveness.path} lacks the tables {', '.join(missing)}.")
 
     def _put_back(self, why: str) -> None:
         """Replace the database by the newest good copy, or begin anew where there never was one."""

@@ -106,7 +106,8 @@ class SampleFile:
     """Samples in a file of JSON lines, as ``write_samples`` makes it."""
 
     def __init__(self, path: Path) -> None:
-        self._rows = [json.loads(line) for line in path.read_text().splitlines()]
+        with path.open(encoding="utf-8") as stream:  # splitlines() would cut a text at its U+2028
+            self._rows = [json.loads(line) for line in stream]
         self.ids: Sequence[str] = [row["property_id"] for row in self._rows]
 
     def __getitem__(self, index: int) -> Sample:

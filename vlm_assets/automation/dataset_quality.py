@@ -121,12 +121,14 @@ def build_dataset_quality(settings: Settings, *, of: Sequence[str]) -> dg.Assets
         ),
     )
     def dataset_quality(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
+        published = len(settings.descriptions.published_keys())
         found = look_at_quality(settings, Catalog.open(settings.home))
         for one in found.findings[:_SHOWN]:
             context.log.warning(_sentence(one))
-        yield dg.MaterializeResult(
-            metadata=quality_metadata(found, accuracy(settings.home)), check_results=check_results(found)
-        )
+        metadata = quality_metadata(found, accuracy(settings.home))
+        # Not those that could be read: one that cannot would have it look again for ever.
+        metadata["published"] = dg.MetadataValue.int(published)
+        yield dg.MaterializeResult(metadata=metadata, check_results=check_results(found))
 
     return dataset_quality
 
@@ -151,7 +153,7 @@ def build_quality_sensor(settings: Settings, quality: dg.AssetsDefinition) -> dg
         if pause:
             return Decided(f"Nothing is started: {pause.sentence()}.")
         known = at.dagster.latest_materialization(ASSET)
-        last = None if known is None else (known[0], int(known[1].get("partitions", 0)))
+        last = None if known is None else (known[0], int(known[1].get("published", 0)))
         published = len(settings.descriptions.published_keys())
         why = why_due(last, published, works=bool(Workers(state).living()), now=at.now)
         if why is None:

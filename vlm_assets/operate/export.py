@@ -31,6 +31,7 @@ from resources.storage.files import (
     write_replacing,
 )
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.published_table import Mask, NothingPublishedError, published_records
 from vlm_assets.settings import Settings
@@ -205,6 +206,8 @@ def _shard(
     assert record is not None
     if mask is not None:
         rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))
+    if of_vectors is not None and not _are_of(of_vectors, record):
+        vectors = None  # Made from other texts than these: no vectors of these rows.
     rows = rows.combine_chunks()
     slice_ = next(one for one in catalog.ranges if one.key == key)
     listed = catalog.slice(slice_)
@@ -228,6 +231,12 @@ def _shard(
     rows = rows.append_column("embedding", columns[0]).append_column("embedding_model", columns[1])
     sources = {"described": record.sha256, "embedded": None if of_vectors is None else of_vectors.sha256}
     return rows.replace_schema_metadata(None), sources
+
+
+def _are_of(vectors: PublishedRecord, described: PublishedRecord) -> bool:
+    """Whether vectors were made from the texts that these descriptions have."""
+    made_from = vectors.metadata.get("parts", {}).get(TEXTS)
+    return made_from is None or made_from == described.metadata.get(TEXTS)
 
 
 def _refuse_other_schema(schemas: dict[str, pa.Schema], key: str, schema: pa.Schema) -> None:
@@ -310,9 +319,11 @@ def _remove_others(folder: Path, format_: Format, names: set[str]) -> None:
     """Remove shards of an earlier state of the data set that are none of this one's."""
     pattern = _shard_name(format_, "*")
     for path in folder.glob(pattern):
-        if str(path.relative_to(folder)) not in names:
+        note = folder / _SHARDS / f"{path.stem.removeprefix('train-')}.json"
+        # What has no note is a person's own file.
+        if str(path.relative_to(folder)) not in names and note.exists():
             path.unlink()
-            (folder / _SHARDS / f"{path.stem.removeprefix('train-')}.json").unlink(missing_ok=True)
+            note.unlink()
 
 
 def _finish(

@@ -48,7 +48,7 @@ import dagster as dg
 from vlm_assets.definitions import build_defs
 from vlm_assets.settings import load_settings
 settings = load_settings(
-    home=Path(sys.argv[1]), state_url=None, alert_targets=None, engine="transformers"
+    home=Path(sys.argv[1]), store=None, state_url=None, alert_targets=None, engine="transformers"
 )
 defs = build_defs(settings)
 with dg.DagsterInstance.local_temp(str(Path(sys.argv[1]) / "dagster")) as instance:

@@ -48,6 +48,7 @@ _REPEATED, _REPEATED_AT_LEAST = 0.01, 10
 _ENOUGH_ROWS = 100
 _LONGEST = 160
 _SHOWN_IDS = 3
+_WITH_EXAMPLES = 20
 
 Kind = Literal["values", "numbers", "texts"]
 
@@ -119,7 +120,7 @@ def look_at_quality(settings: Settings, catalog: Catalog) -> Quality:
     schema = load_schema(settings.description_schema)
     truth = read_truth(settings.truth) if settings.truth is not None else {}
     conditions: Mapping[str, str] = getattr(schema.model, CONTRADICTIONS, {})
-    asked = digest_of([schema.digest, dict(conditions), digest_of(sorted(truth.items(), key=str))])
+    asked = digest_of([schema.digest, dict(conditions), str(sorted(truth.items()))])
     kept = _Kept(settings)
     before = kept.read()
     summaries, unread = list[PartitionSummary](), list[str]()
@@ -330,19 +331,26 @@ def _odd_partitions(
     last = max(
         (rank for rank, one in enumerate(tested, 1) if one[0] <= _ERROR_RATE * rank / len(tested)), default=0
     )
-    for _, distance, summary, name, most in sorted(tested[:last], key=lambda one: -one[1]):
+    whole: dict[str, Counter[str]] = {}
+    for number, (_, distance, summary, name, most) in enumerate(
+        sorted(tested[:last], key=lambda one: -one[1])
+    ):
         if distance < LOOKED_LIKE:
             break
+        if name not in whole:
+            whole[name] = Counter()
+            for one in summaries:
+                whole[name].update(_distribution(one, name))
         counts = _distribution(summary, name)
-        share = counts[most] / sum(counts.values())
-        rest = sum((Counter(_distribution(one, name)) for one in summaries if one is not summary), Counter())
+        here, all_here, everywhere = counts[most], sum(counts.values()), whole[name].total()
+        elsewhere = (whole[name][most] - here) / max(1, everywhere - all_here)
         yield Finding(
             "alike",
             name,
-            f"In {summary.key}, {name} is {most!r} in {share:.0%} of the properties, elsewhere in"
-            f" {rest[most] / max(rest.total(), 1):.0%}.",
+            f"In {summary.key}, {name} is {most!r} in {here / all_here:.0%} of the properties, elsewhere in"
+            f" {elsewhere:.0%}.",
             summary.key,
-            _examples(path_of, summary.key, name, most),
+            _examples(path_of, summary.key, name, most) if number < _WITH_EXAMPLES else (),
         )
 
 

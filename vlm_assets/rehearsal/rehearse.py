@@ -169,7 +169,7 @@ class ScenarioError(ValueError):
 def _home(settings: Settings, scenario: Scenario) -> Iterator[Settings]:
     """Settings with a home of its own and a catalogue in it."""
     with tempfile.TemporaryDirectory(prefix="vlm-assets-rehearsal-") as folder:
-        own = settings.model_copy(update={"home": Path(folder), "state_url": None})
+        own = settings.model_copy(update={"home": Path(folder), "store": None, "state_url": None})
         if scenario.properties is None:
             known = Catalog.open(settings.home)
             catalog_path(own.home).parent.mkdir()

@@ -365,3 +365,21 @@ def test_a_url_that_is_none_of_a_postgres_is_refused_without_its_password(direct
         with pytest.raises(ControlStateError) as refused:
             ControlState(directory, url)
         assert "secret" not in str(refused.value)
+
+
+def test_heartbeats_of_another_version_are_begun_anew(directory):
+    """A liveness database that lacks a table of this version stops no run: nothing in it must last."""
+    state = ControlState(directory)
+    state.beat(
+        lambda connection: connection.execute(
+            sa.insert(tables.ticks).values(name="a", at=1.0, interval_seconds=1.0, since=1.0)
+        )
+    )
+    with contextlib.closing(sqlite3.connect(directory / "liveness.db")) as connection:
+        connection.execute("DROP TABLE quality_summaries")
+    later = ControlState(directory)
+    assert (
+        later.read_beats(lambda connection: connection.execute(sa.select(tables.quality_summaries)).all())
+        == []
+    )
+    later.beat(lambda connection: connection.execute(tables.quality_summaries.delete()))
