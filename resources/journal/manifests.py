@@ -19,7 +19,7 @@ from resources.journal.segments import SegmentRecord
 from resources.storage import files
 from resources.storage.sealed_json import BrokenSealError, check_seal, refuse_newer_format, seal, unseal
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 3
 """The current manifest and the two before it."""
 _NAME = re.compile(r"manifest-(\d{12,})\.json")
@@ -109,7 +109,7 @@ def read_manifest(directory: Path, sequence: int) -> Manifest:
             previous_sha256=found["previous"]["sha256"],
             events=tuple(found["events"]),
             given_up=tuple(found["given_up"]),
-            plan=found["plan"],
+            plan=found["plan"] if found["format"] > 1 else None,
             retired=found["retired"],
             file_sha256=hashlib.sha256(data).hexdigest(),
         )

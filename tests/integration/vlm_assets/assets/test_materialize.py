@@ -291,7 +291,7 @@ def test_work_that_ends_early_is_resumed_and_no_content_check_is_blamed(desk, mo
     """Properties without a row end the run as one that a retry resumes; what is finished stays."""
     plan = DescriptionWork.plan
     with monkeypatch.context() as patched:
-        patched.setattr(DescriptionWork, "plan", lambda self, done: plan(self, done)[:-1])
+        patched.setattr(DescriptionWork, "plan", lambda *given: plan(*given)[:-1])
         ended = desk.materialize()
     assert not ended.success
     assert not ended.checks
