@@ -200,7 +200,8 @@ class HealthWatcher:
                 "Nothing for now: it is ended and its partition is retried on another device where there is"
                 " one; committed rows stay. If it happens again on the same device, look at `nvidia-smi` and"
                 " the kernel log: after two partitions that had to be killed on it, it is left out. If its"
-                " batches do take that long: lower VLM_ASSETS_BATCH_SIZE, or raise VLM_ASSETS_STUCK_SECONDS."
+                " batches do take that long: lower VLM_ASSETS_BATCH_IMAGES, or raise"
+                " VLM_ASSETS_STUCK_SECONDS."
             ),
             partition=worker.partition,
             expected=f"a commit within {one.allowed:.0f} s ({worker.phase})",

@@ -154,7 +154,8 @@ class Settings(BaseSettings):
     engine: Literal["auto", "transformers", "server"] = Field(
         "auto",
         description="What runs the model: transformers in the run, or a server (vLLM, SGLang). auto: a server"
-        " if one is named, or on a GPU if `make vllm` installed it; else in the run. Chosen once a home.",
+        " if one is named; vLLM on a GPU where it is installed and VLM_ASSETS_EMBEDDING_MODEL is set; else in"
+        " the run. Chosen once a home.",
     )
     speculative_tokens: int = Field(
         5,
