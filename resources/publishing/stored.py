@@ -31,6 +31,10 @@ class OvertakenError(PublishedError):
     """Another machine has published this partition since this one looked. Its publication stands."""
 
 
+class OlderInStoreError(PublishedError):
+    """The store has an older version than this machine, which does not come from it. A person decides."""
+
+
 class MissingInStoreError(PublishedError):
     """The store has a record, but no object with the bytes that it stands for."""
 
@@ -62,9 +66,16 @@ class StoredPartitions:
                     self._put_file(partition.published, record, fence=(partition, at))
                 return
             self._refuse_overtaken(ours, self._standing(partition, theirs))
+            # What is damaged or gone here is `verify`'s to tell of: it keeps no newer version from the store.
+            kept = [
+                (number, version)
+                for number, version in enumerate(ours.previous, start=1)
+                if partition.holds(partition.slot(number), version)
+            ]
+            ours = replace(ours, previous=tuple(version for _, version in kept))
             intent = replace(theirs, pending=PendingPublication(record, ours.previous))
             at = self._put(self._name(partition.record_path), intent.to_bytes(), over=at)
-            for number, version in enumerate(ours.previous, start=1):
+            for number, version in kept:
                 self._put_file(partition.slot(number), version, fence=(partition, at))
             self._put_file(partition.published, record, fence=(partition, at))
             self._put(self._name(partition.record_path), ours.to_bytes(), over=at)
@@ -72,7 +83,7 @@ class StoredPartitions:
     def pull(self, key: str) -> tuple[str, ...]:
         """Take over what another machine has published; what stood here becomes the version before it.
 
-        Returns what was done, in sentences. Raises MissingInStoreError.
+        Returns what was done, in sentences. Raises MissingInStoreError, OlderInStoreError.
         """
         partition = PartitionFiles(self._asset, key)
         theirs, _ = self._record(partition)
@@ -83,6 +94,16 @@ class StoredPartitions:
             ours, notes = partition.settle()
             if _is_at_or_after(ours, record):
                 return ()
+            if ours.sequence > record.sequence:
+                theirs_at = self._store.address(self._name(partition.record_path))
+                raise OlderInStoreError(
+                    f"partition {key}: version {ours.sequence} is published here, and {self._store} has"
+                    f" version {record.sequence}, which is none of those kept here. Nothing was changed. To"
+                    f" put this machine's version there, remove {theirs_at} and materialize the partition"
+                    f" here. To take the store's over, move {partition.record_path} and"
+                    f" {partition.record_copy} away and materialize it: what stands here is then kept in"
+                    f" {partition.quarantine}."
+                )
             content = self._content(partition, record)
             temporary = files.write_temporary(partition.published, content, partition.staging)
             try:

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import dagster as dg
 
+from resources.devices.errors import DeviceError
 from resources.devices.leases import LeaseHolder
 from resources.devices.resource import GpuResource
 from resources.engine.model_source import ModelSource, exact_revision
@@ -275,17 +276,18 @@ class TrainingWork:
         self, gpu: GpuResource, holder: LeaseHolder, context: dg.AssetExecutionContext
     ) -> Iterator[list[str]]:
         """For each rank, the devices that it may see. Ranks on GPUs lease one each, as many as are free."""
+        # Asked for first: the lease of this process makes its device the only one that is seen here.
+        leases = gpu.leases(log=context.log)
         lease = gpu.lease(run_id=holder.run_id, partition=self.name, step=ASSET, log=context.log)
         if lease.device.kind == "cpu":
             yield [""] * self.plan.ranks
             return
         with contextlib.ExitStack() as leased:
             found = [lease.device.visible]
-            leases = gpu.leases(log=context.log)
             for _ in range(self.plan.ranks - 1):
                 try:
                     more = leased.enter_context(leases.acquire(holder, wait_seconds=0.0, log=context.log))
-                except RuntimeError as error:
+                except DeviceError as error:
                     context.log.warning(f"Going on with {len(found)} of {self.plan.ranks} ranks: {error}")
                     break
                 found.append(more.device.visible)

@@ -13,8 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from faults.s3_server import S3Proxy
+from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.stored import MissingInStoreError, OvertakenError, StoredPartitions
+from resources.publishing.stored import (
+    MissingInStoreError,
+    OlderInStoreError,
+    OvertakenError,
+    StoredPartitions,
+)
 from resources.storage.layout import AssetFolders, Home
 from resources.store import bucket as bucket_module
 from resources.store.bucket import StoreAwayError, UnfitStoreError, client
@@ -106,6 +112,39 @@ def test_a_machine_that_was_overtaken_publishes_nothing(machines, in_store):
     at_a.pull(KEY)
     assert text_of(a) == {"first"}
     assert set(pq.read_table(a.partition(KEY).version(1))["text"].to_pylist()) == {"late"}
+
+
+def test_an_older_version_in_the_store_replaces_no_newer_one(machines, in_store, bucket):
+    """A store put back from a backup changes nothing here; the sentence's way out puts it right."""
+    (a, at_a), (b, at_b) = machines
+    publish(b, "old")
+    at_b.push(KEY)
+    for text in ("first", "second"):
+        publish(a, text)
+    with pytest.raises(OlderInStoreError, match=r"version 2 is published here, and .* has version 1"):
+        at_a.pull(KEY)
+    assert (text_of(a), in_store()) == ({"second"}, {"old"})
+    bucket.delete(NAMES[1])
+    assert at_a.pull(KEY) == ()
+    at_a.push(KEY)
+    assert in_store() == {"second"}
+
+
+@pytest.mark.parametrize("harm", [lambda path: path.write_bytes(b"rot"), lambda path: path.unlink()])
+def test_a_damaged_earlier_version_blocks_no_publication_in_the_store(machines, in_store, bucket, harm):
+    """The new version is put there, and the record there names only what is there too."""
+    (a, at_a), (_, at_b) = machines
+    for text in ("first", "second", "third"):
+        publish(a, text)
+    harm(a.partition(KEY).version(1))
+    at_a.push(KEY)
+    assert in_store() == {"third"}
+    standing, _ = at_a._record(PartitionFiles(a, KEY))
+    assert (standing.pending, [one.fingerprint for one in standing.previous]) == (None, ["first"])
+    assert bucket.head(NAMES[2]) is None
+    assert bucket.head(NAMES[2].replace(".1.", ".2.")).sha256 == standing.previous[0].sha256
+    at_b.pull(KEY)
+    assert text_of(a) == {"third"}
 
 
 def test_a_process_that_was_stopped_and_overtaken_publishes_nothing_when_it_goes_on(
