@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import median_high
 from typing import Final
 
 import sqlalchemy as sa
@@ -40,11 +40,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Measured:
-    """How batches of one size did. rate: cost a second. seconds: of the longest. held: memory held them."""
+    """How batches of one size did. rate: cost a second. seconds: of the longest but one. held: by memory."""
 
     rate: float
     seconds: float
     held: bool = True
+
+
+BEGUN: Final = Measured(0.0, 0.0, held=False)
+"""Of a size from before it is tried until it is measured. Where it stays, that size may kill the process."""
 
 
 def first_size(properties: int, known: ImageTokens | None) -> BatchSize:
@@ -60,7 +64,8 @@ def choose(first: BatchSize, measured: Mapping[int, Measured]) -> BatchSize:
     """The size for a new partition: the smallest about as fast as any that fits, and what it is to try.
 
     What fits is held by the device's memory and takes BATCH_SECONDS at most. While the largest is the
-    fastest, larger sizes are tried, up to four times of it and to what takes BATCH_SECONDS by estimate.
+    fastest, larger sizes are tried, up to four times of it and to what takes BATCH_SECONDS by estimate; none
+    beside one that was BEGUN, for it may have killed its process, and one a little smaller would too.
     """
     if not measured:
         return first  # How long a larger one would take is not known yet.
@@ -72,7 +77,7 @@ def choose(first: BatchSize, measured: Mapping[int, Measured]) -> BatchSize:
     best = max(one.rate for one in fitting.values())
     cost = min(cost for cost, one in fitting.items() if one.rate >= AS_FAST * best)
     largest = max(fitting)
-    if cost < largest:
+    if cost < largest or BEGUN in measured.values():
         return replace(first, cost=cost)
     # A little less than what would take BATCH_SECONDS, or was too large.
     most = int(
@@ -111,12 +116,20 @@ class BatchMeter:
             self._properties[of] = max(len(images), self._properties.get(of, 0))
         self._began = True
 
+    @property
+    def has_tried(self) -> bool:
+        """Whether each size to try is measured by now."""
+        return all(len(self._rates.get(cost, ())) >= TRIED_BATCHES for cost in self.size.tried)
+
     def measured(self, largest_batch: int | None) -> dict[int, Measured]:
-        """What is known of each size. largest_batch: properties that memory held, if it did not hold all."""
+        """What is known of each size. largest_batch: properties that memory held, if it did not hold all.
+
+        One batch of a size may have taken any time, on a machine that slept: it decides nothing.
+        """
         return {
             cost: Measured(
-                median(rates),
-                max(self._seconds[cost]),
+                median_high(rates),
+                sorted(self._seconds[cost])[-2],
                 largest_batch is None or self._properties[cost] <= largest_batch,
             )
             for cost, rates in self._rates.items()
@@ -130,27 +143,29 @@ def remembered(state: ControlState, device: str, meaning: str) -> dict[int, Meas
     of_both = sa.select(*columns).where(_table.c.device == device, _table.c.meaning == meaning)
     try:
         rows = state.read_beats(lambda connection: connection.execute(of_both).all())
-    except ControlStateError as error:
+    except (ControlStateError, sa.exc.SQLAlchemyError) as error:
         _log.warning("Which batches are fastest is measured anew: %s", error)
         return {}
     return {cost: Measured(rate, seconds, held) for cost, rate, seconds, held in rows}
 
 
-def remember(state: ControlState, device: str, meaning: str, measured: Mapping[int, Measured]) -> None:
-    """Keep what was measured; the newest of a size counts. Where it cannot be kept, it is measured again."""
+def remember(state: ControlState, device: str, meaning: str, measured: Mapping[int, Measured | None]) -> None:
+    """Keep what was measured; the newest of a size counts, and None forgets it. Never fails a run."""
+    rows = [
+        {"device": device, "meaning": meaning, "cost": cost, **vars(one)}
+        for cost, one in measured.items()
+        if one is not None
+    ]
 
     def write(connection: sa.Connection) -> None:
         of_both = (_table.c.device == device, _table.c.meaning == meaning)
         connection.execute(_table.delete().where(*of_both, _table.c.cost.in_(list(measured))))
-        connection.execute(_table.insert(), _rows(device, meaning, measured.items()))
+        if rows:
+            connection.execute(_table.insert(), rows)
 
     if not measured:
         return
     try:
         state.beat(write)
-    except ControlStateError as error:
+    except (ControlStateError, sa.exc.SQLAlchemyError) as error:
         _log.warning("Which batches are fastest is measured again by the next partition: %s", error)
-
-
-def _rows(device: str, meaning: str, measured: Iterable[tuple[int, Measured]]) -> list[dict[str, object]]:
-    return [{"device": device, "meaning": meaning, "cost": cost, **vars(one)} for cost, one in measured]

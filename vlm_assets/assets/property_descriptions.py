@@ -26,6 +26,7 @@ from resources.devices.resource import GpuResource
 from resources.engine.batch_plan import Batch, BatchSize, PlannedProperty, plan_batches, remaining
 from resources.engine.batch_sizes import (
     BATCH_SECONDS,
+    BEGUN,
     FIRST_IMAGES,
     BatchMeter,
     choose,
@@ -269,24 +270,31 @@ class DescriptionWork:
         return BatchSize(self.settings.batch_size, FIRST_IMAGES if images == "auto" else images)
 
     def batch_size(self, engine: Engine, journal: Journal, device: Device) -> BatchSize:
-        """The size of this partition's batches: the one that it began with, else the fastest known by now."""
+        """The size of this partition's batches: the one that it began with on such a device, else the fastest
+        known by now. Only a partition that begins tries others: they may have killed it.
+        """
         if self.settings.batch_images != "auto":
             return self._named_size
-        plan = journal.plan
-        if plan is None:
-            size = first_size(self.settings.batch_size, _image_tokens(engine))
-            if engine.batches_at_once == 1:  # else it makes batches of its own, and ours are none
-                size = choose(
-                    size, remembered_sizes(control_state(self.settings), *self._measured_of(device))
-                )
-            journal.plan = plan = asdict(size)
-        return BatchSize(**{**plan, "tried": tuple(plan["tried"])})
+        plan, measured_of = journal.plan, self._measured_of(device)
+        if plan is not None and plan.get("device") == measured_of[0]:
+            kept = {name: value for name, value in plan.items() if name != "device"}
+            return BatchSize(**{**kept, "tried": ()})
+        size = first_size(self.settings.batch_size, _image_tokens(engine))
+        if engine.batches_at_once == 1:  # else it makes batches of its own, and ours are none
+            state = control_state(self.settings)
+            size = choose(size, remembered_sizes(state, *measured_of))
+            if plan is not None:
+                size = replace(size, tried=())
+            remember(state, *measured_of, dict.fromkeys(size.tried, BEGUN))
+        journal.plan = {**asdict(size), "device": measured_of[0]}
+        return size
 
     def _remember(self, meter: BatchMeter, engine: Engine, device: Device) -> None:
         """Have later partitions know what this one's batches say."""
         if self.settings.batch_images == "auto" and engine.batches_at_once == 1:
             held = engine.largest_batch if isinstance(engine, SplittingEngine) else None
-            remember(control_state(self.settings), *self._measured_of(device), meter.measured(held))
+            found = {**dict.fromkeys(meter.size.tried), **meter.measured(held)}
+            remember(control_state(self.settings), *self._measured_of(device), found)
 
     def _sizes(self, size: BatchSize) -> str:
         """For people."""
@@ -322,12 +330,15 @@ class DescriptionWork:
             with self.feeding(engine, workers) as feeding:
                 self._refuse_another_model(engine)
                 size = self.batch_size(engine, journal, device)
-                meter = BatchMeter(size)
+                meter, trying = BatchMeter(size), bool(size.tried)
                 progress.watch(engine)
                 progress.start()
                 for batch, tries in self._described(feeding, workers, rounds, journal, size):
                     described = batch.described
                     meter.take([one.images_seen for one in described], batch.seconds)
+                    if trying and meter.has_tried:  # A kill from now on says nothing of these sizes.
+                        self._remember(meter, engine, device)
+                        trying = False
                     # The first batch of a process pays for what is compiled and allocated once.
                     if (
                         longest

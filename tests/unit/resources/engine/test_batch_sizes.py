@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
 from resources.engine.batch_plan import BatchSize, PlannedProperty, plan_batches
 from resources.engine.batch_sizes import (
     BATCH_SECONDS,
+    BEGUN,
     BatchMeter,
     Measured,
     choose,
@@ -35,6 +37,7 @@ FIRST = BatchSize(9999, 64)
         pytest.param({64: (0.5, 80), 128: (0.5, 160)}, 16, (), id="all take too long"),
         pytest.param({64: (1.0, 1, False)}, 32, (), id="nothing is held"),
         pytest.param({64: (1.0, 1), 128: (2.0, 1, False)}, 64, (121,), id="twice is not held"),
+        pytest.param({64: (1.0, 1), 128: (0.0, 0, False)}, 64, (), id="twice was begun and never finished"),
         pytest.param({64: (1.0, 1), 70: (2.0, 1, False)}, 64, (), id="hardly more is not held"),
     ],
 )
@@ -97,6 +100,18 @@ def test_first_batch_and_fragments_are_not_measured():
     assert meter.measured(None) == {100: Measured(100.0, 1.0)}
 
 
+def test_a_machine_that_slept_once_says_nothing_of_a_size():
+    """One batch that took an hour leaves its size as fast and as short as the others say."""
+    meter = BatchMeter(BatchSize(99, 100, tried=(200,)))
+    meter.take([10] * 10, 1.0)
+    for seconds in (1.0, 3600.0):
+        assert not meter.has_tried
+        meter.take([10] * 10, seconds)
+        meter.take([10] * 20, seconds)
+    assert meter.has_tried
+    assert meter.measured(None) == {100: Measured(100.0, 1.0), 200: Measured(200.0, 1.0)}
+
+
 def test_what_images_cost_is_counted():
     """With tokens known, short properties count their prompts: a batch of them has fewer images."""
     known = ImageTokens(each=80, text=800, images=10, fitting=10, pixels=1, context=None, options={})
@@ -118,3 +133,16 @@ def test_sizes_are_remembered_for_each_device_and_model(tmp_path):
     remember(state, "b", "m", {64: Measured(9.0, 9.0)})
     assert remembered(state, "a", "m") == {64: Measured(5.0, 6.0), 128: Measured(3.0, 4.0, held=False)}
     assert remembered(state, "a", "other") == {}
+    remember(state, "a", "m", {64: None, 128: BEGUN})
+    assert remembered(state, "a", "m") == {128: BEGUN}
+
+
+def test_the_memory_of_sizes_never_fails_a_run(tmp_path, caplog):
+    """What the database refuses, even where it answers, is logged and measured again."""
+    state = open_state(tmp_path / ".state")
+    remember(state, "a", "m", {64: Measured(1.0, 2.0)})
+    remember(state, "a", "m", {64: Measured(float("nan"), 2.0)})  # SQLite takes it for NULL: IntegrityError
+    assert remembered(state, "a", "m") == {64: Measured(1.0, 2.0)}
+    state.beat(lambda connection: connection.execute(sa.text("DROP TABLE batch_sizes")))
+    assert remembered(state, "a", "m") == {}
+    assert "measured again" in caplog.text and "measured anew" in caplog.text
