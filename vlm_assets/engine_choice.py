@@ -36,10 +36,14 @@ _ABOUT = (
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """``server``: one that we start, or one at the address of the settings. lost: what ``auto`` forgoes."""
+    """``server``: one that we start, or one at the address of the settings. lost: what ``auto`` forgoes.
+
+    kept: whether a home may keep the choice; not where the driver did not answer.
+    """
 
     engine: Literal["transformers", "server"]
     lost: str | None = None
+    kept: bool = True
 
 
 @cache
@@ -71,7 +75,7 @@ def keep_engine(settings: Settings, log: logging.Logger) -> None:
             f"{PREFIX}EMBEDDING_MODEL is not set, so the describing model's own layers embed: beside its"
             " server the model is loaded a second time, and the server has that much less memory."
         )
-    if settings.engine != "auto":
+    if settings.engine != "auto" or not chosen.kept:
         return
     if chosen.lost is not None:
         log.warning(chosen.lost)
@@ -98,7 +102,7 @@ def _found(settings: Settings) -> ChosenEngine:
     try:
         devices = find_devices(settings.devices, os.environ)
     except DeviceError:
-        return ChosenEngine("transformers")  # no run gets a device either
+        return ChosenEngine("transformers", kept=False)  # no run gets a device either
     if devices[0].kind == "cpu":
         return ChosenEngine("transformers")
     why = None

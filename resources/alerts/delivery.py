@@ -211,10 +211,9 @@ class Delivery:
                 # Who took it this moment says so in the next.
                 lock = taken(path, seconds=_MOMENT_SECONDS)
             if lock is None and _is_old(path, now):
-                # It keeps the file that it locked. Should it go on, a message comes twice, with the same id.
-                path.unlink(missing_ok=True)
-                lock = taken(path)
-                self.outbox.post(_standstill(now))
+                lock = _taken_over(path, now)
+                if lock is not None:
+                    self.outbox.post(_standstill(now))
             if lock is not None:
                 with contextlib.suppress(PermissionError):  # another user's file
                     os.utime(lock.fileno(), (now, now))
@@ -417,6 +416,18 @@ def _is_old(lock: Path, now: float) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return abs(now - lock.stat().st_mtime) > STANDSTILL_SECONDS
     return False
+
+
+def _taken_over(path: Path, now: float) -> LockFile | None:
+    """A new lock in place of an old one, one process at a time: a second would remove the first one's.
+
+    Who stands still keeps the file that it locked. Should it go on, a message comes twice, with the same id.
+    """
+    with contextlib.closing(LockFile(path.parent, create=False)) as turn:
+        if not turn.take() or not _is_old(path, now):
+            return None
+        path.unlink(missing_ok=True)
+        return taken(path)
 
 
 def _standstill(now: float) -> Alert:

@@ -300,6 +300,10 @@ class TrainingWork:
         if self.samples:
             write_samples(Path(self.plan.samples), self.samples)
         self.plan.write(self.folder / PLAN)
+        record = read_record(self.paths)
+        if record is not None and _is_whole(self.export, record):
+            # A start before died after it had exchanged the folders: this is the model that stood there.
+            self._keep_export()
         shutil.rmtree(self.export, ignore_errors=True)
         make_directory(self.export)
 
@@ -308,15 +312,12 @@ class TrainingWork:
         record = read_record(self.paths)
         if record is None or record["fingerprint"] != self.fingerprint.digest:
             return False
-        return all(
-            (self.model_folder / name).is_file() and sha256_of(self.model_folder / name) == digest
-            for name, digest in record["files"].items()
-        )
+        return _is_whole(self.model_folder, record)
 
     def publish(self, finished: Mapping[str, Any]) -> None:
         """Put the model into place in one step, then write its record. The model before is kept.
 
-        A death between the two leaves a model without a record: the next start publishes the same bytes.
+        A death before the record leaves a model without a record: the next start publishes the same bytes.
         """
         shutil.copyfile(self.history, self.export / HISTORY)
         (self.export / "README.md").write_text(self._card(finished))
@@ -338,16 +339,24 @@ class TrainingWork:
             **{name: value for name, value in finished.items() if name not in ("event", "epochs")},
         }
         before = read_record(self.paths)
+        # Where one was kept already, only the model of the record is put in its place.
+        if before is not None and (not self._kept.exists() or _is_whole(self.export, before)):
+            self._keep_export()
         write_sealed(self.paths.record, record)
-        if before is not None:
-            kept = _folders(self.settings).versions / f"{self.name}.before"
-            shutil.rmtree(kept, ignore_errors=True)
-            os.rename(self.export, kept)  # noqa: PTH104 - the whole folder, as it is
         shutil.rmtree(self.export, ignore_errors=True)
         # What other plans had begun of this variant. The last checkpoint stays: it can make the model again.
         for other in self.paths.journals.iterdir():
             if other != self.folder:
                 shutil.rmtree(other, ignore_errors=True)
+
+    @property
+    def _kept(self) -> Path:
+        """The model that was published before."""
+        return _folders(self.settings).versions / f"{self.name}.before"
+
+    def _keep_export(self) -> None:
+        shutil.rmtree(self._kept, ignore_errors=True)
+        os.rename(self.export, self._kept)  # noqa: PTH104 - the whole folder, as it is
 
     def metadata(self, said: str) -> Metadata:
         """What a person reads of a finished variant."""
@@ -394,6 +403,14 @@ def read_record(paths: PartitionPaths) -> Mapping[str, Any] | None:
     except (FileNotFoundError, BrokenSealError):
         # Without it the finished training is published again from its last checkpoint: the same bytes.
         return None
+
+
+def _is_whole(folder: Path, record: Mapping[str, Any]) -> bool:
+    """Whether a folder has the files of a record, every byte of them."""
+    return all(
+        (folder / name).is_file() and sha256_of(folder / name) == digest
+        for name, digest in record["files"].items()
+    )
 
 
 def _folders(settings: Settings) -> AssetFolders:

@@ -94,6 +94,14 @@ def test_choice_is_kept_in_the_home(tmp_path, machine, caplog):
     assert chosen_engine(served) == ChosenEngine("server")
 
 
+def test_a_driver_that_fails_at_the_first_run_decides_nothing(tmp_path, machine):
+    """What was chosen without an answer is not kept: with an answer it is chosen anew."""
+    machine(None, build="cuda")
+    keep_engine(settings(tmp_path), LOG)
+    machine(GPU)
+    assert chosen_engine(settings(tmp_path)) == ChosenEngine("server")
+
+
 def test_two_machines_that_begin_at_once_do_not_mix(tmp_path, machine):
     """Another run noted another engine meanwhile: this one ends before it describes anything."""
     machine(GPU)

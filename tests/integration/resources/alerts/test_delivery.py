@@ -25,6 +25,7 @@ from resources.alerts.targets import checked_targets
 from resources.state.database import ControlState, open_state
 from resources.state.sqlite_file import ControlStateError
 from resources.state.tables import alert_messages, alert_targets
+from resources.storage.lock_files import LockFile
 
 NOW = 1_790_000_000.0
 SECRET = "s3cret-pw"
@@ -263,6 +264,21 @@ def test_a_process_that_is_stopped_while_it_delivers_keeps_the_delivery_from_nob
     finally:
         stopped.kill()
         stopped.join()
+
+
+def test_of_two_that_find_a_delivery_standing_one_takes_over(outbox, receiver):
+    """While another process takes the old lock's place, this one removes nothing, not its new one."""
+    outbox.post(alert())
+    directory = outbox.state.directory
+    path = directory / "alert_delivery.lock"
+    standing, first = LockFile(path), LockFile(directory, create=False)
+    with contextlib.closing(standing), contextlib.closing(first):
+        assert standing.take() and first.take()
+        os.utime(path, (NOW, NOW))
+        inode = path.stat().st_ino
+        delivery = delivery_to(outbox, receiver.url())
+        assert deliver(delivery, NOW + STANDSTILL_SECONDS + 1) is None
+        assert path.stat().st_ino == inode
 
 
 def deliver_slowly(directory, url) -> None:

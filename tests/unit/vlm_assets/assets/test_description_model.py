@@ -1,13 +1,20 @@
-"""Which devices the ranks of a training see."""
+"""Which devices the ranks of a training see, and which model is kept when a publication is killed."""
 
 import logging
 from types import SimpleNamespace
+
+import pytest
 
 from resources.devices import find, process_lease, resource
 from resources.devices.leases import LeaseHolder
 from resources.devices.nvml import GpuReading
 from resources.devices.resource import GpuResource
+from resources.storage.files import exchange
+from resources.training.plan import TrainingPlan
+from vlm_assets.assets import description_model
 from vlm_assets.assets.description_model import TrainingWork
+from vlm_assets.assets.fingerprint import Fingerprint
+from vlm_assets.settings import load_settings
 
 LOG = logging.getLogger("test_description_model")
 
@@ -30,3 +37,38 @@ def test_each_rank_has_a_gpu_of_its_own_and_none_is_waited_for(tmp_path, monkeyp
     finally:
         process_lease._lease.release()
     assert "Going on with 2 of 3 ranks: No device came free" in caplog.text
+
+
+def work_of(home, text):
+    """A training whose model is one file with this text."""
+    plan = TrainingPlan("tiny", "a:b", "a:b", "a:b", "Describe.", 0.1, seed=1, batch=1, microbatches=1)
+    return TrainingWork(load_settings(home=home), "tiny", plan, Fingerprint({"base": text}), ())
+
+
+def publish(work):
+    work.prepare()
+    (work.export / "model").write_text(work.fingerprint.parts["base"])
+    work.history.write_text("")
+    epochs = [{"of": "loss"}]
+    counts = dict.fromkeys(("parameters", "step", "samples", "train", "held_out", "metric", "asked"), 1)
+    work.publish({"event": "finished", "figures": {}, "skips": {}, "epochs": epochs, **counts})
+
+
+@pytest.mark.parametrize("line", ["exchange", "write_sealed"])
+def test_publication_killed_before_its_record_keeps_the_model_before(tmp_path, monkeypatch, line):
+    """Done again, it does not take the unrecorded model of the killed start for the one before."""
+    publish(work_of(tmp_path, "old"))
+
+    def killed(*folders):
+        if line == "exchange":
+            exchange(*folders)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(description_model, line, killed)
+        publish(work_of(tmp_path, "new"))
+    again = work_of(tmp_path, "new")
+    publish(again)
+    assert again.is_complete()
+    kept = again.paths.asset.versions / "tiny.before" / "model"
+    assert ((again.model_folder / "model").read_text(), kept.read_text()) == ("new", "old")
