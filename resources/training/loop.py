@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from resources.storage.files import make_directory, write_replacing
 from resources.storage.lock_files import taken
+from resources.store.bucket import StoreAwayError
 from resources.training.checkpoints import (
     Checkpoints,
     CheckpointThread,
@@ -201,7 +202,7 @@ class Training:
         before = self.state.seconds
         try:
             self._train(lambda: before + time.monotonic() - started)
-        except RanksLostError:
+        except (RanksLostError, StoreAwayError):
             self._save_what_is_left()
             raise
         finally:
@@ -530,7 +531,7 @@ class Training:
         return path.open("a", encoding="utf-8")
 
     def _save_what_is_left(self) -> None:
-        """Another rank is gone: one of those that are left writes down the last finished step."""
+        """Another rank or the store is gone: one of those left writes down the last finished step."""
         self._writer.wait()
         lock = taken(self._folder / "last-words.lock")
         if lock is None or self.state.step in self._checkpoints.steps():

@@ -19,7 +19,7 @@ from resources.engine.prompt import Prompt
 from resources.engine.schema import DescriptionSchema, description_text, load_schema
 from resources.images.fetching import image_of
 from resources.images.images import ImageError, LoadedProperty, load_image
-from resources.store.bucket import S3Folder
+from resources.store.bucket import BadAddressError, S3Folder
 from resources.training.plan import Sample, TrainingError, TrainingPlan, is_name, named
 
 _IGNORED: Final = -100
@@ -212,7 +212,10 @@ class DescribeObjective:
 
 
 def load_images(sample: Sample, plan: TrainingPlan) -> list[Any]:
-    """The readable images of a sample, the first ones, at most as many as are shown in a description."""
+    """The readable images of a sample, the first ones, at most as many as are shown in a description.
+
+    Raises StoreAwayError.
+    """
     limits = plan.image_limits
     found: list[Any] = []
     for path in sample.image_paths:
@@ -227,8 +230,12 @@ def load_images(sample: Sample, plan: TrainingPlan) -> list[Any]:
 
 
 def _fetched(address: str) -> bytes:
+    """The bytes of an image. Raises ImageError, a bad address's too, and StoreAwayError."""
     folder, _, name = address.rpartition("/")
-    return image_of(S3Folder.parse(folder), name)
+    try:
+        return image_of(S3Folder.parse(folder), name)
+    except BadAddressError as error:
+        raise ImageError("missing", f"{address}: {error}.") from error
 
 
 def answer(target: Mapping[str, Any], schema: DescriptionSchema) -> tuple[str, list[tuple[int, int]]]:

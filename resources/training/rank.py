@@ -19,6 +19,7 @@ from typing import Any, Final
 from resources.engine.protocol import EngineError
 from resources.images.worker import die_with
 from resources.storage.files import DurableWriteError
+from resources.store.bucket import StoreAwayError
 
 STOPPED: Final = 75
 """Its code where it was asked to stop, and its checkpoint is written."""
@@ -26,6 +27,8 @@ PEER_LOST: Final = 76
 """Its code where another rank is gone; the last finished step is written."""
 REFUSED: Final = 77
 """Its code where a new start would end in the same way; it has said why."""
+STORE_AWAY: Final = 78
+"""Its code where the store of the images is down: its last line of text says so."""
 
 PLAN = "plan.json"
 LOST_SECONDS: Final = 600.0
@@ -75,6 +78,9 @@ def main() -> None:
         code = STOPPED
     except RanksLostError:
         code = PEER_LOST
+    except StoreAwayError as error:
+        sys.stderr.write(f"{error}\n")
+        code = STORE_AWAY
     except (TrainingError, EngineError, OrderChangedError, DurableWriteError) as error:
         say("refused", {"said": str(error)})
         code = REFUSED

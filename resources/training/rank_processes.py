@@ -23,8 +23,9 @@ from typing import Any, Final
 
 from resources.processes import how_it_ended
 from resources.storage.lock_files import LockFile
+from resources.store.bucket import StoreAwayError
 from resources.training.plan import TrainingError
-from resources.training.rank import PEER_LOST, REFUSED, STOPPED
+from resources.training.rank import PEER_LOST, REFUSED, STOPPED, STORE_AWAY
 
 _SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
 _LOOK_SECONDS: Final = 0.5
@@ -58,7 +59,8 @@ class RankProcesses:
     def events(self) -> Iterator[Mapping[str, Any]]:
         """What the first rank says, until the training is finished. Ends the ranks when it is left.
 
-        Raises TrainingError where they refuse, with their reason, and RanksDiedError.
+        Raises TrainingError where they refuse, with their reason, RanksDiedError, and StoreAwayError
+        where the images cannot be fetched.
         """
         world, deaths, best = len(self.devices), 0, -1
         try:
@@ -72,6 +74,8 @@ class RankProcesses:
                     return
                 if REFUSED in codes:
                     raise TrainingError("the reason was told before")  # The caller has raised with it.
+                if STORE_AWAY in codes:
+                    raise StoreAwayError(f"{self._last_line()} The training's checkpoints are kept.")
                 left = sum(code in (PEER_LOST, STOPPED) for code in codes)
                 deaths += 1
                 gone = "; ".join(

@@ -30,11 +30,13 @@ from resources.storage.files import exchange, make_directory, sha256_of, sync_di
 from resources.storage.layout import AssetFolders, PartitionPaths
 from resources.storage.lock_files import taken
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from resources.store.bucket import StoreAwayError
 from resources.training.plan import TrainingError, TrainingPlan, is_name, write_samples
 from resources.training.rank import PLAN
 from resources.training.rank_processes import RankProcesses
+from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets.fingerprint import Fingerprint
-from vlm_assets.assets.materialize import Metadata
+from vlm_assets.assets.materialize import Metadata, note_run
 from vlm_assets.assets.run_progress import end_if_paused, wait_while_paused
 from vlm_assets.assets.training_data import training_samples
 from vlm_assets.resource_settings import build_vision_language_model, control_state
@@ -107,6 +109,9 @@ def build_description_model(settings: Settings, *, upstream: str) -> dg.AssetsDe
                 beat.enter(Phase.PUBLISHING)
                 work.publish(told.finished)
                 return dg.MaterializeResult(metadata=work.metadata("Trained and published."))
+        except StoreAwayError:
+            note_run(context, NO_ATTEMPT)
+            raise
         except TrainingError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
 

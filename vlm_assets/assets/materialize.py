@@ -164,7 +164,7 @@ def wait_until_available(
         except unavailable as error:
             left = deadline - clock.monotonic()
             if left <= 0:
-                _note(context, NO_ATTEMPT)
+                note_run(context, NO_ATTEMPT)
                 raise unavailable(
                     f"{title}: waited {settings.device_wait_seconds:.0f} s, and {error}"
                 ) from error
@@ -216,7 +216,7 @@ class Materialization:
         Raises RunRefusedError.
         """
         if options.recompute and options.retry_failed:
-            _note(context, NEEDS_PERSON)
+            note_run(context, NEEDS_PERSON)
             raise RunRefusedError("recompute computes every row again, failed ones too: set only one.")
         wait_while_paused(context, control_state(settings))
         partition = Partition.at_home(settings, asset, context.partition_key, work.ids, work.fingerprint)
@@ -265,7 +265,7 @@ class Materialization:
         results, refusal = self._check(file, accepted=self._accepted_before)
         if refusal is not None:
             # Computed again it would come out the same.
-            _note(self._context, NEEDS_PERSON)
+            note_run(self._context, NEEDS_PERSON)
             yield from results
             yield published_file_result(self.partition.asset, record)
             raise refusal
@@ -362,11 +362,11 @@ class Materialization:
             StoreAwayError,
         ):
             # No device, no server to ask, and no disk or store to read from say nothing of the partition.
-            _note(self._context, NO_ATTEMPT)
+            note_run(self._context, NO_ATTEMPT)
             raise
         except GarbageOutputError:
             # Its failed rows are new rows all the same: tried again by itself, it would fill up with them.
-            _note(self._context, NEEDS_PERSON)
+            note_run(self._context, NEEDS_PERSON)
             raise
 
     def publish(self, journal: Journal, computed: Metadata) -> Iterator[Event]:
@@ -402,7 +402,7 @@ class Materialization:
             results, refusal = self._check(staged.path, accepted=accepted)
             if refusal is not None:
                 if not rows_to_try_again(journal):
-                    _note(self._context, NEEDS_PERSON)
+                    note_run(self._context, NEEDS_PERSON)
                 yield from results
                 yield published_file_result(asset, self._record, damage=self._damage())
                 raise refusal
@@ -488,7 +488,7 @@ def root_run_of(context: dg.AssetExecutionContext) -> str:
     return run.get_root_run_id() or run.run_id
 
 
-def _note(context: dg.AssetExecutionContext, tag: str) -> None:
+def note_run(context: dg.AssetExecutionContext, tag: str) -> None:
     """Tag the run. NO_ATTEMPT: it says nothing of the partition. NEEDS_PERSON: a new start repeats it."""
     context.instance.add_run_tags(context.run.run_id, {tag: context.run.run_id})
 

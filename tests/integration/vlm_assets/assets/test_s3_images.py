@@ -79,3 +79,16 @@ def test_a_bucket_that_was_emptied_fails_no_row(s3_desk, s3_proxy):
     assert "The images are away" in gone.failure
     (run,) = s3_desk.instance.get_runs()
     assert NO_ATTEMPT in run.tags
+
+
+def test_an_outage_in_a_training_is_no_attempt(s3_desk, s3_proxy, listing, tmp_path):
+    """It is no death of a rank: the run ends as interrupted, with the sentence of the store."""
+    variant = "{base: example, data: truth, steps: 1, batch: 4, learning_rate: 0.001, seed: 1}"
+    (tmp_path / "variants.yaml").write_text(f"variants:\n  tiny: {variant}\n")
+    (s3_desk.settings.home / "example").symlink_to(listing.parent)
+    s3_proxy.breaks(lambda passing: passing.answer(403, "InvalidAccessKeyId"))
+    down = s3_desk.changed(variants=tmp_path / "variants.yaml").materialize("description_model", key="tiny")
+    assert not down.success
+    assert "S3 store cannot be used" in down.failure and "checkpoints are kept" in down.failure
+    (run,) = s3_desk.instance.get_runs()
+    assert NO_ATTEMPT in run.tags
