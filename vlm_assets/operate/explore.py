@@ -35,7 +35,7 @@ _THUMBNAIL_HEIGHT = 96
 _THUMBNAILS_TOGETHER = 500
 _NEIGHBOURS = 10
 _SEED = 1
-_OWN = ("property_id", "device", "images_seen")
+_OWN = ("device", "images_seen")
 
 
 class ExtraMissingError(RuntimeError):
@@ -74,7 +74,8 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> Explo
         drawn = random.Random(_SEED).sample(ordinals, sample)  # noqa: S311 - repeatable, not secret
     table, vectors = _rows(settings, catalog, ranges, frozenset(drawn))
     table = _with_places(table, vectors)
-    table = table.append_column("thumbnail", _thumbnails(catalog, table["property_id"].to_pylist()))
+    thumbnails = _thumbnails(catalog, table["property_id"].to_pylist())
+    table = table.add_column(1, "thumbnail", thumbnails)
     _keep(kept, table)
     return Explored(table, len(ordinals))
 
@@ -103,7 +104,8 @@ def _rows(
                           for name, value in row["description"].items()}  # fmt: skip
                 own = {name: row[name] for name in _OWN if name in row}
                 text = " ".join(value for value in fields.values() if isinstance(value, str))
-                rows.append({**own, "partition": key, "model": row.get("model"), **fields, "text": text})
+                about = {"partition": key, "model": row.get("model"), **own}
+                rows.append({"property_id": row["property_id"], **fields, "text": text, **about})
                 vectors.append(vector)
     return pa.Table.from_pylist(rows), np.asarray(vectors, dtype=np.float32)
 
@@ -116,6 +118,7 @@ def _with_places(table: pa.Table, vectors: npt.NDArray[np.float32]) -> pa.Table:
         places = umap.UMAP(
             n_neighbors=min(15, rows - 1),
             metric="cosine",
+            n_jobs=1,
             random_state=_SEED,
             init="random" if rows < 20 else "spectral",
         ).fit_transform(vectors)
