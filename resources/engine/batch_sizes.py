@@ -29,7 +29,7 @@ BATCH_SECONDS: Final = 20.0
 AS_FAST: Final = 0.97
 """Of the best rate: the smaller one of two sizes is taken, of which a kill loses less."""
 
-FIRST_IMAGES: Final = 64
+FIRST_IMAGES: Final = 256
 """Images of a batch where nothing is known, and of a server, which makes batches of its own."""
 
 _FULL: Final = 0.8

@@ -9,6 +9,7 @@ from resources.engine.batch_plan import BatchSize, PlannedProperty, plan_batches
 from resources.engine.batch_sizes import (
     BATCH_SECONDS,
     BEGUN,
+    FIRST_IMAGES,
     BatchMeter,
     Measured,
     choose,
@@ -120,8 +121,8 @@ def test_what_images_cost_is_counted():
         images: plan_batches([PlannedProperty(f"{n}", n, images) for n in range(500)], seed=0, size=size)
         for images in (1, 10)
     }
-    assert len(plan[10][0]) * 10 == pytest.approx(64, abs=10)
-    assert len(plan[1][0]) < 20
+    assert len(plan[10][0]) * 10 == pytest.approx(FIRST_IMAGES, abs=10)
+    assert len(plan[1][0]) < 0.3 * FIRST_IMAGES
 
 
 def test_sizes_are_remembered_for_each_device_and_model(tmp_path):
