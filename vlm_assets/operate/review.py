@@ -155,15 +155,14 @@ def keep(home: Path, verdict: Verdict) -> None:
     """Append a verdict, durable when this returns. Raises OSError, ReviewFileError."""
     path = home / NAME
     make_directory(home)
-    is_new = not path.exists()
     with _locked(path) as descriptor:
         _cut_torn_line(descriptor, path)
         data = verdict.line()
         while data:
             data = data[os.write(descriptor, data) :]
         os.fsync(descriptor)
-    if is_new:
-        sync_directory(home)
+    # Each time: whoever made the file may have died before its name was durable.
+    sync_directory(home)
 
 
 def verdicts(home: Path) -> dict[str, Verdict]:

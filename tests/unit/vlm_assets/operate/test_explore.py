@@ -1,4 +1,4 @@
-"""Explore: the page's library is an extra, and whoever lacks it is told how to get it."""
+"""Explore: its library is an extra. A person without it is told how to install it."""
 
 import pyarrow as pa
 import pytest

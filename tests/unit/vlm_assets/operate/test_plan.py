@@ -97,7 +97,7 @@ def test_batches_that_differ_widen_the_band(uneven) -> None:
 
 
 def test_a_prediction_is_compared_once_all_of_its_partitions_were_made(uneven, monkeypatch) -> None:
-    """Not before; a pause of hours is no work; and what was found is kept and widens the next band."""
+    """It is compared after the run, pauses left out; what was found is kept and widens the next band."""
     made = plan_of(uneven)
     keep_prediction(uneven, made)
     assert compare_with_run(uneven) is None

@@ -1,4 +1,4 @@
-"""What the descriptions say is counted, and what is odd about them is named with partition and examples."""
+"""Quality counts the answers, and names odd ones with their partition and examples."""
 
 import random
 from typing import ClassVar, Literal

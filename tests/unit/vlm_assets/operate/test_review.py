@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from faults.file_operations import FileOperations
 from vlm_assets.operate.review import (
     NAME,
     Reviewed,
@@ -85,6 +86,15 @@ def test_a_torn_line_spoils_no_other(tmp_path):
     assert verdicts(tmp_path).keys() == {"p1", "p2"}
     for line in (tmp_path / NAME).read_text().splitlines():
         json.loads(line)
+
+
+def test_the_name_of_the_file_is_durable_with_each_verdict(tmp_path):
+    """Who made the file may have been killed before its name was durable: the next verdict makes it so."""
+    (tmp_path / NAME).touch()
+    with FileOperations(tmp_path).watched() as operations:
+        say(tmp_path)
+    done = [one.name for one in operations.log]
+    assert done.index("write") < done.index("fsync") < done.index("fsync_directory")
 
 
 def test_a_line_that_does_not_read_is_named(tmp_path):
