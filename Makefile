@@ -30,10 +30,11 @@ STARTING := tests/browser tests/integration
 SERVING := -m 'serves and not long' tests/integration
 NOT_SERVING := -m 'not serves and not long and not vllm' $(STARTING)
 
-.PHONY: help run explore test test-long test-gpu test-vllm test-deps vllm faults test-training mutations example-model bench bench-environments bench-gpu clean
+.PHONY: help run explore test test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store mutations example-model bench bench-environments bench-gpu clean
 
 help:
 	@echo "make run            environment, example properties, Dagster UI and a backfill; ARGS='--exit --seed 7'"
+	@echo "make explore        charts, a table and a map of what was described; ARGS='--home DIR'"
 	@echo "make test           environment, lint, types and all tests"
 	@echo "make test-long      the tests that take many minutes and are left out of make test"
 	@echo "make test-gpu       devices, engine and embedder on a GPU, then its benchmark (20 minutes)"
@@ -42,6 +43,8 @@ help:
 	@echo "make test-deps      what the tests need from apt (as root)"
 	@echo "make faults         the long fault campaign; goes on where it was stopped (as root: power cuts too)"
 	@echo "make faults HOME_DIR=/mnt/disk   says whether that storage can be trusted, and why not"
+	@echo "make cluster-demo   three machines, one loses its power, one its network; ARGS='--properties N --seed S'"
+	@echo "make test-store     machines over one S3 store, killed and cut off at more of their puts; ROUNDS=20"
 	@echo "make test-training  kill a training 100 times: losses and weights must come out equal, bit for bit"
 	@echo "make mutations      take out each safeguard of the commit protocol: a test must fail"
 	@echo "make example-model  train the small example model anew"
@@ -86,6 +89,14 @@ explore: .venv/installed
 	@$(PIP) -c constraints.txt 'vlm-assets[explore]'
 	@$(BIN)/vlm-assets explore $(ARGS)
 
+# Machines over one S3 store, killed and cut off at more of their puts than CI has time for.
+test-store: .venv/installed-dev
+	FAULTS_ROUNDS=$(or $(ROUNDS),20) $(BIN)/pytest --timeout 3000 -k "killed or stopped" tests/integration/resources/store tests/integration/resources/publishing $(ARGS)
+
+# Three machines made of namespaces (root, or user namespaces); ARGS='--kills 200 --cuts 50' takes a night.
+cluster-demo: .venv/installed-dev
+	@$(BIN)/python -m faults.cluster_demo $(ARGS)
+
 test-training: .venv/installed-dev
 	@$(BIN)/python -m faults.training $(ARGS)
 
@@ -93,9 +104,9 @@ mutations: .venv/installed-dev
 	@$(BIN)/python -m faults.mutations $(ARGS)
 
 # Chromium for the browser tests; strace, faketime, and what makes and mounts file systems, for the fault
-# tests; Postgres, since Dagster can keep its state there; fonts
+# tests; what reads units and makes networks of machines; Postgres, since Dagster can keep its state there; fonts
 # for the screenshots.
-DEB_PACKAGES := chromium strace faketime e2fsprogs xfsprogs mount postgresql fonts-dejavu-core fonts-liberation
+DEB_PACKAGES := chromium strace faketime e2fsprogs xfsprogs mount iproute2 systemd postgresql fonts-dejavu-core fonts-liberation
 test-deps:
 	@missing=$$(for p in $(DEB_PACKAGES); do \
 		dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
@@ -125,7 +136,8 @@ benchmarks/.environments/%/installed: benchmarks/environments/%.txt
 		&& PIP_DISABLE_PIP_VERSION_CHECK=1 $(@D)/bin/python -m pip -qq install --no-compile -r $< && touch $@ \
 		|| { rm -rf $(@D); echo "$(@D) could not be installed." >&2; }
 
-# Any Python with torch, transformers, pyarrow and pillow does: no environment is made for it.
+# Any Python with torch, transformers, pyarrow and pillow does for all but whole partitions (ARGS='--partitions 0').
+# Without a GPU, to see that it works: ARGS='--device cpu --tiny --partitions 16'.
 bench-gpu:
 	@PYTHONPATH=. $(or $(wildcard $(BIN)/python),python3) -m benchmarks.gpu $(ARGS)
 

@@ -1,8 +1,9 @@
 """What a run describes on a GPU in a second, and what it waits for: ``make bench-gpu``.
 
 What lives here: the grid of cases, what is measured of each, and the command. What does not: the loops
-(gpu_loops.py), the models (gpu_models.py), the clocks (gpu_meter.py), the lines (gpu_report.py). Weights are
-random and images rendered: nothing is downloaded, and torch, transformers, pyarrow and pillow are enough.
+(gpu_loops.py), the models (gpu_models.py), the clocks (gpu_meter.py), the lines (gpu_report.py), and whole
+partitions against vLLM, which follow (gpu_partitions.py). Weights are random and images rendered: nothing is
+downloaded, and for all but whole partitions torch, transformers, pyarrow and pillow are enough.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,7 +40,7 @@ from benchmarks.gpu_loops import (
 )
 from benchmarks.gpu_meter import DeviceSamples, StageClock, Stages, measure_ceilings, profile_kernels
 from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, save_processor_of, vision_layers
-from benchmarks.gpu_report import print_case, print_table
+from benchmarks.gpu_report import PLAIN, print_case, print_table
 from resources.engine.model_source import ModelSource
 from resources.engine.protocol import Attempt
 from resources.engine.transformers.collation import Tensors
@@ -134,7 +136,8 @@ def _run_case(bench: Bench, case: Case, folder: Path) -> dict[str, Any]:
         }
         result["nvml_problem"] = samples.problem
         fitted = engine.largest_batch or case.batch
-        for name, batch in (("plain", fitted), ("plain_same_memory", None)):
+        # Plain generation at its best: a batch may be too large for it as well as too small.
+        for name, batch in zip(PLAIN, (fitted, fitted // 2, None), strict=True):
             batch = batch or _batch_of_the_same_memory(bench, case, result)
             if case.plain and batch and bench.has_time_for(3):
                 bench.free()
@@ -330,6 +333,21 @@ def main() -> None:
     options.output.write_text(json.dumps(results, indent=1) + "\n")
     print_table(results, say)
     say(f"results: {options.output}")
+    if options.partitions:
+        bench.model = None
+        bench.free()  # the whole device is for the processes that come now
+        ran = subprocess.run(_of_partitions(options), check=False)
+        sys.exit(ran.returncode)
+
+
+def _of_partitions(options: argparse.Namespace) -> list[str]:
+    """The command for whole partitions, which are processes of their own."""
+    output = options.output.with_stem(f"{options.output.stem}-partitions")
+    return [
+        *(sys.executable, "-m", "benchmarks.gpu_partitions", "--device", options.device),
+        *("--properties", str(options.partitions), "--output", str(output)),
+        *(["--tiny"] if options.tiny else []),
+    ]
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
@@ -352,6 +370,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=8.5, help="leave out what does not fit into these")
     parser.add_argument("--seconds", type=float, default=12.0, help="of measuring each way of a case")
     parser.add_argument("--workers", type=int, default=0, help="decode workers; 0: one less than cores")
+    parser.add_argument(
+        "--partitions", type=int, default=400, help="properties of each whole partition; 0: none"
+    )
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/gpu.json"))
     grid = parser.add_argument_group("grid", "any of these replaces the standard cases by their product")
     grid.add_argument("--model", nargs="+", choices=sorted(SHAPES))

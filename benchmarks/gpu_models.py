@@ -78,6 +78,10 @@ class Shape:
         """Patches of a tile."""
         return 1 if self.seen else (self.tile // self.patch) ** 2
 
+    def tiles_of(self, image_tokens: int) -> int:
+        """Tiles that became so many tokens of a prompt; Qwen makes a token of four patches."""
+        return 4 * image_tokens if self.seen else round(image_tokens / self.tile_tokens)
+
     def vision_flops(self, tiles: int) -> float:
         """Operations of the vision layers for so many tiles."""
         wide = self.vision_width
@@ -141,11 +145,12 @@ SHAPES: Final[dict[str, Shape]] = {
     "qwen2.5-vl-3b": Shape(
         "qwen2.5-vl", 32, 1280, 3420, 16, 14, 14, 1, 36, 2048, 11_008, 16, 2, 128, 151_936, 128_000, seen=64
     ),
-    "tiny-smolvlm2": Shape("smolvlm2", 2, 32, 64, 2, 384, 14, 81, 2, 64, 128, 4, 2, 16, 1024, 8192),
+    # Heads of 32, the smallest that vLLM computes on a CPU.
+    "tiny-smolvlm2": Shape("smolvlm2", 2, 64, 64, 2, 384, 14, 81, 2, 64, 128, 2, 1, 32, 1024, 8192),
     "tiny-qwen2.5-vl": Shape(
-        "qwen2.5-vl", 2, 32, 64, 2, 14, 14, 1, 2, 64, 128, 4, 2, 16, 1024, 8192, seen=64
+        "qwen2.5-vl", 2, 64, 64, 2, 14, 14, 1, 2, 64, 128, 2, 1, 32, 1024, 8192, seen=64
     ),
-    "tiny-idefics3": Shape("idefics3", 2, 64, 128, 4, 56, 14, 4, 2, 64, 128, 4, 2, 16, 512, 8192),
+    "tiny-idefics3": Shape("idefics3", 2, 64, 128, 2, 56, 14, 4, 2, 64, 128, 2, 1, 32, 512, 8192),
     "tiny-gemma3": Shape("gemma3", 2, 64, 128, 4, 56, 14, 4, 2, 64, 128, 4, 2, 16, 512, 8192, 64),
 }
 

@@ -1,8 +1,9 @@
 """What an image costs a core, from a JPEG of 12 megapixels to the model's input.
 
 ``python -m benchmarks.image_costs`` runs each family's shipped processor in one process with one thread and a
-worker's environment: with images as they were decoded before (never below the pixels allowed, made smaller by
-Lanczos), and as workers decode them. Both in turns on the same images: the ratio holds on a busy machine.
+worker's environment: as it was before (images never below the pixels allowed, made smaller by Lanczos, and
+processed by Pillow and float64), and as workers do it. Both in turns on the same images: the ratio holds on a
+busy machine.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 from PIL import Image
 
@@ -24,6 +27,7 @@ from benchmarks.gpu_models import build_tokenizer
 from benchmarks.model_families import FAMILIES, save_processor
 from resources.engine.model_source import ModelSource
 from resources.engine.protocol import ImageLimits
+from resources.engine.transformers import model_loading
 from resources.engine.transformers.image_tokens import fitted_processor
 from resources.engine.transformers.model_inputs import processed
 from resources.images.images import fitted_size, load_image
@@ -56,10 +60,12 @@ def measure(name: str, jpegs: list[Path], rounds: int) -> dict[str, float]:
         save_processor(name, Path(folder), named)
         named_config(name, named).save_pretrained(folder)
         limits = ImageLimits(pixels=PIXELS, images=len(jpegs), answer_tokens=512)
-        processor, _ = fitted_processor(ModelSource(folder), PROMPT.text, limits)
+        processors = {"now": fitted_processor(ModelSource(folder), PROMPT.text, limits)[0]}
+        with patch.object(model_loading, "made_fast", lambda one: one):
+            processors["before"] = fitted_processor(ModelSource(folder), PROMPT.text, limits)[0]
 
-    def process(images: list[Image.Image]) -> None:
-        processed(processor, PROMPT.text, [images]).to("cpu", torch.bfloat16)
+    def process(when: str, images: list[Image.Image]) -> None:
+        processed(processors[when], PROMPT.text, [images]).to("cpu", torch.bfloat16)
 
     spent: dict[str, list[float]] = {}
 
@@ -71,8 +77,8 @@ def measure(name: str, jpegs: list[Path], rounds: int) -> dict[str, float]:
 
     for _ in range(rounds):
         for when, decode in (("before", decoded_before), ("now", decoded_now)):
-            images = clock(f"decode {when}", lambda decode=decode: [decode(one) for one in jpegs])  # type: ignore[misc]
-            clock(f"processor {when}", lambda images=images: process(images))  # type: ignore[misc]
+            images = clock(f"decode {when}", partial(list, map(decode, jpegs)))
+            clock(f"processor {when}", partial(process, when, images))
     return {what: statistics.median(times) for what, times in spent.items()}
 
 

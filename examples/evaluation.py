@@ -7,6 +7,7 @@ right, the likeness of embeddings. What does not: accuracy of a finished run fro
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pydantic import ValidationError
 from examples.architecture import answer_text
 from examples.scenes import draw_property, encode_photo, render
 from examples.truth import FIELDS, RARE, draw_truth, known
+from resources.images.worker import die_with
 from vlm_assets.property_description import PropertyDescription
 
 EVALUATION_SEED: Final = 20_260_101
@@ -68,7 +70,8 @@ def evaluate(folder: Path, *, properties: int = 500, seed: int = EVALUATION_SEED
     model = AutoModelForImageTextToText.from_pretrained(folder, local_files_only=True).eval()
     truths = [draw_truth("example", seed, index) for index in range(properties)]
     answers: list[PropertyDescription | None] = []
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawn, initializer=die_with, initargs=(os.getpid(),)) as pool:
         photos = pool.map(_photos, [seed] * properties, range(properties), chunksize=8)
         batch: list[list[bytes]] = []
         for images in photos:

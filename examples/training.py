@@ -12,7 +12,7 @@ agree: that mean is the example's embedding.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +25,8 @@ from examples.evaluation import EVALUATION_SEED, evaluate
 from examples.scenes import VIEWS, VISIBLE
 from examples.training_data import Example, classes, shown_once
 from examples.truth import FIELDS
-from resources.training.objective import build_base, load_images
-from resources.training.plan import Sample, TrainingPlan
+from resources.training.objective import Figures, build_base, load_images
+from resources.training.training_plan import Sample, TrainingPlan
 from vlm_assets.property_description import PropertyDescription
 
 _FLOOR_WEIGHT: Final = 0.03
@@ -224,7 +224,8 @@ class ExampleObjective:
             loss = loss + _LIKENESS_WEIGHT * likeness_loss(model, self._tokenizer, batch.truths)
         return loss * len(batch.truths), float(len(batch.truths))
 
-    def figures(self, folder: Path, held_out: Sequence[Any]) -> Mapping[str, float]:
+    def figures(self, folder: Path, held_out: Sequence[Any], device: str) -> Figures:
         """What it reaches on rendered properties that nobody trained on, as evaluation.py asks."""
         found = evaluate(folder, properties=self._plan.evaluate, seed=EVALUATION_SEED)
-        return {**found.per_field, "all fields": found.total, "valid": found.valid, "likeness": found.lift}
+        right = {**found.per_field, "all fields": found.total, "valid": found.valid, "likeness": found.lift}
+        return Figures(found.properties, "rendered properties that no model was trained on", right)

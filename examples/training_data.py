@@ -17,7 +17,7 @@ import numpy.typing as npt
 from examples.architecture import IMAGE_SIDE, kept_views
 from examples.scenes import VISIBLE, draw_property, render
 from examples.truth import FIELDS, RARE, draw_truth
-from resources.training.plan import TrainingPlan
+from resources.training.training_plan import TrainingPlan
 from vlm_assets.property_description import PropertyDescription
 
 Images = npt.NDArray[np.uint8]

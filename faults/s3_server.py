@@ -52,9 +52,10 @@ def program() -> Path | None:
 class S3Server:
     """A server over a folder; a context manager. Started again it has the same port and objects."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
         self.folder = folder
-        self._ports = _free_ports(8)
+        self._ports = free_ports(8)
+        self.address = address
         self._sockets = Path(tempfile.mkdtemp(prefix="s3-"))
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -66,7 +67,7 @@ class S3Server:
     @property
     def environment(self) -> dict[str, str]:
         """What a client needs in its environment."""
-        return environment_of(self.port)
+        return environment_of(self.port, self.address)
 
     def __enter__(self) -> Self:
         self.start()
@@ -98,8 +99,8 @@ class S3Server:
         )
         options = ports | {
             "dir": self.folder,
-            "ip": "127.0.0.1",
-            "ip.bind": "127.0.0.1",
+            "ip": self.address,
+            "ip.bind": self.address,
             "s3.config": settings,
             "s3.port.iceberg": 0,
             "s3.port.lance": 0,
@@ -135,7 +136,7 @@ class S3Server:
 
     def client(self) -> Any:
         """A client of its own, beside the one that is tested."""
-        return client_of(self.port)
+        return client_of(self.port, self.address)
 
     def _wait(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
@@ -153,25 +154,25 @@ class S3Server:
                 time.sleep(0.2)
 
 
-def environment_of(port: int) -> dict[str, str]:
+def environment_of(port: int, address: str = "127.0.0.1") -> dict[str, str]:
     """The environment of a client of the server, or proxy, at a port."""
     return {
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ENDPOINT_URL": f"http://{address}:{port}",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
 
 
-def client_of(port: int) -> Any:
+def client_of(port: int, address: str = "127.0.0.1") -> Any:
     """A client that tries once."""
     import boto3
     from botocore.config import Config
 
     return boto3.session.Session().client(
         "s3",
-        endpoint_url=f"http://127.0.0.1:{port}",
+        endpoint_url=f"http://{address}:{port}",
         aws_access_key_id=KEY,
         aws_secret_access_key=SECRET,
         region_name="us-east-1",
@@ -308,7 +309,8 @@ class S3Proxy:
         self._http.upstream.close()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """So many ports of loopback on which nothing listens now."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

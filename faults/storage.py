@@ -14,17 +14,17 @@ from faults import flips, kills
 from faults.ledger import PromiseBrokenError
 from faults.runner import FRUITLESS_CASES
 from resources.storage import file_systems
-from resources.storage.file_systems import Verdict
+from resources.storage.file_systems import FileSystemVerdict
 
 
-def examine(directory: Path, *, seconds: float = 20.0) -> Verdict:
+def examine(directory: Path, *, seconds: float = 20.0) -> FileSystemVerdict:
     """Look at a directory (which must exist), try it, and run kills and flips on it for so many seconds."""
     return file_systems.examine(
         directory, further=lambda scratch, verdict: _campaign(scratch, verdict, seconds)
     )
 
 
-def _campaign(scratch: Path, verdict: Verdict, seconds: float) -> None:
+def _campaign(scratch: Path, verdict: FileSystemVerdict, seconds: float) -> None:
     """Kills and flips on the spot, half of the time each at most."""
     for case, unit, share in ((kills.at_random, "kills", 0.8), (flips.anywhere, "flips", 0.2)):
         deadline, number, done = time.monotonic() + share * seconds, 0, 0

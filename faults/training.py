@@ -1,8 +1,8 @@
 """``make test-training``: a training that is killed again and again, against one that never was.
 
-What lives here: starts with ranks and loader's processes drawn anew, SIGKILLs at random moments, and the
-comparison of losses, weights and samples. Its model drops activations and its images are jittered, so that
-random numbers would show. What does not: single faults (``tests``).
+What lives here: starts with ranks and loader's processes drawn anew, SIGKILLs at random moments, the
+comparison of losses, weights and samples, and damage to the newest checkpoint. Its model drops activations
+and its images are jittered, so that random numbers would show. What does not: single faults (``tests``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import select
@@ -27,10 +28,12 @@ import pyarrow.parquet as pq
 
 from examples.rendered_properties import write_example
 from resources.storage.lock_files import taken
+from resources.training.checkpoints import Checkpoints, newest_state
 from resources.training.objective import DescribeObjective
-from resources.training.plan import Sample, TrainingPlan, write_samples
+from resources.training.order import SampleOrder
 from resources.training.rank import PLAN
 from resources.training.rank_processes import RankProcesses
+from resources.training.training_plan import Sample, TrainingPlan, write_samples
 from vlm_assets.settings import EXAMPLE_MODEL
 
 WORKERS, RANKS = (0, 2, 4), (1, 2)
@@ -97,7 +100,7 @@ def prepare(folder: Path, *, properties: int = 32) -> list[Sample]:
     ]
 
 
-def make_plan(folder: Path, samples: Sequence[Sample], *, steps: int, **changes: Any) -> TrainingPlan:
+def make_plan(folder: Path, samples: Sequence[Sample], *, steps: int | None, **changes: Any) -> TrainingPlan:
     """A training's folder with all that its ranks read."""
     (folder / "work").mkdir(parents=True)
     write_samples(folder / "work" / "samples.jsonl", samples)
@@ -122,22 +125,27 @@ def make_plan(folder: Path, samples: Sequence[Sample], *, steps: int, **changes:
     return plan
 
 
-def start(folder: Path, *, ranks: int, workers: int) -> None:
-    """Train in ``folder`` until it is done, and print what happens, one event a line."""
+def processes(folder: Path, *, ranks: int, workers: int = 0, **changes: Any) -> RankProcesses:
+    """The ranks of a training in ``folder``, which are not started yet."""
     path = folder / "work" / PLAN
     replace(TrainingPlan.read(path), workers=workers).write(path)
     (folder / "export").mkdir(exist_ok=True)
     lock = taken(folder / "lock", seconds=30.0)
     assert lock is not None, "the ranks of a killed start are still there"
-    processes = RankProcesses(
+    return RankProcesses(
         folder=folder / "work",
         export=folder / "export",
         history=folder / "training.jsonl",
         quarantine=folder / "quarantine",
         devices=[""] * ranks,
         lock=lock,
+        **changes,
     )
-    for event in processes.events():
+
+
+def start(folder: Path, *, ranks: int, workers: int) -> None:
+    """Train in ``folder`` until it is done, and print what happens, one event a line."""
+    for event in processes(folder, ranks=ranks, workers=workers).events():
         print(json.dumps(event), flush=True)
 
 
@@ -152,58 +160,89 @@ def outcome(folder: Path, *, kills: int = 0) -> Outcome:
     )
 
 
+class Kills:
+    """The kills of one training, spread over all of its steps. The moments follow from its progress.
+
+    So a slow machine moves no kill, and the last one comes near the end.
+    """
+
+    def __init__(self, count: int, steps: int, rng: random.Random) -> None:
+        self.count, self.done = count, 0
+        self._steps, self._rng = steps, rng
+        self._start_seconds = 6.0
+
+    def kill(self, child: subprocess.Popen[bytes]) -> None:
+        """Kill one rank of a start now and then, and at last all of it. The start may end before."""
+        alone = 0
+        while self.done < self.count and not self._ends_before(child):
+            self.done += 1
+            # Three ranks that die without a new step between them are a defect, and end the training.
+            if self._rng.random() < 0.3 and alone < 2 and (ranks := children(child.pid)):
+                os.kill(self._rng.choice(ranks), signal.SIGKILL)
+                alone += 1
+            else:
+                child.kill()
+                child.wait()
+                return
+
+    def _ends_before(self, child: subprocess.Popen[bytes]) -> bool:
+        """Wait for a random moment of this start; whether it came to its end before."""
+        began = time.monotonic()
+        if self._rng.random() < 0.2:  # while it starts
+            event = _until(child, ("restored",), began + self._rng.uniform(0.0, self._start_seconds))
+            return bool(event["event"] == "ended")
+        event = _until(child, ("restored",))
+        if event["event"] == "ended":
+            return True
+        last, seconds = time.monotonic(), 0.2
+        self._start_seconds = last - began
+        # The last tenth is not for kills: a start may get further than it says.
+        left = max(0.0, 0.9 * self._steps - event["step"])
+        steps_more = self._rng.uniform(0.0, 2.0 * left / (self.count - self.done + 1))
+        while steps_more >= 1.0:
+            if _until(child, ("step",))["event"] == "ended":
+                return True
+            steps_more -= 1.0
+            seconds, last = time.monotonic() - last, time.monotonic()
+        return bool(_until(child, (), last + steps_more * seconds)["event"] == "ended")
+
+
+def _until(
+    child: subprocess.Popen[bytes], wanted: Sequence[str], deadline: float = math.inf
+) -> dict[str, Any]:
+    """Listen to a start until one of these events, its end ("ended"), or the deadline ("late")."""
+    assert child.stdout is not None
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([child.stdout], [], [], None if math.isinf(left) else left)[0]:
+            event = json.loads(child.stdout.readline() or b'{"event": "ended"}')
+            if event["event"] in (*wanted, "ended"):
+                return dict(event)
+    return {"event": "late"}
+
+
 def run_killed(folder: Path, *, kills: int, rng: random.Random) -> Outcome:
     """Train in ``folder`` to the end, killed so often at random moments; sometimes one rank alone."""
-    done = 0
+    steps = TrainingPlan.read(folder / "work" / PLAN).steps
+    assert steps is not None
+    planned = Kills(kills, steps, rng)
     while True:
-        ranks, workers = rng.choice(RANKS), rng.choice(WORKERS)
-        command = [sys.executable, "-m", "faults.training", "--start", str(folder), str(ranks), str(workers)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0, bufsize=0) as child:
+        with _started(folder, ranks=rng.choice(RANKS), workers=rng.choice(WORKERS)) as child:
             assert child.stdout is not None
             try:
-                done += _kill(child, kills - done, rng)
+                planned.kill(child)
                 if child.poll() == -signal.SIGKILL:
                     continue
                 said = child.stdout.read()
                 if child.wait() != 0:
                     raise RuntimeError(f"a start ended with {child.returncode}: {said[-2000:].decode()}")
-                return outcome(folder, kills=done)
+                return outcome(folder, kills=planned.done)
             finally:
                 child.kill()
 
 
-def _kill(child: subprocess.Popen[bytes], most: int, rng: random.Random) -> int:
-    """Kill one rank of a start now and then, and at last all of it. Returns how often; it may end before."""
-    for count in range(most):
-        if _ends_before(child, rng):
-            return count
-        # Three ranks that die without a new step between them are a defect, and end the training.
-        if rng.random() < 0.3 and count < 2 and (ranks := children(child.pid)):
-            os.kill(rng.choice(ranks), signal.SIGKILL)
-        else:
-            child.kill()
-            child.wait()
-            return count + 1
-    return most
-
-
-def _ends_before(child: subprocess.Popen[bytes], rng: random.Random) -> bool:
-    """Wait for a random moment of this start; whether it came to its end before."""
-    assert child.stdout is not None
-    if rng.random() < 0.2:  # while it starts
-        try:
-            child.wait(rng.uniform(0.0, 6.0))
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-    for line in child.stdout:
-        if json.loads(line)["event"] == "restored":
-            break
-    deadline = time.monotonic() + rng.uniform(0.0, 2.0)
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select([child.stdout], [], [], left)[0] and not os.read(child.stdout.fileno(), 1 << 16):
-            return True
-    return child.poll() is not None
+def _started(folder: Path, *, ranks: int, workers: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "faults.training", "--start", str(folder), str(ranks), str(workers)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0, bufsize=0)
 
 
 def children(pid: int) -> list[int]:
@@ -211,21 +250,45 @@ def children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def campaign(folder: Path, *, kills: int, steps: int, seed: int) -> tuple[Outcome, Outcome]:
-    """An uninterrupted training and a killed one of the same plan: what each came to."""
-    samples = prepare(folder)
-    make_plan(folder / "whole", samples, steps=steps)
-    start(folder / "whole", ranks=1, workers=0)
-    make_plan(folder / "killed", samples, steps=steps)
-    found = run_killed(folder / "killed", kills=kills, rng=random.Random(seed))
-    return outcome(folder / "whole"), found
+def repeated_or_left_out(folder: Path) -> bool:
+    """Whether the samples that were delivered, over all starts, are not each one once an epoch."""
+    state = newest_state(folder / "work" / "checkpoints")
+    assert state is not None
+    plan = TrainingPlan.read(folder / "work" / PLAN)
+    order = SampleOrder(state["count"], plan.seed)
+    due = sum(order.mark(number, order.index(number)) for number in range(state["consumed"]))
+    return bool(due % (1 << 64) != state["delivered"] % (1 << 64))
+
+
+def damaged_and_used(folder: Path, *, cases: int, rng: random.Random) -> int:
+    """Flip a bit of the newest checkpoint, or cut it, so often: how many of them were not noticed."""
+    checkpoints = Checkpoints(folder / "work" / "checkpoints", folder / "quarantine")
+    newest = checkpoints.newest(damaged=None)
+    assert newest is not None
+    whole, used = newest.read_bytes(), 0
+    for case in range(cases):
+        with newest.open("r+b") as file:
+            at = rng.randrange(len(whole))
+            if case % 4:
+                file.seek(at)
+                file.write(bytes([whole[at] ^ 1 << rng.randrange(8)]))
+            else:
+                file.truncate(at)
+        found = checkpoints.newest(damaged=None)
+        used += found is None or found == newest
+        with newest.open("r+b") as file:
+            file.seek(at)
+            file.write(whole[at:] if case % 4 == 0 else whole[at : at + 1])
+    assert checkpoints.newest(damaged=None) == newest, "put back as it was"
+    return used
 
 
 def main() -> int:
-    """0: losses, weights and samples are equal, bit for bit. 1: they are not."""
+    """0: losses, weights and samples are equal, bit for bit, and no damage was used. 1: they are not."""
     parser = argparse.ArgumentParser(description="Kill a training at random moments.")
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--damages", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=20240229)
     parser.add_argument("--start", nargs=3, metavar=("FOLDER", "RANKS", "WORKERS"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -233,14 +296,29 @@ def main() -> int:
         start(Path(given.start[0]), ranks=int(given.start[1]), workers=int(given.start[2]))
         return 0
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="training-") as folder:
-        whole, killed = campaign(Path(folder), kills=given.kills, steps=given.steps, seed=given.seed)
+    rng = random.Random(given.seed)
+    with tempfile.TemporaryDirectory(prefix="training-") as name:
+        folder = Path(name)
+        samples = prepare(folder)
+        for one in ("whole", "killed"):
+            make_plan(folder / one, samples, steps=given.steps)
+        with _started(folder / "whole", ranks=1, workers=0) as child:
+            assert child.stdout is not None
+            for _ in child.stdout:
+                pass
+        whole = outcome(folder / "whole")
+        killed = run_killed(folder / "killed", kills=given.kills, rng=rng)
+        leaks = repeated_or_left_out(folder / "killed")
+        seconds = time.monotonic() - began
+        used = damaged_and_used(folder / "killed", cases=given.damages, rng=rng)
     equal = (whole.model, whole.history) == (killed.model, killed.history)
     print(
-        f"{killed.kills} kills over {killed.steps} steps in {(time.monotonic() - began) / 60:.0f} min:"
-        f" losses and weights {'equal, bit for bit' if equal else 'DIFFER'} (seed {given.seed})"
+        f"{killed.kills} kills over {killed.steps} steps in {seconds / 60:.0f} min: losses and weights"
+        f" {'equal, bit for bit' if equal else 'DIFFER'}; samples"
+        f" {'REPEATED OR LEFT OUT' if leaks else 'none repeated or left out'}; {given.damages} flips and"
+        f" truncations of the newest checkpoint, {used} not noticed (seed {given.seed})"
     )
-    return 0 if equal else 1
+    return int(not equal or leaks or used > 0 or killed.kills < given.kills)
 
 
 if __name__ == "__main__":

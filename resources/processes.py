@@ -120,8 +120,18 @@ def _is_file(descriptor: Path, wanted: os.stat_result) -> bool:
         return False  # closed since it was listed, or no file
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether the system does not let a process run: it was stopped by a signal, or waits for a disk."""
+    return _state(pid) in "TtD"
+
+
 def _is_zombie(pid: int) -> bool:
+    return _state(pid) in "ZX"
+
+
+def _state(pid: int) -> str:
+    """The letter of a process's state; that of a dead one where there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
-        return True
+        return "X"

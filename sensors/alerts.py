@@ -21,9 +21,10 @@ from resources.alerts.outbox import Outbox
 from resources.state.database import StateRestoration
 from sensors import run_alerts
 from sensors.dagster_facts import DagsterFacts
-from sensors.dagster_internals.events import FOUND_AT, CheckEvaluation, InstanceFacts
+from sensors.dagster_internals.events import FOUND_AT, CheckEvaluation
 from sensors.device_health import NONE_LEFT
 from sensors.partition_history import PartitionHistory
+from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import ALERTS, ALERTS_SECONDS, Ticks
 
 NAME, INTERVAL_SECONDS = ALERTS, ALERTS_SECONDS
@@ -56,18 +57,6 @@ class Cursor:
     runs: float | None = None
     standing_since: float | None = None
     silent: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, text: str | None) -> "Cursor":
-        """A cursor as Dagster kept it; another version's counts as none."""
-        try:
-            return cls(**json.loads(text or "{}"))
-        except (ValueError, TypeError):
-            return cls()
-
-    def text(self) -> str:
-        """What Dagster keeps."""
-        return json.dumps(asdict(self))
 
 
 class AlertScan:
@@ -247,50 +236,45 @@ def passed_again(evaluations: Iterable[CheckEvaluation]) -> dict[str, str]:
 
 
 def build_alerts_sensor(
-    scan: AlertScan, delivery: Delivery, *, address: Callable[[], str | None]
+    scan: AlertScan,
+    delivery: Delivery,
+    *,
+    address: Callable[[], str | None],
+    clock: Callable[[], float] = time.time,
 ) -> dg.SensorDefinition:
     """The sensor. address: of the pages, as a person reaches them."""
     failures, unrecorded_at = 0, float("-inf")
 
-    def send_unrecorded(error: OSError, now: float) -> None:
-        """Nothing can be written down, so this alone is sent without: once an hour, while it lasts."""
+    def noted(error: OSError | None, now: float) -> None:
+        """Where nothing can be written down, this alone is sent without: once an hour, while it lasts."""
         nonlocal failures, unrecorded_at
-        failures += 1
+        failures = 0 if error is None else failures + 1
         # A database that is busy for once is not told.
         if failures > 1 and abs(now - unrecorded_at) > _UNRECORDED_AGAIN_SECONDS:
             unrecorded_at = now
             delivery.send_at_once(alerts_cannot_be_written(str(error)), seconds=DELIVERY_SECONDS)
 
-    @dg.sensor(
-        name=NAME,
-        minimum_interval_seconds=INTERVAL_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+    def decide(at: Situation) -> Decided:
+        try:
+            cursor, said = scan.scan(at.dagster, at.remembered(Cursor), now=at.now)
+            delivered = delivery.deliver(now=at.now, seconds=DELIVERY_SECONDS, address=address())
+        except OSError as error:
+            noted(error, at.now)
+            raise
+        return Decided(f"{said}; {_sentence(delivered)}", json.dumps(asdict(cursor)))
+
+    return build_sensor(
+        NAME,
+        decide,
+        interval_seconds=INTERVAL_SECONDS,
         description=(
             "Tells a person of failing checks, failed runs and silent sensors, and delivers what the other"
             " sensors have posted: to the targets in VLM_ASSETS_ALERT_TARGETS."
         ),
+        ticks=scan.ticks,
+        noted=noted,
+        clock=clock,
     )
-    def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        nonlocal failures
-        now = time.time()
-        try:
-            cursor, said = scan.scan(InstanceFacts(context.instance), Cursor.read(context.cursor), now=now)
-            context.update_cursor(cursor.text())
-            delivered = delivery.deliver(now=now, seconds=DELIVERY_SECONDS, address=address())
-        except OSError as error:
-            send_unrecorded(error, now)
-            raise
-        try:
-            scan.ticks.record(NAME, time.time(), interval_seconds=INTERVAL_SECONDS)
-            failures = 0
-        except OSError as error:
-            # Raised, it would undo the cursor of a tick that has told.
-            context.log.warning(f"The tick could not be noted: {error}")
-            send_unrecorded(error, now)
-        # Not to context.log too: Dagster keeps a file for each tick that has one, and removes none.
-        return dg.SkipReason(f"{said}; {_sentence(delivered)}")
-
-    return alerts
 
 
 def _sentence(delivered: Delivered | None) -> str:

@@ -65,6 +65,12 @@ class DagsterFacts(Protocol):
     def end_cancelled(self, run_id: str, why: str) -> bool:
         """End a run that a person is cancelling as cancelled."""
 
+    def ray_job_has_ended(self, job: str) -> bool:
+        """Whether Ray says that a job has ended; False where it does not know, or does not answer."""
+
+    def stop_ray_job(self, job: str) -> None:
+        """Have Ray end a job, if it still has it."""
+
     def free_slots_of_ended(self) -> list[str]:
         """Free what ended runs still hold in pools."""
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.devices.errors import DeviceError
+from resources.devices.device_errors import DeviceError
 from resources.devices.find import Device
 from resources.devices.health import DeviceHealth
 from resources.devices.left_out import DeviceRecord, LeftOutDevices
@@ -34,14 +34,20 @@ class DeviceWatcher:
     left_out: LeftOutDevices
     find: Callable[[], Sequence[Device]]
     judge: Callable[[Sequence[Device]], Mapping[str, DeviceHealth]]
+    node: str = ""
+
+    @property
+    def subject(self) -> str:
+        """Of alerts about all of them: each node of a cluster has its own."""
+        return f"devices of {self.node}" if self.node else "devices"
 
     def look(self, watch: Watch) -> list[str]:
         """One tick: changes ``watch``, posts alerts. Returns sentences."""
-        subject, now = "devices", watch.unix
+        subject, now = self.subject, watch.unix
         opened = self.outbox.open_subjects()
         # What a watch that was lost had told of goes on: no second failure, and not told anew.
         for told, alert in opened.items():
-            if alert.kind == "device_sick" and told != subject:
+            if alert.kind == "device_sick" and not told.startswith("devices of ") and told != subject:
                 watch.sick.setdefault(told.removeprefix("devices/"), alert.at)
         try:
             found = self.find()
@@ -152,9 +158,18 @@ def usable_devices(watch: Watch, left_out: Collection[str]) -> int:
     return max(len(watch.devices.keys() - out), 1)
 
 
-def tell_left_out(watch: Watch, left_out: LeftOutDevices, outbox: Outbox, now: float) -> list[str]:
-    """Post what is new of the devices left out; changes ``watch``. Returns sentences. now: unix seconds."""
-    records = left_out.left_out()
+def tell_left_out(
+    watch: Watch, left_out: LeftOutDevices, outbox: Outbox, now: float, *, node: str = ""
+) -> list[str]:
+    """Post what is new of the devices left out; changes ``watch``. Returns sentences. now: unix seconds.
+
+    node: of a cluster, the one whose devices are meant.
+    """
+    records = {
+        device: record
+        for device, record in left_out.left_out().items()
+        if not node or device in watch.devices
+    }
     for device, record in records.items():
         if device not in watch.left_out:
             outbox.post(
@@ -178,7 +193,8 @@ def tell_left_out(watch: Watch, left_out: LeftOutDevices, outbox: Outbox, now: f
             sentence = f"{device} was taken back and is used again."
             outbox.recovered(f"devices/{device}/left out", sentence=sentence, at=now)
     watch.left_out = sorted(records)
-    _tell_none_left(watch, records, outbox, now)
+    if not node:
+        _tell_none_left(watch, records, outbox, now)
     return [record.sentence(device) for device, record in records.items()]
 
 

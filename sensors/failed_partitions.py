@@ -36,6 +36,8 @@ from sensors.retry_ledger import (
     subject,
 )
 
+_UNTOLD = "decided when the store answers again"
+
 _LAUNCHING_SECONDS = 120.0
 """For which a launch that was written down may still be on its way, made by another process."""
 
@@ -53,15 +55,16 @@ class Watched:
 
     keys: their partitions. interrupted: of an asset, the partitions with work on disk that is not published.
     missing: of an asset and the partitions that should be published, those without a file. rows: committed
-    for a partition, ever. is_stale: whether what is published of an asset's partition was made under other
-    settings. working: partitions that a living process works on. heaviest_first: in which order to try.
+    for a partition, ever; None where it cannot be told now. is_stale: whether what is published of an
+    asset's partition was made under other settings. working: partitions that a living process works on.
+    heaviest_first: in which order to try.
     """
 
     assets: tuple[str, ...]
     keys: frozenset[str]
     interrupted: Callable[[str], Collection[str]]
     missing: Callable[[str, Collection[str]], Collection[str]]
-    rows: Callable[[str], int]
+    rows: Callable[[str], int | None]
     is_stale: Callable[[str, str], bool]
     working: Callable[[], Collection[str]]
     heaviest_first: Callable[[Collection[str]], Sequence[str]]
@@ -264,14 +267,21 @@ class _Tick:
                 return None
         run = max(runs, key=lambda one: one.created_at, default=None)
         has_new_end = key in self.entries and run is not None and run.run_id != entry.reckoned
-        facts = Facts(
-            key, "; ".join(candidate.why), run, self.watched.rows(key) if has_new_end else entry.rows
-        )
+        rows = self._rows(key) if has_new_end else entry.rows
+        if rows is None:
+            return None
+        facts = Facts(key, "; ".join(candidate.why), run, rows)
         decision = decide(entry, facts, self.owner.policy, now=self.now, at_once=self.at_once)
         if decision.action is Action.LAUNCH:
             return decision
         self._carry_out(decision)
         return None
+
+    def _rows(self, key: str) -> int | None:
+        """The partition's rows; where they could not be asked for once, no more is asked in this tick."""
+        rows = None if self.counts[_UNTOLD] else self.watched.rows(key)
+        self.counts[_UNTOLD] += rows is None
+        return rows
 
     def _carry_out(self, decision: Decision) -> None:
         """Tell and note whatever is not a launch."""
@@ -332,13 +342,16 @@ class _Tick:
                 if candidate.only_file and self.watched.is_stale(self.watched.assets[candidate.first], key):
                     self.counts["made under other settings, left to a person"] += 1
                     continue
+                rows = self._rows(key)
+                if rows is None:
+                    continue
                 launches = entry.launches + 1
                 # With the time in it no run key comes twice, even where the ledger was lost.
                 request = Request(f"{key}:{launches}:{self.now:.0f}", self.tick, self.now)
                 self.entries[key] = replace(
                     entry,
                     launches=launches,
-                    rows=self.watched.rows(key),
+                    rows=rows,
                     requested=request,
                     why="; ".join(candidate.why),
                 )

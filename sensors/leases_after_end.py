@@ -17,7 +17,7 @@ from pathlib import Path
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.devices.errors import LeaseDirectoryError
+from resources.devices.device_errors import LeaseDirectoryError
 from resources.devices.find import Device
 from resources.devices.leases import DeviceLeases, HeldDevice, LeaseRecord
 from resources.processes import ProcessIdentity, boot_id

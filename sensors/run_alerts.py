@@ -123,7 +123,7 @@ def queue_stands(queued: int, *, since: float, now: float) -> Iterator[Alert]:
 
 @dataclass(frozen=True)
 class SilentRun:
-    """A run of a partition that has begun here and has no heartbeat, since (unix seconds) the first look."""
+    """A run of a partition that has begun and has no heartbeat, since (unix seconds) the first look."""
 
     run_id: str
     partition: str
@@ -134,7 +134,7 @@ def silent_runs(
     dagster: DagsterFacts, working: Collection[str], before: Mapping[str, float], *, now: float
 ) -> list[SilentRun]:
     """Those at this moment. working: runs with a heartbeat. before: what the last look saw, since when."""
-    begun = [one for one in dagster.runs_in(UNDER_WAY) if one.is_here]
+    begun = [one for one in dagster.runs_in(UNDER_WAY) if one.is_here or one.ray_job is not None]
     return [
         SilentRun(run.run_id, run.partition, before.get(run.run_id, now))
         for run in begun

@@ -59,19 +59,22 @@ def build_sensor(
     interval_seconds: int,
     description: str,
     ticks: Ticks,
+    noted: Callable[[OSError | None, float], None] = lambda error, now: None,
     clock: Callable[[], float] = time.time,
     **target: Any,
 ) -> dg.SensorDefinition:
     """The sensor. ticks: where it notes that it ticked. target: what ``dg.sensor`` is told of its runs.
 
-    A tick that raises is not noted, so that a sensor that fails each time counts as silent.
+    A tick that raises is not noted, so that a sensor that fails each time counts as silent. noted: is told
+    whether a tick could be noted, and the time.
     """
 
     def tick(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason | dg.SensorResult:
         decided = decide(Situation(InstanceFacts(context.instance), clock(), context.cursor))
         for sentence in decided.logged:
             context.log.info(sentence)
-        ticks.note(name, clock(), interval_seconds=interval_seconds, log=lambda: context.log)
+        error = ticks.note(name, clock(), interval_seconds=interval_seconds, log=lambda: context.log)
+        noted(error, clock())
         if decided.events:
             return dg.SensorResult(asset_events=list(decided.events), cursor=decided.cursor)
         if decided.cursor is not None:

@@ -72,8 +72,8 @@ class Ticks:
 
     def note(
         self, name: str, now: float, *, interval_seconds: float, log: Callable[[], logging.Logger]
-    ) -> None:
-        """``record`` as a tick's last act: one that cannot be written is logged, and undoes nothing.
+    ) -> OSError | None:
+        """``record`` as a tick's last act: an error is logged and returned, and undoes nothing.
 
         A tick that fails before comes not here, so that one that fails each time counts as silent. log: of
         the tick, asked for only where there is something to say: Dagster opens a file for it, and removes
@@ -83,6 +83,8 @@ class Ticks:
             self.record(name, now, interval_seconds=interval_seconds)
         except OSError as error:
             log().warning(f"The tick could not be noted, so {name} will seem silent: {error}")
+            return error
+        return None
 
     def last(self) -> dict[str, Tick]:
         """The last tick of everything that ever ticked here, by name. Raises ControlStateError."""

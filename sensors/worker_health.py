@@ -138,7 +138,7 @@ class HealthWatcher:
             *self._end_stuck(watch, living, dagster),
             *self._name_slow(watch, living),
             *self.devices.look(watch),
-            *tell_left_out(watch, self.devices.left_out, self.outbox, watch.unix),
+            *tell_left_out(watch, self.devices.left_out, self.outbox, watch.unix, node=self.devices.node),
         ]
 
     def _end_stuck(self, watch: Watch, living: Sequence[Worker], dagster: DagsterFacts) -> list[str]:
@@ -218,7 +218,8 @@ class HealthWatcher:
             self.devices.left_out.note_failure(worker.device, occurrence=occurrence, why=why)
 
     def _name_slow(self, watch: Watch, living: Sequence[Worker]) -> list[str]:
-        slow = slow_workers(living, self.limits)
+        # Of a cluster, each node names its own.
+        slow = [one for one in slow_workers(living, self.limits) if one.worker.is_here]
         watch.slow = slow_since(watch.slow, slow, now=watch.at, watched_since=watch.since)
         told = []
         for one in slow:

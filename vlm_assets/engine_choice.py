@@ -7,7 +7,6 @@ fails, or a look from another machine, must not make finished partitions stale.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shlex
@@ -18,11 +17,11 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from resources.devices.errors import DeviceError
+from resources.devices.device_errors import DeviceError
 from resources.devices.find import find_devices
 from resources.engine.protocol import ModelLoadError
 from resources.storage.files import make_directory, write_new
-from resources.storage.sealed_json import BrokenSealError, read_sealed, seal
+from resources.storage.sealed_json import BrokenSealError, read_sealed, sealed
 from vlm_assets.settings import CHECKOUT, PREFIX, Settings, SettingsError
 
 _ENVIRONMENT = CHECKOUT / ".venv-vllm"
@@ -81,7 +80,7 @@ def keep_engine(settings: Settings, log: logging.Logger) -> None:
         log.warning(chosen.lost)
     make_directory(note.parent)
     with suppress(FileExistsError):
-        write_new(note, seal(json.dumps({"about": _ABOUT, "engine": chosen.engine}, indent=2).encode()))
+        write_new(note, sealed({"about": _ABOUT, "engine": chosen.engine}))
     if (kept := _kept(settings)) != chosen.engine:
         raise ModelLoadError(
             f"Another run has begun this home's work with the engine {kept!r} at this moment, and this one"

@@ -7,6 +7,7 @@ refuses it. Dagster and the models' code are imported inside functions, so that 
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from resources.engine.models.text_embedding import TextEmbeddingModel
     from resources.engine.models.vision_language_model import ServerSettings, VisionLanguageModel
 
+_AT_ONCE = 1.0
+
 IO_MANAGER = "io_manager"
 """Dagster's key of the default IO manager. Without ours under it, every job would carry Dagster's own, which
 reads and writes pickles in a folder that run config may name."""
@@ -30,6 +33,15 @@ def control_state(settings: Settings) -> ControlState:
     """The control state of these settings. Raises ControlStateError where the home is on a network disk."""
     url = settings.state_url
     return open_state(settings.state_directory, None if url is None else url.get_secret_value())
+
+
+def device_slots(settings: Settings) -> int:
+    """How many runs can hold a device when Dagster starts.
+
+    In a cluster none: its sensor sets the limit at its first tick, and lets it follow the nodes that beat. A
+    number that was counted here would look like a limit that a person set.
+    """
+    return 0 if settings.ray_address is not None else len(build_gpu(settings).find())
 
 
 def build_gpu(settings: Settings) -> GpuResource:
@@ -43,6 +55,7 @@ def build_gpu(settings: Settings) -> GpuResource:
         min_free_memory_gib=settings.device_min_free_gib,
         per_model=settings.devices_per_model,
         state=control_state(settings),
+        node=socket.gethostname() if settings.ray_address is not None else "",
     )
 
 
@@ -73,7 +86,6 @@ def build_model_server(settings: Settings) -> ServerSettings:
     from resources.engine.models.vision_language_model import ServerSettings
 
     key = settings.server_key
-    folder = settings.server_image_folder
     return ServerSettings(
         state_directory=str(settings.state_directory),
         command=settings.server_command or vllm_command(),
@@ -84,8 +96,8 @@ def build_model_server(settings: Settings) -> ServerSettings:
         token_seconds=settings.server_token_seconds,
         answer_seconds=settings.server_answer_seconds,
         start_seconds=settings.server_start_seconds,
-        idle_seconds=settings.server_idle_seconds,
-        image_folder=None if folder is None else str(folder),
+        # On Ray a run owns its devices, which the next run may be given on another node.
+        idle_seconds=settings.server_idle_seconds if settings.ray_address is None else _AT_ONCE,
         devices=settings.devices_per_model,
         embedder=build_text_embedding_model(settings),
     )
@@ -107,9 +119,10 @@ def build_text_embedding_model(settings: Settings) -> TextEmbeddingModel:
 def build_resources(settings: Settings) -> dict[str, object]:
     """All resources by the key under which assets ask for them."""
     from resources.publishing.parquet_io import ParquetIOManager
+    from sensors.dagster_internals.runs import NO_ATTEMPT
 
     return {
-        IO_MANAGER: ParquetIOManager(home=str(settings.home), store=settings.store),
+        IO_MANAGER: ParquetIOManager(str(settings.home), settings.store, no_attempt=NO_ATTEMPT),
         "gpu": build_gpu(settings),
         "vision_language_model": build_vision_language_model(settings),
         "text_embedding_model": build_text_embedding_model(settings),

@@ -38,6 +38,8 @@ IS_CHECKOUT = (CHECKOUT / "pyproject.toml").is_file()
 ROOT = CHECKOUT if IS_CHECKOUT else Path.cwd()
 """Where ``.env`` and the default home are: the checkout; for an installed package the current folder."""
 PREFIX = "VLM_ASSETS_"
+ENV_FILE = Path(os.environ.get(f"{PREFIX}ENV_FILE") or ROOT / ".env")
+"""Another file can be named in the environment, or /dev/null for none."""
 EXAMPLE = "example"
 """Name of the example model in ``VLM_ASSETS_MODEL``, and of the folder of a home that holds the example."""
 EXAMPLE_MODEL = CHECKOUT / "examples" / "model"
@@ -54,7 +56,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
-        env_file=ROOT / ".env",
+        env_file=ENV_FILE,
         env_ignore_empty=True,
         extra="ignore",
         frozen=True,
@@ -74,8 +76,13 @@ class Settings(BaseSettings):
     )
     store: Annotated[S3Folder | None, NoDecode] = Field(
         None,
-        description="s3://BUCKET/PREFIX that holds the catalogue and finished partitions as the place of"
-        " record of several machines; one home a prefix. Default: this machine's home alone.",
+        description="s3://BUCKET/PREFIX that holds catalogue, work under way and finished partitions as the"
+        " place of record of several machines; one home a prefix. Default: this machine's home alone.",
+    )
+    copy_queue_mib: PositiveInt = Field(
+        1024,
+        description="MiB of committed rows that may wait on this machine for VLM_ASSETS_STORE; then the run"
+        " ends as interrupted.",
     )
     range_size: PositiveInt | None = Field(
         None,
@@ -191,11 +198,6 @@ class Settings(BaseSettings):
     server_idle_seconds: PositiveFloat = Field(
         300.0, description="Seconds without a partition after which a started server ends."
     )
-    server_image_folder: Path | None = Field(
-        None,
-        description="Folder through which images go as files, which the server may read (vLLM:"
-        " --allowed-local-media-path). Default: inside the requests.",
-    )
     seed: int = Field(0, description="Order of the properties inside a partition. Not part of a result.")
 
     embedding_model: str | None = Field(
@@ -212,6 +214,11 @@ class Settings(BaseSettings):
         None,
         description="YAML file of the variants of description_model, the models to train; docs/training.md."
         " Default: none.",
+    )
+    variants_order: Literal["nearest", "heaviest"] = Field(
+        "nearest",
+        description="Which variant `vlm-assets status` puts first: the one nearest to done, or the one with"
+        " most time left, whose end decides when all are done.",
     )
 
     devices: str = Field(
@@ -289,6 +296,11 @@ class Settings(BaseSettings):
         description="Postgres that keeps the control state for several machines, one database a home:"
         " postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE. Default: SQLite in the home. Secret.",
     )
+    ray_address: str | None = Field(
+        None,
+        description="Several machines: the address of Ray's job server on the head, such as"
+        " http://10.0.0.1:8265. Needs VLM_ASSETS_STATE_URL and VLM_ASSETS_STORE. Default: this one alone.",
+    )
     alert_targets: SecretStr | None = Field(
         None,
         description="Whom to tell: apprise addresses (Slack, mail, webhook), separated by blanks. Secret.",
@@ -313,7 +325,7 @@ class Settings(BaseSettings):
     def _on_s3(cls, address: object) -> object:
         return S3Folder.parse(address) if isinstance(address, str) else address
 
-    @field_validator("home", "source", "image_root", "truth", "server_image_folder", "variants")
+    @field_validator("home", "source", "image_root", "truth", "variants")
     @classmethod
     def _absolute(cls, path: Path | S3Folder | None) -> Path | S3Folder | None:
         if not isinstance(path, Path):
@@ -344,6 +356,22 @@ class Settings(BaseSettings):
                 f"there is no folder {model}; give a model's folder, or its hub id as owner/name"
             )
         return model
+
+    @field_validator("state_url")
+    @classmethod
+    def _with_its_driver(cls, url: SecretStr | None) -> SecretStr | None:
+        # Dagster reads the same variable, so it is not put right here for us alone.
+        if url is not None and url.get_secret_value().startswith(("postgresql://", "postgres://")):
+            raise ValueError("write it with its driver: postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE")
+        return url
+
+    @field_validator("ray_address")
+    @classmethod
+    def _of_a_job_server(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "http://none")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+            raise ValueError("an address is of the form http://HOST:8265, without a name or a password")
+        return url and url.rstrip("/")
 
     @field_validator("server_url")
     @classmethod
@@ -420,7 +448,7 @@ class Settings(BaseSettings):
 
 def of_env_file() -> dict[str, str]:
     """What ``.env`` sets, for a process that is started in another folder; the environment goes before it."""
-    said = dotenv_values(ROOT / ".env")
+    said = dotenv_values(ENV_FILE)
     return {name: value for name, value in said.items() if name.startswith(PREFIX) and value}
 
 
@@ -430,7 +458,7 @@ SECRETS = frozenset({"alert_targets", "server_key", "state_url"})
 
 def _refuse_unknown_names() -> None:
     # A misspelt setting that is silently ignored costs a run of weeks.
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = {PREFIX + name.upper() for name in (*Settings.model_fields, "env_file")}
     file = Path(str(Settings.model_config["env_file"]))
     for where, names in (("the environment", os.environ), (str(file), dotenv_values(file))):
         for name in sorted(names):
@@ -467,6 +495,14 @@ def load_settings(**overrides: object) -> Settings:
             f"{PREFIX}FAILED_SHARE_WARN ({settings.failed_share_warn}) is above"
             f" {PREFIX}FAILED_SHARE_ERROR ({settings.failed_share_error}); set it to at most that."
         )
+    if settings.ray_address is not None:
+        for name, what in (("state_url", "Postgres"), ("store", "an S3 store")):
+            if getattr(settings, name) is None:
+                raise SettingsError(
+                    f"{PREFIX}RAY_ADDRESS is for several machines, which share {what}, and"
+                    f" {PREFIX}{name.upper()} is not set. Set it, or unset {PREFIX}RAY_ADDRESS for this"
+                    " machine alone."
+                )
     _find_modules_beside(settings.description_schema)
     if settings.model is None and holds_example(settings.home) and EXAMPLE_MODEL.is_dir():
         settings = settings.model_copy(update={"model": str(EXAMPLE_MODEL)})
@@ -532,7 +568,7 @@ def _refuse_unused_server_settings(settings: Settings) -> None:
     costs = [name for name, default in of_images.items() if getattr(settings, name) != default]
     command = settings.server_command
     if settings.engine == "transformers":
-        of_server = ("server_url", "server_command", "server_image_folder")
+        of_server = ("server_url", "server_command")
         unused = [name for name in of_server if getattr(settings, name) is not None] + of_address
         unused += ["devices_per_model"] * (settings.devices_per_model > 1)
         why = f"is for the engine 'server', and {PREFIX}ENGINE is {settings.engine!r}"

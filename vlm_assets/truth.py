@@ -1,7 +1,7 @@
-"""A truth file: what is right of some properties, by a person or another model, and how far answers agree.
+"""What is right of some properties, by a truth file or a person's review, and how far answers agree.
 
-What lives here: reading it, when two values mean the same, and shares with their intervals. What does not:
-who compares what (``operate/compare.py``, ``operate/quality.py``).
+What lives here: reading both, and shares with their intervals. What does not: when two values mean the same
+(``resources/engine/schema.py``), and who compares what (``operate/compare.py``, ``operate/quality.py``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from resources.storage.sealed_json import FormatVersionError, refuse_newer_format
+
 _Z: Final = 1.959964
 """Of a 95% interval."""
+
+REVIEWS: Final = "review.jsonl"
+"""The home's file of verdicts."""
+
+_REVIEWS_FORMAT: Final = 1
 
 _IDS: Final = ("property_id", "id")
 _STRUCTS: Final = ("description", "truth")
 _NO_FIELDS: Final = frozenset({"hard", "status"})
-_TRUE, _FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 
 Descriptions = Mapping[str, Mapping[str, Any] | None]
 """Of each property, its description; None where it failed."""
@@ -31,6 +37,36 @@ Descriptions = Mapping[str, Mapping[str, Any] | None]
 
 class TruthError(ValueError):
     """A truth file cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class FieldVerdict:
+    """What a person said of a property. known: what is right of its fields, corrections included.
+
+    fingerprint: of the answer that was judged. why: it was suspicious; empty where it was drawn.
+    """
+
+    property_id: str
+    at: str
+    fingerprint: str
+    right: tuple[str, ...]
+    wrong: tuple[str, ...]
+    known: Mapping[str, Any]
+    why: str = ""
+
+    def line(self) -> bytes:
+        """As it stands in the file; ``description`` is what training reads."""
+        said = {
+            "format": _REVIEWS_FORMAT,
+            "property_id": self.property_id,
+            "at": self.at,
+            "fingerprint": self.fingerprint,
+            "right": self.right,
+            "wrong": self.wrong,
+            "why": self.why,
+            "description": self.known,
+        }
+        return (json.dumps(said, ensure_ascii=False) + "\n").encode()
 
 
 @dataclass(frozen=True)
@@ -57,34 +93,11 @@ def wilson(count: int, of: int) -> Share:
     return Share(share, max(0.0, middle - half), min(1.0, middle + half), of)
 
 
-def same(said: Any, right: Any) -> bool:
-    """Whether two values mean the same: numbers by value, words whatever their case, lists in any order."""
-    if isinstance(said, list | tuple) and isinstance(right, list | tuple):
-        return sorted(map(_plain, said)) == sorted(map(_plain, right))
-    return _plain(said) == _plain(right)
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping | list | tuple):
-        return json.dumps(value, sort_keys=True, default=str).casefold()
-    text = " ".join(str(value).split()).casefold()
-    if text in _TRUE and not text.isdigit():
-        return "true"
-    if text in _FALSE and not text.isdigit():
-        return "false"
-    try:
-        return repr(float(text))
-    except ValueError:
-        return text
-
-
 def read_truth(path: Path, *, hard_too: bool = True) -> dict[str, dict[str, Any]]:
     """The known fields of properties, by id: a CSV, JSONL or parquet file with an id and the fields.
 
-    The fields may be one struct. An empty cell is not known. In JSONL the last line of a property counts, as
-    a review is kept (``HOME/review.jsonl``). hard_too: rows with a value in ``hard`` as well.
+    The fields may be one struct. An empty cell is not known. In JSONL the last line of a property counts.
+    hard_too: rows with a value in ``hard`` as well. A review is read by ``verdicts``.
 
     Raises TruthError.
     """
@@ -114,10 +127,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = pq.read_table(path, partitioning=None).to_pylist()
         return rows
     if path.suffix == ".jsonl":
-        lines = path.read_bytes().splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n") and not lines[-1].endswith(b"}"):
-            lines.pop()  # Torn by a power cut while it was written.
-        return [json.loads(line) for line in lines if line.strip()]
+        return [json.loads(line) for line in path.read_bytes().splitlines() if line.strip()]
     with path.open(newline="", encoding="utf-8-sig") as stream:
         listed: list[dict[str, Any]] = list(csv.DictReader(stream))
     return [{name: value if name in _IDS else _typed(value) for name, value in row.items()} for row in listed]
@@ -139,3 +149,31 @@ def _typed(text: str | None) -> Any:
     except ValueError:
         return text
     return value if isinstance(value, bool | int | float) else text
+
+
+def verdicts(home: Path) -> dict[str, FieldVerdict]:
+    """The latest verdict of each property. Raises TruthError, FormatVersionError, OSError."""
+    path = home / REVIEWS
+    if not path.exists():
+        return {}
+    found = {}
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                break  # Being written, or torn by a power cut: nobody was told that it is kept.
+            try:
+                said = json.loads(line)
+                refuse_newer_format(said.get("format", 0), _REVIEWS_FORMAT, path)
+                one = FieldVerdict(
+                    said["property_id"], said["at"], said["fingerprint"], tuple(said["right"]),
+                    tuple(said["wrong"]), said["description"], said.get("why", ""),
+                )  # fmt: skip
+            except FormatVersionError:
+                raise
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise TruthError(
+                    f"{path}: line {number} does not read ({error}). Put it right or take it out: the other"
+                    " lines are not lost."
+                ) from error
+            found[one.property_id] = one
+    return found

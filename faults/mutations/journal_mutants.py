@@ -13,7 +13,7 @@ _RECOVERY = "resources/journal/recovery.py"
 _COMMITS = "resources/journal/commits.py"
 _JOURNAL = "resources/journal/journal.py"
 _LOCK = "resources/journal/writer_lock.py"
-_THREAD = "resources/journal/commit_thread.py"
+_THREAD = "resources/journal/commits.py"
 _DISCARDING = "resources/journal/discarding.py"
 
 MUTANTS = (
@@ -53,8 +53,8 @@ MUTANTS = (
     Mutant(_SEAL, "data[:_START] != _HEAD + digest + _MIDDLE or ",
            "data[len(_HEAD) : len(_HEAD) + 64] != digest or ", "sealed JSON: the wrapping before the content is compared"),
     Mutant(_SEAL, " or data[-len(_TAIL) :] != _TAIL:", ":", "sealed JSON: the end is compared"),
-    Mutant("resources/journal/key_sets.py", 'f"{len(i)}:{i}"', "i", "key-set digest: no two ids imitate one"),
-    Mutant("resources/journal/key_sets.py", "sorted(ids)", "ids", "key-set digest: order does not count"),
+    Mutant("resources/journal/identity.py", 'f"{len(i)}:{i}"', "i", "key-set digest: no two ids imitate one"),
+    Mutant("resources/journal/identity.py", "sorted(ids)", "ids", "key-set digest: order does not count"),
     Mutant("resources/journal/identity.py", "        if differences:\n", "        if False:\n", "a journal of other work is refused"),
     Mutant(_MARK, "    if standing is not None and standing.sequence > mark.sequence:\n", "    if False:\n", "the mark never goes back (fence)"),
     Mutant(_MARK, "        if (mark.key, mark.generation) == (key, generation):\n", "        if True:\n", "a mark of another journal is not taken for this one's"),
@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(_MANIFESTS, "    refuse_if_overtaken(directory, manifest.sequence)\n", "", "fence after the manifest is named"),
     Mutant(_MANIFESTS, "    except FileExistsError as error:\n        raise FencedError",
            "    except FileExistsError as error:\n        return path.name\n        raise FencedError", "a manifest number that is taken fences"),
-    Mutant(_MANIFESTS, '    if found.get("sequence") != sequence:\n', "    if False:\n", "a manifest under another number is damage"),
+    Mutant(_MANIFESTS, '    if found.sequence != sequence:\n', "    if False:\n", "a manifest under another number is damage"),
     Mutant(_SEAL, "    if not isinstance(found, int) or found > known:\n", "    if False:\n", "a newer version's file is refused"),
     Mutant(_MANIFESTS, " or not _all_verify(directory, kept):", ":", "nothing is pruned while a kept manifest is damaged"),
     Mutant(_MANIFESTS, "KEPT = 3", "KEPT = 1", "two manifests before the current one stay"),

@@ -176,7 +176,7 @@ def message_of_one(event: AlertEvent, sender: Sender) -> Message:
             ("At", _clock(event.at)),
         ]
     lines = [f"{name}: {text}" for name, text in [("Partition", alert.partition), *said] if text]
-    return Message(event.id, title, _body(lines, alert.kind, event.id, sender), type_)
+    return Message(event.id, column(title), _body(lines, alert.kind, event.id, sender), type_)
 
 
 def message_of_many(first: Sequence[AlertEvent], ids: Iterable[str], sender: Sender) -> Message:
@@ -195,14 +195,20 @@ def message_of_many(first: Sequence[AlertEvent], ids: Iterable[str], sender: Sen
         lines.append(f"Next step (of the first): {alerts[0].next_step}")
     else:
         title, type_ = f"{_ENDS[first[0].what]}: {title}", "success"
-    return Message(id_, title, _body(lines, alerts[0].kind, id_, sender), type_, tells=len(every))
+    return Message(id_, column(title), _body(lines, alerts[0].kind, id_, sender), type_, tells=len(every))
 
 
 _ENDS = {"recovered": "Right again", "closed": "Closed by a person"}
 
 
 def _body(lines: list[str], kind: str, id_: str, sender: Sender) -> str:
-    return "\n".join([*lines, f"From: {sender.home} on {sender.host}", f"Kind: {kind}", f"Id: {id_}"])
+    said = [*lines, f"From: {sender.home} on {sender.host}", f"Kind: {kind}", f"Id: {id_}"]
+    return column("\n".join(said))
+
+
+def column(text: str) -> str:
+    """A text as a database and a message may hold it: the name of a file may be no Unicode."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _clock(at: float) -> str | None:

@@ -1,31 +1,29 @@
 """Delivery: what was posted reaches every target, once, whatever dies or is down.
 
-What lives here: the tables ``alert_targets`` and ``alert_messages``, storms, and back-off. What does not: the
-words (``alert.py``), the sending (``targets.py``). A message is claimed, which writes it down with the
-events that it tells, before it is sent, and marked after the target took it: a kill in between sends the same
-id again, and nothing else can repeat or lose one.
+What lives here: what each target was told (a row of ``meta``), storms, and back-off. What does not: the words
+(``alert.py``), the sending (``targets.py``). A message is written down before it is sent and marked after the
+target took it: a kill in between sends the same id again, and nothing else can repeat or lose one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import socket
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 import sqlalchemy as sa
+from pydantic import BaseModel, Field, TypeAdapter
 
 from resources.alerts.alert import (
     DAY_SECONDS,
     SHOWN,
     SINGLY,
-    Alert,
     AlertEvent,
     Message,
     Sender,
@@ -33,13 +31,10 @@ from resources.alerts.alert import (
     message_of_one,
 )
 from resources.alerts.outbox import TOLD, Outbox
-from resources.alerts.targets import Target, TargetProcess
+from resources.alerts.targets import Target, sending
+from resources.processes import ProcessIdentity, boot_id
 from resources.state import tables
 from resources.state.tables import alert_events as _events
-from resources.state.tables import alert_messages as _messages
-from resources.state.tables import alert_targets as _targets
-from resources.storage.files import make_directory
-from resources.storage.lock_files import LockFile, taken
 
 FIRST_WAIT_SECONDS = 30.0
 LONGEST_WAIT_SECONDS = 1800.0
@@ -50,8 +45,8 @@ BURST = 10
 
 BURST_SECONDS = 600.0
 
-STANDSTILL_SECONDS = 600.0
-"""A delivery ends by itself within a minute: one that takes so long has stopped, and another one delivers."""
+GRACE_SECONDS = 10.0
+"""After its time a delivery has ended, or stands still: then another process tells its targets."""
 
 PATIENT_TRIES = 3
 """Failures up to which a target, or a message, is thought to be all right in a moment."""
@@ -60,7 +55,7 @@ _NOBODY = ""
 """Stands for the targets of a home that has none."""
 
 _MOST_CLAIMED = 10
-_MOMENT_SECONDS = 1.0
+_TIME_FOR_ONE = 1.0
 
 
 @dataclass(frozen=True)
@@ -75,56 +70,103 @@ class Delivered:
     waiting: int = 0
 
 
-@dataclass(frozen=True)
-class _Backlog:
-    """What one target has still to be told. waiting: numbers and ids of events without a message, by group.
+class _Claimed(BaseModel):
+    """A message that was written down for one target. first: the first event that it tells. at: when."""
 
-    claimed: messages that were not taken yet, the next first, with the number of their first event. refused:
-    how often each of these was.
+    message: Message
+    group: str
+    first: int
+    at: float
+    refused: int = 0
+    taken: bool = False
+
+
+class _Progress(BaseModel):
+    """How far one target is. told_up_to: the last event up to which messages were made, and of the groups in
+    ``held``, of which too many were told lately, up to which.
+
+    messages: those not taken yet, and those of the last BURST_SECONDS. tries: how often in a row it was down.
+    busy_until: unix seconds until which the process ``busy`` has it. waiting: numbers and ids of events
+    without a message, by group; not kept.
     """
 
-    told_up_to: int
-    held: Mapping[str, int]
-    tries: int
-    next_at: float
-    waiting: Mapping[str, Sequence[tuple[int, str]]]
-    claimed: Sequence[tuple[int, Message]]
-    refused: Sequence[int]
+    told_up_to: int = 0
+    held: dict[str, int] = {}
+    messages: list[_Claimed] = []
+    tries: int = 0
+    next_at: float = 0.0
+    busy_until: float = 0.0
+    busy: ProcessIdentity | None = None
+    waiting: dict[str, list[tuple[int, str]]] = Field(default={}, exclude=True)
+
+    @property
+    def left(self) -> list[_Claimed]:
+        """What it has not taken, the next first: what was refused often is last, and in turns."""
+        left = [one for one in self.messages if not one.taken]
+        return sorted(left, key=lambda one: one.refused if one.refused > PATIENT_TRIES else 0)
 
     @property
     def untold(self) -> int:
-        return sum(map(len, self.waiting.values())) + sum(message.tells for _, message in self.claimed)
-
-    def is_due(self, now: float) -> bool:
-        """Whether it is to be tried. Times too far ahead are those of a clock that was put back: past."""
-        is_left_alone = now < self.next_at <= now + LONGEST_WAIT_SECONDS
-        return self.untold > 0 and (not is_left_alone or self._has_new_beside_unwanted)
-
-    @property
-    def _has_new_beside_unwanted(self) -> bool:
-        """Whether it waits for messages alone that it never takes, and may be up for a new one."""
-        tried = [times for times in self.refused if times]
-        if not tried or min(tried) <= PATIENT_TRIES:
-            return False
-        return len(tried) < len(self.refused) or (self.has_room and bool(self.waiting.keys() - self.held))
-
-    @property
-    def has_room(self) -> bool:
-        """Whether more is claimed: what waits for a target that stays down is told in groups then."""
-        return self.tries < PATIENT_TRIES or len(self.claimed) < _MOST_CLAIMED
-
-    def cursor(self, group: str) -> int:
-        """The last event of a group that a message was made of."""
-        return self.held.get(group, self.told_up_to)
+        """Alerts and recoveries that it was not told."""
+        return sum(map(len, self.waiting.values())) + sum(one.message.tells for one in self.left)
 
     @property
     def floor(self) -> int:
         """The last event up to which messages were made of all."""
         return min([self.told_up_to, *self.held.values()])
 
+    @property
+    def has_room(self) -> bool:
+        """Whether more is claimed: what waits for a target that stays down is told in groups then."""
+        return self.tries < PATIENT_TRIES or len(self.left) < _MOST_CLAIMED
+
+    def is_busy(self, now: float) -> bool:
+        """Whether a process tells it at this moment; one that is dead, or out of its time, does not."""
+        is_dead = self.busy is not None and self.busy.boot_id == boot_id() and not self.busy.lives()
+        return now < self.busy_until <= now + LONGEST_WAIT_SECONDS and not is_dead
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is to be told now. Times too far ahead are those of a clock that was put back: past."""
+        if not self.untold or self.is_busy(now):
+            return False
+        if not now < self.next_at <= now + LONGEST_WAIT_SECONDS:
+            return True
+        # Where it waits for messages alone that it never takes, it may be up for a new one.
+        refused = [one.refused for one in self.left if one.refused]
+        is_new = len(refused) < len(self.left) or (self.has_room and bool(self.waiting.keys() - self.held))
+        return min(refused, default=0) > PATIENT_TRIES and is_new
+
+    def not_told(self, group: str) -> int:
+        """The last event of a group before the first that it was not told."""
+        first = [one.first - 1 for one in self.left if one.group == group]
+        return min([self.held.get(group, self.told_up_to), *first])
+
+    def take(self, id_: str) -> None:
+        """Note that it took a message, so that it is up."""
+        for one in self.messages:
+            one.taken |= one.message.id == id_
+        self.tries, self.next_at = 0, 0.0
+
+    def end(self, refused: Sequence[str], *, told: int, now: float) -> None:
+        """Note what it did not take, and that nobody tells it any more."""
+        self.busy_until = 0.0
+        for one in self.messages:
+            one.refused += one.message.id in refused
+        if refused:
+            self.tries = 1 if told else self.tries + 1
+            self.next_at = now + self.wait
+
+    @property
+    def wait(self) -> float:
+        """Seconds for which it is left alone after its last failure."""
+        return min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** (self.tries - 1))
+
+
+_KEPT = TypeAdapter(dict[str, _Progress])
+
 
 class Delivery:
-    """Brings an outbox to its targets; one process at a time, and who comes second leaves it to the first.
+    """Brings an outbox to its targets; one process at a time tells a target.
 
     home: the folder of this data set, named in every message.
     """
@@ -134,9 +176,8 @@ class Delivery:
         self.targets = targets
         self._state = outbox.state
         self._home = home
-        self._keys: dict[tuple[Target, str], str] = {}
         # Taken, but perhaps not marked: on a full disk, where nothing can be marked, nothing is repeated.
-        self._taken: set[tuple[str, int]] = set()
+        self._taken: set[tuple[str, str]] = set()
 
     def deliver(self, *, now: float, seconds: float, address: str | None) -> Delivered | None:
         """Tell every target what is new and what is due again; None where another process is at it.
@@ -145,29 +186,26 @@ class Delivery:
         address: of the pages, for links. Raises ControlStateError where nothing can be written down.
         """
         deadline = time.monotonic() + seconds
-        with self._only(now) as lock:
-            if lock is None:
-                return None
-            salt = self._salt() if self.targets else ""
-            targets = {self._key(target, salt): target for target in self.targets}
-            standing = self._state.read(_backlogs)
-            is_due = any(key in targets and one.is_due(now) for key, one in standing.items())
+        standing = self._state.read(_standing)
+        claimed: dict[str, list[_Claimed]] = {}
+        if not self.targets:
+            standing = self._tell_nobody(standing)
+        elif self._keys.keys() != standing.keys() or any(one.is_due(now) for one in standing.values()):
             # A look that finds nothing to tell writes nothing.
-            if is_due or (targets and targets.keys() != standing.keys()):
-                sender = Sender(str(self._home), socket.gethostname(), address)
-                standing = self._state.write(lambda connection: self._claim(connection, targets, now, sender))
-                self._taken.clear()
-            elif standing.keys() <= {_NOBODY} and not targets:
-                standing = self._tell_nobody(standing)
-            due = {
-                target: key
-                for key, target in targets.items()
-                if standing[key].is_due(now) and standing[key].claimed
-            }
-            done = self._send_all(due, standing, now, deadline, lock)
-            if done:
-                standing = self._state.read(_backlogs)
-            self.outbox.prune(now, told_up_to=min((one.floor for one in standing.values()), default=0))
+            sender = Sender(str(self._home), socket.gethostname(), address)
+            busy_until = now + seconds + GRACE_SECONDS
+            claimed = self._state.write(
+                lambda connection: self._claim(connection, now, sender, busy_until=busy_until)
+            )
+            standing = self._state.read(_standing)
+        if not claimed and any(one.is_busy(now) for one in standing.values()):
+            return None
+        done: list[tuple[int, str]] = []
+        if claimed:
+            with ThreadPoolExecutor(len(claimed)) as pool:
+                done = list(pool.map(lambda key: self._send(key, claimed[key], now, deadline), claimed))
+            standing = self._state.read(_standing)
+        self.outbox.prune(now, told_up_to=min((one.floor for one in standing.values()), default=0))
         troubles = tuple(trouble for _, trouble in done if trouble)
         return Delivered(
             sum(told for told, _ in done), troubles, sum(one.untold for one in standing.values())
@@ -175,194 +213,146 @@ class Delivery:
 
     def send_at_once(self, message: Message, *, seconds: float) -> list[tuple[Target, str | None]]:
         """Send a message to every target, unrecorded. What each said: None of one that took it."""
-        deadline = time.monotonic() + seconds
 
-        def send(target: Target) -> tuple[Target, str | None]:
-            with (
-                Path(os.devnull).open() as nothing,
-                TargetProcess(target, deadline=deadline, keep_open=nothing.fileno()) as process,
-            ):
-                answer = process.send(message)
-            return target, None if answer.took else answer.said or "it was refused"
+        def send(target: Target) -> str | None:
+            with sending(target, seconds=seconds) as send:
+                return send(message)
 
         with ThreadPoolExecutor(max(1, len(self.targets))) as pool:
-            return list(pool.map(send, self.targets))
+            return list(zip(self.targets, pool.map(send, self.targets), strict=True))
 
     def backlog(self) -> dict[str, tuple[int, int]]:
         """For each target by name: how much it has still to be told, and how often in a row it was down."""
-        standing = self._state.read(_backlogs)
-        salt = self._state.read(_salt_of) if standing else None
-        found = {}
-        for target in self.targets:
-            one = standing.get(self._key(target, salt)) if salt else None
-            found[target.name] = (one.untold, one.tries) if one else (0, 0)
-        return found
+        standing = self._state.read(_standing)
+        found = {target.name: standing.get(key, _Progress()) for key, target in self._keys.items()}
+        return {name: (one.untold, one.tries) for name, one in found.items()}
 
-    @contextlib.contextmanager
-    def _only(self, now: float) -> Iterator[LockFile | None]:
-        """The lock; None where another process delivers. One that stands still is told of and left behind."""
-        directory = self._state.directory
-        if not directory.is_dir():
-            make_directory(directory)
-        path = directory / "alert_delivery.lock"
-        lock = taken(path)
-        try:
-            if lock is None and _is_old(path, now):
-                # Who took it this moment says so in the next.
-                lock = taken(path, seconds=_MOMENT_SECONDS)
-            if lock is None and _is_old(path, now):
-                lock = _taken_over(path, now)
-                if lock is not None:
-                    self.outbox.post(_standstill(now))
-            if lock is not None:
-                with contextlib.suppress(PermissionError):  # another user's file
-                    os.utime(lock.fileno(), (now, now))
-            yield lock
-        finally:
-            if lock is not None:
-                lock.close()
-
-    def _salt(self) -> str:
-        def write(connection: sa.Connection) -> str:
-            found = _salt_of(connection)
-            if found is None:
-                found = secrets.token_hex(16)
-                connection.execute(tables.meta.insert().values(name=tables.TARGET_SALT, value=found))
-            return found
-
-        return self._state.read(_salt_of) or self._state.write(write)
-
-    def _key(self, target: Target, salt: str) -> str:
-        known = (target, salt)
-        if known not in self._keys:
-            self._keys[known] = target.key(bytes.fromhex(salt))
-        return self._keys[known]
+    @cached_property
+    def _keys(self) -> dict[str, Target]:
+        """The targets, by what they are called in the database."""
+        return {target.key(str(self._home).encode()): target for target in self.targets}
 
     def _claim(
-        self, connection: sa.Connection, keys: Collection[str], now: float, sender: Sender
-    ) -> dict[str, _Backlog]:
-        """Make messages of what waits for targets that are due, but of kinds told too often lately."""
-        for key, seq in self._taken:
-            _mark(connection, key=key, seq=seq, now=now)
-        _match_targets(connection, keys)
-        is_recent = sa.func.abs(_messages.c.claimed_at - now) < BURST_SECONDS
-        connection.execute(_messages.delete().where(_messages.c.taken_at.is_not(None), sa.not_(is_recent)))
-        recent = sa.select(_messages.c.target, _messages.c.group, sa.func.sum(_messages.c.tells))
-        recent = recent.where(is_recent).group_by(_messages.c.target, _messages.c.group)
-        told = {(row[0], row[1]): row[2] for row in connection.execute(recent)}
+        self, connection: sa.Connection, now: float, sender: Sender, *, busy_until: float
+    ) -> dict[str, list[_Claimed]]:
+        """Make messages of what waits for targets that are due. Returns what this process is to send."""
         newest = _newest(connection)
-        for key, one in _backlogs(connection).items():
-            if key not in keys or not one.is_due(now) or not one.has_room:
+        first = _newest(connection, before=now - DAY_SECONDS)
+        standing = _matched(_standing(connection), self._keys, newest, first=first)
+        for key, id_ in self._taken:
+            if key in standing:
+                standing[key].take(id_)
+        self._taken.clear()
+        _look_for_waiting(connection, standing)
+        claimed = {}
+        for key, one in standing.items():
+            if not one.is_due(now):
                 continue
-            held = {group: one.cursor(group) for group in one.waiting if told.get((key, group), 0) >= BURST}
-            for group in one.waiting.keys() - held.keys():
-                rows = [
-                    {
-                        "target": key,
-                        "seq": seq,
-                        "group": group,
-                        "tells": message.tells,
-                        "message": asdict(message),
-                        "claimed_at": now,
-                        "refused": 0,
-                    }
-                    for seq, message in _worded(connection, one.waiting[group], sender)
-                ]
-                connection.execute(_messages.insert(), rows)
-            row = {"told_up_to": newest, "held": held}
-            connection.execute(_targets.update().where(_targets.c.target == key).values(row))
-        return _backlogs(connection)
+            if one.has_room:
+                _make_messages(connection, one, newest, now, sender)
+            if one.left:
+                claimed[key] = one.left
+                one.busy_until, one.busy = busy_until, ProcessIdentity.of(os.getpid())
+        _keep(connection, standing)
+        return claimed
 
-    def _tell_nobody(self, standing: Mapping[str, _Backlog]) -> dict[str, _Backlog]:
-        """Pass over the events so far: there is no target, and the first one hears of later events."""
-        if standing and not standing[_NOBODY].untold:
-            return dict(standing)
+    def _tell_nobody(self, standing: dict[str, _Progress]) -> dict[str, _Progress]:
+        """Pass over the events so far: there is no target, and the first one hears of later events.
 
-        def write(connection: sa.Connection) -> dict[str, _Backlog]:
-            row = {"told_up_to": _newest(connection), "held": {}, "tries": 0, "next_at": 0.0}
-            connection.execute(_targets.delete())
-            connection.execute(_targets.insert().values(target=_NOBODY, **row))
-            return _backlogs(connection)
+        What targets that were removed have still to be told waits for the next one.
+        """
+        if standing.keys() - {_NOBODY} or (standing and not standing[_NOBODY].untold):
+            return standing
+
+        def write(connection: sa.Connection) -> dict[str, _Progress]:
+            passed = {_NOBODY: _Progress(told_up_to=_newest(connection))}
+            _keep(connection, passed)
+            return passed
 
         return self._state.write(write)
 
-    def _send_all(
-        self,
-        due: Mapping[Target, str],
-        standing: Mapping[str, _Backlog],
-        now: float,
-        deadline: float,
-        lock: LockFile,
-    ) -> list[tuple[int, str]]:
-        def send(target: Target, key: str) -> tuple[int, str]:
-            # The process holds the lock too: killed, we leave none behind that sends beside the next one.
-            with TargetProcess(target, deadline=deadline, keep_open=lock.fileno()) as process:
-                return self._send(key, standing[key], process, now)
-
-        if not due:
-            return []
-        with ThreadPoolExecutor(len(due)) as pool:
-            return list(pool.map(send, due.keys(), due.values()))
-
-    def _send(self, key: str, backlog: _Backlog, process: TargetProcess, now: float) -> tuple[int, str]:
+    def _send(self, key: str, claimed: Sequence[_Claimed], now: float, deadline: float) -> tuple[int, str]:
         """Send a target's messages. Returns how many it took, and the trouble with it, if any."""
         told, said = 0, ""
-        refused: list[int] = []
-        for seq, message in backlog.claimed:
-            if told and process.out_of_time:
-                break
-            answer = process.send(message)
-            if answer.took:
-                told += 1
-                self._taken.add((key, seq))
-                self._state.write(partial(_mark, key=key, seq=seq, now=now))
-                self._taken.discard((key, seq))
-                continue
-            refused.append(seq)
-            said = answer.said
-            if len(refused) > 1:
+        refused: list[str] = []
+        with sending(self._keys[key], seconds=deadline - time.monotonic()) as send:
+            for one in claimed:
                 # One may be to blame itself; where a second is refused too, the target is.
-                break
+                is_late = deadline - time.monotonic() < _TIME_FOR_ONE
+                if len(refused) > 1 or (is_late and (told or refused)):
+                    break
+                answer = send(one.message)
+                if answer is None:
+                    told += 1
+                    self._taken.add((key, one.message.id))
+                    self._change(key, partial(_Progress.take, id_=one.message.id))
+                    self._taken.discard((key, one.message.id))
+                else:
+                    refused.append(one.message.id)
+                    said = answer
+        after = self._change(key, lambda progress: progress.end(refused, told=told, now=now))
         if not refused:
             return told, ""
-        tries = 1 if told else backlog.tries + 1
-        wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** (tries - 1))
+        name, count = self._keys[key].name, len(claimed) - told
+        return told, f"{name} did not take {count} messages; next try in {after.wait:.0f} s. {said}"
 
-        def note(connection: sa.Connection) -> None:
-            of_these = (_messages.c.target == key) & _messages.c.seq.in_(refused)
-            connection.execute(_messages.update().where(of_these).values(refused=_messages.c.refused + 1))
-            later = _targets.update().where(_targets.c.target == key)
-            connection.execute(later.values(tries=tries, next_at=now + wait))
+    def _change(self, key: str, change: Callable[[_Progress], None]) -> _Progress:
+        def write(connection: sa.Connection) -> _Progress:
+            standing = _kept(connection)
+            one = standing.get(key, _Progress())  # another process with other targets may have removed it
+            change(one)
+            _keep(connection, standing)
+            return one
 
-        self._state.write(note)
-        left = len(backlog.claimed) - told
-        return told, f"{process.target.name} did not take {left} messages; next try in {wait:.0f} s. {said}"
+        return self._state.write(write)
 
 
-def _backlogs(connection: sa.Connection) -> dict[str, _Backlog]:
-    """What each target has still to be told, by its key."""
-    found = {}
-    for row in connection.execute(sa.select(_targets)):
-        claimed = sa.select(_messages.c.seq, _messages.c.message, _messages.c.refused)
-        claimed = claimed.where(_messages.c.target == row.target, _messages.c.taken_at.is_(None))
-        # What was refused often comes last, and in turns: it holds no other up.
-        turn = sa.case((_messages.c.refused > PATIENT_TRIES, _messages.c.refused), else_=0)
-        claimed = claimed.order_by(turn, _messages.c.seq)
-        query = sa.select(_events.c.seq, _events.c.id, _events.c.what, _events.c.kind)
-        since = min([row.told_up_to, *row.held.values()])
-        query = query.where(_events.c.seq > since, _events.c.what.in_(TOLD)).order_by(_events.c.seq)
-        waiting: dict[str, list[tuple[int, str]]] = {}
-        for event in connection.execute(query):
+def _kept(connection: sa.Connection) -> dict[str, _Progress]:
+    query = sa.select(tables.meta.c.value).where(tables.meta.c.name == tables.ALERTS_TOLD)
+    return _KEPT.validate_json(connection.execute(query).scalar() or "{}")
+
+
+def _keep(connection: sa.Connection, standing: dict[str, _Progress]) -> None:
+    this = tables.meta.c.name == tables.ALERTS_TOLD
+    value = _KEPT.dump_json(standing).decode()
+    if not connection.execute(tables.meta.update().where(this).values(value=value)).rowcount:
+        connection.execute(tables.meta.insert().values(name=tables.ALERTS_TOLD, value=value))
+
+
+def _standing(connection: sa.Connection) -> dict[str, _Progress]:
+    """How far each target is, by its key, with what waits for it."""
+    standing = _kept(connection)
+    _look_for_waiting(connection, standing)
+    return standing
+
+
+def _look_for_waiting(connection: sa.Connection, standing: Mapping[str, _Progress]) -> None:
+    since = min((one.floor for one in standing.values()), default=0)
+    query = sa.select(_events.c.seq, _events.c.id, _events.c.what, _events.c.kind)
+    query = query.where(_events.c.seq > since, _events.c.what.in_(TOLD)).order_by(_events.c.seq)
+    events = connection.execute(query).all() if standing else []
+    for one in standing.values():
+        one.waiting = {}
+        for event in events:
             group = f"{event.what} {event.kind}"
-            if event.seq > row.held.get(group, row.told_up_to):
-                waiting.setdefault(group, []).append((event.seq, event.id))
-        of_claimed = connection.execute(claimed).all()
-        messages = [(one.seq, Message(**one.message)) for one in of_claimed]
-        refused = [one.refused for one in of_claimed]
-        found[row.target] = _Backlog(
-            row.told_up_to, row.held, row.tries, row.next_at, waiting, messages, refused
-        )
-    return found
+            if event.seq > one.held.get(group, one.told_up_to):
+                one.waiting.setdefault(group, []).append((event.seq, event.id))
+
+
+def _make_messages(
+    connection: sa.Connection, one: _Progress, newest: int, now: float, sender: Sender
+) -> None:
+    """Make messages of what waits for a target. A group that was told too often lately waits on."""
+    one.messages = [kept for kept in one.messages if not kept.taken or abs(kept.at - now) < BURST_SECONDS]
+    told: Counter[str] = Counter()
+    for recent in one.messages:
+        told[recent.group] += recent.message.tells if abs(recent.at - now) < BURST_SECONDS else 0
+    held = {group: one.held.get(group, one.told_up_to) for group in one.waiting if told[group] >= BURST}
+    for group in one.waiting.keys() - held.keys():
+        for first, message in _worded(connection, one.waiting[group], sender):
+            one.messages.append(_Claimed(message=message, group=group, first=first, at=now))
+    one.messages.sort(key=lambda message: message.first)
+    one.told_up_to, one.held = newest, held
 
 
 def _worded(
@@ -377,81 +367,26 @@ def _worded(
     return [(seq, message_of_one(event, sender)) for seq, event in zip(shown, events, strict=True)]
 
 
-def _match_targets(connection: sa.Connection, keys: Collection[str]) -> None:
-    """A row for each target of the settings; a new one takes over what a removed one was not told.
+def _matched(
+    standing: dict[str, _Progress], targets: Mapping[str, Target], newest: int, *, first: int
+) -> dict[str, _Progress]:
+    """A progress for each target of the settings; a new one is told what removed ones were not.
 
-    Beside others a new one is told from now on; the first one of a home is told all.
+    Beside others a new one is told from now on; the first one of a home what came after ``first``.
     """
-    standing = _backlogs(connection)
-    gone = {key: one for key, one in standing.items() if key not in keys}
-    of_gone = _messages.c.target.in_(gone)
-    for key in (key for key in keys if key not in standing):
-        from_now = _newest(connection) if standing else 0
-        told_up_to = min((one.told_up_to for one in gone.values()), default=from_now)
-        groups = {group for one in gone.values() for group in one.held}
-        held = {group: min(one.cursor(group) for one in gone.values()) for group in groups}
-        row = {"target": key, "told_up_to": told_up_to, "held": held, "tries": 0, "next_at": 0.0}
-        connection.execute(_targets.insert().values(row))
-        claimed = sa.select(_messages).where(of_gone, _messages.c.taken_at.is_(None))
-        # Of several that are gone, one may not have been told yet what another was: that is told anew. Of two
-        # messages that begin with the same event the longer one stays, by which none is left out.
-        found = connection.execute(claimed.order_by(_messages.c.tells)).mappings()
-        for seq, one in {one["seq"]: one for one in found}.items():
-            if seq <= held.get(one["group"], told_up_to):
-                row = {**one, "target": key, "seal": None}
-                connection.execute(_messages.insert().values(row))
-    connection.execute(_messages.delete().where(of_gone))
-    connection.execute(_targets.delete().where(_targets.c.target.in_(gone)))
+    gone = [one for key, one in standing.items() if key not in targets]
+    if gone:
+        groups = {group for one in gone for group in [*one.held, *(left.group for left in one.left)]}
+        new = _Progress(
+            told_up_to=min(one.told_up_to for one in gone),
+            held={group: min(one.not_told(group) for one in gone) for group in groups},
+        )
+    else:
+        new = _Progress(told_up_to=newest if standing else first)
+    return {key: standing.get(key) or new.model_copy(deep=True) for key in targets}
 
 
-def _mark(connection: sa.Connection, *, key: str, seq: int, now: float) -> None:
-    """Note that a target took a message, so that it is up."""
-    this = (_messages.c.target == key) & (_messages.c.seq == seq)
-    connection.execute(_messages.update().where(this).values(taken_at=now))
-    connection.execute(_targets.update().where(_targets.c.target == key).values(tries=0, next_at=0.0))
-
-
-def _is_old(lock: Path, now: float) -> bool:
-    """Whether a lock was taken so long ago that who holds it stands still."""
-    with contextlib.suppress(FileNotFoundError):
-        return abs(now - lock.stat().st_mtime) > STANDSTILL_SECONDS
-    return False
-
-
-def _taken_over(path: Path, now: float) -> LockFile | None:
-    """A new lock in place of an old one, one process at a time: a second would remove the first one's.
-
-    Who stands still keeps the file that it locked. Should it go on, a message comes twice, with the same id.
-    """
-    with contextlib.closing(LockFile(path.parent, create=False)) as turn:
-        if not turn.take() or not _is_old(path, now):
-            return None
-        path.unlink(missing_ok=True)
-        return taken(path)
-
-
-def _standstill(now: float) -> Alert:
-    return Alert(
-        kind="delivery_stands",
-        subject="alerts/delivery",
-        occurrence=f"{now:.0f}",
-        severity="error",
-        title="A process that was delivering alerts stands still",
-        expected="a delivery that ends within a minute",
-        found=f"one that has not ended for {STANDSTILL_SECONDS / 60:.0f} minutes",
-        next_step=(
-            "Nothing is lost: another process delivers now. Look for a stopped process (state T in `ps -eo"
-            " pid,stat,args`) and end it with `kill -9 PID`. If it is Dagster's, start Dagster again."
-        ),
-        at=now,
-        lasts=DAY_SECONDS,
-    )
-
-
-def _newest(connection: sa.Connection) -> int:
-    return connection.execute(sa.select(sa.func.max(_events.c.seq))).scalar() or 0
-
-
-def _salt_of(connection: sa.Connection) -> str | None:
-    query = sa.select(tables.meta.c.value).where(tables.meta.c.name == tables.TARGET_SALT)
-    return connection.execute(query).scalar()
+def _newest(connection: sa.Connection, *, before: float = float("inf")) -> int:
+    """The number of the last event, or of the last one before a time in unix seconds; 0 without any."""
+    query = sa.select(sa.func.max(_events.c.seq)).where(_events.c.at < before)
+    return connection.execute(query).scalar() or 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from resources.alerts.alert import DAY_SECONDS, Alert, AlertEvent, Happening
+from resources.alerts.alert import DAY_SECONDS, Alert, AlertEvent, Happening, column
 from resources.state.database import ControlState
 from resources.state.tables import alert_events as _events
 
@@ -67,7 +67,7 @@ class Outbox:
         def write(connection: sa.Connection) -> list[AlertEvent]:
             known = _known(connection, wanted)
             new = [alert for id_, alert in wanted.items() if id_ not in known]
-            opened = _open_events(connection, {_column(alert.subject) for alert in new})
+            opened = _open_events(connection, {column(alert.subject) for alert in new})
             events = []
             for alert in new:
                 standing = opened.get(alert.subject)
@@ -94,7 +94,7 @@ class Outbox:
             return []
 
         def write(connection: sa.Connection) -> list[AlertEvent]:
-            opened = _open_events(connection, {_column(subject) for subject in wanted})
+            opened = _open_events(connection, {column(subject) for subject in wanted})
             events = [
                 AlertEvent(what, event.alert, at, event.since, seen[subject])
                 for subject, event in opened.items()
@@ -219,7 +219,7 @@ def _insert(connection: sa.Connection, events: Sequence[AlertEvent]) -> None:
             "id": event.id,
             "what": event.what,
             "kind": event.alert.kind,
-            "subject": _column(event.alert.subject),
+            "subject": column(event.alert.subject),
             "at": float(event.at),
             "event": event.as_json(),
         }
@@ -227,11 +227,6 @@ def _insert(connection: sa.Connection, events: Sequence[AlertEvent]) -> None:
     ]
     if rows:
         connection.execute(_events.insert(), rows)
-
-
-def _column(text: str) -> str:
-    """A text as a column may hold it: the name of a file may be no Unicode."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _in_parts(values: Iterable[str]) -> list[list[str]]:

@@ -1,13 +1,9 @@
 """Whom alerts are sent to: apprise addresses, which are secrets as a whole.
 
-What lives here: refusing bad ones, naming one without telling it, and the process of its own in which a
-target is sent to. What does not: what is sent when (``delivery.py``). Each target has its own process because
-a hanging one can then be ended, and because nothing that a notification library logs or remembers can then
-reach our logs or files. Term: apprise URL.
-
-The process is ``python -m resources.alerts.targets``. It reads a line with the address, then one line a
-message, and answers each with one line before it reads the next, so that its parent has written down the one
-before. It ends when its parent does, and at its time limit by itself.
+What lives here: refusing bad ones, naming one without telling it, and sending. What does not: what is sent
+when (``delivery.py``). A process of its own sends to each (``python -m resources.alerts.targets``): one that
+hangs can be ended, and nothing that a notification library logs or remembers can reach our logs or files.
+Term: apprise URL.
 """
 
 from __future__ import annotations
@@ -18,28 +14,23 @@ import json
 import logging
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
+import threading
 import warnings
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, unquote
 
 from resources.alerts.alert import Message
-
-if TYPE_CHECKING:
-    import apprise
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _GRACE_SECONDS = 5.0
 _SHORTEST_SECRET = 3
 _LONGEST_ANSWER = 300
-_TIME_FOR_ONE = 1.0
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,30})://", re.IGNORECASE)
 
 
@@ -111,86 +102,52 @@ def _silent(logger: logging.Logger) -> Iterator[None]:
         logger.disabled = before
 
 
-@dataclass(frozen=True)
-class TargetAnswer:
-    """Whether a target took a message, and what it said where it did not; nothing secret is in it."""
+@contextlib.contextmanager
+def sending(target: Target, *, seconds: float) -> Iterator[Callable[[Message], str | None]]:
+    """A function that sends the target a message: None where it took it, else what it said, nothing secret.
 
-    took: bool
-    said: str = ""
-
-
-class TargetProcess:
-    """The process in which one target is sent to, started at the first message. A context; closing ends it.
-
-    deadline: ``time.monotonic()`` at which it is killed. keep_open: a descriptor that the process holds while
-    it lives, so that a lock on it outlasts a killed parent until nothing more is under way.
+    seconds: for all messages together; then what hangs is ended.
     """
-
-    def __init__(self, target: Target, *, deadline: float, keep_open: int) -> None:
-        self.target = target
-        self._deadline = deadline
-        self._keep_open = keep_open
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> TargetProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-
-    @property
-    def out_of_time(self) -> bool:
-        """Whether the deadline is so near that nothing more should be begun."""
-        return self._deadline - time.monotonic() < _TIME_FOR_ONE
-
-    def send(self, message: Message) -> TargetAnswer:
-        """Send one message and wait for the answer, until the deadline."""
-        try:
-            process = self._process or self._start()
-            assert process.stdin is not None
-            self._write(process, asdict(message))
-            answer = self._line(process)
-        except (OSError, EOFError, ValueError) as error:
-            return TargetAnswer(took=False, said=f"the sending process ended: {type(error).__name__}")
-        if answer is None:
-            return TargetAnswer(took=False, said="no answer in time")
-        return TargetAnswer(took=bool(answer["took"]), said=str(answer["said"]))
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(
+    try:
+        process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            pass_fds=(self._keep_open,),
             cwd=_CHECKOUT,
         )
+    except OSError as error:
+        said = f"no process could be started for it ({error.strerror})"
+        yield lambda message: said
+        return
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        process.kill()
+
+    timer = threading.Timer(max(0.0, seconds), end)
+    timer.start()
+
+    def send(message: Message) -> str | None:
         # Not in its arguments, which every user of the machine can read.
-        seconds = max(0.0, self._deadline - time.monotonic())
-        self._write(self._process, {"url": self.target.url, "parent": os.getpid(), "seconds": seconds})
-        return self._process
-
-    def _write(self, process: subprocess.Popen[bytes], said: object) -> None:
+        order = {"url": target.url, "message": asdict(message), "parent": os.getpid(), "seconds": seconds}
         assert process.stdin is not None
-        process.stdin.write(json.dumps(said).encode() + b"\n")
-        process.stdin.flush()
-
-    def _line(self, process: subprocess.Popen[bytes]) -> dict[str, object] | None:
         assert process.stdout is not None
-        descriptor = process.stdout.fileno()
-        said = b""
-        while not said.endswith(b"\n"):
-            left = self._deadline - time.monotonic()
-            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-                return None
-            part = os.read(descriptor, 1 << 16)
-            if not part:
-                raise EOFError("no answer")
-            said += part
-        found: dict[str, object] = json.loads(said)
-        return found
+        try:
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline())
+        except (OSError, ValueError):
+            return "no answer in time" if over.is_set() else "the sending process ended"
+        return None if answer["took"] else str(answer["said"] or "it was refused")
+
+    try:
+        yield send
+    finally:
+        timer.cancel()
+        process.kill()
+        process.communicate()
 
 
 def scrubbed(text: str, url: str) -> str:
@@ -204,7 +161,16 @@ def scrubbed(text: str, url: str) -> str:
     return text
 
 
-def _notify(target: apprise.Apprise, url: str, message: dict[str, Any]) -> dict[str, Any]:
+def _notify(order: dict[str, Any]) -> dict[str, Any]:
+    """Send a message. Where its parent was killed since this process ends: the next one sends it."""
+    import apprise
+
+    # In memory: a plugin would keep its tokens in a file of the home folder otherwise.
+    target = apprise.Apprise(asset=apprise.AppriseAsset(app_id="vlm-assets", storage_mode="memory"))
+    target.add(order["url"])
+    message = order["message"]
+    if os.getppid() != order["parent"]:
+        sys.exit()
     try:
         result = target.notify(
             title=message["title"], body=message["body"], notify_type=message["type"], body_format="text"
@@ -213,36 +179,18 @@ def _notify(target: apprise.Apprise, url: str, message: dict[str, Any]) -> dict[
     except Exception as error:
         # Whatever a plugin of the seventy raises: the target did not take it, and the next is tried later.
         took, said = False, [type(error).__name__]
-    text = " ".join(scrubbed(one, url) for one in said if one.strip())
-    return {"id": message["id"], "took": took, "said": text[:_LONGEST_ANSWER]}
-
-
-def _serve(lines: Iterable[str], channel: int) -> None:
-    import apprise
-
-    address: dict[str, Any] | None = None
-    target = None
-    for line in lines:
-        said = json.loads(line)
-        if address is None:
-            address = said
-            signal.setitimer(signal.ITIMER_REAL, said["seconds"] + _GRACE_SECONDS)
-            # In memory: a plugin would keep its tokens in a file of the home folder otherwise.
-            asset = apprise.AppriseAsset(app_id="vlm-assets", storage_mode="memory")
-            target = apprise.Apprise(asset=asset)
-            target.add(said["url"])
-        elif target is not None:
-            if os.getppid() != address["parent"]:
-                # It was killed since: nobody would record what is sent now, and the next process sends it.
-                return
-            os.write(channel, json.dumps(_notify(target, address["url"], said)).encode() + b"\n")
+    text = " ".join(scrubbed(one, order["url"]) for one in said if one.strip())
+    return {"took": took, "said": text[:_LONGEST_ANSWER]}
 
 
 if __name__ == "__main__":
     answers = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
     warnings.simplefilter("ignore")
     # iter(readline) and not the file itself, which would read ahead and wait for more.
-    _serve(iter(sys.stdin.readline, ""), answers)
+    for line in iter(sys.stdin.readline, ""):
+        wanted = json.loads(line)
+        # Its parent ends it in time, unless that was killed or stopped.
+        signal.setitimer(signal.ITIMER_REAL, max(0.0, wanted["seconds"]) + _GRACE_SECONDS)
+        os.write(answers, json.dumps(_notify(wanted)).encode() + b"\n")

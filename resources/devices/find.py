@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from resources.devices.errors import DeviceError
+from resources.devices.device_errors import DeviceError
 from resources.devices.nvml import DriverNvml, GpuReading, Nvml
 
-_CLUSTER_MARKERS = {"SLURM_JOB_ID": "Slurm job", "RAY_JOB_ID": "Ray job"}
+_CLUSTER_MARKERS = {"SLURM_JOB_ID": "Slurm job", "VLM_RAY_RUN": "Ray run"}
+# The second is ours (``sensors/dagster_internals/ray_launcher.py``): Ray tells a job's process no id.
 _NO_DEVICES = {"", "-1", "NoDevFiles"}  # what CUDA, people and Slurm write for "none"
 _MOST_DEFAULT_SLOTS = 8
 _TOGETHER = "+"
@@ -43,6 +44,13 @@ class Device:
     def members(self) -> tuple[str, ...]:
         """The ids of the devices that work together; its own, where it is one."""
         return members(self.id)
+
+
+def named(devices: Sequence[Device]) -> str:
+    """The setting that means these devices of this machine, or as many CPU slots."""
+    if any(device.kind == "cpu" for device in devices):
+        return f"cpu:{len(devices)}"
+    return ",".join(member for device in devices for member in device.visible.split(","))
 
 
 def members(device: str) -> tuple[str, ...]:
@@ -84,7 +92,12 @@ def _together(devices: Sequence[Device]) -> Device:
 
 
 def find_devices(
-    wanted: str, environment: Mapping[str, str], *, nvml: Nvml | None = None, cores: int | None = None
+    wanted: str,
+    environment: Mapping[str, str],
+    *,
+    nvml: Nvml | None = None,
+    cores: int | None = None,
+    node: str = "",
 ) -> list[Device]:
     """The devices that the setting ``wanted`` means on this machine, in a fixed order, never empty.
 
@@ -93,12 +106,13 @@ def find_devices(
     Otherwise a list of numbers as nvidia-smi shows them, GPU or MIG UUIDs or beginnings of UUIDs; the
     number of a GPU in MIG mode means all its instances. CUDA_VISIBLE_DEVICES, where it is set, bounds
     every choice. ``cores`` (default: those this process may use) decides the number of CPU slots.
+    ``node``: in a cluster, the name that its CPU slots bear, which are alike on all machines else.
 
     Raises DeviceError.
     """
     wanted = wanted.strip()
     if wanted == "cpu" or wanted.startswith("cpu:"):
-        return _cpu_slots(wanted, cores)
+        return _cpu_slots(wanted, cores, node)
     readings = (nvml or DriverNvml()).readings()
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     cluster = _cluster(environment)
@@ -115,7 +129,7 @@ def find_devices(
             "VLM_ASSETS_DEVICES to auto, cpu or a list."
         )
     if wanted in ("auto", "given"):
-        return [device for device, _ in devices] or _cpu_slots("cpu", cores)
+        return [device for device, _ in devices] or _cpu_slots("cpu", cores, node)
     entries = _entries(wanted)
     if not entries:
         raise DeviceError(_setting_help(wanted))
@@ -196,14 +210,21 @@ def _cluster(environment: Mapping[str, str]) -> str | None:
     return None
 
 
-def _cpu_slots(wanted: str, cores: int | None) -> list[Device]:
+def _cpu_slots(wanted: str, cores: int | None, node: str) -> list[Device]:
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     count = _slot_count(wanted, cores)
     # Half of a slot's cores for the model; the other half decodes and commits. With a thread on every core
     # OpenMP's threads spin while they wait for the one whose core was taken: measured 10 times slower.
     threads = max(cores // count // 2, 1)
     return [
-        Device(f"cpu-{slot}", "cpu", f"CPU slot {slot} of {count}", None, "", threads=threads)
+        Device(
+            f"{node}/cpu-{slot}" if node else f"cpu-{slot}",
+            "cpu",
+            f"CPU slot {slot} of {count}",
+            None,
+            "",
+            threads=threads,
+        )
         for slot in range(count)
     ]
 

@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
-from resources.devices.errors import LeaseDirectoryError, NoDeviceFreeError
+from resources.devices.device_errors import LeaseDirectoryError, NoDeviceFreeError
 from resources.devices.find import Device
 from resources.processes import process_start
 from resources.storage.files import make_directory, write_replacing
 from resources.storage.lock_files import LockFile
+from resources.storage.sealed_json import refuse_newer_format
 
 _POLL_SECONDS = 0.5
 _NOTICE_SECONDS = 60.0
+FORMAT = 1
 _ABOUT = (
     "For people; this file may be deleted. Whether the device is held is decided by the lock on the .lock "
     "file beside it, which must stay while anything runs."
@@ -70,13 +72,16 @@ class LeaseRecord:
 
     def write(self, path: Path) -> None:
         """Replace what stands at ``path``. Raises OSError."""
-        write_replacing(path, json.dumps({"about": _ABOUT, **asdict(self)}, indent=2).encode())
+        write_replacing(
+            path, json.dumps({"format": FORMAT, "about": _ABOUT, **asdict(self)}, indent=2).encode()
+        )
 
     @classmethod
     def read(cls, path: Path) -> LeaseRecord | None:
         """What stands at ``path``; None where nothing legible does."""
         try:
             fields = json.loads(path.read_bytes())
+            refuse_newer_format(fields.pop("format", 0), FORMAT, path)
             fields.pop("about", None)
             return cls(**{**fields, "holder": LeaseHolder(**fields["holder"])})
         except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote, unquote
 
-from resources.devices.errors import DeviceError
+from resources.devices.device_errors import DeviceError
 from resources.devices.find import members
 from resources.processes import ProcessIdentity, boot_id
 from resources.storage.files import write_replacing
 from resources.storage.lock_files import LockFile, is_held, taken
+from resources.storage.sealed_json import refuse_newer_format
 
+FORMAT = 1
 _ABOUT = (
     "Truth about where the processes are while the lock on the .supervisor.lock file beside it is held (that"
     " says whether they live); this file may be deleted at any time, and is written again while they do."
@@ -70,13 +72,16 @@ class ServerRecord:
 
     def write(self, path: Path) -> None:
         """Replace what stands at ``path``. Raises OSError."""
-        write_replacing(path, json.dumps({"about": _ABOUT, **asdict(self)}, indent=2).encode())
+        write_replacing(
+            path, json.dumps({"format": FORMAT, "about": _ABOUT, **asdict(self)}, indent=2).encode()
+        )
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
         """What stands at ``path``; None where nothing legible does."""
         try:
             fields: dict[str, Any] = json.loads(path.read_bytes())
+            refuse_newer_format(fields.pop("format", 0), FORMAT, path)
             fields.pop("about", None)
             for name in ("reaper", "supervisor", "server"):
                 fields[name] = fields[name] and ProcessIdentity(**fields[name])

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from resources.devices.errors import DeviceError
+from resources.devices.device_errors import DeviceError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, MutableMapping
 
-from resources.devices.errors import DeviceError
+from resources.devices.device_errors import DeviceError
 from resources.devices.find import Device
 from resources.devices.leases import DeviceLeases, Lease, LeaseHolder
 

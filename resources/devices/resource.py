@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from resources.devices.errors import NoDeviceFreeError
+from resources.devices.device_errors import NoDeviceFreeError
 from resources.devices.find import Device, find_devices, grouped
 from resources.devices.health import HealthCheck
 from resources.devices.leases import DeviceLeases, Lease, LeaseHolder
@@ -33,7 +33,8 @@ class GpuResource:
     leases_directory: folder of the locks, on a local disk, the same for all runs. devices: auto, given, cpu,
     cpu:N, or a list of numbers or UUIDs. wait_seconds: how long to wait for a free device.
     min_free_memory_gib: refuse a GPU with less free memory. per_model: GPUs that work on one model and count
-    as one device. state: says which devices are left out; None: the one beside the leases' folder.
+    as one device. state: says which devices are left out; None: the one beside the leases' folder. node: of
+    a cluster, this machine's name.
     """
 
     leases_directory: str
@@ -42,14 +43,20 @@ class GpuResource:
     min_free_memory_gib: float = 0.0
     per_model: int = 1
     state: ControlState | None = None
+    node: str = ""
 
     def find(self) -> list[Device]:
         """The devices that the settings mean on this machine. Raises DeviceError."""
-        return grouped(find_devices(self.devices, os.environ), self.per_model)
+        return grouped(find_devices(self.devices, os.environ, node=self.node), self.per_model)
 
     def left_out(self) -> LeftOutDevices:
         """The devices that failed twice."""
         return LeftOutDevices(self.state or open_state(Path(self.leases_directory).parent))
+
+    def usable(self) -> list[Device]:
+        """The devices of this machine that are not left out. Raises DeviceError, ControlStateError."""
+        left_out = self.left_out().left_out()
+        return [one for one in self.find() if left_out.keys().isdisjoint({one.id, *one.members})]
 
     def loaded_servers(self) -> LoadedServers:
         """The model servers that stay loaded on the devices, kept beside the leases' folder."""

@@ -25,7 +25,7 @@ from typing import Any
 
 from resources.engine.protocol import ModelLoadError
 from resources.storage.files import make_directory, sha256_of, write_new
-from resources.storage.sealed_json import BrokenSealError, read_sealed, seal, write_sealed
+from resources.storage.sealed_json import BrokenSealError, read_sealed, sealed, write_sealed
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -227,7 +227,7 @@ def pinned_commit(
         make_directory(records)
         # Where another run was first, what that one noted counts for all.
         with contextlib.suppress(FileExistsError):
-            write_new(note, seal(json.dumps(content, indent=2).encode()))
+            write_new(note, sealed(content))
     try:
         return str(read_sealed(note)["commit"])
     except (BrokenSealError, KeyError) as error:

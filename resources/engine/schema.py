@@ -1,8 +1,8 @@
 """The description schema: one pydantic model as JSON schema, as Arrow struct, and as validator of answers.
 
-What lives here: loading the user's model, its two other forms, parsing one answer, and the canonical text of
-a description. What does not: the prompt (prompt.py), holding a decoder to the schema (guided.py), trying
-again (ladder.py).
+What lives here: loading the user's model, its two other forms, parsing one answer, the canonical text of a
+description, and when two values mean the same. What does not: the prompt (prompt.py), holding a decoder to
+the schema (guided.py), trying again (ladder.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pydantic
 
 from resources.engine.protocol import InvalidDescription
 
+_TRUE, _FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 _INT64 = range(-(2**63), 2**63)
 _SCALARS: dict[type, pa.DataType] = {
     str: pa.string(),
@@ -280,3 +281,26 @@ def _first_errors(error: pydantic.ValidationError) -> str:
     shown = [f"{'.'.join(map(str, item['loc'])) or 'answer'}: {item['msg']}" for item in errors[:3]]
     more = f" (and {len(errors) - 3} more)" if len(errors) > 3 else ""
     return "; ".join(shown) + more
+
+
+def same(said: Any, right: Any) -> bool:
+    """Whether two values mean the same: numbers by value, words whatever their case, lists in any order."""
+    if isinstance(said, list | tuple) and isinstance(right, list | tuple):
+        return sorted(map(_plain, said)) == sorted(map(_plain, right))
+    return _plain(said) == _plain(right)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping | list | tuple):
+        return json.dumps(value, sort_keys=True, default=str).casefold()
+    text = " ".join(str(value).split()).casefold()
+    if text in _TRUE and not text.isdigit():
+        return "true"
+    if text in _FALSE and not text.isdigit():
+        return "false"
+    try:
+        return repr(float(text))
+    except ValueError:
+        return text

@@ -57,8 +57,9 @@ ENOUGH_PIXELS: Final = 2 / 3
 halves each side once, twice or three times: a photograph of 12 megapixels is decoded to 0.75 megapixels in
 30 ms. To 1.05 megapixels took 68 ms, half of it for making 3 megapixels smaller."""
 
-DECODING: Final = 2
-"""Part of the fingerprint: raised where another version makes other pixels of the same file."""
+DECODING: Final = 3
+"""Part of the fingerprint: raised where another version makes other pixels of the same file, here or in the
+image processors."""
 
 PIXELS_AHEAD: Final = 256_000_000
 """Pixels that wait for the model, from which on no further batch is begun, at each stage before it: 768 MB as

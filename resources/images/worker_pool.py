@@ -33,8 +33,7 @@ from resources.images.images import (
     PropertyJob,
 )
 from resources.images.outputs import Output
-from resources.images.shared_arrays import Parcel
-from resources.images.worker import Task
+from resources.images.worker import Parcel, Task
 from resources.images.worker_process import ENDING_SECONDS, Template, WorkerProcess
 from resources.store.bucket import StoreAwayError
 

@@ -24,8 +24,7 @@ from typing import Final
 import numpy as np
 
 from resources.images.outputs import Output
-from resources.images.shared_arrays import Parcel, create
-from resources.images.worker import FORK, READY, Progress, receive, send
+from resources.images.worker import FORK, READY, Parcel, Progress, create, receive, send
 from resources.processes import how_it_ended
 
 _START_SECONDS: Final = 180.0

@@ -9,9 +9,9 @@ import dataclasses
 from pathlib import Path
 
 from resources.journal import manifests
-from resources.journal.errors import storage_error
 from resources.journal.high_water_mark import read_mark, write_mark
 from resources.journal.journal import clear_retired
+from resources.journal.journal_errors import storage_error
 from resources.journal.manifests import Manifest
 from resources.journal.recovery import mark_of
 from resources.journal.writer_lock import LOCK_NAME, WriterLock

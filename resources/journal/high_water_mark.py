@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from resources.journal.errors import FencedError
+from resources.journal.journal_errors import FencedError
 from resources.storage import files
 from resources.storage.sealed_json import BrokenSealError, refuse_newer_format, seal, unseal
 

@@ -5,15 +5,15 @@ A journal is only ever continued by the identity that began it; comparing the tw
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from resources.journal.errors import JournalMismatchError
-from resources.journal.key_sets import key_set_digest
+from resources.journal.journal_errors import JournalMismatchError
 
 STATUS, OK = "status", "ok"
 TRIES = "tries"
@@ -93,3 +93,11 @@ class JournalIdentity:
                 f"{'; '.join(differences)}. Nothing was mixed. Open another generation for other settings, "
                 "or put the settings and the catalogue back that began this one."
             )
+
+
+def key_set_digest(ids: Iterable[str]) -> str:
+    """SHA-256, in hex, over the sorted ids: equal counts hide a swapped id, equal digests do not.
+
+    Each id is prefixed by its length, so none can imitate two.
+    """
+    return hashlib.sha256("".join(f"{len(i)}:{i}" for i in sorted(ids)).encode()).hexdigest()

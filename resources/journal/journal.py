@@ -16,9 +16,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from resources.journal import manifests
-from resources.journal.commit_thread import CommitThread
-from resources.journal.commits import Committer, remove_retired, remove_temporaries
-from resources.journal.errors import (
+from resources.journal.commits import Committer, CommitThread, remove_retired, remove_temporaries
+from resources.journal.high_water_mark import clear_temporaries, read_mark, write_mark
+from resources.journal.identity import JournalIdentity
+from resources.journal.journal_errors import (
     CrossDeviceError,
     DuplicateIdsError,
     FencedError,
@@ -31,11 +32,9 @@ from resources.journal.errors import (
     sample,
     storage_error,
 )
-from resources.journal.high_water_mark import clear_temporaries, read_mark, write_mark
-from resources.journal.identity import JournalIdentity
 from resources.journal.ordered_reading import read_in_order
 from resources.journal.recovery import Recovery, mark_of, refuse_loss, settle, survey
-from resources.journal.segments import Segment, may_supersede
+from resources.journal.segments import Segment, SegmentRecord, may_supersede
 from resources.journal.writer_lock import LOCK_NAME, WriterLock
 from resources.storage import files
 
@@ -75,7 +74,7 @@ class Journal:
         self._waiting: set[str] = set()
         self._guard = threading.Lock()
         self._closed = False
-        self._tell: Callable[[int], None] | None = None
+        self._told: list[Callable[[int], None]] = []
         self._thread = CommitThread(self._commit, **thread_settings)
 
     @classmethod
@@ -184,6 +183,12 @@ class Journal:
             return len(self._done)
 
     @property
+    def records(self) -> tuple[SegmentRecord, ...]:
+        """What a manifest says of each committed segment, in the order of their commits."""
+        with self._guard:
+            return tuple(segment.record for segment in self._segments)
+
+    @property
     def commit_wait_seconds(self) -> float:
         """Seconds that the caller has spent waiting for this journal since it was opened."""
         return self._thread.wait_seconds
@@ -204,7 +209,7 @@ class Journal:
         Its errors are logged: they cost the telling, not the rows.
         """
         with self._guard:
-            self._tell = tell
+            self._told.append(tell)
 
     def submit(self, table: Any) -> None:
         """Queue the rows of a whole planned batch (pyarrow table); does not wait for the disk.
@@ -329,8 +334,8 @@ class Journal:
             self._segments.append(segment)
             self._done.update(zip(segment.ids, segment.failed_tries, strict=True))
             self._waiting -= ids
-            tell, rows = self._tell, len(self._done)
-        if tell is not None:
+            told, rows = tuple(self._told), len(self._done)
+        for tell in told:
             try:
                 tell(rows)
             except Exception:

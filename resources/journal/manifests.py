@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resources.journal.errors import FencedError
+from resources.journal.journal_errors import FencedError
 from resources.journal.segments import SegmentRecord
 from resources.storage import files
 from resources.storage.sealed_json import BrokenSealError, check_seal, refuse_newer_format, seal, unseal
@@ -94,14 +94,19 @@ def sequences(directory: Path) -> list[int]:
 def read_manifest(directory: Path, sequence: int) -> Manifest:
     """Read and verify one manifest. Raises BrokenSealError, OSError, or FormatVersionError (newer)."""
     path = manifest_path(directory, sequence)
-    data = path.read_bytes()
+    found = decode(path.read_bytes(), path)
+    if found.sequence != sequence:
+        raise BrokenSealError(f"the manifest inside says sequence {found.sequence}")
+    return found
+
+
+def decode(data: bytes, where: Path) -> Manifest:
+    """The manifest that a file's bytes are. Raises BrokenSealError, FormatVersionError."""
     found = unseal(data)
-    refuse_newer_format(found.get("format"), FORMAT, path)
-    if found.get("sequence") != sequence:
-        raise BrokenSealError(f"the manifest inside says sequence {found.get('sequence')}")
+    refuse_newer_format(found.get("format"), FORMAT, where)
     try:
         return Manifest(
-            sequence=sequence,
+            sequence=found["sequence"],
             epoch=found["epoch"],
             identity=found["identity"],
             segments=tuple(SegmentRecord(**record) for record in found["segments"]),

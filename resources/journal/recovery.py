@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from resources.journal import manifests
-from resources.journal.errors import JournalLossError, SegmentUnreadableError
 from resources.journal.high_water_mark import (
     HighWaterMark,
     MarkReading,
@@ -24,6 +23,7 @@ from resources.journal.high_water_mark import (
     write_mark,
 )
 from resources.journal.identity import JournalIdentity
+from resources.journal.journal_errors import JournalLossError, SegmentUnreadableError
 from resources.journal.manifests import Manifest
 from resources.journal.segments import (
     SEGMENT_NAME,

@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from resources.journal.errors import SegmentUnreadableError
-from resources.journal.identity import JournalIdentity
-from resources.journal.key_sets import key_set_digest
+from resources.journal.identity import JournalIdentity, key_set_digest
+from resources.journal.journal_errors import SegmentUnreadableError
 
 SEGMENT_NAME = re.compile(r"segment-(?P<epoch>\d{6,})-(?P<number>\d{8,})-(?P<sha256>[0-9a-f]{32})\.parquet")
 _OWNER = b"vlm_assets.journal"

@@ -13,7 +13,7 @@ import socket
 import uuid
 from pathlib import Path
 
-from resources.journal.errors import FencedError, JournalError, JournalLockedError, storage_error
+from resources.journal.journal_errors import FencedError, JournalError, JournalLockedError, storage_error
 
 LOCK_NAME = "writer.lock"
 

@@ -18,14 +18,14 @@ from dagster import (
     OutputContext,
 )
 
-from resources.publishing.errors import WrongPartitionError
 from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
+from resources.publishing.publishing_errors import WrongPartitionError
 from resources.publishing.record import PublishedRecord
 from resources.publishing.staged_file import StagedFile
-from resources.publishing.stored import StoredPartitions
+from resources.publishing.stored import OvertakenError, StoredPartitions
 from resources.storage.layout import Home
-from resources.store.bucket import S3Folder, StoreAwayError
+from resources.store.bucket import S3Folder, StoreAwayError, StoreError
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,14 @@ class ParquetIOManager(IOManager):
     loads several gets a dict of them by partition key.
     """
 
-    def __init__(self, home: str, store: S3Folder | None = None) -> None:
-        """home: the folder that holds a folder for each asset. store: what has to hold a partition too."""
+    def __init__(self, home: str, store: S3Folder | None = None, *, no_attempt: str | None = None) -> None:
+        """home: the folder that holds a folder for each asset. store: what has to hold a partition too.
+
+        no_attempt: the tag of a run that ended for the store, or because another machine took over.
+        """
         self._home = home
         self._store = store
+        self._no_attempt = no_attempt
 
     def handle_output(self, context: OutputContext, obj: StagedFile | AlreadyPublished) -> None:
         """Publish the staged file, as the last line of defence, here and then in the store.
@@ -74,7 +78,13 @@ class ParquetIOManager(IOManager):
                 "what PublishedPartitions.stage() gives, or AlreadyPublished"
             )
         if self._store is not None:
-            StoredPartitions(partitions.asset, self._store).push(key)
+            try:
+                StoredPartitions(partitions.asset, self._store).push(key)
+            except (StoreError, OvertakenError):
+                if self._no_attempt is not None:
+                    run_id = context.run_id
+                    context.step_context.instance.add_run_tags(run_id, {self._no_attempt: run_id})
+                raise
         path = partitions.path(key)
         context.log.info(
             f"{'Published' if changed else 'Unchanged'}: {path}, version {record.sequence}, {record.rows} "

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from resources.publishing.errors import (
+from resources.publishing.publishing_errors import (
     DigestMismatchError,
     InvalidPartitionKeyError,
     PartitionBusyError,

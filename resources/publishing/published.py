@@ -17,7 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from resources.publishing.errors import (
+from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.partition_rows import PartitionRows
+from resources.publishing.publishing_errors import (
     CannotRestoreError,
     NotPublishedError,
     PartitionBusyError,
@@ -26,8 +28,6 @@ from resources.publishing.errors import (
     RecordDamagedError,
     WrongPartitionError,
 )
-from resources.publishing.partition_files import PartitionFiles
-from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.record import PartitionVersions, PublishedRecord
 from resources.publishing.staged_file import InUseMark, StagedFile, write_rows
 from resources.publishing.verification import (

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from resources.publishing.errors import RecordDamagedError
+from resources.publishing.publishing_errors import RecordDamagedError
 from resources.storage.sealed_json import FormatVersionError, refuse_newer_format, seal, unseal
 
 FORMAT = 1
@@ -24,7 +24,7 @@ class PublishedRecord:
 
     ``sequence`` counts publications of this partition from 1 and gives their order, whatever the clock
     says. ``sha256`` is over the whole file, ``key_set_digest`` over its ids
-    (``resources.journal.key_sets``). ``published_at`` is UTC, ISO 8601. ``metadata`` is what the asset
+    (``resources.journal.identity``). ``published_at`` is UTC, ISO 8601. ``metadata`` is what the asset
     wanted remembered, as JSON values.
     """
 

@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from resources.publishing.errors import DigestMismatchError, WrongIdSetError, WrongSchemaError
 from resources.publishing.partition_rows import BATCH_ROWS, PartitionRows
+from resources.publishing.publishing_errors import DigestMismatchError, WrongIdSetError, WrongSchemaError
 from resources.publishing.verification import IdSet, judge
 from resources.storage import files
 from resources.storage.layout import AssetFolders

@@ -15,8 +15,8 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from resources.publishing.errors import DigestMismatchError, PublishedError
 from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.publishing_errors import DigestMismatchError, PublishedError
 from resources.publishing.record import PartitionVersions, PendingPublication, PublishedRecord
 from resources.storage import files
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
@@ -46,6 +46,11 @@ class StoredPartitions:
         self._asset = asset
         self._store = store
         self._lock_seconds = lock_seconds
+
+    @property
+    def name(self) -> str:
+        """The asset's."""
+        return self._asset.name
 
     def push(self, key: str) -> None:
         """Have the store hold what is published here; when it returns, it does, and its record says so.
@@ -115,6 +120,44 @@ class StoredPartitions:
             f" rows, digest {record.sha256[:12]}.",
             *notes,
         )
+
+    def trouble(self, key: str) -> str | None:
+        """What is wrong with a partition in the store, in a sentence; None where nothing is."""
+        partition = PartitionFiles(self._asset, key)
+        record = self.published(key)
+        if record is None:
+            return f"{self._store.address(self._name(partition.record_path))} is not there: no record."
+        found = self._store.head(self._name(partition.published))
+        if found is not None and found.sha256 == record.sha256:
+            return None
+        state = "is not there" if found is None else "is not what its record stands for"
+        return (
+            f"{self._store.address(self._name(partition.published))} {state} (version {record.sequence},"
+            f" digest {record.sha256[:12]}). Did a lifecycle rule or a person change it? Materialize the"
+            " partition on a machine that published it: it is put there again."
+        )
+
+    def published(self, key: str) -> PublishedRecord | None:
+        """What the store says is published."""
+        partition = PartitionFiles(self._asset, key)
+        theirs, _ = self._record(partition)
+        return self._standing(partition, theirs)
+
+    def forget_earlier(self, key: str) -> None:
+        """Remove the earlier versions of a partition from the store, after they are gone from the home.
+
+        Nothing where the store has published something else than this machine. Raises OvertakenError.
+        """
+        partition = PartitionFiles(self._asset, key)
+        with partition.locked(self._lock_seconds):
+            ours, _ = partition.settle()
+            theirs, at = self._record(partition)
+            if ours.published is None or theirs.published != ours.published or theirs.pending is not None:
+                return
+            if theirs.previous:
+                self._put(self._name(partition.record_path), replace(theirs, previous=()).to_bytes(), over=at)
+            for number in VERSION_NUMBERS[1:]:
+                self._store.delete(self._name(partition.slot(number)))
 
     def _record(self, partition: PartitionFiles) -> tuple[PartitionVersions, Stored | None]:
         name = self._name(partition.record_path)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from resources.journal.key_sets import key_set_digest
+from resources.journal.identity import key_set_digest
 from resources.publishing.partition_rows import ID_COLUMN, PartitionRows
 from resources.publishing.record import PartitionVersions, PublishedRecord
 from resources.storage import files

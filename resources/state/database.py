@@ -99,6 +99,8 @@ class ControlState:
         self, directory: Path, url: str | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
         self.directory = directory
+        self.is_shared = url is not None
+        """Whether other machines may have part in it."""
         self._clock = clock
         self._store: _SqliteStore | _PostgresStore = (
             _SqliteStore(directory, clock) if url is None else _PostgresStore(url)
@@ -326,10 +328,13 @@ class _PostgresStore:
         try:
             with self._ready().begin() as connection:
                 return work(connection)
-        except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+        except (sa.exc.ProgrammingError, sa.exc.DataError, sa.exc.IntegrityError):
+            raise  # Of what was asked, not of the server.
+        except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
+            why = str(getattr(error, "orig", error)).strip()
             raise ControlStateError(
                 f"The database of VLM_ASSETS_STATE_URL ({self._url.render_as_string()}) does not answer:"
-                f" {str(error.orig).strip()}. Nothing was changed; it is tried again at the next look."
+                f" {why}. Nothing was changed; it is tried again at the next look."
             ) from error
 
     def _ready(self) -> sa.Engine:

@@ -1,4 +1,4 @@
-"""The pause: while it stands, no schedule, retry or materialization starts anything.
+"""The pause: while it stands, no schedule, retry or materialization starts anything, here or on one node.
 
 What lives here: setting, reading and lifting it. What does not: how each of them stands still
 (``vlm_assets/assets/run_progress.py``, ``sensors/failed_partitions.py``).
@@ -12,20 +12,25 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 
 from resources.state.database import ControlState
+from resources.state.tables import node_pauses as _of_nodes
 from resources.state.tables import pause as _table
 
 
 @dataclass(frozen=True)
 class Pause:
-    """A pause: unix seconds since when, and why, in a person's words."""
+    """A pause: unix seconds since when, and why, in a person's words. node: the one that stands still."""
 
     since: float
     reason: str
+    node: str | None = None
 
     def sentence(self) -> str:
         """Since when and why, for pages and logs."""
         when = datetime.fromtimestamp(self.since, UTC).astimezone().isoformat(" ", "minutes")
         because = f" because {self.reason}" if self.reason else ""
+        if self.node is not None:
+            go_on = f"`vlm-assets resume --node {self.node}`"
+            return f"the node {self.node} is paused since {when}{because}; {go_on} has it take work again"
         return f"paused since {when}{because}; `vlm-assets resume` goes on"
 
 
@@ -56,6 +61,32 @@ def resume(state: ControlState) -> Pause | None:
         return standing
 
     return state.write(write, copy=True)
+
+
+def paused_nodes(state: ControlState) -> dict[str, Pause]:
+    """The pauses of single nodes, by node. Raises ControlStateError."""
+    query = sa.select(_of_nodes).order_by(_of_nodes.c.node)
+    rows = state.read(lambda connection: connection.execute(query).all())
+    return {row.node: Pause(row.since, row.reason, row.node) for row in rows}
+
+
+def pause_node(state: ControlState, node: str, reason: str, *, now: float) -> Pause:
+    """Have one node take nothing more, durably; a pause that stands stays. Raises ControlStateError."""
+
+    def write(connection: sa.Connection) -> Pause:
+        known = sa.select(_of_nodes).where(_of_nodes.c.node == node)
+        if (row := connection.execute(known).first()) is not None:
+            return Pause(row.since, row.reason, node)
+        connection.execute(_of_nodes.insert().values(node=node, since=now, reason=reason))
+        return Pause(now, reason, node)
+
+    return state.write(write, copy=True)
+
+
+def resume_node(state: ControlState, node: str) -> bool:
+    """Have a node take work again, durably; whether it was paused. Raises ControlStateError."""
+    delete = _of_nodes.delete().where(_of_nodes.c.node == node)
+    return state.write(lambda connection: connection.execute(delete).rowcount > 0, copy=True)
 
 
 def _standing(connection: sa.Connection) -> Pause | None:

@@ -22,8 +22,8 @@ liveness = sa.MetaData()
 CANCELS_LOOKED_UNTIL = "cancels_looked_until"
 """Name in ``meta``: unix seconds; runs that a person ended before it are in ``cancels``."""
 
-TARGET_SALT = "alert_target_salt"
-"""Name in ``meta``: with this the addresses of alert targets are digested, in hex."""
+ALERTS_TOLD = "alerts_told"
+"""Name in ``meta``: how far each alert target is, in JSON (``resources/alerts/delivery.py``)."""
 
 
 def _seal() -> sa.Column[str]:
@@ -47,6 +47,16 @@ pause = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
     _seal(),
     comment="One row while everything stands still",
+)
+
+node_pauses = sa.Table(
+    "node_pauses",
+    metadata,
+    sa.Column("node", sa.Text, primary_key=True),
+    sa.Column("since", sa.Double, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    _seal(),
+    comment="Nodes of a cluster that take nothing more while their row stands",
 )
 
 cancels = sa.Table(
@@ -137,40 +147,22 @@ alert_events = sa.Table(
     comment="Outbox and history in one: see resources/alerts/outbox.py",
 )
 
-alert_targets = sa.Table(
-    "alert_targets",
-    metadata,
-    sa.Column("target", sa.Text, primary_key=True),
-    sa.Column("told_up_to", sa.BigInteger, nullable=False),
-    sa.Column("held", sa.JSON, nullable=False),
-    sa.Column("tries", sa.Integer, nullable=False),
-    sa.Column("next_at", sa.Double, nullable=False),
-    _seal(),
-    comment="Up to which event messages were made for a target, a salted digest of its address; held: kinds"
-    " of which too many were told lately, and the event up to which messages were made of those",
-)
-
-alert_messages = sa.Table(
-    "alert_messages",
-    metadata,
-    sa.Column("target", sa.Text, primary_key=True),
-    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("group", sa.Text, nullable=False),
-    sa.Column("tells", sa.Integer, nullable=False),
-    sa.Column("message", sa.JSON, nullable=False),
-    sa.Column("claimed_at", sa.Double, nullable=False),
-    sa.Column("refused", sa.Integer, nullable=False),
-    sa.Column("taken_at", sa.Double),
-    _seal(),
-    comment="Messages, written down before they are sent; seq: of the first event that each tells",
-)
-
 workers = sa.Table(
     "workers",
     liveness,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("record", sa.JSON, nullable=False),
-    comment="The last heartbeat of each materialization. Whether it lives is decided by its lock",
+    comment="The last heartbeat of each materialization. Whether it lives is decided by its lock; another"
+    " machine says so in its row of ``nodes``",
+)
+
+nodes = sa.Table(
+    "nodes",
+    liveness,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("beat_at", sa.Double, nullable=False),
+    sa.Column("record", sa.JSON, nullable=False),
+    comment="The last heartbeat of each node of a cluster; beat_at: by the clock of this database",
 )
 
 ticks = sa.Table(

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +24,7 @@ import sqlalchemy as sa
 
 from resources.processes import boot_id, process_start
 from resources.state.database import ControlState
+from resources.state.nodes import Nodes
 from resources.state.tables import workers as _table
 from resources.storage.files import make_directory, temporary_name
 from resources.storage.lock_files import LockFile, is_held
@@ -58,6 +59,7 @@ class Worker:
     a second over the last two minutes of work, 0 before the first. ``batch_seconds``: the longest time
     between two of its last commits, 0 before the first. ``moved``: when it last committed or changed its
     phase, in seconds of the machine's monotonic clock since ``boot_id``: it counts on whatever clocks do.
+    ``uncopied``: committed segments that the store does not have yet; ``uncopied_since``: the oldest of them.
     """
 
     run_id: str
@@ -79,6 +81,8 @@ class Worker:
     batch_seconds: float
     phase: Phase
     moved: float
+    uncopied: int = 0
+    uncopied_since: float | None = None
 
     @property
     def name(self) -> str:
@@ -163,6 +167,13 @@ class WorkerBeat:
         """Say how many rows are committed, at the moment when they are. Nothing is written after the end."""
         with self._guard:
             if self._has_committed(committed) and self._lock.is_open:
+                self._write()
+
+    def copy(self, segments: int, since: float | None) -> None:
+        """Say how many committed segments are not in the store yet, and since when (unix seconds)."""
+        with self._guard:
+            if (segments, since) != (self.worker.uncopied, self.worker.uncopied_since) and self._lock.is_open:
+                self.worker = replace(self.worker, uncopied=segments, uncopied_since=since)
                 self._write()
 
     def end(self) -> None:
@@ -256,8 +267,26 @@ class Workers:
             ) from error
 
     def living(self) -> list[Worker]:
-        """Workers whose process holds its lock. One whose record does not read has pid 0 and no partition."""
+        """Workers that live, on all machines. One whose record does not read has pid 0 and no partition."""
+        here = self.here()
+        return [*here, *self._elsewhere({worker.name for worker in here})] if self._state.is_shared else here
+
+    def here(self) -> list[Worker]:
+        """Workers of this machine whose process holds its lock."""
         return [worker for worker, held in self._all() if held]
+
+    def _elsewhere(self, here: Collection[str]) -> list[Worker]:
+        """Workers that other nodes say that they have. Raises ControlStateError."""
+        nodes = Nodes(self._state).look().nodes.values()
+        names = {name for node in nodes if not node.is_dead for name in node.record.workers} - set(here)
+        found = self._records() if names else {}
+        return [_worker(name, found.get(name)) for name in sorted(names)]
+
+    def _records(self) -> dict[str, dict[str, Any]]:
+        """What each worker last said of itself, by its name. Raises ControlStateError."""
+        return self._state.read_beats(
+            lambda connection: {row.name: row.record for row in connection.execute(sa.select(_table))}
+        )
 
     def dead(self) -> list[Worker]:
         """Workers whose process is gone: it died before it could end its heartbeat."""
@@ -299,9 +328,7 @@ class Workers:
         if not held:
             return []
         try:
-            records = self._state.read_beats(
-                lambda connection: {row.name: row.record for row in connection.execute(sa.select(_table))}
-            )
+            records = self._records()
         except (OSError, ValueError, sa.exc.DBAPIError) as error:
             # Torn by a power cut, a record reads again when its worker beats or is forgotten.
             _log.warning("The heartbeats cannot be read, so only who lives is known: %s", error)

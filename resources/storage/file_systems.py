@@ -34,7 +34,7 @@ _SYNCED = 30
 
 
 @dataclass
-class Verdict:
+class FileSystemVerdict:
     """Sentences about one directory. ``against`` are reasons not to trust it; ``notes`` are no reasons."""
 
     directory: Path
@@ -67,12 +67,14 @@ class MountEntry:
     options: frozenset[str]
 
 
-def examine(directory: Path, *, further: Callable[[Path, Verdict], None] | None = None) -> Verdict:
+def examine(
+    directory: Path, *, further: Callable[[Path, FileSystemVerdict], None] | None = None
+) -> FileSystemVerdict:
     """Look at a directory (which must exist) and try it in a new folder, which is removed again.
 
     further: what is tried in that folder where nothing speaks against it so far.
     """
-    verdict = Verdict(directory)
+    verdict = FileSystemVerdict(directory)
     if not directory.is_dir():
         verdict.against.append("It is not a directory that exists: create it first.")
         return verdict
@@ -102,7 +104,7 @@ def mount_of(directory: Path, table: Path = MOUNTS) -> MountEntry:
     return best
 
 
-def judge_mount(mount: MountEntry, verdict: Verdict) -> None:
+def judge_mount(mount: MountEntry, verdict: FileSystemVerdict) -> None:
     """What the kind of file system and its mount options say."""
     if mount.kind in NETWORK:
         verdict.against.append(
@@ -123,7 +125,7 @@ def judge_mount(mount: MountEntry, verdict: Verdict) -> None:
         verdict.against.append("It is mounted read-only.")
 
 
-def _judge_devices(directory: Path, verdict: Verdict) -> None:
+def _judge_devices(directory: Path, verdict: FileSystemVerdict) -> None:
     """EXDEV: folders of the home between which files move by rename or link must be on one device."""
     try:
         Home(directory).refuse_unusable()
@@ -131,7 +133,9 @@ def _judge_devices(directory: Path, verdict: Verdict) -> None:
         verdict.against.append(str(error))
 
 
-def _tried(trial: Callable[[Path, Verdict], None], scratch: Path, verdict: Verdict) -> None:
+def _tried(
+    trial: Callable[[Path, FileSystemVerdict], None], scratch: Path, verdict: FileSystemVerdict
+) -> None:
     try:
         trial(scratch, verdict)
     except OSError as error:
@@ -139,7 +143,7 @@ def _tried(trial: Callable[[Path, Verdict], None], scratch: Path, verdict: Verdi
         verdict.against.append(f"{what.capitalize()}: {error.strerror} ({error.errno}).")
 
 
-def _links(scratch: Path, verdict: Verdict) -> None:
+def _links(scratch: Path, verdict: FileSystemVerdict) -> None:
     """A hard link gives a new name and fails on one that exists; a rename replaces in one step."""
     one, two = scratch / "one", scratch / "two"
     one.write_bytes(b"1")
@@ -163,7 +167,7 @@ def _links(scratch: Path, verdict: Verdict) -> None:
         verdict.against.append("A rename over an existing name did not replace it.")
 
 
-def _locks(scratch: Path, verdict: Verdict) -> None:
+def _locks(scratch: Path, verdict: FileSystemVerdict) -> None:
     """flock keeps a second process out, and is free again when the first is dead."""
     path = scratch / "lock"
     held = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -186,7 +190,7 @@ def _another_process_locks(path: Path) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def _syncs_and_reads_back(scratch: Path, verdict: Verdict) -> None:
+def _syncs_and_reads_back(scratch: Path, verdict: FileSystemVerdict) -> None:
     """fsync of files and directory succeeds, and what is then read is what was written."""
     spent = []
     for number in range(_SYNCED):

@@ -60,12 +60,20 @@ def check_seal(data: bytes) -> None:
         raise BrokenSealError("the digest does not fit the content")
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """The JSON object in a sealed file. Raises BrokenSealError, OSError."""
-    return unseal(path.read_bytes())
+def read_sealed(path: Path, *, format_: int = 1) -> dict[str, Any]:
+    """What ``write_sealed`` wrote. Raises BrokenSealError, OSError, and FormatVersionError (newer)."""
+    found = unseal(path.read_bytes())
+    refuse_newer_format(found.pop("format", 0), format_, path)
+    return found
 
 
-def write_sealed(path: Path, content: Mapping[str, object]) -> None:
+def sealed(content: Mapping[str, object], *, format_: int = 1) -> bytes:
+    """A sealed file's bytes, with the version of its format, which is raised where ``content`` changes."""
+    assert "format" not in content, "the file's own format has that name"
+    return seal(json.dumps({"format": format_, **content}, separators=(",", ":")).encode())
+
+
+def write_sealed(path: Path, content: Mapping[str, object], *, format_: int = 1) -> None:
     """Replace a sealed file, its folder made if need be; durable when it returns. Raises OSError."""
     make_directory(path.parent)
-    write_replacing(path, seal(json.dumps(content, separators=(",", ":")).encode()))
+    write_replacing(path, sealed(content, format_=format_))

@@ -3,7 +3,7 @@
 What lives here: addresses, the one client of the process, errors by what to do about them, and the proof
 that a store keeps what it promises. What does not: what the objects are. Credentials, region and endpoint
 come from the standard AWS environment alone (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` …, or a role).
-botocore repeats requests with back-off; it does not repeat a body that is cut short, so that is done here.
+Requests, and bodies that are cut short, are repeated here: botocore's own repeats end within a second.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ import contextlib
 import hashlib
 import os
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
-ATTEMPTS: Final = 6
-"""Requests for one answer, with back-off between them: half a minute at most while a store is down."""
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 30.0
+"""For which a request is repeated while the store is down; the last of them may take its timeout longer."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 
 CONNECTIONS: Final = 32
 
@@ -31,6 +36,7 @@ _ADDRESS = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P
 _MISSING = frozenset({"NoSuchKey", "404"})
 _CHANGED = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict"})
 _WRONG_BYTES = frozenset({"BadDigest", "XAmzContentChecksumMismatch", "InvalidDigest"})
+_THROTTLED = frozenset({"SlowDown", "Throttling", "ThrottlingException", "RequestTimeout"})
 _DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "InvalidObjectState"})
 
 
@@ -40,6 +46,10 @@ class StoreError(Exception):
 
 class StoreAwayError(StoreError):
     """The store is down, throttles, or refuses these credentials: an outage, and no fault of an object."""
+
+
+class _MayPassError(StoreAwayError):
+    """An outage that may be over soon: no answer, throttling, or an error of the server itself."""
 
 
 class NoObjectError(StoreError):
@@ -121,8 +131,7 @@ class S3Folder:
 
         where = self.address(name)
         for attempt in range(_BODY_ATTEMPTS):
-            with _meaning(where):
-                answer = client().get_object(Bucket=self.bucket, Key=self.prefix + name)
+            answer = _asked(where, lambda: client().get_object(Bucket=self.bucket, Key=self.prefix + name))
             with closing(answer["Body"]) as body:
                 if answer["ContentLength"] > most:
                     raise ObjectTooLargeError(
@@ -144,25 +153,29 @@ class S3Folder:
 
         A GET and no HEAD: an answer to HEAD has no body that says why it was refused.
         """
-        where = self.address(name)
+
+        def read() -> tuple[bytes, int]:
+            answer = client().get_object(
+                Bucket=self.bucket, Key=self.prefix + name, Range=f"bytes=0-{count - 1}"
+            )
+            with closing(answer["Body"]) as body:
+                size = answer.get("ContentRange", "").rpartition("/")[2]
+                return body.read(), int(size or answer["ContentLength"])
+
         try:
-            with _meaning(where):
-                answer = client().get_object(
-                    Bucket=self.bucket, Key=self.prefix + name, Range=f"bytes=0-{count - 1}"
-                )
+            return _asked(self.address(name), read)
         except _EmptyObjectError:
             return b"", 0
-        with closing(answer["Body"]) as body, _meaning(where):
-            size = answer.get("ContentRange", "").rpartition("/")[2]
-            return body.read(), int(size or answer["ContentLength"])
 
     def head(self, name: str) -> Stored | None:
         """What stands under a name, None where nothing does. Raises ObjectDeniedError, StoreAwayError."""
         try:
-            with _meaning(self.address(name)):
-                found = client().head_object(
+            found = _asked(
+                self.address(name),
+                lambda: client().head_object(
                     Bucket=self.bucket, Key=self.prefix + name, ChecksumMode="ENABLED"
-                )
+                ),
+            )
         except NoObjectError:
             return None
         kept = found.get("ChecksumSHA256")
@@ -179,14 +192,16 @@ class S3Folder:
         condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over.etag}
         taken = None
         try:
-            with _meaning(where):
-                client().put_object(
+            _asked(
+                where,
+                lambda: client().put_object(
                     Bucket=self.bucket,
                     Key=self.prefix + name,
                     Body=content,
                     ChecksumSHA256=base64.b64encode(digest.digest()).decode(),
                     **condition,
-                )
+                ),
+            )
         except TakenError as error:
             taken = error
         found = self.head(name)
@@ -198,8 +213,10 @@ class S3Folder:
 
     def delete(self, name: str) -> None:
         """Remove an object, there or not. Raises ObjectDeniedError, StoreAwayError."""
-        with _meaning(self.address(name)):
-            client().delete_object(Bucket=self.bucket, Key=self.prefix + name)
+        _asked(
+            self.address(name),
+            lambda: client().delete_object(Bucket=self.bucket, Key=self.prefix + name),
+        )
 
     def prove(self) -> None:
         """Return where the store honours conditions and checksums, and shows at once what was put.
@@ -213,17 +230,15 @@ class S3Folder:
 
     def names(self, below: str = "") -> Iterator[tuple[str, int]]:
         """Each object below ``below`` in the order of the store, with its size. Raises StoreAwayError."""
-        where = self.address(below)
-        pages = iter(
-            client().get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix + below)
-        )
+        asked = {"Bucket": self.bucket, "Prefix": self.prefix + below}
         while True:
-            with _meaning(where, listing=True):
-                page = next(pages, None)
-            if page is None:
-                return
+            # A page is asked for again by its token: botocore's paginator would end at the first error.
+            page = _asked(self.address(below), partial(client().list_objects_v2, **asked), listing=True)
             for one in page.get("Contents", ()):
                 yield one["Key"].removeprefix(self.prefix), one["Size"]
+            if not page.get("IsTruncated"):
+                return
+            asked["ContinuationToken"] = page["NextContinuationToken"]
 
 
 Place = Path | S3Folder
@@ -277,10 +292,12 @@ def _is_refused(put: Callable[[], Stored]) -> bool:
 def _refuses_wrong_checksum(folder: S3Folder, name: str) -> bool:
     wrong = base64.b64encode(hashlib.sha256(b"other").digest()).decode()
     try:
-        with _meaning(folder.address(name)):
-            client().put_object(
+        _asked(
+            folder.address(name),
+            lambda: client().put_object(
                 Bucket=folder.bucket, Key=f"{folder.prefix}{name}", Body=b"bytes", ChecksumSHA256=wrong
-            )
+            ),
+        )
     except ObjectDamagedError:
         return True
     return False
@@ -301,18 +318,33 @@ def client() -> Any:
     return boto3.session.Session().client(
         "s3",
         config=Config(
-            retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-            connect_timeout=10,
-            read_timeout=30,
+            retries={"mode": "standard", "total_max_attempts": 1},
+            connect_timeout=5,
+            read_timeout=20,
             max_pool_connections=CONNECTIONS,
             s3={"addressing_style": "path"} if elsewhere else {},
         ),
     )
 
 
+def _asked(where: str, request: Callable[[], T], *, listing: bool = False) -> T:
+    """What a request brings; repeated with back-off while the store does not answer, or throttles."""
+    until, pause = time.monotonic() + PATIENCE_SECONDS, _FIRST_PAUSE
+    while True:
+        try:
+            with _meaning(where, listing=listing):
+                return request()
+        except _MayPassError:
+            if time.monotonic() + pause > until:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
 @contextmanager
 def _meaning(where: str, *, listing: bool = False) -> Iterator[None]:
     """Raise what an error of botocore means. What is not known to be an object's fault is an outage."""
+    from botocore import exceptions
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -331,14 +363,17 @@ def _meaning(where: str, *, listing: bool = False) -> Iterator[None]:
             raise NoObjectError(f"{where} is not there ({why})") from error
         if code in _DENIED and not listing:
             raise ObjectDeniedError(f"{where} is denied to these credentials ({why})") from error
-        raise _away(where, why) from error
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        may_pass = status >= 500 or status == 429 or code in _THROTTLED
+        raise _away(where, why, may_pass=may_pass) from error
     except BotoCoreError as error:
-        raise _away(where, str(error)) from error
+        may_pass = isinstance(error, exceptions.ConnectionError | exceptions.HTTPClientError)
+        raise _away(where, str(error), may_pass=may_pass) from error
 
 
-def _away(where: str, why: str) -> StoreAwayError:
-    return StoreAwayError(
+def _away(where: str, why: str, *, may_pass: bool = False) -> StoreAwayError:
+    return (_MayPassError if may_pass else StoreAwayError)(
         f"The S3 store cannot be used for {where}: {why.rstrip('.')}. No property counts as failed for that,"
-        " and what is committed stays. Look at the store, the bucket, AWS_ENDPOINT_URL and the credentials in"
-        " the environment."
+        " and what is committed stays. Look at the store, the bucket, AWS_ENDPOINT_URL, the credentials in"
+        " the environment and what they allow (deploy/s3/policy.json)."
     )

@@ -20,7 +20,11 @@ from typing import Any, Final
 
 from resources.storage import files
 from resources.storage.files import TemporaryFile, make_directory, publish_new, set_aside, sha256_of
+from resources.storage.sealed_json import refuse_newer_format
 from resources.training.state import TrainingState
+
+FORMAT: Final = 1
+"""Of a checkpoint's names and numbers. A later version reads this one; this one refuses a later one."""
 
 KEPT: Final = 3
 LONGEST_SECONDS: Final = 60.0
@@ -56,6 +60,17 @@ def interval_seconds(stall: float, write: float, mtbf: float) -> float:
     return max(min(daly, LONGEST_SECONDS), 100 * stall, 2 * write)
 
 
+def step_in(name: str) -> int:
+    """The step of a checkpoint with this name."""
+    return int(name[len("checkpoint-") :][:9])
+
+
+def digest_in(name: str) -> str | None:
+    """The SHA-256 in a checkpoint's name; None for any other name."""
+    found = _NAME.fullmatch(name)
+    return found[2] if found else None
+
+
 class Checkpoints:
     """The checkpoints of one training, in a folder of their own. One process writes at a time."""
 
@@ -81,13 +96,13 @@ class Checkpoints:
         passed over.
         """
         for step, path in self._found():
-            digest = _NAME.fullmatch(path.name)
+            digest = digest_in(path.name)
             assert digest is not None
             try:
                 found = sha256_of(path)
             except FileNotFoundError:
                 continue  # Another rank has just set it aside.
-            if found == digest[2]:
+            if found == digest:
                 self._verified.add(path.name)
                 return path
             if damaged is None:
@@ -95,7 +110,7 @@ class Checkpoints:
             with contextlib.suppress(FileNotFoundError):
                 aside = set_aside(path, self._quarantine)
                 damaged(
-                    f"The checkpoint of step {step} is damaged ({found[:12]} where {digest[2][:12]} was"
+                    f"The checkpoint of step {step} is damaged ({found[:12]} where {digest[:12]} was"
                     f" written). It is kept as {aside}; the training goes on from the one before."
                 )
         return None
@@ -113,7 +128,7 @@ class Checkpoints:
         }
         file = TemporaryFile(self.folder / f"checkpoint-{state.step:09d}")
         try:
-            _write_safetensors(file, {**tensors, **of_history}, {"state": json.dumps(state.as_json())})
+            _write_safetensors(file, {**tensors, **of_history}, _metadata(state))
             path = self.folder / f"checkpoint-{state.step:09d}-{file.seal()}.safetensors"
             with contextlib.suppress(FileExistsError):  # The same bytes under the same name.
                 publish_new(file.path, path)
@@ -140,12 +155,12 @@ class Checkpoints:
 
 
 def read(path: Path) -> tuple[TrainingState, dict[str, Any]]:
-    """What ``write`` wrote: the state, and its tensors by name."""
+    """What ``write`` wrote: the state, and its tensors by name. Raises FormatVersionError."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
+        state = _state(file.metadata(), path)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        state = json.loads(file.metadata()["state"])
     losses, samples = (tensors.pop(f"history.{name}").tolist() for name in ("losses", "samples"))
     return TrainingState.from_json(state, losses, samples), tensors
 
@@ -154,8 +169,7 @@ def read_state(path: Path) -> dict[str, Any]:
     """The numbers of a checkpoint without its tensors, unverified: for people, and without torch."""
     with path.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
-        found: dict[str, Any] = json.loads(json.loads(stream.read(size))["__metadata__"]["state"])
-    return found
+        return _state(json.loads(stream.read(size))["__metadata__"], path)
 
 
 def newest_state(folder: Path) -> dict[str, Any] | None:
@@ -164,6 +178,16 @@ def newest_state(folder: Path) -> dict[str, Any] | None:
         with contextlib.suppress(OSError, ValueError, KeyError):
             return read_state(path)
     return None
+
+
+def _metadata(state: TrainingState) -> dict[str, str]:
+    return {"format": str(FORMAT), "state": json.dumps(state.as_json())}
+
+
+def _state(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
+    refuse_newer_format(json.loads(metadata["format"]), FORMAT, path)
+    found: dict[str, Any] = json.loads(metadata["state"])
+    return found
 
 
 def _write_safetensors(file: TemporaryFile, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
@@ -189,19 +213,25 @@ class CheckpointThread:
     """Takes snapshots into buffers that are kept, and writes them in a thread beside the training.
 
     failed: is told, in a sentence, of a checkpoint that could not be written. The training goes on: the ones
-    before still stand.
+    before still stand. written: is told of each one that was.
     """
 
     def __init__(
-        self, checkpoints: Checkpoints, *, seconds: float | None, failed: Callable[[str], None]
+        self,
+        checkpoints: Checkpoints,
+        *,
+        seconds: float | None,
+        failed: Callable[[str], None],
+        written: Callable[[Path], None] = lambda _: None,
     ) -> None:
         self._checkpoints = checkpoints
+        self._written = written
         self._seconds = seconds
         self._failed = failed
         self._buffers: dict[str, Any] = {}
         self._thread: threading.Thread | None = None
         self._last = time.monotonic()
-        self._error: OSError | None = None
+        self._error: Exception | None = None
         self.stalls: list[float] = []
         """Seconds that the training stood still, of each checkpoint of this process."""
         self.write_seconds = 0.0
@@ -253,8 +283,8 @@ class CheckpointThread:
         started = time.monotonic()
         self._error = None
         try:
-            self._checkpoints.write(state, tensors)
-        except OSError as error:
+            self._written(self._checkpoints.write(state, tensors))
+        except Exception as error:  # Else the thread would end, and nobody would be told.
             self._error = error
             self._failed(
                 f"The checkpoint of step {state.step} could not be written: {error}. The training goes on,"

@@ -12,6 +12,7 @@ import math
 import os
 import select
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,11 +22,11 @@ from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from resources.storage.files import make_directory, write_replacing
 from resources.storage.lock_files import taken
-from resources.store.bucket import StoreAwayError
+from resources.store.bucket import S3Folder, StoreAwayError
 from resources.training.checkpoints import (
     Checkpoints,
     CheckpointThread,
@@ -34,12 +35,23 @@ from resources.training.checkpoints import (
 )
 from resources.training.objective import Objective, load_objective
 from resources.training.order import LeakDetector, OrderChangedError, SampleOrder, seed_of
-from resources.training.plan import Samples, TrainingError, TrainingPlan, load_samples
+from resources.training.rank_watch import Doing, PositionFile, SlowRanks
 from resources.training.ranks import Ranks, RanksLostError, TreeSum, bounds
 from resources.training.state import SKIPS_ALLOWED, TrainingState, learning_rate
+from resources.training.training_plan import Samples, TrainingError, TrainingPlan, load_samples
+from resources.training.training_store import StoreCopies, StoredCheckpoints
 
 Say = Callable[[str, Mapping[str, Any]], None]
 """Tells the run what happened: a name, and values as JSON holds them."""
+
+_PRELOADED: Final = [
+    "torch",
+    "resources.training.objective",
+    "resources.engine.transformers.image_tokens",
+    "resources.engine.transformers.model_inputs",
+    "transformers.models.auto.processing_auto",
+]
+"""What loader's processes need, imported once for all of them."""
 
 _CLIP: Final = 1.0
 _BEST: Final = "best."
@@ -111,6 +123,8 @@ class Training:
         self._folder, self._history_path = folder, history
         self._say: Say = say if ranks.is_first else lambda *_: None
         self._stopping = stopping
+        self._position = PositionFile(folder / f"rank-{ranks.rank}.at")
+        self._slow = SlowRanks()
         self._samples = load_samples(plan)
         ids = self._samples.ids
         held = [plan.is_held_out(one) for one in ids]
@@ -125,12 +139,23 @@ class Training:
         self._writer = CheckpointThread(
             self._checkpoints,
             seconds=plan.checkpoint_seconds,
-            failed=lambda said: self._say("warning", {"said": said}),
+            failed=self._warn,
+            written=self._copy,
         )
+        self._copies: StoreCopies | None = None
+        if plan.copies is not None:
+            self._copies = StoreCopies(StoredCheckpoints(S3Folder.parse(plan.copies)), failed=self._warn)
         self.state = TrainingState()
         self._saved = 0
         self._best: dict[str, Any] = {}
         self._build()
+
+    def _warn(self, said: str) -> None:
+        self._say("warning", {"said": said})
+
+    def _copy(self, path: Path) -> None:
+        if self._copies is not None:
+            self._copies.offer(path)
 
     # ---- the parts
 
@@ -205,7 +230,12 @@ class Training:
         except (RanksLostError, StoreAwayError):
             self._save_what_is_left()
             raise
+        except TrainingStoppedError:
+            if self._copies is not None:
+                self._copies.wait()  # This machine may go away: who asked kills it at the end of the grace.
+            raise
         finally:
+            self._say("saving", {})  # No step comes meanwhile, however large it is.
             self._writer.wait()
         if self._ranks.is_first:
             self._writer.save(self.state, self._tensors())
@@ -226,6 +256,8 @@ class Training:
             if path is None:
                 # What it costs is known from here on, and a disk that takes none ends the training at once.
                 self._writer.save(state, self._tensors())
+            else:
+                self._copy(path)  # The store may have been away when it was written.
         self._say(
             "restored",
             {
@@ -243,11 +275,8 @@ class Training:
         )
 
     def _newest(self) -> Path | None:
-        def tell(said: str) -> None:
-            self._say("warning", {"said": said})
-
         # One of them sets a damaged file aside; the others pass it over.
-        return self._checkpoints.newest(damaged=tell if self._ranks.is_first else None)
+        return self._checkpoints.newest(damaged=self._warn if self._ranks.is_first else None)
 
     @property
     def total_steps(self) -> int:
@@ -269,7 +298,7 @@ class Training:
         if self._plan.steps is not None and state.step >= self._plan.steps:
             return True
         epochs = len(state.epochs)
-        return self._plan.patience is not None and epochs - state.best_epoch > self._plan.patience
+        return self._plan.patience is not None and epochs - state.best_epoch >= self._plan.patience
 
     def _train(self, seconds: Callable[[], float]) -> None:
         loader = self._load_from(self.state.consumed)
@@ -292,6 +321,7 @@ class Training:
                 history.flush()
                 self._after_step(step)
                 if step.stop:
+                    self._say("saving", {})
                     if self._ranks.is_first:
                         self._writer.save(self.state, self._tensors())
                     raise TrainingStoppedError
@@ -318,9 +348,12 @@ class Training:
         numbers: list[Any] = []
         parts = bounds(start, stop, plan.microbatches)
         for mine in self._ranks.mine(plan.microbatches):
-            told = [0.0, 0.0, 0.0, 0.0, float(self._stopping())]
+            told = [0.0, 0.0, 0.0, 0.0, float(self._stopping()), 0.0]
             if mine is not None and len(parts[mine]):
+                self._position.begin(self._ids(parts[mine].start, parts[mine].stop))
+                began = time.monotonic()
                 shown = next(loader)
+                self._position.enter(Doing.COMPUTING)
                 high, low = divmod(shown.marks % (1 << 64), _LARGE)
                 told[2:4] = float(high), float(low)
                 if shown.batch is not None:
@@ -331,10 +364,14 @@ class Training:
                         )
                     loss.backward()
                     told[:2] = float(loss.detach()), weight
+                told[5] = time.monotonic() - began
+            self._position.enter(Doing.WAITING)
             # In the last round some ranks may have nothing: what they send is no part of the tree.
             for of_rank in self._ranks.gather_all(self._take_gradient())[: plan.microbatches - len(numbers)]:
                 gradients.push(of_rank)
             numbers += self._ranks.gather(torch.tensor(told, dtype=torch.float64))
+        self._position.enter(Doing.FINISHING)
+        self._tell_slow(numbers, start, stop)
         losses = TreeSum()
         for one in numbers[: plan.microbatches]:
             losses.push([one[:2].clone()])
@@ -369,6 +406,15 @@ class Training:
         else:
             ends_epoch = False
         return _Step(loss, refusal, asked_to_stop, ends_epoch, self._ids(start, stop) if refusal else ())
+
+    def _tell_slow(self, numbers: Sequence[Any], start: int, stop: int) -> None:
+        """Name a rank that has been slow for long. numbers: of each round what every rank has told."""
+        world = self._ranks.world
+        if world > 1 and self._ranks.is_first:
+            of_ranks = [[float(one[5]) for one in numbers[rank::world]] for rank in range(world)]
+            seconds = [statistics.median([one for one in times if one] or [0.0]) for times in of_ranks]
+            for rank, said in self._slow.take(seconds, self._ids(start, stop), time.monotonic()):
+                self._say("slow", {"said": said, "rank": rank})
 
     def _take_gradient(self) -> list[Any]:
         """The gradient that a backward pass has left, without a copy; zeros where it reached nothing."""
@@ -419,6 +465,7 @@ class Training:
                 " checkpoints are kept. Look at these properties and at the learning rate, then materialize"
                 " the variant again."
             )
+        self._say("restoring", {})
         self._writer.wait()
         self._ranks.gather(_number(0))  # What the first rank was writing is there for all.
         path = self._newest()
@@ -444,7 +491,7 @@ class Training:
         # A clean template for loader's processes: this one has threads, sockets and a lock.
         template = get_context("forkserver") if workers else None
         if template is not None:
-            template.set_forkserver_preload(["torch", "resources.training.objective"])
+            template.set_forkserver_preload(_PRELOADED)
         return iter(
             DataLoader(
                 shown,
@@ -475,13 +522,17 @@ class Training:
         import torch
 
         plan, state = self._plan, self.state
-        self._say("measuring", {})
+        self._position.enter(Doing.MEASURING)
+        told = -math.inf
         size = max(1, plan.batch // plan.microbatches)
         chunks = [self._held_out[at : at + size] for at in range(0, len(self._held_out), size)]
         found = torch.zeros(len(chunks), 2, dtype=torch.float64)
         self._model.eval()
         with torch.no_grad():
             for number in range(self._ranks.rank, len(chunks), self._ranks.world):
+                if time.monotonic() - told >= 1.0:
+                    told = time.monotonic()
+                    self._say("measuring", {})  # It moves.
                 features = [
                     self._objective.features(self._samples[index], seed_of("held out", plan.seed, index))
                     for index in chunks[number]
@@ -532,6 +583,7 @@ class Training:
 
     def _save_what_is_left(self) -> None:
         """Another rank or the store is gone: one of those left writes down the last finished step."""
+        self._say("saving", {})
         self._writer.wait()
         lock = taken(self._folder / "last-words.lock")
         if lock is None or self.state.step in self._checkpoints.steps():
@@ -545,6 +597,7 @@ class Training:
         """Save the model and say what it reaches on properties that it was not trained on."""
         import torch
 
+        self._say("evaluating", {})
         if self._best:
             with torch.no_grad():
                 for name, one in self._parameters.items():
@@ -552,10 +605,12 @@ class Training:
         model = self._model.to("cpu").eval()
         if self._plan.method == "lora":
             model = model.merge_and_unload()
-        model.save_pretrained(export)
+        model.save_pretrained(export, max_shard_size="4GB")  # A store takes 5 GB at once.
         self._processor.save_pretrained(export)
         asked = [self._samples[index] for index in self._held_out[: self._plan.evaluate]]
-        figures = dict(self._objective.figures(export, asked)) if self._plan.evaluate else {}
+        del self._optimizer  # Its memory is the evaluation's.
+        device: Literal["cpu", "cuda"] = "cpu" if self._device == "cpu" else "cuda"
+        figures = self._objective.figures(export, asked, device) if self._plan.evaluate else None
         state = self.state
         self._say(
             "finished",
@@ -571,8 +626,8 @@ class Training:
                 "order": state.order,
                 "train": len(self._chosen),
                 "held_out": len(self._held_out),
-                "figures": figures,
-                "asked": len(asked),
+                "figures": dict(figures.right) if figures else {},
+                "asked": f"{figures.asked} {figures.of}" if figures else "none",
                 "parameters": sum(one.numel() for one in model.parameters()),
             },
         )

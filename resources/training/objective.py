@@ -11,19 +11,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from resources.engine.ladder import LadderSettings, describe_batch
 from resources.engine.model_source import ModelSource
 from resources.engine.prompt import Prompt
-from resources.engine.schema import DescriptionSchema, description_text, load_schema
+from resources.engine.schema import DescriptionSchema, description_text, load_schema, same
 from resources.images.fetching import image_of
 from resources.images.images import ImageError, LoadedProperty, load_image
 from resources.store.bucket import BadAddressError, S3Folder
-from resources.training.plan import Sample, TrainingError, TrainingPlan, is_name, named
+from resources.training.training_plan import Sample, TrainingError, TrainingPlan, is_name, named
 
 _IGNORED: Final = -100
 _ASKED_TOGETHER: Final = 16
+_HELD_OUT: Final = "held-out properties"
 
 
 class Objective(Protocol):
@@ -47,8 +48,17 @@ class Objective(Protocol):
     def loss(self, model: Any, heads: Any, batch: Any, *, step: int) -> tuple[Any, float]:
         """The sum of the losses of a microbatch, and how much they weigh together: tokens, or samples."""
 
-    def figures(self, folder: Path, held_out: Sequence[Any]) -> Mapping[str, float]:
-        """What the model in ``folder`` reaches on samples that it was not trained on, by name."""
+    def figures(self, folder: Path, held_out: Sequence[Any], device: Literal["cpu", "cuda"]) -> Figures:
+        """What the model in ``folder`` reaches on samples that it was not trained on."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a model reaches. asked: of how many properties; of: which. right: shares by field, and others."""
+
+    asked: int
+    of: str
+    right: Mapping[str, float]
 
 
 def load_objective(plan: TrainingPlan) -> Objective:
@@ -181,19 +191,19 @@ class DescribeObjective:
             count += int(wanted.sum())
         return total, float(count)
 
-    def figures(self, folder: Path, held_out: Sequence[Sample]) -> dict[str, float]:
+    def figures(self, folder: Path, held_out: Sequence[Sample], device: Literal["cpu", "cuda"]) -> Figures:
         """The share of properties of which each known field comes out right, guided as in a real run."""
         from resources.engine.transformers.transformers_engine import TransformersEngine
 
         plan = self._plan
         if not held_out:
-            return {}
+            return Figures(0, _HELD_OUT, {})
         self._schema = load_schema(plan.schema)
         engine = TransformersEngine(
             ModelSource(str(folder)),
             schema=self._schema,
             prompt=Prompt(plan.prompt),
-            device="cpu",
+            device=device,
             limits=plan.image_limits,
         )
         right: dict[str, list[bool]] = {}
@@ -205,10 +215,12 @@ class DescribeObjective:
                 )
                 for one, found in zip(asked, described, strict=True):
                     for name, value in one.target.items():
-                        right.setdefault(name, []).append((found.description or {}).get(name) == value)
+                        said = (found.description or {}).get(name)
+                        right.setdefault(name, []).append(same(said, value))
         finally:
             engine.close()
-        return {name: sum(all_) / len(all_) for name, all_ in right.items()}
+        shares = {name: sum(all_) / len(all_) for name, all_ in right.items()}
+        return Figures(len(held_out), _HELD_OUT, shares)
 
 
 def load_images(sample: Sample, plan: TrainingPlan) -> list[Any]:

@@ -19,6 +19,7 @@ from typing import Any, Final
 from resources.engine.protocol import EngineError
 from resources.images.worker import die_with
 from resources.storage.files import DurableWriteError
+from resources.storage.sealed_json import FormatVersionError
 from resources.store.bucket import StoreAwayError
 
 STOPPED: Final = 75
@@ -57,8 +58,8 @@ def main() -> None:
 
     from resources.training.loop import Training, TrainingStoppedError
     from resources.training.order import OrderChangedError
-    from resources.training.plan import TrainingError, TrainingPlan
     from resources.training.ranks import Ranks, RanksLostError
+    from resources.training.training_plan import TrainingError, TrainingPlan
 
     code = 0
     try:
@@ -81,7 +82,7 @@ def main() -> None:
     except StoreAwayError as error:
         sys.stderr.write(f"{error}\n")
         code = STORE_AWAY
-    except (TrainingError, EngineError, OrderChangedError, DurableWriteError) as error:
+    except (TrainingError, EngineError, OrderChangedError, DurableWriteError, FormatVersionError) as error:
         say("refused", {"said": str(error)})
         code = REFUSED
     with contextlib.suppress(BrokenPipeError):

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from resources.processes import how_it_ended
+from resources.processes import how_it_ended, is_stopped
 from resources.storage.lock_files import LockFile
 from resources.store.bucket import StoreAwayError
-from resources.training.plan import TrainingError
 from resources.training.rank import PEER_LOST, REFUSED, STOPPED, STORE_AWAY
+from resources.training.rank_watch import Doing, Position, StepLimits, StepWatch, held_up_by
+from resources.training.training_plan import TrainingError
 
 _SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
 _LOOK_SECONDS: Final = 0.5
@@ -43,8 +44,8 @@ class RankProcesses:
     """The ranks of one training.
 
     devices: for each rank the value of CUDA_VISIBLE_DEVICES, empty for the CPU. grace: seconds to write a
-    checkpoint when they are asked to stop. listen_seconds: between two events at most; an empty one comes
-    where nothing happened.
+    checkpoint when they are asked to stop. limits: how long a step may take. An empty event comes where
+    nothing happened for half a second.
     """
 
     folder: Path
@@ -54,6 +55,7 @@ class RankProcesses:
     devices: Sequence[str]
     lock: LockFile
     grace: float = 30.0
+    limits: StepLimits = field(default_factory=StepLimits)
     _running: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
 
     def events(self) -> Iterator[Mapping[str, Any]]:
@@ -102,7 +104,8 @@ class RankProcesses:
             self._running = [self._start(number, world, write, meeting) for number in range(world)]
         finally:
             os.close(write)
-        unread = b""
+        yield {"event": "starting"}
+        unread, watch = b"", StepWatch(self.limits)
         with os.fdopen(read, "rb", buffering=0) as pipe, selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
             lost_at: float | None = None
@@ -112,15 +115,40 @@ class RankProcesses:
                     if not said:
                         break
                     *lines, unread = (unread + said).split(b"\n")
-                    yield from (json.loads(line) for line in lines)
+                    for event in map(json.loads, lines):
+                        watch.take(event["event"], time.monotonic())
+                        yield self._with_device(event)
+                elif (still := watch.still(time.monotonic())) is not None:
+                    yield self._kill_stuck(still, watch.allowed)
+                    watch.take("killed", time.monotonic())
                 else:
                     yield {"event": "nothing"}
-                if any(one.poll() is not None for one in self._running):
+                # One that has trained to the end is not lost: the first one still saves and evaluates.
+                if any(one.poll() not in (None, 0) for one in self._running):
                     lost_at = lost_at or time.monotonic()
                     # Those that wait for one that is gone notice it at once; one that hangs does not.
                     if time.monotonic() - lost_at > self.grace and world > 1:
                         self._kill()
         meeting.unlink(missing_ok=True)
+
+    def _with_device(self, event: dict[str, Any]) -> Mapping[str, Any]:
+        return {**event, "device": self.devices[event["rank"]] or "cpu"} if "rank" in event else event
+
+    def _kill_stuck(self, still: float, allowed: float) -> Mapping[str, Any]:
+        """Kill the ranks that the others wait for: these go on from the last finished step without them."""
+        positions = [
+            Position.read(self._position(number)) if one.poll() is None else Position(doing=Doing.UNKNOWN)
+            for number, one in enumerate(self._running)
+        ]
+        stuck = held_up_by(positions, [is_stopped(one.pid) for one in self._running])
+        for number in stuck:
+            self._running[number].kill()
+        named = "; ".join(f"rank {number} was {positions[number].sentence()}" for number in stuck)
+        said = f"No step for {still:.0f} s, where {allowed:.0f} s are allowed: {named}. It is killed."
+        return self._with_device({"event": "stuck", "said": said, "rank": stuck[0]})
+
+    def _position(self, number: int) -> Path:
+        return self.folder / f"rank-{number}.at"
 
     def _codes(self) -> list[int]:
         """How each has ended. The first is gone: those that do not notice it in time are killed."""
@@ -146,6 +174,7 @@ class RankProcesses:
             "--parent": os.getpid(),
             "--device": "cuda" if visible else "cpu",
         }
+        self._position(number).unlink(missing_ok=True)
         path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
         environment = {
             **os.environ,
@@ -189,6 +218,9 @@ class RankProcesses:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 one.wait(max(0.0, deadline - time.monotonic()))
         self._kill()
+        for path in self.folder.glob("rank-*.at"):  # They name properties, which may be withdrawn.
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def _kill(self) -> None:
         for one in self._running:

@@ -22,8 +22,15 @@ from typing import Any, Literal
 from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization
 from dagster import DagsterEventType as EventType
 
+from sensors.dagster_internals.dagster_tables import (
+    Row,
+    check_table,
+    entry_of,
+    event_table,
+    events_where,
+    of_events,
+)
 from sensors.dagster_internals.runs import InstanceRuns
-from sensors.dagster_internals.tables import Row, check_table, entry_of, event_table, events_where, of_events
 
 _log = logging.getLogger(__name__)
 

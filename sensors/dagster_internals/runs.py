@@ -26,7 +26,7 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterInstance, DagsterRunStatus
 
-from sensors.dagster_internals.tables import Row, naive, of_runs, run_table, tag_table, unix
+from sensors.dagster_internals.dagster_tables import Row, naive, of_runs, run_table, tag_table, unix
 
 LAUNCHED_BY = "vlm-assets/launched-by"
 """Run tag: who launched a run that no person did. The value RETRY marks those of the retry schedule."""
@@ -41,6 +41,9 @@ The id, because Dagster's run retries inherit tags.
 """
 NEEDS_PERSON = "vlm-assets/needs-person"
 """Run tag: the run's own id, where it stopped for what another start would only repeat."""
+
+RAY_JOB = "vlm-assets/ray-job"
+"""Run tag: the job of Ray as which the run was submitted."""
 
 _PARTITION = "dagster/partition"
 _RUN_KEY = "dagster/run_key"
@@ -104,6 +107,11 @@ class RunState:
         return bool(server.get("socket")) or server.get("host") in _HERE
 
     @property
+    def ray_job(self) -> str | None:
+        """The job of Ray as which it was submitted, where it was."""
+        return said_ray_job(self.run_id, self.tags)
+
+    @property
     def backfill(self) -> str | None:
         """The backfill that it is part of."""
         return self.tags.get(_BACKFILL)
@@ -145,6 +153,20 @@ class RunState:
         """
         ours = self.launched_by == RETRY and self.tags.get(_PARENT) == self.tags.get(GOES_ON_WITH)
         return not ours and _RETRY_NUMBER not in self.tags
+
+
+def first_ray_job(run_id: str) -> str:
+    """What the first job of a run is named in Ray; its later ones have a number after it."""
+    return f"dagster-run-{run_id}"
+
+
+def said_ray_job(run_id: str, tags: Mapping[str, str]) -> str | None:
+    """The job that the tag names, where it is one of this run.
+
+    Dagster's run retries inherit the tag of their parent, and whoever submits a run chooses its tags.
+    """
+    said = tags.get(RAY_JOB, "")
+    return said if said.startswith(first_ray_job(run_id)) else None
 
 
 class InstanceRuns:
@@ -299,6 +321,21 @@ class InstanceRuns:
             with contextlib.suppress(dg.DagsterRunNotFoundError):  # deleted since it was looked at
                 self.instance.add_run_tags(run_id, _INTERRUPTED)
 
+    def ray_job_has_ended(self, job: str) -> bool:
+        """Whether Ray says that a job has ended; False where it does not know, or does not answer."""
+        from sensors.dagster_internals.ray_launcher import launcher_of
+
+        launcher = launcher_of(self.instance)
+        return launcher is not None and launcher.has_ended(job)
+
+    def stop_ray_job(self, job: str) -> None:
+        """Have Ray end a job, if it still has it."""
+        from sensors.dagster_internals.ray_launcher import launcher_of
+
+        launcher = launcher_of(self.instance)
+        if launcher is not None:
+            launcher.stop(job)
+
     def free_slots_of_ended(self) -> list[str]:
         """Free what ended or forgotten runs still hold in pools. Returns their ids."""
         storage = self.instance.event_log_storage
@@ -329,7 +366,7 @@ class InstanceRuns:
         runs, tags = run_table(), tag_table()
         times = (runs.c.create_timestamp, runs.c.update_timestamp, runs.c.end_time)
         query = db.select(runs.c.run_id, runs.c.status, *times).where(*conditions).order_by(runs.c.id)
-        wanted = (*_TAGS, LAUNCHED_BY, GOES_ON_WITH, NO_ATTEMPT, NEEDS_PERSON)
+        wanted = (*_TAGS, LAUNCHED_BY, GOES_ON_WITH, NO_ATTEMPT, NEEDS_PERSON, RAY_JOB)
         their_tags = db.select(tags.c.run_id, tags.c.key, tags.c.value).where(
             tags.c.key.in_(wanted), tags.c.run_id.in_(db.select(runs.c.run_id).where(*conditions))
         )

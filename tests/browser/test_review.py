@@ -13,8 +13,8 @@ from playwright.sync_api import expect
 from resources.publishing.published import PublishedPartitions
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.operate.review import verdicts
 from vlm_assets.settings import Settings
+from vlm_assets.truth import verdicts
 
 PROGRAM = Path(sys.executable).with_name("vlm-assets")
 ANSWER = {"floors": 2, "kind": "<b>villa</b>", "has_pool": True}

@@ -20,8 +20,8 @@ from faults.mounts import LOG_FLUSHED, LOG_LOST
 from faults.parts import PARTS, part_named
 from faults.results import Results
 from faults.runner import FRUITLESS_CASES, run, run_case
-from resources.journal.errors import CrossDeviceError
 from resources.journal.journal import Journal
+from resources.journal.journal_errors import CrossDeviceError
 
 SEED = int(os.environ.get("FAULTS_SEED", "20240229"))
 CASES = {"kills-swept": 20, "kills-random": 4, "kills-any-moment": 4, "flips": 160, "power-simulated": 4}

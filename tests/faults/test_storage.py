@@ -14,7 +14,7 @@ import pytest
 from faults.__main__ import main
 from faults.storage import examine
 from resources.storage import file_systems
-from resources.storage.file_systems import MountEntry, Verdict, judge_mount, mount_of
+from resources.storage.file_systems import FileSystemVerdict, MountEntry, judge_mount, mount_of
 
 
 def against(directory: Path) -> str:
@@ -52,7 +52,7 @@ def test_a_disk_that_keeps_its_promises_is_trusted(disk: Path, capsys: pytest.Ca
 )
 def test_the_kind_of_mount_counts(kind: str, options: str, said: str) -> None:
     """A network file system, memory, no barriers and read-only speak against a directory."""
-    verdict = Verdict(Path("home"))
+    verdict = FileSystemVerdict(Path("home"))
     judge_mount(MountEntry("device", Path("/mnt"), kind, frozenset(options.split(","))), verdict)
     assert said in verdict.sentences()
     assert not verdict.trusted

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-import typer.main
 
-from vlm_assets.cli.main import app
+from vlm_assets.operate.main import COMMANDS, find_command
 from vlm_assets.settings import PREFIX, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,17 +26,17 @@ def test_settings_that_a_document_names_exist(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_and_options_that_a_document_names_exist(document: Path) -> None:
     """What a person copies from a document is a command that there is, with options that it has."""
-    root = typer.main.get_command(app)
+    commands = {name: find_command(name) for name in COMMANDS}
     options = {
         option
-        for command in root.commands.values()
+        for command in commands.values()
         for one in (command, *getattr(command, "commands", {}).values())
         for parameter in one.params
         for option in parameter.opts
     }
     for line in re.findall(r"vlm-assets ([a-z][^\n`|#]*)", document.read_text()):
         words = line.split()
-        assert words[0] in root.commands, line
+        assert words[0] in commands, line
         assert {word for word in words if re.fullmatch(r"--[a-z-]+", word)} <= options, line
 
 
@@ -57,7 +56,7 @@ MODULES = [
     if ".environments" not in path.parts
 ]
 FILES = [f"/{path.relative_to(ROOT)}" for path in (*MODULES, *(ROOT / "tests").rglob("*.py"))]
-PLACEHOLDERS = {"vlm_assets/cli/COMMAND.py", "my_schema.py"}
+PLACEHOLDERS = {"my_schema.py"}
 
 
 def missing(named: Iterable[str]) -> list[str]:

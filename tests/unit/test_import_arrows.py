@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ MODULES = sorted(
     for path in (CHECKOUT / package).rglob("*.py")
 )
 # The commands that a checkout has and an installed package lacks.
-OF_A_CHECKOUT = "vlm_assets/cli/example.py"
+OF_A_CHECKOUT = "vlm_assets/operate/intake.py"
 DEFINITIONS = "vlm_assets.definitions"
 # The thin Dagster classes: the only ones below resources/ that may import it.
 THIN = {"resources/publishing/parquet_io.py"}
@@ -92,12 +93,22 @@ def test_no_folder_imports_one_that_imports_it():
     graphlib.TopologicalSorter(arrows).prepare()  # A CycleError names the folders.
 
 
+def test_a_name_of_a_module_or_a_class_occurs_once():
+    """A reader who searches for a name finds one place."""
+    ours = [path for path in MODULES if "examples" not in path.parts and path.stem != "__init__"]
+    classes = [
+        node for path in ours for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+    ]
+    counts = Counter([path.name for path in ours] + [one.name for one in classes])
+    assert not {name for name, count in counts.items() if count > 1}
+
+
 def test_nothing_imports_the_definitions():
     """They are the top: whatever imports them loads every asset and sensor."""
     assert not [path for path in MODULES if DEFINITIONS in imported_modules(path)]
 
 
-WATCHERS = ("sensors", "vlm_assets.automation", "vlm_assets.operate", "vlm_assets.cli")
+WATCHERS = ("sensors", "vlm_assets.automation", "vlm_assets.operate")
 DATA_PATH = ("vlm_assets/catalog/", "vlm_assets/assets/", "resources/")
 
 

@@ -8,7 +8,7 @@ result. What does not: when they run and what a failure stops (``materialize.py`
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.record import PublishedRecord
 from resources.publishing.verification import PUBLISHED_FILE
+from vlm_assets.assets.row_counts import FIRST, Counted, RowsFile, count_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 Severity = dg.AssetCheckSeverity
 """WARN is shown and never stops a partition; ERROR keeps it from being published."""
 
-FIRST = 5
-"""How many offending ids a check names."""
+_DESCRIPTIONS, _EMBEDDINGS = "descriptions", "embeddings"
+"""The two assets, as they are told apart while their rows are counted."""
 
 DESCRIPTION_CHECKS = {
     "ids_conserved": "Every property of the range comes out exactly once: ids in = ok and failed ids.",
@@ -116,11 +117,12 @@ def check_descriptions(
     """Run every check of DESCRIPTION_CHECKS on a staged file of the partition ``key``."""
     import duckdb  # Checked in a run, not where definitions load.
 
+    counted = _count(key, expected_ids, {_DESCRIPTIONS: staged})
     with duckdb.connect() as connection:
-        _open(connection, staged, expected_ids)
+        connection.from_parquet(str(staged)).create_view("staged")
         shape = _row_schema(staged, schema)
         return [
-            *_conservation(connection, len(expected_ids)),
+            *_conservation(counted, (_DESCRIPTIONS, key), len(expected_ids)),
             shape,
             _images_used(connection) if shape.passed else _not_run("images_used", "row_schema"),
             _failed_share(connection, limits, key),
@@ -128,26 +130,33 @@ def check_descriptions(
 
 
 def check_embeddings(
-    staged: Path, expected_ids: Sequence[str], schema: pa.Schema, descriptions: Path
+    staged: Path, expected_ids: Sequence[str], schema: pa.Schema, descriptions: Path, *, key: str
 ) -> list[CheckOutcome]:
-    """Run every check of EMBEDDING_CHECKS on a staged file and the descriptions it was made from."""
+    """Run every check of EMBEDDING_CHECKS on a staged file and the descriptions it was made from.
+
+    key: of the partition.
+    """
     import duckdb  # Checked in a run, not where definitions load.
 
+    counted = _count(key, expected_ids, {_DESCRIPTIONS: descriptions, _EMBEDDINGS: staged})
     with duckdb.connect() as connection:
-        _open(connection, staged, expected_ids)
         connection.from_parquet(str(descriptions)).create_view("described")
         shape = _row_schema(staged, schema)
         return [
-            *_conservation(connection, len(expected_ids)),
+            *_conservation(counted, (_EMBEDDINGS, key), len(expected_ids)),
             shape,
             _vectors_sound(connection, staged) if shape.passed else _not_run("vectors_sound", "row_schema"),
-            _matches_descriptions(connection),
+            _matches_descriptions(counted, (_EMBEDDINGS, key)),
         ]
 
 
-def _open(connection: duckdb.DuckDBPyConnection, staged: Path, expected_ids: Sequence[str]) -> None:
-    connection.register("expected", pa.table({"property_id": pa.array(expected_ids, pa.string())}))
-    connection.from_parquet(str(staged)).create_view("staged")
+def _count(key: str, expected_ids: Sequence[str], files: Mapping[str, Path]) -> Counted:
+    ids = pa.array(expected_ids, pa.string())
+    expected = pa.table(
+        {"key": pa.repeat(key, len(ids)), "ordinal": pa.nulls(len(ids), pa.int64()), "property_id": ids}
+    )
+    found = [RowsFile(asset, key, path) for asset, path in files.items()]
+    return count_rows([expected], found, descriptions=_DESCRIPTIONS, embeddings=_EMBEDDINGS)
 
 
 def _ids(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[int, tuple[str, ...]]:
@@ -157,39 +166,35 @@ def _ids(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[int, tuple[
     return count, tuple(row[0] for row in first)
 
 
-def _conservation(connection: duckdb.DuckDBPyConnection, expected: int) -> Iterator[CheckOutcome]:
-    missing, first_missing = _ids(
-        connection, "SELECT property_id FROM expected EXCEPT SELECT property_id FROM staged"
-    )
-    foreign, first_foreign = _ids(
-        connection, "SELECT property_id FROM staged EXCEPT SELECT property_id FROM expected"
-    )
-    neither, first_neither = _ids(
-        connection,
-        "SELECT DISTINCT property_id FROM staged WHERE status IS NULL OR status NOT IN ('ok', 'failed')",
-    )
-    rows = connection.sql("SELECT count(*) FROM staged").fetchall()[0][0]
-    repeated, first_repeated = _ids(
-        connection, "SELECT property_id FROM staged GROUP BY property_id HAVING count(*) > 1"
-    )
+def _conservation(counted: Counted, file: tuple[str, str], expected: int) -> Iterator[CheckOutcome]:
     again = "Materialize the partition again; if it repeats, run `vlm-assets status` and keep the journal."
+    counts = counted.counts.get(file)
+    if counts is None:
+        for name in ("ids_conserved", "row_count", "unique_ids"):
+            why = counted.uncounted.get(file, "no rows")
+            yield CheckOutcome(name, passed=False, expected="rows that can be counted", found=why)
+        return
     yield CheckOutcome(
         "ids_conserved",
-        passed=not (missing or foreign or neither),
+        passed=not (counts.missing or counts.foreign or counts.unsettled),
         expected=f"the {expected} ids of the catalogue, each ok or failed",
-        found=f"{missing} missing, {foreign} foreign, {neither} neither ok nor failed",
-        first_ids=(first_missing + first_foreign + first_neither)[:FIRST],
+        found=f"{counts.missing} missing, {counts.foreign} foreign, {counts.unsettled} neither ok nor failed",
+        first_ids=counts.first_ids,
         next_step=again,
     )
     yield CheckOutcome(
-        "row_count", passed=rows == expected, expected=f"{expected} rows", found=str(rows), next_step=again
+        "row_count",
+        passed=counts.rows == expected,
+        expected=f"{expected} rows",
+        found=str(counts.rows),
+        next_step=again,
     )
     yield CheckOutcome(
         "unique_ids",
-        passed=not repeated,
+        passed=not counts.duplicate,
         expected="no id twice",
-        found=f"{repeated} repeated",
-        first_ids=first_repeated,
+        found=f"{counts.duplicate} repeated",
+        first_ids=counts.first_ids,
         next_step=again,
     )
 
@@ -307,20 +312,16 @@ def _vectors_sound(connection: duckdb.DuckDBPyConnection, staged: Path) -> Check
     )
 
 
-def _matches_descriptions(connection: duckdb.DuckDBPyConnection) -> CheckOutcome:
-    differing, first = _ids(
-        connection,
-        "SELECT DISTINCT coalesce(s.property_id, d.property_id) FROM staged s FULL JOIN described d"
-        " ON s.property_id = d.property_id AND s.ordinal = d.ordinal AND s.status = d.status"
-        " WHERE s.property_id IS NULL OR d.property_id IS NULL"
-        " OR (s.status = 'ok') <> (s.embedding IS NOT NULL)",
-    )
+def _matches_descriptions(counted: Counted, file: tuple[str, str]) -> CheckOutcome:
+    counts = counted.counts.get(file)
+    if counts is None:
+        return _not_run("matches_descriptions", "row_schema")
     return CheckOutcome(
         "matches_descriptions",
-        passed=not differing,
+        passed=not counts.unlike,
         expected="the rows of the published descriptions, a vector for each that is ok",
-        found=f"{differing} rows that differ",
-        first_ids=first,
+        found=f"{counts.unlike} rows that differ",
+        first_ids=counts.first_ids,
         next_step="Materialize property_descriptions and then property_embeddings of this partition.",
     )
 

@@ -12,14 +12,15 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import dagster as dg
 
-from resources.devices.errors import DeviceError
+from resources.devices.device_errors import DeviceError, NoDeviceFreeError
 from resources.devices.leases import LeaseHolder
 from resources.devices.resource import GpuResource
 from resources.engine.model_source import ModelSource, exact_revision
@@ -29,23 +30,30 @@ from resources.state.workers import Phase, WorkerBeat, Workers
 from resources.storage.files import exchange, make_directory, sha256_of, sync_directory, sync_file
 from resources.storage.layout import AssetFolders, PartitionPaths
 from resources.storage.lock_files import taken
-from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
-from resources.store.bucket import StoreAwayError
-from resources.training.plan import TrainingError, TrainingPlan, is_name, write_samples
+from resources.storage.sealed_json import (
+    BrokenSealError,
+    FormatVersionError,
+    read_sealed,
+    write_sealed,
+)
+from resources.store.bucket import S3Folder, StoreAwayError, UnfitStoreError
+from resources.training.checkpoints import Checkpoints, step_in
 from resources.training.rank import PLAN
 from resources.training.rank_processes import RankProcesses
+from resources.training.rank_watch import StepLimits
+from resources.training.training_plan import TrainingError, TrainingPlan, is_name, write_samples
+from resources.training.training_store import StoredCheckpoints, StoredModel
 from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets.fingerprint import Fingerprint
-from vlm_assets.assets.materialize import Metadata, note_run
+from vlm_assets.assets.materialize import Metadata, note_run, wait_until_available
 from vlm_assets.assets.run_progress import end_if_paused, wait_while_paused
-from vlm_assets.assets.training_data import training_samples
+from vlm_assets.assets.training_data import pull_data, training_samples
 from vlm_assets.resource_settings import build_vision_language_model, control_state
 from vlm_assets.settings import Settings
 from vlm_assets.variants import Variant, read_variants
 
 ASSET = "description_model"
 HISTORY = "training.jsonl"
-_FORMAT = 1
 _REPORT_SECONDS = 30.0
 _BEAT_SECONDS = 2.0
 _LOCK_SECONDS = 15.0
@@ -76,7 +84,13 @@ def build_description_model(settings: Settings, *, upstream: str) -> dg.AssetsDe
     ) -> dg.MaterializeResult[None]:
         name = context.partition_key
         wait_while_paused(context, control_state(settings))
+
+        def with_store(do: Callable[[], list[str]], title: str = "No store to work from") -> None:
+            for note in wait_until_available(context, settings, do, unavailable=StoreAwayError, title=title):
+                context.log.warning(note)
+
         try:
+            with_store(partial(pull_data, settings, variants[name]))
             work = TrainingWork.of(settings, name, variants[name])
             lock = taken(work.lock_path, seconds=_LOCK_SECONDS)
             if lock is None:
@@ -85,7 +99,9 @@ def build_description_model(settings: Settings, *, upstream: str) -> dg.AssetsDe
                     " Wait for it, or end it; nothing was changed."
                 )
             with contextlib.closing(lock), work.beat(context.run.run_id) as beat:
+                with_store(work.pull)
                 if work.is_complete():
+                    with_store(work.push, "No store to publish in")
                     said = "Complete and unchanged: every file is as it was written. No device was needed."
                     context.log.info(said)
                     return dg.MaterializeResult(metadata=work.metadata(said))
@@ -100,6 +116,7 @@ def build_description_model(settings: Settings, *, upstream: str) -> dg.AssetsDe
                         devices=devices,
                         lock=lock,
                         grace=settings.grace_seconds,
+                        limits=step_limits(settings),
                     )
                     told = _Told(context, settings, beat)
                     for event in ranks.events():
@@ -108,11 +125,12 @@ def build_description_model(settings: Settings, *, upstream: str) -> dg.AssetsDe
                     raise TrainingError(f"The training of {name} ended without a word: start it again.")
                 beat.enter(Phase.PUBLISHING)
                 work.publish(told.finished)
+                with_store(work.push, "No store to publish in")
                 return dg.MaterializeResult(metadata=work.metadata("Trained and published."))
-        except StoreAwayError:
+        except (NoDeviceFreeError, StoreAwayError):
             note_run(context, NO_ATTEMPT)
             raise
-        except TrainingError as error:
+        except (TrainingError, FormatVersionError, UnfitStoreError) as error:
             raise dg.Failure(str(error), allow_retries=False) from error
 
     return description_model
@@ -142,15 +160,23 @@ class _Told:
                 self._beat.enter(Phase.WORKING)
             case "step":
                 self._step(event, now)
-            case "measuring":
+            case "starting" | "measuring" | "saving" | "restoring" | "evaluating":
                 # Nobody expects a step meanwhile.
                 self._beat.enter(Phase.LOADING)
             case "epoch":
                 self._observe(event)
                 self._beat.enter(Phase.WORKING)
-            case "warning" | "skipped":
+            case "skipped":
                 self._context.log.warning(event["said"])
                 self._observe(event)
+                self._beat.enter(Phase.WORKING)
+            case "warning" | "slow":
+                self._context.log.warning(event["said"])
+                self._observe(event)
+            case "stuck":
+                self._context.log.warning(event["said"])
+                self._observe(event)
+                self._beat.enter(Phase.LOADING)
             case "refused":
                 raise TrainingError(event["said"])
             case "finished":
@@ -180,15 +206,19 @@ class _Told:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainingWork:
-    """The training of one variant: its plan, what decides its result, its folders. Plain Python."""
+    """The training of one variant: its plan, what decides its result, its folders. Plain Python.
+
+    sequence: number of the next publication; one more than any that was known when this training began.
+    """
 
     settings: Settings
     name: str
     plan: TrainingPlan
     fingerprint: Fingerprint
     samples: tuple[Any, ...]
+    sequence: int = 1
 
     @classmethod
     def of(cls, settings: Settings, name: str, variant: Variant) -> Self:
@@ -230,6 +260,7 @@ class TrainingWork:
             schema=settings.description_schema,
             prompt=prompt.text,
             microbatches=variant.parts,
+            copies=None if settings.store is None else _stored(settings, paths.journal(fingerprint.digest)),
             revision=None,
             trust_remote_code=settings.trust_remote_code,
             limits=limits,
@@ -305,6 +336,9 @@ class TrainingWork:
         if self.samples:
             write_samples(Path(self.plan.samples), self.samples)
         self.plan.write(self.folder / PLAN)
+        self._empty_export()
+
+    def _empty_export(self) -> None:
         record = read_record(self.paths)
         if record is not None and _is_whole(self.export, record):
             # A start before died after it had exchanged the folders: this is the model that stood there.
@@ -319,30 +353,76 @@ class TrainingWork:
             return False
         return _is_whole(self.model_folder, record)
 
-    def publish(self, finished: Mapping[str, Any]) -> None:
-        """Put the model into place in one step, then write its record. The model before is kept.
+    def pull(self) -> list[str]:
+        """Take over what another machine has put into the store: the model, or its newest checkpoint.
 
-        A death before the record leaves a model without a record: the next start publishes the same bytes.
+        Returns what was done. Raises StoreError, FormatVersionError.
         """
+        if self.settings.store is None or self._stored is None:
+            return []
+        theirs, _ = self._stored.record()
+        ours = read_record(self.paths)
+        self.sequence = 1 + max(one["sequence"] if one else 0 for one in (ours, theirs))
+        is_ours = theirs is not None and theirs["fingerprint"] == self.fingerprint.digest
+        if theirs is not None and is_ours and not theirs.get("pending"):
+            if ours is not None and ours["files"] == theirs["files"] and self.is_complete():
+                return []
+            make_directory(self.model_folder)
+            self._empty_export()
+            if self._stored.pull(theirs, self.export):
+                self._put_in_place(theirs)
+                return [f"The finished model was taken over from {self.settings.store}."]
+        if self.is_complete():
+            return []
+        here = Checkpoints(self.folder / "checkpoints", self.paths.quarantine)
+        newest = here.newest(damaged=None)
+        there = StoredCheckpoints(S3Folder.parse(_stored(self.settings, self.folder)))
+        note = there.pull(here, after=-1 if newest is None else step_in(newest.name))
+        return [] if note is None else [note]
+
+    def push(self) -> list[str]:
+        """Have the store hold the finished model. Raises StoreError, TrainingError where it was overtaken."""
+        record = read_record(self.paths)
+        if self._stored is not None and record is not None:
+            self._stored.push(record, self.model_folder)
+        return []
+
+    @property
+    def _stored(self) -> StoredModel | None:
+        store, root = self.settings.store, self.settings.home
+        if store is None:
+            return None
+        record, folder = (str(path.relative_to(root)) for path in (self.paths.record, self.model_folder))
+        return StoredModel(store, record=record, folder=folder)
+
+    def publish(self, finished: Mapping[str, Any]) -> None:
+        """Put the model into place in one step, then write its record. The model before is kept."""
         shutil.copyfile(self.history, self.export / HISTORY)
         (self.export / "README.md").write_text(self._card(finished))
         names = sorted(
             str(path.relative_to(self.export)) for path in self.export.rglob("*") if path.is_file()
         )
-        digests = {}
-        for name in names:
+        before = read_record(self.paths)
+        self._put_in_place(
+            {
+                "sequence": max(self.sequence, before["sequence"] + 1 if before else 1),
+                "fingerprint": self.fingerprint.digest,
+                "parts": dict(self.fingerprint.parts),
+                "files": {name: sha256_of(self.export / name) for name in names},
+                **{name: value for name, value in finished.items() if name not in ("event", "epochs")},
+            }
+        )
+
+    def _put_in_place(self, record: Mapping[str, Any]) -> None:
+        """Exchange the folders, then write the record.
+
+        A death before the record leaves a model without a record: the next start publishes the same bytes.
+        """
+        for name in record["files"]:
             sync_file(self.export / name)
-            digests[name] = sha256_of(self.export / name)
         for folder in (self.export, *(path for path in self.export.rglob("*") if path.is_dir())):
             sync_directory(folder)
         exchange(self.export, self.model_folder)
-        record = {
-            "format": _FORMAT,
-            "fingerprint": self.fingerprint.digest,
-            "parts": dict(self.fingerprint.parts),
-            "files": digests,
-            **{name: value for name, value in finished.items() if name not in ("event", "epochs")},
-        }
         before = read_record(self.paths)
         # Where one was kept already, only the model of the record is put in its place.
         if before is not None and (not self._kept.exists() or _is_whole(self.export, before)):
@@ -350,7 +430,7 @@ class TrainingWork:
         write_sealed(self.paths.record, record)
         shutil.rmtree(self.export, ignore_errors=True)
         # What other plans had begun of this variant. The last checkpoint stays: it can make the model again.
-        for other in self.paths.journals.iterdir():
+        for other in self.paths.journals.glob("*"):
             if other != self.folder:
                 shutil.rmtree(other, ignore_errors=True)
 
@@ -379,7 +459,7 @@ class TrainingWork:
             "seconds": dg.MetadataValue.float(round(float(record.get("seconds", 0.0)), 1)),
             "starts": dg.MetadataValue.int(int(record.get("starts", 0))),
             "batches skipped": dg.MetadataValue.json(record.get("skips", {})),
-            "fields of held-out properties": dg.MetadataValue.md(table if figures else "none is held out"),
+            "right": dg.MetadataValue.md(f"Of {record['asked']}:\n\n{table}" if figures else "Not measured."),
             "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
         }
 
@@ -396,13 +476,21 @@ class TrainingWork:
             f"{finished['held_out']} others, chosen by a hash of their ids, were never trained on.\n\n"
             f"Metric at the end ({finished['epochs'][-1]['of']}): {finished['metric']:.6f}.\n"
             f"Batches skipped: {len(finished['skips'])}.\n\n"
-            f"## Fields right, of {finished['asked']} held-out properties\n\n{figures or 'Not measured.'}\n\n"
+            f"## Right, of {finished['asked']}\n\n{figures or 'Not measured.'}\n\n"
             f"## What decided the result\n\n{parts}\n\nWeights' base and data are named by their digests.\n"
         )
 
 
+def step_limits(settings: Settings) -> StepLimits:
+    """How long a step may take: sooner than the health sensor ends the whole run."""
+    return StepLimits(most=settings.stuck_seconds * 2 / 3, loading=settings.model_load_seconds)
+
+
 def read_record(paths: PartitionPaths) -> Mapping[str, Any] | None:
-    """What was published of a variant; None where nothing was, or nobody can read it."""
+    """What was published of a variant; None where nothing was, or nobody can read it.
+
+    Raises FormatVersionError.
+    """
     try:
         return read_sealed(paths.record)
     except (FileNotFoundError, BrokenSealError):
@@ -416,6 +504,12 @@ def _is_whole(folder: Path, record: Mapping[str, Any]) -> bool:
         (folder / name).is_file() and sha256_of(folder / name) == digest
         for name, digest in record["files"].items()
     )
+
+
+def _stored(settings: Settings, journal: Path) -> str:
+    """The address of a training's checkpoints in the store."""
+    assert settings.store is not None
+    return settings.store.address(str((journal / "checkpoints").relative_to(settings.home)))
 
 
 def _folders(settings: Settings) -> AssetFolders:

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 import dagster as dg
 import pyarrow as pa
 
-from resources.devices.errors import NoDeviceFreeError
+from resources.devices.device_errors import NoDeviceFreeError
 from resources.devices.find import Device
 from resources.devices.leases import Clock
 from resources.devices.resource import GpuResource
@@ -29,13 +29,22 @@ from resources.engine.server.model_server import ServerOutageError
 from resources.engine.server.running_server import ServerUnreachableError
 from resources.journal.journal import Journal, clear_retired
 from resources.journal.recovery import Recovery
-from resources.publishing.errors import CannotRestoreError
 from resources.publishing.parquet_io import AlreadyPublished
 from resources.publishing.published import PublishedPartitions
+from resources.publishing.publishing_errors import CannotRestoreError
 from resources.publishing.staged_file import StagedFile
 from resources.publishing.stored import StoredPartitions
 from resources.state.workers import Phase, WorkerBeat, Workers
-from resources.store.bucket import StoreAwayError
+from resources.store.bucket import ObjectDeniedError, StoreAwayError, StoreError
+from resources.store.stored_journal import (
+    CopiesWaitError,
+    Copying,
+    StoredJournal,
+    TakenOverError,
+    close_published,
+    pull_closed,
+    pull_others,
+)
 from sensors.dagster_internals.runs import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.assets.checks import (
     NOT_ACCEPTED,
@@ -47,6 +56,7 @@ from vlm_assets.assets.checks import (
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.partition import Partition, adopt_rows, generation_of, rows_to_try_again
 from vlm_assets.assets.run_progress import RunProgress, wait_while_paused
+from vlm_assets.assets.stored_settings import MachineDiffersError, refuse_other_settings
 from vlm_assets.assets.work_guards import GarbageOutputError, ImagesAwayError
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
@@ -131,7 +141,10 @@ def one_range(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Ca
         def pull() -> list[str]:
             pull_catalog(settings.home, store)
             assets = (settings.descriptions, settings.embeddings)
-            return [note for one in assets for note in StoredPartitions(one, store).pull(keys[0])]
+            notes = [note for one in assets for note in StoredPartitions(one, store).pull(keys[0])]
+            for one in assets:
+                pull_closed(one.partition(keys[0]), store)
+            return notes
 
         title = "No store to work from"
         for note in wait_until_available(context, settings, pull, unavailable=StoreAwayError, title=title):
@@ -200,6 +213,7 @@ class Materialization:
         asked_by = root_run_of(context) if options.recompute or options.retry_failed else None
         self._generation = generation_of(partition, self._record, asked_by)
         self._said: Metadata = {}
+        self._copying: Copying | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -213,12 +227,13 @@ class Materialization:
     ) -> Iterator[Materialization]:
         """Wait while paused, then say that this process works on the partition, until it is left.
 
-        Raises RunRefusedError.
+        Raises RunRefusedError, and MachineDiffersError where the store is worked with under other settings.
         """
         if options.recompute and options.retry_failed:
             note_run(context, NEEDS_PERSON)
             raise RunRefusedError("recompute computes every row again, failed ones too: set only one.")
         wait_while_paused(context, control_state(settings))
+        _refuse_other_settings(context, settings, asset, work.fingerprint.parts)
         partition = Partition.at_home(settings, asset, context.partition_key, work.ids, work.fingerprint)
         workers = Workers(partition.state)
         with workers.begin(
@@ -277,8 +292,17 @@ class Materialization:
 
     @contextlib.contextmanager
     def resume(self) -> Iterator[Journal]:
-        """Open the journal, say what it restored, and adopt the finished rows that others have."""
-        with self.partition.open_journal(self._generation, self._work.rows_schema()) as journal:
+        """Open the journal, say what it restored, and adopt the finished rows that others have.
+
+        With a store, what it has is fetched first, and what is committed is copied there beside the work.
+        """
+        with contextlib.ExitStack() as stack:
+            self._copying = self._begin_copying(stack)
+            journal = stack.enter_context(
+                self.partition.open_journal(self._generation, self._work.rows_schema())
+            )
+            if (copying := self._copying) is not None:
+                self._wait_for_store(lambda: copying.begin(journal), title="No store to work from")
             self._said = _tell_restored(self._context, journal.recovery)
             if not self._options.recompute:
                 adopted, notes = adopt_rows(
@@ -301,9 +325,40 @@ class Materialization:
                 journal=journal,
                 beat=self._beat,
                 state=self.partition.state,
+                may_go_on=copying.check if copying is not None else lambda: None,
             )
             self.progress.report()
             yield journal
+
+    def _begin_copying(self, stack: contextlib.ExitStack) -> Copying | None:
+        """Fetch what the store has of the partition's work. What ends the run over it is no attempt."""
+        store, paths = self._settings.store, self.partition.paths
+        if store is None:
+            return None
+        stack.enter_context(self._no_attempt())
+        stored = StoredJournal(paths, self._generation, store)
+
+        def pull() -> list[str]:
+            return [*stored.pull(), *pull_others(paths, self._generation, store)]
+
+        for note in self._wait_for_store(pull, title="No store to work from"):
+            self._context.log.warning(note)
+        copying = Copying(stored, most_bytes=self._settings.copy_queue_mib << 20)
+        copying.told = lambda lag: self._beat.copy(lag.segments, lag.since)
+        return stack.enter_context(copying)
+
+    @contextlib.contextmanager
+    def _no_attempt(self) -> Iterator[None]:
+        try:
+            yield
+        except (StoreAwayError, ObjectDeniedError, TakenOverError, CopiesWaitError):
+            note_run(self._context, NO_ATTEMPT)
+            raise
+
+    def _wait_for_store(self, find: Callable[[], _T], *, title: str) -> _T:
+        return wait_until_available(
+            self._context, self._settings, find, unavailable=StoreAwayError, title=title
+        )
 
     def to_do(self, journal: Journal) -> frozenset[str]:
         """The ids to compute next: those without a row, or else failed ones that have a try left."""
@@ -407,18 +462,15 @@ class Materialization:
                 yield published_file_result(asset, self._record, damage=self._damage())
                 raise refusal
             metadata = self._work.metadata(staged.path) | self._said | computed | self._internals
-            if (store := self._settings.store) is not None:
-                # The publication below ends only when the store has it: an outage is waited for here.
-                wait_until_available(
-                    self._context,
-                    self._settings,
-                    lambda: store.head(key),
-                    unavailable=StoreAwayError,
-                    title="No store to publish in",
-                )
+            if (copying := self._copying) is not None:
+                # The publication below ends only when the store has it: an outage is waited for here. Whoever
+                # was taken over publishes nothing.
+                self._wait_for_store(copying.flush, title="No store to publish in")
             yield dg.Output(staged, metadata=metadata)
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
+        if copying is not None:
+            self._retire_stored(copying.retire)
         yield from results
         yield published_file_result(asset, self._published.record(key))
 
@@ -467,8 +519,17 @@ class Materialization:
         verification = self._published.verify(self.partition.key, deep=True)
         return "" if verification.ok else verification.sentence()
 
+    def _retire_stored(self, retire: Callable[[], None]) -> None:
+        """Take published rows out of the store's journal; what fails now is done by the next start."""
+        try:
+            retire()
+        except StoreError as error:
+            self._context.log.warning(f"The store keeps the journal of this partition for now: {error}")
+
     def _finish_retirement(self, generation: str) -> None:
         """Retire the journal of a published file where a crash came between publication and retirement."""
+        if (store := self._settings.store) is not None:
+            self._retire_stored(lambda: close_published(self.partition.paths, generation, store))
         directory = self.partition.paths.journal(generation)
         mark = self.partition.paths.high_water_mark(generation)
         if not directory.is_dir() or clear_retired(directory, mark):
@@ -480,6 +541,25 @@ class Materialization:
                 self._context.log.warning(f"{directory} is left behind: others published the partition.")
                 return
             journal.retire()
+
+
+def _refuse_other_settings(
+    context: dg.AssetExecutionContext, settings: Settings, asset: str, parts: Mapping[str, str]
+) -> None:
+    if (store := settings.store) is None:
+        return
+    try:
+        wait_until_available(
+            context,
+            settings,
+            lambda: refuse_other_settings(store, asset, parts, settings.home),
+            unavailable=StoreAwayError,
+            title="No store to work from",
+        )
+    except MachineDiffersError:
+        # Another machine may be right; where none is, a person is told after some interruptions.
+        note_run(context, NO_ATTEMPT)
+        raise
 
 
 def root_run_of(context: dg.AssetExecutionContext) -> str:

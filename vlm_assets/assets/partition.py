@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from resources.engine.ladder import TRANSIENT_KINDS
-from resources.journal.errors import SegmentUnreadableError
 from resources.journal.high_water_mark import read_mark
 from resources.journal.journal import Journal
+from resources.journal.journal_errors import SegmentUnreadableError
 from resources.journal.segments import segment_paths, verified_rows
-from resources.publishing.errors import NotPublishedError, PublishedError
 from resources.publishing.published import PublishedPartitions
+from resources.publishing.publishing_errors import NotPublishedError, PublishedError
 from resources.publishing.record import PublishedRecord
 from resources.state.database import ControlState
 from vlm_assets.resource_settings import control_state

@@ -163,7 +163,7 @@ Row = dict[str, Any]
 
 
 @dataclass
-class Quality:
+class PartitionQuality:
     """Counts of a partition's rows. sample, failed: rows to look at, as dicts of the file's columns."""
 
     rows: int = 0
@@ -198,9 +198,9 @@ class Quality:
         return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {said} |" for name, said in lines)])
 
 
-def read_quality(rows: PartitionRows) -> Quality:
+def read_quality(rows: PartitionRows) -> PartitionQuality:
     """Read a finished file once. The sample is random but the same each time the partition is computed."""
-    found = Quality()
+    found = PartitionQuality()
     smallest: list[tuple[bytes, int]] = []
     for batch in rows.iter_batches([*_OF_PROPERTY, *_COUNTED]):
         _count(found, batch)
@@ -213,7 +213,7 @@ def read_quality(rows: PartitionRows) -> Quality:
     return found
 
 
-def _count(found: Quality, batch: pa.RecordBatch) -> None:
+def _count(found: PartitionQuality, batch: pa.RecordBatch) -> None:
     found.rows += batch.num_rows
     failed = batch.filter(pc.not_equal(batch["status"], "ok"))
     found.ok += batch.num_rows - failed.num_rows

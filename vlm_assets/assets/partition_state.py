@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from resources.journal.errors import ACCEPT_LOSS_COMMAND
 from resources.journal.high_water_mark import read_marks
 from resources.journal.inspection import JournalInspection, inspect_journals
-from resources.publishing.errors import RecordDamagedError
+from resources.journal.journal_errors import ACCEPT_LOSS_COMMAND
 from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.publishing_errors import RecordDamagedError
 from resources.publishing.record import PartitionVersions, PublishedRecord
 from resources.publishing.verification import FindingKind, judge
 from resources.state.workers import Worker, Workers
@@ -103,6 +103,10 @@ class Kind(StrEnum):
     STALE = "stale"
     SETTINGS_DIFFER = "settings_differ"
     UNKNOWN_FILE = "unknown_file"
+    STORE = "store"
+    """What is published, or committed, is missing or damaged in the store."""
+    STORE_UNREAD = "store_unread"
+    STORE_LEFTOVER = "store_leftover"
 
     @property
     def is_warning(self) -> bool:
@@ -111,7 +115,15 @@ class Kind(StrEnum):
 
 
 _WARNINGS = frozenset(
-    {Kind.EARLIER_VERSION, Kind.PENDING, Kind.STALE, Kind.SETTINGS_DIFFER, Kind.UNKNOWN_FILE}
+    {
+        Kind.EARLIER_VERSION,
+        Kind.PENDING,
+        Kind.STALE,
+        Kind.SETTINGS_DIFFER,
+        Kind.UNKNOWN_FILE,
+        Kind.STORE_UNREAD,
+        Kind.STORE_LEFTOVER,
+    }
 )
 _COUNTABLE = frozenset({FindingKind.DIGEST_DIFFERS, FindingKind.ROWS_DIFFER})
 

@@ -120,6 +120,7 @@ def embedding_rows(width: int) -> pa.Schema:
 class EmbeddingWork:
     """What turns the published descriptions of a range into rows; a failed one has a null vector."""
 
+    range: PropertyRange
     ids: tuple[str, ...]
     descriptions: PartitionRows
     model: TextEmbeddingModel
@@ -139,7 +140,7 @@ class EmbeddingWork:
             raise ValueError(f"{descriptions.path} is not a published partition")
         fingerprint = Fingerprint({TEXTS: str(record.metadata[TEXTS]), **embedding_parts(model)})
         ids = tuple(catalog.slice(wanted)["property_id"].to_pylist())
-        return cls(ids, descriptions, model, fingerprint)
+        return cls(wanted, ids, descriptions, model, fingerprint)
 
     @cached_property
     def inputs(self) -> dict[str, str]:
@@ -222,7 +223,9 @@ class EmbeddingWork:
 
     def check(self, file: Path, *, accepted: Acceptance) -> list[CheckOutcome]:
         """The checks of this range on a file, whatever was accepted: no vector fails."""
-        return check_embeddings(file, self.ids, self.rows_schema(), self.descriptions.path)
+        return check_embeddings(
+            file, self.ids, self.rows_schema(), self.descriptions.path, key=self.range.key
+        )
 
     def metadata(self, file: Path) -> Metadata:
         """Counts of a finished file."""

@@ -2,7 +2,7 @@
 
 What lives here: counting a file before it is published, for its record; reading the counts from records; and
 the failed rows by name, of published files and of a journal, without a lock. What does not: whether the rows
-are whole (``operate/audit_rows.py``), how often a failed row is tried (``partition.py``), and the check that
+are whole (``row_counts.py``), how often a failed row is tried (``partition.py``), and the check that
 refuses too many of them (``checks.py``).
 """
 
@@ -17,10 +17,10 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from resources.journal.errors import SegmentUnreadableError
+from resources.journal.journal_errors import SegmentUnreadableError
 from resources.journal.segments import segment_paths, verified_rows
-from resources.publishing.errors import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
+from resources.publishing.publishing_errors import RecordDamagedError
 from resources.publishing.record import PublishedRecord
 from resources.storage.layout import AssetFolders, PartitionPaths
 

@@ -14,8 +14,9 @@ retries it as one that was interrupted, and the retry waits like any other start
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,7 +27,7 @@ from resources.engine.feeding import TimeSpent
 from resources.engine.protocol import Engine, WaitingEngine
 from resources.journal.journal import Journal
 from resources.state.database import ControlState
-from resources.state.pause import Pause, pause_of
+from resources.state.pause import Pause, pause_of, paused_nodes
 from resources.state.sqlite_file import ControlStateError
 from resources.state.workers import Phase, WorkerBeat
 
@@ -49,8 +50,8 @@ def wait_while_paused(context: dg.AssetExecutionContext, state: ControlState) ->
     standing = _pause_or_trouble(state)
     if standing is None:
         return
-    if isinstance(standing, Pause) and context.run.run_id in _working:
-        _end(context, standing)
+    if isinstance(standing, Pause) and (standing.node is not None or context.run.run_id in _working):
+        _end(context, standing)  # of a node: another one takes the partition at once
     said = standing.sentence() if isinstance(standing, Pause) else str(standing)
     context.log.warning(f"Waiting, without a device: {said}.")
     while _pause_or_trouble(state) is not None:
@@ -72,7 +73,8 @@ def end_if_paused(context: dg.AssetExecutionContext, state: ControlState) -> Non
 
 def _pause_or_trouble(state: ControlState) -> Pause | ControlStateError | None:
     try:
-        return pause_of(state)
+        of_node = paused_nodes(state).get(socket.gethostname()) if state.is_shared else None
+        return of_node or pause_of(state)
     except ControlStateError as error:
         return error
 
@@ -98,8 +100,11 @@ class RunProgress:
         journal: Journal,
         beat: WorkerBeat,
         state: ControlState,
+        may_go_on: Callable[[], None] = lambda: None,
     ) -> None:
+        """may_go_on: asked at each batch; what it raises ends the work, with all finished rows committed."""
         self._context = context
+        self._may_go_on = may_go_on
         self._expected = expected
         self._restored = restored
         self._journal = journal
@@ -148,6 +153,7 @@ class RunProgress:
         if time.monotonic() - self._last_report >= INTERVAL_SECONDS:
             self.report()
         end_if_paused(self._context, self._state)
+        self._may_go_on()
 
     def warn(self, advice: str) -> None:
         """Say what a person should change, on the run's page."""

@@ -13,13 +13,33 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from resources.training.plan import Sample, TrainingError
+from resources.publishing.stored import StoredPartitions
+from resources.storage.sealed_json import FormatVersionError
+from resources.training.training_plan import Sample, TrainingError
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
+from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.settings import EXAMPLE, Settings
-from vlm_assets.truth import TruthError, read_truth
+from vlm_assets.truth import TruthError, read_truth, verdicts
 from vlm_assets.variants import Variant
+
+
+def pull_data(settings: Settings, variant: Variant) -> list[str]:
+    """Take over from the store what a variant is trained on: the catalogue and a teacher's answers.
+
+    Returns what was done. Raises StoreError, CatalogError.
+    """
+    store = settings.store
+    if store is None:
+        return []
+    pull_catalog(settings.home, store)
+    if variant.data != "descriptions":
+        return []
+    keys = variant.partitions or [one.key for one in Catalog.open(settings.home).ranges]
+    there = StoredPartitions(settings.descriptions, store)
+    return [note for key in keys for note in there.pull(key)]
+
 
 Targets = dict[str, Mapping[str, Any]]
 """What is known of each property, by its id."""
@@ -68,7 +88,7 @@ def _targets(settings: Settings, variant: Variant) -> Targets:
     if variant.data == "truth":
         return _of_file(settings.home / EXAMPLE / "truth.parquet")
     if variant.data == "review":
-        return _of_file(settings.home / "review.jsonl")
+        return _reviewed(settings.home)
     return _of_file(Path(variant.data).expanduser())
 
 
@@ -99,3 +119,16 @@ def _of_file(path: Path) -> Targets:
             " or JSONL file with the column property_id and the known fields."
         ) from error
     return {one: fields for one, fields in found.items() if fields}
+
+
+def _reviewed(home: Path) -> Targets:
+    """What a person said is right, fields that they left open or took away not. Raises TrainingError."""
+    try:
+        found = verdicts(home)
+    except (TruthError, FormatVersionError) as error:
+        raise TrainingError(str(error)) from error
+    known = {
+        one: {name: value for name, value in verdict.known.items() if value not in (None, "")}
+        for one, verdict in found.items()
+    }
+    return {one: fields for one, fields in known.items() if fields}

@@ -77,7 +77,7 @@ def build_dataset_plan(settings: Settings) -> dg.AssetsDefinition:
                 "Nothing was measured under these settings: `vlm-assets plan` measures.", allow_retries=False
             )
         compare_with_run(settings)
-        here = len(gpu.find())
+        here = max(1, len(gpu.usable()))
         try:
             width: int | None = build_text_embedding_model(settings).width()
         except ModelLoadError:

@@ -24,8 +24,8 @@ from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog, catalog_path
-from vlm_assets.operate.picture import Cell, CellStyle, DeviceBar, progress_picture, throughput
-from vlm_assets.operate.status import DeviceStatus, Status, read_status
+from vlm_assets.operate.picture import progress_picture
+from vlm_assets.operate.status import Status, read_status
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
@@ -35,46 +35,16 @@ INTERVAL_SECONDS = 60
 DRAW_SECONDS = 1800.0
 """Between two pictures while something works: the event log keeps each of them, 50 KB on SQLite."""
 
-STYLES: Mapping[State, CellStyle] = {
-    State.DONE: CellStyle.DONE,
-    State.STALE: CellStyle.DONE,
-    State.RUNNING: CellStyle.RUNNING,
-    State.INTERRUPTED: CellStyle.INTERRUPTED,
-    State.CANCELLED: CellStyle.INTERRUPTED,
-    State.FAILED: CellStyle.FAILED,
-    State.GIVEN_UP: CellStyle.FAILED,
-    State.REFUSED: CellStyle.FAILED,
-    State.DAMAGED: CellStyle.FAILED,
-    State.LOST: CellStyle.FAILED,
-    State.NOT_STARTED: CellStyle.NOT_STARTED,
-}
-
 
 def picture_of(status: Status) -> bytes:
     """The picture of a status, as a PNG."""
-    return progress_picture(
-        {
-            asset: [
-                Cell(STYLES[one.state], one.usable_rows / one.expected)
-                for one in status.partitions
-                if one.asset == asset
-            ]
-            for asset in status.assets
-        },
-        throughput(stretch for rows in status.published.values() for stretch in rows.stretches),
-        [DeviceBar(one.id, one.properties_per_second, _note(one)) for one in status.devices],
-        paused=_first_upper(status.paused) if status.paused else None,
-    )
+    stretches = [one for rows in status.published.values() for one in rows.stretches]
+    paused = _first_upper(status.paused) if status.paused else None
+    return progress_picture(status.partitions, status.devices, stretches, paused=paused)
 
 
 def _first_upper(sentence: str) -> str:
     return f"{sentence[0].upper()}{sentence[1:]}"
-
-
-def _note(device: DeviceStatus) -> str | None:
-    if device.left_out is not None:
-        return "left out"
-    return None if device.is_here else "not here now"
 
 
 def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:

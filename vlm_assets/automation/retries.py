@@ -11,10 +11,13 @@ from typing import Any
 
 import dagster as dg
 
-from resources.devices.errors import DeviceError
+from resources.devices.device_errors import DeviceError
 from resources.devices.resource import GpuResource
 from resources.journal.high_water_mark import read_marks
 from resources.state.workers import Workers
+from resources.storage.layout import PartitionPaths
+from resources.store.bucket import StoreAwayError, StoreError
+from resources.store.stored_journal import StoredJournal, stored_generations
 from sensors.failed_partitions import FailedPartitions, Watched
 from sensors.retry_decision import Policy
 from sensors.retry_schedule import Retrying, build_retrying
@@ -112,10 +115,32 @@ class _Files:
         there = frozenset(self._settings.layout.asset(asset).published_keys())
         return [key for key in published if key not in there]
 
-    def rows(self, key: str) -> int:
-        """Rows ever committed for a partition, over all assets and generations: it grows with every one."""
+    def rows(self, key: str) -> int | None:
+        """Rows ever committed for a partition, over all assets and generations: it grows with every one.
+
+        Where a store is set, also those of other machines; None where it cannot be asked.
+        """
         partitions = [self._settings.layout.asset(asset).partition(key) for asset in ASSETS]
-        return sum(mark.rows for one in partitions for mark in read_marks(one.high_water_marks, key))
+        try:
+            return sum(self._rows(one) for one in partitions)
+        except StoreAwayError:
+            return None
+
+    def _rows(self, paths: PartitionPaths) -> int:
+        found = {mark.generation: mark.rows for mark in read_marks(paths.high_water_marks, paths.key)}
+        store = self._settings.store
+        if store is None:
+            return sum(found.values())
+        for name in stored_generations(paths, store):
+            try:
+                manifest = StoredJournal(paths, name, store).look()
+            except StoreAwayError:
+                raise
+            except StoreError:
+                continue  # A head that cannot be read: its rows here count, and its run says what to do.
+            if manifest is not None:
+                found[name] = max(found.get(name, 0), manifest.rows)
+        return sum(found.values())
 
     def is_stale(self, asset: str, key: str) -> bool:
         """Whether what is published was made under other settings, or that cannot be said."""

@@ -1,7 +1,7 @@
 """The sensors of this home: what the settings let each of them look at, and within which limits.
 
 What does not live here: what a sensor decides (``sensors``), the verdict on a published file
-(``drift_looks.py``), the retry schedule (``retries.py``), whom alerts tell (``operate/alert_settings.py``).
+(``drift_looks.py``), the retry schedule (``retries.py``), whom alerts tell (``operate/alerting.py``).
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from resources.alerts.outbox import Outbox
 from resources.devices.health import HealthCheck
 from resources.devices.nvml import DriverNvml
 from resources.engine.server.running_server import PATIENCE_SECONDS
+from resources.publishing.stored import StoredPartitions
+from resources.state.nodes import Nodes
 from resources.state.pause import pause_of
 from resources.state.workers import Workers
+from resources.storage.layout import AssetFolders
 from sensors.alerts import AlertScan, build_alerts_sensor
 from sensors.cancels import Cancels
 from sensors.catalog_watch import CatalogWatch, build_catalog_watch_sensor
+from sensors.cluster import build_cluster_sensor, build_taking_over_sensor
 from sensors.device_health import DeviceWatcher
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.new_ranges import NewRanges, build_new_ranges_sensor
@@ -35,7 +39,7 @@ from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import IngestBusyError, close_tail
 from vlm_assets.engine_choice import chosen_engine
-from vlm_assets.operate.alert_settings import build_delivery, pages_address
+from vlm_assets.operate.alerting import build_delivery, pages_address
 from vlm_assets.operate.dagster_server.api import reload_running
 from vlm_assets.operate.dagster_server.home import POOL
 from vlm_assets.operate.expected_cost import heaviest_first
@@ -58,11 +62,8 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
 
     keys: all partitions. With VLM_ASSETS_RUN_NEW_RANGES, the sensor that runs new ones is among them.
     """
-    state, gpu, limits = control_state(settings), build_gpu(settings), worker_limits(settings)
+    state = control_state(settings)
     workers, outbox, ticks = Workers(state), Outbox(state), Ticks(state)
-    devices = DeviceWatcher(outbox, gpu.left_out(), gpu.find, HealthCheck(DriverNvml()).of)
-    health = HealthWatcher(workers, outbox, devices, limits)
-    leases = LeasesAfterEnd(Path(gpu.leases_directory), outbox, grace=limits.grace, silence=limits.loading)
     assets = (settings.descriptions, settings.embeddings)
     drift = build_drift_watcher(settings, keys, workers, outbox)
     catalog = CatalogWatch(
@@ -73,7 +74,7 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
     )
     sensors = [
         build_reconciliation_sensor(assets, keys, workers=workers, ticks=ticks),
-        build_worker_health_sensor(health, leases, pool=POOL, ticks=ticks),
+        *_liveness_sensors(settings, assets, outbox, ticks),
         build_published_file_drift_sensor(drift, ticks=ticks),
         build_catalog_watch_sensor(catalog, ticks=ticks),
     ]
@@ -89,6 +90,34 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
         )
         sensors.append(build_new_ranges_sensor(new_ranges, ticks=ticks))
     return sensors
+
+
+def _liveness_sensors(
+    settings: Settings, assets: Sequence[AssetFolders], outbox: Outbox, ticks: Ticks
+) -> list[dg.SensorDefinition]:
+    """What looks at workers and devices here; of a cluster, at its nodes, which each look at their own."""
+    if settings.ray_address is not None and settings.store is not None:
+        stored = [StoredPartitions(one, settings.store) for one in assets]
+        return [
+            build_cluster_sensor(Nodes(control_state(settings)), outbox, pool=POOL, ticks=ticks),
+            build_taking_over_sensor(stored, ticks=ticks),
+        ]
+    health = build_health_watcher(settings)
+    leases = LeasesAfterEnd(
+        Path(build_gpu(settings).leases_directory),
+        outbox,
+        grace=health.limits.grace,
+        silence=health.limits.loading,
+    )
+    return [build_worker_health_sensor(health, leases, pool=POOL, ticks=ticks)]
+
+
+def build_health_watcher(settings: Settings) -> HealthWatcher:
+    """The watcher of the workers and devices of this machine."""
+    state, gpu = control_state(settings), build_gpu(settings)
+    outbox = Outbox(state)
+    devices = DeviceWatcher(outbox, gpu.left_out(), gpu.find, HealthCheck(DriverNvml()).of, gpu.node)
+    return HealthWatcher(Workers(state), outbox, devices, worker_limits(settings))
 
 
 def build_alerts(

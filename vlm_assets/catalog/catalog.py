@@ -8,10 +8,10 @@ makes and extends the catalogue.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -200,7 +200,8 @@ class Catalog:
 
     def find(self, property_id: str) -> CatalogRow | None:
         """The row of one property, or None if there is none. Reads the column of ids."""
-        ordinal = self._ordinal_of(property_id)
+        # Typed in another encoding it is no id of a catalogue, and no fault of it.
+        ordinal = next(iter(self.ordinals_of([property_id])), None)
         if ordinal is None:
             return None
         wanted = self.range_of(ordinal)
@@ -212,6 +213,14 @@ class Catalog:
             image_uris=tuple(row["image_uris"]),
             image_bytes=tuple(row["image_bytes"]),
         )
+
+    def images_of(self, ordinals: Sequence[int]) -> list[list[str]]:
+        """The image URIs of some properties, in the order given; each range is read once."""
+        found: dict[int, list[str]] = {}
+        for wanted, some in groupby(sorted(set(ordinals)), self.range_of):
+            column = self.slice(wanted)["image_uris"]
+            found |= {one: column[one - wanted.start].as_py() for one in some}
+        return [found[one] for one in ordinals]
 
     def ordinals_of(self, ids: Collection[str]) -> list[int]:
         """The ordinals of those of some ids that are here, in order. Reads the column of ids."""
@@ -225,21 +234,6 @@ class Catalog:
                 found += [start + int(at) for at in np.flatnonzero(here)]
                 start += batch.num_rows
             return found
-
-        return self._read(read, "its ids")
-
-    def _ordinal_of(self, property_id: str) -> int | None:
-        if not is_utf8(property_id):
-            return None  # Typed in another encoding: no id of a catalogue, and no fault of it.
-
-        def read(file: Any) -> int | None:
-            start = 0
-            for batch in file.iter_batches(columns=["property_id"]):
-                position: int = pc.index(batch.column(0), property_id).as_py()
-                if position >= 0:
-                    return start + position
-                start += batch.num_rows
-            return None
 
         return self._read(read, "its ids")
 

@@ -27,10 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from resources.storage.sealed_json import FormatVersionError, refuse_newer_format
 from vlm_assets.catalog.ranges import PropertyRange
 
 FORMAT = 2
-"""Raised with every change of the file. Format 1 had no tail and no inputs_digest, and was never released."""
+"""Raised with every change of the file. Format 1, which had no tail and no ``inputs_digest``, is read too."""
 
 SCHEMA = pa.schema(
     [
@@ -41,6 +42,8 @@ SCHEMA = pa.schema(
         pa.field("inputs_digest", pa.string(), nullable=False),
     ]
 )
+
+_SCHEMA_1 = SCHEMA.remove(4)
 
 ROW_GROUP_ROWS = 4096
 """Rows of a row group, at most: the least that a reader of one range reads."""
@@ -62,7 +65,7 @@ class CatalogError(Exception):
 
 
 class CatalogFormatError(CatalogError):
-    """The catalogue was written by another version of this program. It is not damaged."""
+    """The catalogue was written by a newer version of this program. It is not damaged."""
 
 
 @dataclass(frozen=True)
@@ -133,14 +136,12 @@ class CatalogHeader:
         if hashlib.sha256(body).hexdigest().encode() != pairs.get(_HEADER_DIGEST_KEY):
             raise ValueError("its header is not what was written")
         fields = json.loads(body)
-        if fields["format"] != FORMAT:
-            raise CatalogFormatError(
-                f"The catalogue has format {fields['format']}; this version of vlm-assets reads format"
-                f" {FORMAT}. Nothing was changed. Use the version that wrote it, or ingest the source into a"
-                " new home (--home DIR)."
-            )
+        try:
+            refuse_newer_format(fields["format"], FORMAT, Path("The catalogue"))
+        except FormatVersionError as error:
+            raise CatalogFormatError(str(error)) from None
         ranges = tuple(PropertyRange(start, stop) for start, stop, _ in fields["ranges"])
-        tail = fields["tail"]
+        tail = fields.get("tail")
         header = cls(
             catalog_id=fields["catalog_id"],
             sequence=fields["sequence"],
@@ -182,7 +183,7 @@ def stream_rows(file: Any, header: CatalogHeader) -> Iterator[tuple[PropertyRang
 
     Raises UNREADABLE.
     """
-    held, held_start, groups = SCHEMA.empty_table(), 0, count()
+    held, held_start, groups = file.schema_arrow.empty_table(), 0, count()
     for wanted, digest in header.slices(with_tail=True):
         while held_start + held.num_rows < wanted.stop:
             held = pa.concat_tables([held, file.read_row_group(next(groups))])
@@ -206,21 +207,24 @@ def read_range(file: Any, wanted: PropertyRange, digest: str) -> pa.Table:
 
 def verified_range(table: pa.Table, wanted: PropertyRange, digest: str) -> pa.Table:
     """The rows without metadata. Raises ValueError if they are not those of the digest."""
-    if table.schema.remove_metadata() != SCHEMA or rows_digest(table) != digest:
+    table = table.replace_schema_metadata(None)
+    if table.schema not in (SCHEMA, _SCHEMA_1) or rows_digest(table) != digest:
         raise ValueError(f"the rows of {wanted.key} are not what was ingested")
-    return table.replace_schema_metadata(None)
+    return table if table.schema == SCHEMA else with_inputs_digest(table)
 
 
 def rows_digest(table: pa.Table) -> str:
     """SHA-256 over rows of the catalogue: length and bytes of every value, in any Arrow encoding."""
-    digest = hashlib.sha256(f"catalogue rows {FORMAT}\n".encode())
+    format_ = FORMAT if "inputs_digest" in table.column_names else 1
+    digest = hashlib.sha256(f"catalogue rows {format_}\n".encode())
     _digest_integers(digest, table["ordinal"])
     _digest_strings(digest, table["property_id"])
     _digest_integers(digest, pc.list_value_length(table["image_uris"]))
     _digest_strings(digest, pc.list_flatten(table["image_uris"]))
     _digest_integers(digest, pc.list_value_length(table["image_bytes"]))
     _digest_integers(digest, pc.fill_null(pc.list_flatten(table["image_bytes"]), -1))
-    _digest_strings(digest, table["inputs_digest"])
+    if format_ > 1:
+        _digest_strings(digest, table["inputs_digest"])
     return digest.hexdigest()
 
 

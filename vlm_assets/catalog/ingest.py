@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 import uuid
@@ -23,6 +22,7 @@ import pyarrow.compute as pc
 
 from resources.storage.files import make_directory
 from resources.storage.layout import Home
+from resources.storage.lock_files import taken
 from resources.store.bucket import Place, S3Folder
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import publish_catalog, renew_second_copy
@@ -41,7 +41,6 @@ from vlm_assets.catalog.listing import (
     FOUND_OUT,
     Listing,
     ListingError,
-    ListingUnreadableError,
     Problems,
     ReadingOptions,
     open_listing,
@@ -113,32 +112,8 @@ def ingest(
     if range_size is not None and range_size < 1:
         raise ValueError(f"the range size is 1 or more, not {range_size}")
     root = _image_root(source, image_root)
-    problems = Problems(source, rejects=_reject_file(home, source) if skip_bad else None)
-    taken = False
-    try:
-        report = _ingest(
-            source, home, root, problems, range_size, update, close, options, max_images, progress, store
-        )
-        taken = True
-    finally:
-        problems.close(taken=taken)
-    return report
-
-
-def _ingest(
-    source: Place,
-    home: Path,
-    root: AnyImageRoot,
-    problems: Problems,
-    range_size: int | None,
-    update: bool,
-    close: bool,
-    options: ReadingOptions,
-    max_images: int | None,
-    progress: Progress,
-    store: S3Folder | None,
-) -> IngestReport:
-    with ThreadPoolExecutor(_THREADS) as pool:
+    rejects = _reject_file(home, source) if skip_bad else None
+    with Problems(source, rejects) as problems, ThreadPoolExecutor(_THREADS) as pool:
         listing = open_listing(source, image_root=root.path, pool=pool, problems=problems, options=options)
         with only_ingest(home, f"source {source}"):
             there = pull_catalog(home, store) if store is not None else None
@@ -315,35 +290,27 @@ def _known(home: Path) -> Catalog | None:
 @contextmanager
 def only_ingest(home: Path, doing: str) -> Iterator[None]:
     """Hold the home's ingest lock, which the kernel frees however this process ends."""
-    state = Home(home).state
-    make_directory(state)
-    path = state / "ingest.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "one that just began"
-            raise IngestBusyError(
-                f"Another ingest is at work in {home}: {holder}. Wait for it to end, then ingest again."
-            ) from error
-        os.ftruncate(descriptor, 0)
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        os.pwrite(
-            descriptor,
-            f"process {os.getpid()}, {doing}, since {started}\n".encode("utf-8", "replace"),
-            0,
+    path = Home(home).state / "ingest.lock"
+    make_directory(path.parent)
+    lock = taken(path)
+    if lock is None:
+        holder = path.read_text(errors="replace").strip() or "one that just began"
+        raise IngestBusyError(
+            f"Another ingest is at work in {home}: {holder}. Wait for it to end, then ingest again."
         )
+    try:
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        path.write_text(f"process {os.getpid()}, {doing}, since {started}\n", errors="replace")
         yield
     finally:
-        os.close(descriptor)
+        lock.close()
 
 
 def _image_root(source: Place, image_root: Place | None) -> AnyImageRoot:
     if image_root is None:
         return root_at(source.parent if isinstance(source, Path) and not source.is_dir() else source)
     if isinstance(image_root, Path) and not image_root.is_dir():
-        raise ListingUnreadableError(f"There is no image root at {image_root}: it is a folder of images.")
+        raise ListingError(f"There is no image root at {image_root}: it is a folder of images.")
     return root_at(image_root)
 
 

@@ -79,18 +79,6 @@ class ListingError(Exception):
     """A source of properties that is refused as a whole; nothing was changed."""
 
 
-class ListingUnreadableError(ListingError):
-    """A source that cannot be read at all: not there, broken as a file, or without the columns needed."""
-
-
-class ListingRefusedError(ListingError):
-    """Lines that cannot be taken. ``count`` is all of them; the message names the first twenty."""
-
-    def __init__(self, message: str, count: int) -> None:
-        super().__init__(message)
-        self.count = count
-
-
 class Listed(NamedTuple):
     """One record: a property with its images as they were written, or one image of it."""
 
@@ -144,27 +132,29 @@ class Problems:
             csv.writer(self._stream).writerow([line or "", property_id, reason, text])
 
     def refuse(self) -> None:
-        """Raise ListingRefusedError if there were any, and the rest is not to be taken without them."""
+        """Raise ListingError if there were any, and the rest is not to be taken without them."""
         if self.count and self.rejects is None:
             more = f"\n  and {self.count - len(self._first)} more" if self.count > len(self._first) else ""
             hint = f"\n{encoding_hint(_excerpt(self._reading))}" if self._reading is not None else ""
             command = shlex.join(["vlm-assets", "ingest", str(self.source), "--skip-bad"])
-            raise ListingRefusedError(
+            raise ListingError(
                 f"{self.source} was refused, nothing was changed: {self.count} of its entries cannot be "
                 "taken:\n"
                 + "\n".join(self._first)
                 + f"{more}{hint}\nCorrect them and ingest again, or take the"
-                f" rest now: {command}",
-                self.count,
+                f" rest now: {command}"
             )
 
-    def close(self, *, taken: bool) -> None:
-        """Make the reject file durable; remove it if nothing was taken."""
+    def __enter__(self) -> Problems:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        """Make the reject file durable; remove it where the rest is not taken either."""
         if self._stream is not None and self.rejects is not None:
             self._stream.flush()
             os.fsync(self._stream.fileno())
             self._stream.close()
-            if not taken:
+            if error is not None:
                 self.rejects.unlink(missing_ok=True)
 
 
@@ -196,7 +186,7 @@ def open_listing(
 ) -> Listing:
     """Open a source by what it is. Records that cannot be read go to ``problems``, the rest is yielded.
 
-    Raises ListingError and ListingUnreadableError, the latter also while the records are read.
+    Raises ListingError, also while the records are read.
     """
     if isinstance(source, S3Folder):
         if Path(source.name).suffix.lower() in _LISTINGS:
@@ -209,7 +199,7 @@ def open_listing(
         prefix = "" if str(source.absolute()) == image_root else f"{source.absolute()}/"
         return _open_folders(source, prefix, pool, problems)
     if not source.is_file():
-        raise ListingUnreadableError(f"There is no folder or listing at {source}.")
+        raise ListingError(f"There is no folder or listing at {source}.")
     try:
         match source.suffix.lower():
             case ".csv" | ".tsv" | ".txt":
@@ -219,9 +209,9 @@ def open_listing(
             case ".parquet":
                 return _open_parquet(source, problems)
     except (OSError, pa.ArrowException, UnicodeError) as error:
-        raise ListingUnreadableError(f"{source} cannot be read: {error}") from error
+        raise ListingError(f"{source} cannot be read: {error}") from error
     except LookupError as error:
-        raise ListingUnreadableError(f"{source} cannot be read: {error}. Give another --encoding.") from error
+        raise ListingError(f"{source} cannot be read: {error}. Give another --encoding.") from error
     raise ListingError(
         f"{source} is not a listing that can be read: give a folder, or a .csv, .tsv, .jsonl or .parquet"
         " file. `vlm-assets ingest --help` shows what belongs in one."
@@ -229,11 +219,11 @@ def open_listing(
 
 
 def _readable(source: Path, records: Iterator[Listed]) -> Iterator[Listed]:
-    """The records, where the source can be read to its end. Raises ListingUnreadableError."""
+    """The records, where the source can be read to its end. Raises ListingError."""
     try:
         yield from records
     except (OSError, pa.ArrowException, UnicodeError) as error:
-        raise ListingUnreadableError(f"{source} cannot be read: {error}") from error
+        raise ListingError(f"{source} cannot be read: {error}") from error
 
 
 def _open_folders(source: Path, prefix: str, pool: Executor, problems: Problems) -> Listing:
@@ -251,7 +241,7 @@ def _open_folders(source: Path, prefix: str, pool: Executor, problems: Problems)
                 else:
                     names.append(entry.name)
     except OSError as error:
-        raise ListingUnreadableError(f"{source} cannot be read: {error}") from error
+        raise ListingError(f"{source} cannot be read: {error}") from error
     read = Listing(iter(()), True, notes, total=len(names))
     done = 0
 
@@ -518,7 +508,7 @@ def _open_parquet(source: Path, problems: Problems) -> Listing:
     else:
         item_type = images_type
     if not (_is_text(id_type) or pa.types.is_integer(id_type)) or not _is_text(item_type):
-        raise ListingUnreadableError(
+        raise ListingError(
             f"{source}: {schema.names[id_at]} is {id_type} and {schema.names[images_at]} is {images_type}; "
             "needed are text (or whole numbers) and list<string>, or one image a row as text."
         )
@@ -596,7 +586,7 @@ def _columns(source: Path, names: Sequence[str], looks: str = "") -> tuple[int, 
     ids = [name for name in names if name in ID_COLUMNS]
     images = [name for name in names if name in LIST_COLUMNS + SINGLE_COLUMNS]
     if not _fits(names):
-        raise ListingUnreadableError(
+        raise ListingError(
             f"{source} has the columns {', '.join(map(_excerpt, names))}{looks}. Needed are exactly one of "
             f"{', '.join(ID_COLUMNS)} for the id, and exactly one of {', '.join(LIST_COLUMNS)} (one row a "
             f"property) or {', '.join(SINGLE_COLUMNS)} (one row an image)."

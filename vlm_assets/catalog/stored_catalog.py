@@ -22,18 +22,10 @@ _NAME = "property_catalog/catalog.parquet"
 _MOST_BYTES = 5 << 30
 
 
-class OtherCatalogInStoreError(CatalogError):
-    """The store holds the catalogue of another home, or one that this home's does not lead to."""
-
-
-class CatalogTakenError(CatalogError):
-    """Another machine changed the catalogue in the store while this one was extending it."""
-
-
 def pull_catalog(home: Path, store: S3Folder) -> Stored | None:
     """Have the home hold the store's catalogue; a store without one gets the home's, if there is one.
 
-    Returns what stands in the store. Raises OtherCatalogInStoreError, CatalogError, StoreError.
+    Returns what stands in the store. Raises CatalogError, StoreError.
     """
     there = store.head(_NAME)
     try:
@@ -47,13 +39,13 @@ def pull_catalog(home: Path, store: S3Folder) -> Stored | None:
     data = store.get(_NAME, most=_MOST_BYTES)
     header = _header(data, store, there)
     if here is not None and here.catalog_id != header.catalog_id:
-        raise OtherCatalogInStoreError(
+        raise CatalogError(
             f"{store} is the store of another home: its catalogue is {header.catalog_id}, and the one in"
             f" {home} is {here.catalog_id}. Nothing was changed. Give each home a prefix of its own in"
             " VLM_ASSETS_STORE."
         )
     if here is not None and here.header.sequence >= header.sequence:
-        raise OtherCatalogInStoreError(
+        raise CatalogError(
             f"The catalogue in {home} (change {here.header.sequence}) is not the one that {store} holds"
             f" (change {header.sequence}), and does not come before it. Nothing was changed. If this home was"
             " extended while no store was set, or the store was put back from an older copy: compare both,"
@@ -64,12 +56,12 @@ def pull_catalog(home: Path, store: S3Folder) -> Stored | None:
 
 
 def put_catalog(store: S3Folder, data: bytes, *, over: Stored | None) -> Stored:
-    """Put a catalogue into the store in place of the one that was extended. Raises CatalogTakenError."""
+    """Put a catalogue into the store in place of the one that was extended. Raises CatalogError."""
     store.prove()
     try:
         return store.put(_NAME, data, over=over)
     except TakenError as error:
-        raise CatalogTakenError(
+        raise CatalogError(
             f"Another machine changed the catalogue in {store} at the same time. Nothing was changed there or"
             " here. Do the same again: it starts from that one's catalogue."
         ) from error

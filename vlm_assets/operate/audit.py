@@ -1,6 +1,6 @@
 """The audit: what is on disk against the catalogue, for every partition of descriptions and embeddings.
 
-It adds the rows (``audit_rows.py``) and foreign files to the states of partitions
+It adds the rows (``assets/row_counts.py``) and foreign files to the states of partitions
 (``vlm_assets/assets/partition_state.py``).
 """
 
@@ -12,7 +12,11 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
+
+import pyarrow as pa
+import typer
 
 from resources.publishing.record import PublishedRecord
 from resources.storage.files import TEMPORARY_SUFFIX
@@ -26,9 +30,14 @@ from vlm_assets.assets.partition_state import (
     State,
     VerifiedFiles,
 )
+from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_rows
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.audit_rows import Counted, RowCounts, count_rows
+from vlm_assets.operate.store_contents import store_problems
+from vlm_assets.operate.terminal import AsJson, Deep, Home, app, chosen_settings, say, say_json, say_list
 from vlm_assets.settings import Settings
+
+_RANGES_TOGETHER = 100
+"""Slices of the catalogue handed to DuckDB at a time."""
 
 _OF_THE_PARTITION = frozenset({CATALOGUE_SLICE, TEXTS})
 """Parts of a fingerprint that differ from partition to partition by nature."""
@@ -133,7 +142,14 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
     keys = frozenset(one.key for one in catalog.ranges)
     verified = VerifiedFiles(settings.state_directory, seconds=math.inf)
     states = PartitionStates(settings, catalog, verified=verified, deep=deep).all()
-    counted = count_rows(catalog, states, descriptions=descriptions, embeddings=embeddings, deep=deep)
+    files = [
+        RowsFile(one.asset, one.key, one.path, one.record.fingerprint if one.record else None)
+        for one in states
+        if one.countable
+    ]
+    counted = count_rows(
+        _expected(catalog), files, descriptions=descriptions, embeddings=embeddings, vectors=deep
+    )
     problems: list[Problem] = []
     partitions: list[PartitionAudit] = []
     for one in states:
@@ -145,7 +161,18 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
     for asset in assets:
         problems += foreign_files(asset, keys)
         problems += _settings_differ(asset.name, states)
+    problems += store_problems(settings, states, deep=deep)
     return Audit(str(settings.home), deep, (descriptions, embeddings), tuple(partitions), tuple(problems))
+
+
+def _expected(catalog: Catalog) -> Iterator[pa.Table]:
+    """The ids of all ranges with their keys, many ranges together, each slice verified against its digest."""
+    slices = (
+        table.select(["ordinal", "property_id"]).add_column(0, "key", pa.repeat(wanted.key, table.num_rows))
+        for wanted, table in catalog.slices()
+    )
+    while some := list(islice(slices, _RANGES_TOGETHER)):
+        yield pa.concat_tables(some)
 
 
 def _partition(one: PartitionState, of_rows: Sequence[Problem], counted: Counted) -> PartitionAudit:
@@ -269,3 +296,44 @@ def _entries(folder: Path) -> list[Path]:
 
 def _unknown(asset: str, path: Path) -> Problem:
     return Problem(Kind.UNKNOWN_FILE, asset, None, f"{path} belongs to no partition.", str(path))
+
+
+_EXAMPLES = """\b
+vlm-assets audit
+vlm-assets audit --deep --json"""
+
+
+@app.command("audit", epilog=_EXAMPLES)
+def audit_command(home: Home = None, deep: Deep = False, as_json: AsJson = False) -> None:
+    """Prove from what is on disk that every published property is there once.
+
+    Reads only. Exit code 1 if anything is wrong; partitions not published yet are counted, not wrong.
+    """
+    current = chosen_settings(home)
+    found = audit(current, Catalog.open(current.home), deep=deep)
+    if as_json:
+        say_json(found.to_json())
+    else:
+        _show(found)
+    raise typer.Exit(0 if found.ok else 1)
+
+
+def _show(found: Audit) -> None:
+    from rich.table import Table
+
+    from vlm_assets.operate.terminal_console import TerminalConsole
+
+    table = Table("Properties", *found.assets)
+    totals = [found.total(asset) for asset in found.assets]
+    for name in ("expected", "ok", "failed", "missing", "duplicate", "foreign", "not_yet"):
+        said = "not published yet" if name == "not_yet" else name
+        table.add_row(said, *(f"{getattr(total, name):,}" for total in totals))
+    table.add_section()
+    for state in State:
+        counts = [found.partitions_in(asset, state) for asset in found.assets]
+        if any(counts) or state is State.DONE:
+            table.add_row(f"partitions {state.value}", *(f"{count:,}" for count in counts))
+    TerminalConsole().print(table)
+    say_list([f"{one.asset} {one.key or ''}: {one.sentence}" for one in found.wrong], "red")
+    say_list([f"{one.asset} {one.key or ''}: {one.sentence}" for one in found.warnings], "yellow")
+    say(found.verdict(), fg="green" if found.ok else "red", bold=True)

@@ -16,12 +16,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 from rich.text import Text
 
-from vlm_assets.assets.partition_state import PartitionStates, VerifiedFiles
-from vlm_assets.assets.published_rows import FailedRow, PublishedRows, read_published_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.dagster_server.api import DagsterApi, FailingCheck
-from vlm_assets.operate.rate import Rate, read_rate
+from vlm_assets.operate.expected_cost import Rate, read_rate
+from vlm_assets.operate.status import Status, read_status
 from vlm_assets.settings import load_settings
 
 ASSETS = ("property_descriptions", "property_embeddings")
@@ -58,7 +57,7 @@ class Backfill:
 
     def begin(self) -> str:
         """Continue unfinished backfills; launch one for the partitions that they lack. Says what it did."""
-        incomplete = set(self.keys) - self.complete_keys()
+        incomplete = self.status().incomplete_keys.intersection(self.keys)
         if not self.keys:
             return "Nothing to do: there is no such partition."
         if not incomplete:
@@ -93,26 +92,16 @@ class Backfill:
             done=frozenset.intersection(*(keys.materialized for keys in of_each)).intersection(self.keys),
             under_way=frozenset.union(*(keys.running for keys in of_each)).intersection(self.keys),
             failed=frozenset.union(*(keys.failed for keys in of_each)).intersection(self.keys),
-            runs=self.api.started_runs(),
+            runs=self.api.runs_in("STARTED"),
         )
 
-    def complete_keys(self) -> frozenset[str]:
-        """Partitions that are complete in each asset, as ``vlm-assets status`` says."""
-        settings = load_settings(home=self.home)
-        verified = VerifiedFiles(settings.state_directory)
-        states = PartitionStates(settings, Catalog.open(self.home), verified=verified).all()
-        verified.save()
-        return frozenset(self.keys).difference(one.key for one in states if not one.is_complete)
+    def status(self) -> Status:
+        """How the home stands, as ``vlm-assets status`` says."""
+        return read_status(load_settings(home=self.home), Catalog.open(self.home))
 
     def rate(self) -> tuple[Rate, Mapping[str, int]]:
         """The rate of the data set and the rows that are done, as ``vlm-assets status`` says them."""
         return read_rate(load_settings(home=self.home), Catalog.open(self.home))
-
-    def published(self) -> dict[str, PublishedRows]:
-        """The published descriptions of the home, by partition."""
-        settings = load_settings(home=self.home)
-        keys = [one.key for one in Catalog.open(self.home).ranges]
-        return read_published_rows(settings.descriptions, keys)
 
     def ended(self, now: BackfillProgress) -> bool:
         """Whether nothing more will happen: Dagster ended the backfills.
@@ -181,33 +170,32 @@ class _BarAndState(Progress):
 
 @dataclass(frozen=True)
 class BackfillSummary:
-    """How a backfill ended.
+    """How a backfill of some partitions (``keys``) ended. status: of the home, when it had ended."""
 
-    published: the published descriptions of the home, by partition. first_failed: some of those that failed.
-    """
-
-    partitions: int
-    complete: int
+    keys: Sequence[str]
     failed_keys: Sequence[str]
-    published: Mapping[str, PublishedRows]
-    first_failed: Sequence[FailedRow]
+    status: Status
     failing: Sequence[FailingCheck]
     accuracy: str | None
 
     @property
+    def complete(self) -> int:
+        """How many of the partitions are complete."""
+        return len(frozenset(self.keys) - self.status.incomplete_keys)
+
+    @property
     def ok(self) -> bool:
         """Whether every partition is complete and no check failed with ERROR."""
-        return self.complete == self.partitions and all(check.severity != "ERROR" for check in self.failing)
+        return self.complete == len(self.keys) and all(check.severity != "ERROR" for check in self.failing)
 
     def print(self, console: Console) -> None:
         """The summary for people."""
         colour = "green" if self.ok else "red"
-        console.print(f"[{colour}]{self.complete} of {self.partitions} partitions are complete.[/]")
-        ok = sum(rows.ok for rows in self.published.values())
-        failed = sum(sum(rows.failed.values()) for rows in self.published.values())
-        counts = ", ".join(f"{count:,} {name}" for name, count in (("ok", ok), ("failed", failed)) if count)
+        console.print(f"[{colour}]{self.complete} of {len(self.keys)} partitions are complete.[/]")
+        found = {"ok": self.status.ok, "failed": sum(self.status.failed_by_kind.values())}
+        counts = ", ".join(f"{count:,} {name}" for name, count in found.items() if count)
         console.print(f"Properties: {counts or 'none yet'}.")
-        for one in self.first_failed:
+        for one in self.status.first_failed:
             console.print(f"[yellow]Failed:[/] {escape(one.sentence())}")
         if self.accuracy:
             console.print(escape(self.accuracy))

@@ -7,24 +7,34 @@ and the page with the images where they disagree. What does not: describing itse
 from __future__ import annotations
 
 import itertools
-import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
+import typer
 
 from resources.engine.ladder import Described
-from resources.images.images import PropertyJob
-from resources.images.thumbnails import make_thumbnails
+from resources.engine.schema import load_schema, same
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.image_root import InvalidImagePathError
-from vlm_assets.operate.html_page import Card, page
+from vlm_assets.operate.html_page import Card, page, thumbnails, write_page
+from vlm_assets.operate.terminal import (
+    AsJson,
+    CommandError,
+    Home,
+    app,
+    chosen_settings,
+    duration,
+    say,
+    say_as_json,
+    visible_line,
+)
 from vlm_assets.operate.trial import Trial, run_trial, sample
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
-from vlm_assets.settings import Settings
-from vlm_assets.truth import Descriptions, Share, TruthError, read_truth, same, wilson
+from vlm_assets.settings import Settings, load_settings, require_models
+from vlm_assets.truth import Descriptions, Share, TruthError, read_truth, wilson
 
 _DRAWS: Final = 2000
 _SHOWN: Final = 40
@@ -32,16 +42,17 @@ _IMAGES: Final = 6
 _HEIGHT: Final = 120
 
 
-class NothingToCompareError(ValueError):
-    """Fewer than two variants."""
-
-
 @dataclass(frozen=True)
-class Variant:
+class Contender:
     """What is compared: a name for people, and settings."""
 
     name: str
     settings: Settings
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """What its schema asks for. Raises SchemaError."""
+        return frozenset(load_schema(self.settings.description_schema).json_schema.get("properties", ()))
 
 
 @dataclass(frozen=True)
@@ -49,8 +60,8 @@ class Result:
     """How one variant did.
 
     failed: properties without a description; invalid: whose first answer was none. overall: of all fields
-    that are compared, a failed property having all of them wrong; its interval comes from drawing properties,
-    since the fields of one are not independent. with_itself: asked twice; None where it was asked once.
+    that it was asked for, a failed property having all of them wrong; its interval comes from drawing
+    properties, since the fields of one are not independent. with_itself: asked twice, or None.
     """
 
     name: str
@@ -69,7 +80,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two variants: how often they agree, and how much better the first is by the truth, if there is one."""
+    """Two variants, by the fields that both were asked for.
+
+    agreement: how often they agree. better_by: how much better the first is by the truth, if there is one.
+    """
 
     first: str
     second: str
@@ -89,16 +103,17 @@ class Comparison:
     disagreements: tuple[str, ...]
     descriptions: Mapping[str, Descriptions] = field(repr=False, default_factory=dict)
     truths: Descriptions = field(repr=False, default_factory=dict)
+    asked: Mapping[str, frozenset[str]] = field(repr=False, default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Numbers and ids, without the descriptions."""
         content = asdict(self)
-        del content["descriptions"], content["truths"]
+        del content["descriptions"], content["truths"], content["asked"]
         return content
 
 
 def compare(
-    variants: Sequence[Variant],
+    variants: Sequence[Contender],
     catalog: Catalog,
     *,
     limit: int,
@@ -109,10 +124,13 @@ def compare(
 ) -> Comparison:
     """Describe a sample under each variant and hold the answers against the truth, or against each other.
 
-    Raises NothingToCompareError, TruthError, and what ``run_trial`` raises.
+    Variants of one name are told apart by a number: the same one twice says how far it agrees with itself.
+    Raises CommandError, TruthError, SchemaError, and what ``run_trial`` raises.
     """
     if len(variants) < 2:
-        raise NothingToCompareError("One variant alone: name at least two, such as --model A --model B.")
+        raise CommandError("One variant alone: name at least two, such as --model A --model B.")
+    variants = _told_apart(variants)
+    asked = {one.name: one.fields for one in variants}
     known = None if truth is None else read_truth(truth)
     ids = sample(catalog, limit, known)["property_id"].to_pylist()
     if not ids:
@@ -130,12 +148,9 @@ def compare(
     results = [
         _result(one, *trials[one.name], descriptions[one.name], truths, price_per_hour) for one in variants
     ]
-    pairs = [
-        _pair(one.name, other.name, descriptions, truths)
-        for one, other in itertools.combinations(variants, 2)
-    ]
-    differing = sorted(ids, key=lambda one: -_differences(one, descriptions))
-    disagreements = tuple(one for one in differing if _differences(one, descriptions))
+    pairs = [_pair(one, other, descriptions, truths) for one, other in itertools.combinations(variants, 2)]
+    differences = {one: len(_differing(one, descriptions, asked)) for one in ids}
+    disagreements = tuple(one for one in sorted(ids, key=lambda one: -differences[one]) if differences[one])
     return Comparison(
         len(ids),
         None if truth is None else str(truth),
@@ -144,7 +159,18 @@ def compare(
         disagreements,
         descriptions,
         truths,
+        asked,
     )
+
+
+def _told_apart(variants: Sequence[Contender]) -> list[Contender]:
+    seen: Counter[str] = Counter()
+    found = []
+    for one in variants:
+        seen[one.name] += 1
+        again = f" ({seen[one.name]})" if seen[one.name] > 1 else ""
+        found.append(replace(one, name=one.name + again))
+    return found
 
 
 def _of_fields(truths: Descriptions, said: Mapping[str, Descriptions], path: Path | None) -> Descriptions:
@@ -171,7 +197,7 @@ def _of(described: Sequence[Described]) -> Descriptions:
 
 
 def _result(
-    variant: Variant,
+    variant: Contender,
     trial: Trial,
     again: Descriptions | None,
     said: Descriptions,
@@ -180,7 +206,7 @@ def _result(
 ) -> Result:
     described, count = trial.described, len(trial.described)
     asked = [one for one in described if one.attempts]
-    fields = {} if not truths else _by_field(said, truths)
+    fields = _by_field(said, truths, variant.fields)
     cost = None if price_per_hour is None else trial.days * 24 * trial.devices * price_per_hour
     return Result(
         name=variant.name,
@@ -192,41 +218,44 @@ def _result(
         properties_per_second=trial.properties_per_second,
         days=trial.days,
         cost=cost,
-        overall=_drawn(_shares(said, truths)) if truths else None,
+        overall=_drawn(_shares(said, truths, variant.fields)) if truths else None,
         fields=fields,
-        with_itself=None if again is None else _drawn(_shares(said, again)),
+        with_itself=None if again is None else _drawn(_shares(said, again, variant.fields)),
     )
 
 
-def _pair(first: str, second: str, said: Mapping[str, Descriptions], truths: Descriptions) -> Pair:
-    one, other = said[first], said[second]
+def _pair(
+    first: Contender, second: Contender, said: Mapping[str, Descriptions], truths: Descriptions
+) -> Pair:
+    one, other, both = said[first.name], said[second.name], first.fields & second.fields
     better = None
     if truths:
-        of_one, of_other = _shares(one, truths), _shares(other, truths)
-        both = sorted(of_one.keys() & of_other.keys())
-        better = _interval([of_one[name] - of_other[name] for name in both])
-    return Pair(first, second, _drawn(_shares(one, other)), _by_field(one, other), better)
+        of_one, of_other = _shares(one, truths, both), _shares(other, truths, both)
+        better = _interval(
+            [of_one[name] - of_other[name] for name in sorted(of_one.keys() & of_other.keys())]
+        )
+    agreement = _drawn(_shares(one, other, both))
+    return Pair(first.name, second.name, agreement, _by_field(one, other, both), better)
 
 
-def _by_field(said: Descriptions, right: Descriptions) -> dict[str, Share]:
+def _by_field(said: Descriptions, right: Descriptions, fields: Collection[str]) -> dict[str, Share]:
     """Of each field, how often it is as it should be, over the properties for which that is known."""
     counts: dict[str, list[bool]] = {}
     for name, expected in right.items():
         for key, value in (expected or {}).items():
-            if name in said and value is not None:
+            if name in said and key in fields and value is not None:
                 counts.setdefault(key, []).append(same((said[name] or {}).get(key), value))
     return {key: wilson(sum(found), len(found)) for key, found in counts.items()}
 
 
-def _shares(said: Descriptions, right: Descriptions) -> dict[str, float]:
+def _shares(said: Descriptions, right: Descriptions, fields: Collection[str]) -> dict[str, float]:
     """Of each property, the share of its known fields that are as they should be."""
     shares = {}
     for name, expected in right.items():
-        known = {key: value for key, value in (expected or {}).items() if value is not None}
+        known = {key: one for key, one in (expected or {}).items() if one is not None and key in fields}
         if name in said and known:
-            shares[name] = sum(same((said[name] or {}).get(key), one) for key, one in known.items()) / len(
-                known
-            )
+            found = said[name] or {}
+            shares[name] = sum(same(found.get(key), one) for key, one in known.items()) / len(known)
     return shares
 
 
@@ -252,13 +281,18 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, float(low), float(high)
 
 
-def _differences(name: str, said: Mapping[str, Descriptions]) -> int:
-    answers = [one.get(name) for one in said.values()]
-    keys = {key for answer in answers for key in (answer or {})}
-    return sum(
-        any(not same((answers[0] or {}).get(key), (answer or {}).get(key)) for answer in answers[1:])
-        for key in keys
-    )
+def _differing(
+    name: str, said: Mapping[str, Descriptions], asked: Mapping[str, frozenset[str]]
+) -> dict[str, dict[str, Any]]:
+    """The fields in which variants that were asked for them differ, with what each said."""
+    keys = dict.fromkeys(key for one in said.values() for key in one.get(name) or {})
+    found = {}
+    for key in keys:
+        answers = {one: (of.get(name) or {}).get(key) for one, of in said.items() if key in asked[one]}
+        first, *others = answers.values()
+        if not all(same(first, other) for other in others):
+            found[key] = answers
+    return found
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -276,7 +310,7 @@ def comparison_page(catalog: Catalog, found: Comparison) -> str:
         ("prompt tokens", [f"{one.prompt_tokens:,.0f}" for one in found.results]),
         ("answer tokens", [f"{one.output_tokens:,.0f}" for one in found.results]),
         ("properties/s a device", [f"{one.properties_per_second:.3g}" for one in found.results]),
-        ("days for all", [f"{one.days:.3g}" for one in found.results]),
+        ("time for all", [duration(86_400 * one.days) for one in found.results]),
         ("cost for all", ["" if one.cost is None else f"{one.cost:,.2f}" for one in found.results]),
     ]  # fmt: skip
     tables = [("Side by side", ["", *names], [[name, *cells] for name, cells in numbers if any(cells)])]
@@ -306,31 +340,105 @@ def _better(pair: Pair) -> str:
 
 def _cards(catalog: Catalog, found: Comparison) -> list[Card]:
     shown = found.disagreements[:_SHOWN]
-    jobs = []
-    for name in shown:
-        row = catalog.find(name)
-        paths = []
-        for uri in row.image_uris[:_IMAGES] if row is not None else ():
-            try:
-                paths.append(str(catalog.image_path(uri)))
-            except InvalidImagePathError:
-                continue  # It leads out of the root: it is not opened.
-        jobs.append(PropertyJob(name, 0, tuple(paths)))
-    images = make_thumbnails(jobs, height=_HEIGHT, fetch=catalog.images.fetch)
+    rows = [catalog.find(name) for name in shown]
+    images = thumbnails(
+        catalog, (row.image_uris[:_IMAGES] if row is not None else () for row in rows), height=_HEIGHT
+    )
     cards = []
     for name, files in zip(shown, images, strict=True):
-        answers = {one: said.get(name) or {} for one, said in found.descriptions.items()}
         known = found.truths.get(name) or {}
-        keys = dict.fromkeys(key for answer in answers.values() for key in answer)
-        values: dict[str, object] = {}
-        for key in keys:
-            first, *others = (answer.get(key) for answer in answers.values())
-            if all(same(first, other) for other in others):
-                continue
-            told = [
-                f"{one}: {json.dumps(answer.get(key), ensure_ascii=False, default=str)}"
-                for one, answer in answers.items()
+        columns = [*found.descriptions, *(["truth"] if known else [])]
+        values = {
+            key: [
+                *(answers.get(one, "not asked") for one in found.descriptions),
+                *([known.get(key, "")] if known else []),
             ]
-            values[key] = " | ".join([*told, *([f"truth: {known[key]}"] if key in known else [])])
-        cards.append(Card(name, f"{len(values)} fields differ", files, values))
+            for key, answers in _differing(name, found.descriptions, found.asked).items()
+        }
+        cards.append(Card(name, f"{len(values)} fields differ", files, values, columns))
     return cards
+
+
+_EXAMPLES = """\b
+vlm-assets compare --model A --model B --truth truth.csv --html compared.html
+vlm-assets compare --prompt 'Describe the house.' --limit 100 --twice"""
+
+Many = list[str] | None
+
+
+@app.command("compare", epilog=_EXAMPLES)
+def compare_command(
+    home: Home = None,
+    model: Annotated[Many, typer.Option(help="A model's folder or hub id; repeat it.")] = None,
+    prompt: Annotated[Many, typer.Option(help="Another prompt; repeat it.")] = None,
+    schema: Annotated[Many, typer.Option(help="Another schema, as module:Class; repeat it.")] = None,
+    processor_options: Annotated[
+        Many, typer.Option(help="Other processor options, as JSON; repeat it.")
+    ] = None,
+    truth: Annotated[Path | None, typer.Option(help="CSV or parquet with ids and true fields.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Properties to describe with each.")] = 50,
+    twice: Annotated[
+        bool, typer.Option("--twice", help="Ask each twice: does it agree with itself?")
+    ] = False,
+    price_per_hour: Annotated[float | None, typer.Option(min=0.0, help="Of one device.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with images to this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare models, prompts or schemas on the same sample.
+
+    Describes the same sample with each variant of model, prompt, schema or processor options.
+    Each option's value is a variant of the settings; a single one is compared with the settings as they are.
+    No row is written. Intervals are 95%.
+    """
+    current = chosen_settings(home)
+    catalog = Catalog.open(current.home)
+    given = {
+        "model": model,
+        "prompt": prompt,
+        "description_schema": schema,
+        "processor_options": processor_options,
+    }
+    asked = [(name, one) for name, values in given.items() for one in values or []]
+    variants = [
+        Contender(
+            f"{name.removeprefix('description_')} {one}" if name != "model" else one,
+            load_settings(**{name: one}),
+        )
+        for name, one in asked
+    ]
+    if len(variants) == 1 or not model:
+        variants.insert(0, Contender("as set", current))
+    for variant in variants:
+        require_models(variant.settings)
+    found = compare(
+        variants,
+        catalog,
+        limit=limit,
+        truth=truth,
+        twice=twice,
+        price_per_hour=price_per_hour,
+        tell=(lambda said: None) if as_json else lambda said: say(visible_line(said)),
+    )
+    if html is not None:
+        write_page(html, comparison_page(catalog, found))
+    if as_json:
+        say_as_json(found.as_json())
+        return
+    for one in found.results:
+        say(visible_line(one.name), bold=True)
+        if one.overall is not None:
+            say(f"  fields as the truth has them: {one.overall.sentence()}")
+        if one.with_itself is not None:
+            say(f"  agrees with itself: {one.with_itself.sentence()}")
+        say(f"  failed: {one.failed.sentence()}; first answer invalid: {one.invalid.sentence()}")
+        say(f"  {one.prompt_tokens:,.0f} tokens asked, {one.output_tokens:,.0f} answered, a property")
+        whole = duration(86_400 * one.days) + ("" if one.cost is None else f", cost {one.cost:,.2f}")
+        say(f"  {one.properties_per_second:.2f} properties/s a device; all in {whole}")
+    for pair in found.pairs:
+        say(visible_line(f"{pair.first} and {pair.second}: {pair.agreement.sentence()} of the fields alike"))
+        if pair.better_by is not None:
+            middle, low, high = pair.better_by
+            say(f"  the first is better by {middle:+.1%} ({low:+.1%} to {high:+.1%})")
+    say(f"They differ on {len(found.disagreements)} of {found.sample} properties.")
+    if html is not None:
+        say(f"Page: {html}")

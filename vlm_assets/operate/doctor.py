@@ -16,30 +16,39 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal
+from statistics import median
+from typing import Annotated, Final, Literal
 
+import numpy as np
 import sqlalchemy as sa
+import typer
+from PIL import Image
 
-from resources.devices.errors import NoDeviceFreeError
+from resources.devices.device_errors import NoDeviceFreeError
 from resources.devices.health import HealthCheck
 from resources.devices.nvml import DriverNvml
 from resources.engine.prompt import build_prompt
 from resources.engine.schema import load_schema
-from resources.images.images import PropertyJob, recognised_format
+from resources.images.images import FORMATS, PropertyJob, recognised_format
 from resources.images.thumbnails import Thumbnails
 from resources.images.worker_pool import WorkerPool
+from resources.state.nodes import Nodes
 from resources.state.pause import pause_of
+from resources.state.tables import alert_events
 from resources.storage import file_systems
 from resources.store.bucket import place_of
 from sensors.ticks import Ticks
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.operate.dagster_server.api import DagsterApi
-from vlm_assets.operate.dagster_server.home import damages, running_address
+from vlm_assets.operate.dagster_server.home import POOL, damages, running_address
+from vlm_assets.operate.search import embed_text
+from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model, control_state
 from vlm_assets.settings import CHECKOUT, IS_CHECKOUT, PREFIX, Settings, require_models
+from vlm_assets.truth import TruthError, read_truth
 
 Level = Literal["ok", "warning", "error"]
 
@@ -64,11 +73,15 @@ _HOT: Final = 85
 _UNSYNCHRONISED: Final = 5
 _UNREADABLE_WARN: Final = 0.01
 
+_STORE_SECONDS: Final = 5.0
+_STATE_SECONDS: Final = 1.0
+_RESTORED_SECONDS: Final = 7 * 24 * 3600.0
+
 _GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """What one check says. level: an error stops a long run sooner or later."""
 
     check: str
@@ -85,17 +98,17 @@ class Check:
     is_quick: bool = True
 
 
-def examine(settings: Settings, *, quick: bool = False) -> Iterator[Finding]:
+def examine(settings: Settings, *, quick: bool = False) -> Iterator[Diagnosis]:
     """Run the checks, each finding as it is made. A check that fails itself is a finding too."""
     for check in CHECKS:
         if quick and not check.is_quick:
             continue
         try:
             for level, message in check.look(settings):
-                yield Finding(check.name, level, message)
+                yield Diagnosis(check.name, level, message)
         except Exception as error:
             said = str(error).strip() or type(error).__name__
-            yield Finding(check.name, "error", said)
+            yield Diagnosis(check.name, "error", said)
 
 
 def _settings(settings: Settings) -> Said:
@@ -155,6 +168,16 @@ def contradictions(settings: Settings) -> Said:
                 "warning",
                 f"{PREFIX}{revision.upper()} means nothing for a local folder ({where}): unset it.",
             )
+    if settings.embedding_revision and settings.embedding_model is None:
+        yield (
+            "warning",
+            f"{PREFIX}EMBEDDING_REVISION means nothing without {PREFIX}EMBEDDING_MODEL.",
+        )
+    if settings.truth is not None:
+        try:
+            read_truth(settings.truth)
+        except TruthError as error:
+            yield "error", f"{PREFIX}TRUTH: {error}"
     if isinstance(settings.source, Path) and not settings.source.exists():
         yield "warning", f"{PREFIX}SOURCE: {settings.source} is not there; nothing new can be taken in."
 
@@ -326,10 +349,21 @@ def _clock(settings: Settings) -> Said:
 def _state(settings: Settings) -> Said:
     began = time.monotonic()
     state = control_state(settings)
-    state.read(lambda connection: connection.execute(sa.text("SELECT 1")).scalar())
+    # Changes nothing, and needs all that a change needs.
+    state.write(lambda connection: connection.execute(alert_events.delete().where(sa.false())).rowcount)
     paused = pause_of(state)
     where = "SQLite in the home" if settings.state_url is None else "Postgres"
-    yield "ok", f"The control state ({where}) answers in {1000 * (time.monotonic() - began):.0f} ms."
+    took = time.monotonic() - began
+    if took > _STATE_SECONDS:
+        yield (
+            "warning",
+            f"The control state ({where}) answered after {took:.1f} s: each look of a sensor waits as long.",
+        )
+    else:
+        yield "ok", f"The control state ({where}) answers in {1000 * took:.0f} ms."
+    for one in state.restorations()[-1:]:
+        if time.time() - one.at < _RESTORED_SECONDS:
+            yield "warning", one.sentence()
     if paused:
         yield "warning", f"Nothing is started: {paused.sentence()}. `vlm-assets resume`."
 
@@ -360,7 +394,7 @@ def _storage(settings: Settings) -> Said:
 
 def _images(settings: Settings) -> Said:
     catalog = Catalog.open(settings.home)
-    jobs, formats, refused = _image_jobs(catalog)
+    sampled = _sampled_images(catalog)
     failed: Counter[str] = Counter()
     first, seen, seconds = "", 0, 0.0
     deadline = time.monotonic() + _IMAGES_SECONDS
@@ -373,7 +407,7 @@ def _images(settings: Settings) -> Said:
         image_seconds=_IMAGES_SECONDS / 4,
         fetch=catalog.images.fetch,
     ) as pool:
-        for batch in pool.feed([[one] for one in jobs]):
+        for batch in pool.feed([[one] for one in sampled.jobs]):
             for one in batch:
                 seen, seconds = seen + one.seen, seconds + one.seconds
                 for failure in one.failed:
@@ -381,11 +415,13 @@ def _images(settings: Settings) -> Said:
                     first = first or failure.error
             if time.monotonic() > deadline:
                 break
-    looked = seen + failed.total() + refused
-    bad = failed.total() + refused
-    kinds = ", ".join(f"{count} {name}" for name, count in formats.most_common())
+    bad = failed.total() + sampled.refused
+    looked = seen + bad
     rate = f"{seen / seconds:.1f} images/s a core" if seconds else "no rate"
-    said = f"{looked} images of {looked} properties: {kinds}; {bad} cannot be read; {rate}"
+    share = f"{bad / max(1, looked):.1%} cannot be read"
+    if failed:
+        share += f" ({', '.join(f'{count} {kind}' for kind, count in failed.most_common())})"
+    said = f"{looked} images of {looked} properties: {sampled.sentence()}; {share}; {rate}"
     if not looked:
         yield "warning", "The catalogue lists no image."
     elif bad == looked:
@@ -396,36 +432,60 @@ def _images(settings: Settings) -> Said:
         yield "ok", f"{said}."
 
 
-def _image_jobs(catalog: Catalog) -> tuple[list[PropertyJob], Counter[str], int]:
-    """An image each of properties spread over the catalogue; by format; and how many lie outside the root."""
+@dataclass
+class _Sampled:
+    """An image each of properties spread over the catalogue. refused: those that lie outside of the root."""
+
+    jobs: list[PropertyJob] = field(default_factory=list)
+    formats: Counter[str] = field(default_factory=Counter)
+    bytes: list[int] = field(default_factory=list)
+    pixels: list[int] = field(default_factory=list)
+    refused: int = 0
+
+    def sentence(self) -> str:
+        """Formats and sizes, for people."""
+        said = ", ".join(f"{count} {name}" for name, count in self.formats.most_common())
+        for sizes, unit in ((self.bytes, "MB"), (self.pixels, "megapixels")):
+            if sizes:
+                said += f"; {median(sizes) / 1e6:.2f} {unit}, {max(sizes) / 1e6:.2f} at most"
+        return said
+
+
+def _sampled_images(catalog: Catalog) -> _Sampled:
     from vlm_assets.operate.trial import sample
 
-    jobs, formats, refused = [], Counter[str](), 0
+    found = _Sampled()
     for number, row in enumerate(sample(catalog, IMAGES).to_pylist()):
         uris = row["image_uris"]
         if not uris:
             continue
-        uri = uris[number % len(uris)]
+        at = number % len(uris)
         try:
-            path = catalog.image_path(uri)
+            path = catalog.image_path(uris[at])
         except InvalidImagePathError:
-            refused += 1
+            found.refused += 1
             continue
-        formats[_format(path)] += 1
-        jobs.append(PropertyJob(row["property_id"], row["ordinal"], (str(path),), (uri,)))
-    return jobs, formats, refused
+        if (size := row["image_bytes"][at]) is not None:
+            found.bytes.append(size)
+        found.formats[_format(path, found.pixels)] += 1
+        found.jobs.append(PropertyJob(row["property_id"], row["ordinal"], (str(path),), (uris[at],)))
+    return found
 
 
-def _format(path: Path | str) -> str:
-    """Of a file by its first bytes, of an object on S3 by its name."""
+def _format(path: Path | str, pixels: list[int]) -> str:
+    """Of a file by its first bytes, its pixels noted; of an object on S3 by its name."""
     if isinstance(path, str):
         return path.rpartition(".")[2].upper()
     try:
         if path.is_file():
             with path.open("rb") as stream:
-                return recognised_format(stream.read(64)) or "of no known format"
-    except OSError:
-        pass  # The worker says why.
+                known = recognised_format(stream.read(64))
+            if known is not None:
+                with Image.open(path, formats=FORMATS) as image:  # Its head: nothing is decoded.
+                    pixels.append(image.width * image.height)
+            return known or "of no known format"
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return "damaged"  # The worker says why.
     return "not there"
 
 
@@ -461,9 +521,36 @@ def _model(settings: Settings) -> Said:
         yield "ok", f"{known.sentence()}."
 
 
+def _embedder(settings: Settings) -> Said:
+    began = time.monotonic()
+    vector = embed_text(settings, "A stone cottage with two floors and a garden.")
+    length = float(np.linalg.norm(vector))
+    if not math.isfinite(length) or length < 1e-6:
+        yield "error", "The embedding model makes a vector that is zero or no numbers: take another one."
+        return
+    yield (
+        "ok",
+        f"The embedding model made a vector of {len(vector)} numbers from a text in"
+        f" {time.monotonic() - began:.1f} s, loading included.",
+    )
+
+
+def _store(settings: Settings) -> Said:
+    store = settings.store
+    if store is None:
+        yield "ok", f"No store is set ({PREFIX}STORE): this home alone holds what is finished."
+        return
+    began = time.monotonic()
+    store.prove()
+    took = time.monotonic() - began
+    yield "ok", f"{store} honours conditions and checksums; ten requests took {took:.2f} s."
+    if took > _STORE_SECONDS:
+        yield "warning", "That is slow: each finished partition takes some ten requests more. Is it far away?"
+
+
 def _alerts(settings: Settings) -> Said:
     from resources.alerts.alert import Sender, trial
-    from vlm_assets.operate.alert_settings import build_delivery, pages_address
+    from vlm_assets.operate.alerting import build_delivery, pages_address
 
     delivery = build_delivery(settings)
     if not delivery.targets:
@@ -498,6 +585,7 @@ def _dagster(settings: Settings) -> Said:
             yield "ok", f"Dagster runs at {address} and has the definitions."
         else:
             yield "error", f"Dagster at {address} does not have the definitions: see its log, start it again."
+        yield from queue_findings(DagsterApi(address), places(settings))
         return
     environment = {**os.environ, f"{PREFIX}HOME": str(settings.home)}
     environment.pop("DAGSTER_HOME", None)
@@ -516,6 +604,32 @@ def _dagster(settings: Settings) -> Said:
         yield "ok", "Dagster does not run on this home; the definitions load. `vlm-assets serve` starts it."
 
 
+def places(settings: Settings) -> int:
+    """How many runs may hold a device at once: of the cluster, where there is one, else of this machine."""
+    if settings.ray_address is not None:
+        return Nodes(control_state(settings)).look().slots
+    return len(build_gpu(settings).find())
+
+
+def queue_findings(api: DagsterApi, devices: int) -> Said:
+    """Of a running Dagster: do its daemons work, and does its queue let as many runs through as may work?"""
+    found = api.queue(POOL)
+    for name, why in found.ailing.items():
+        yield "error", f"Dagster's daemon {name} does not work ({why}): see its log, start Dagster again."
+    said = (
+        f"{found.queued} runs wait and {found.started} work; the pool {POOL} lets {found.slots} work at once"
+    )
+    if found.slots == 0:
+        yield (
+            "error",
+            f"{said}: nothing starts. Deployment > Concurrency sets it; a start of Dagster does too.",
+        )
+    elif found.slots != devices:
+        yield "warning", f"{said}, and {devices} may: start Dagster again, which sets the pool."
+    else:
+        yield "ok", f"{said}."
+
+
 CHECKS: Final = (
     Check("settings", _settings),
     Check("catalogue", _catalogue),
@@ -524,11 +638,40 @@ CHECKS: Final = (
     Check("limits", _limits),
     Check("clock", _clock),
     Check("state", _state),
+    Check("store", _store, is_quick=False),
     Check("images", _images, is_quick=False),
     Check("storage", _storage, is_quick=False),
     Check("dagster", _dagster, is_quick=False),
     Check("alerts", _alerts, is_quick=False),
+    Check("embedder", _embedder, is_quick=False),
     # Last: the device that it takes is this process's until it ends.
     Check("model", _model, is_quick=False),
 )
 """In the order in which they are told; what needs no second comes first."""
+
+
+_EXAMPLES = """\b
+vlm-assets doctor
+vlm-assets doctor --quick --json"""
+
+COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
+
+Quick = Annotated[bool, typer.Option("--quick", help="Only what takes under two seconds.")]
+
+
+@app.command("doctor", epilog=_EXAMPLES)
+def doctor_command(home: Home = None, quick: Quick = False, as_json: AsJson = False) -> None:
+    """Try all that a long run will need, and say what is wrong.
+
+    Looks at settings, catalogue, images, storage, space, store, state, devices, model, embedder, alerts,
+    limits, clock and Dagster. Describes one property, sends a test message to each alert target, and takes
+    two minutes at most. Nothing of the home is changed. Exit code 1 where a check finds an error.
+    """
+    found = []
+    for one in examine(chosen_settings(home), quick=quick):
+        found.append(one)
+        if not as_json:
+            say(f"{one.level:7}  {one.check}: {one.message}", fg=COLORS[one.level])
+    if as_json:
+        say_as_json([asdict(one) for one in found])
+    raise typer.Exit(1 if any(one.level == "error" for one in found) else 0)

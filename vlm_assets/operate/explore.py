@@ -15,31 +15,35 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+import typer
 
-from resources.images.images import PropertyJob
-from resources.images.thumbnails import make_thumbnails
 from resources.publishing.published import PublishedPartitions
 from resources.storage.files import make_directory, write_replacing
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.image_root import InvalidImagePathError
+from vlm_assets.operate.html_page import thumbnails
 from vlm_assets.operate.search import comparable
+from vlm_assets.operate.terminal import (
+    AsJson,
+    CommandError,
+    Home,
+    Port,
+    app,
+    chosen_settings,
+    say,
+    say_as_json,
+)
 from vlm_assets.settings import Settings
 
 _THUMBNAIL_HEIGHT = 96
-_THUMBNAILS_TOGETHER = 500
 _NEIGHBOURS = 10
 _SEED = 1
 _OWN = ("device", "images_seen")
-
-
-class ExtraMissingError(RuntimeError):
-    """The page's library is not installed."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Explored:
 def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> Explored:
     """The table that is shown, drawn by a fixed seed where there is more; kept for the next time.
 
-    Raises NothingPublishedError, PublishedError, ExtraMissingError, OSError.
+    Raises CommandError, PublishedError, OSError.
     """
     records, _ = comparable(settings, catalog)
     ranges = {one.key: one for one in catalog.ranges if one.key in records}
@@ -72,10 +76,9 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> Explo
     drawn = ordinals
     if len(ordinals) > sample:
         drawn = random.Random(_SEED).sample(ordinals, sample)  # noqa: S311 - repeatable, not secret
-    table, vectors = _rows(settings, catalog, ranges, frozenset(drawn))
+    table, vectors, shown = _rows(settings, catalog, ranges, frozenset(drawn))
     table = _with_places(table, vectors)
-    thumbnails = _thumbnails(catalog, table["property_id"].to_pylist())
-    table = table.add_column(1, "thumbnail", thumbnails)
+    table = table.add_column(1, "thumbnail", _thumbnails(catalog, shown))
     _keep(kept, table)
     return Explored(table, len(ordinals))
 
@@ -88,11 +91,12 @@ def _descriptions(settings: Settings, ranges: Mapping[str, Any]) -> list[str]:
 
 def _rows(
     settings: Settings, catalog: Catalog, ranges: Mapping[str, Any], drawn: frozenset[int]
-) -> tuple[pa.Table, npt.NDArray[np.float32]]:
-    """The drawn rows that have a vector: fields as columns, and the vectors."""
+) -> tuple[pa.Table, npt.NDArray[np.float32], list[int]]:
+    """The drawn rows that have a vector: fields as columns, the vectors, and the ordinals."""
     described, embedded = PublishedPartitions(settings.descriptions), PublishedPartitions(settings.embeddings)
     rows: list[dict[str, Any]] = []
     vectors: list[list[float]] = []
+    ordinals: list[int] = []
     for key, one in ranges.items():
         if drawn.isdisjoint(range(one.start, one.stop)) or described.record(key) is None:
             continue
@@ -107,7 +111,8 @@ def _rows(
                 about = {"partition": key, "model": row.get("model"), **own}
                 rows.append({"property_id": row["property_id"], **fields, "text": text, **about})
                 vectors.append(vector)
-    return pa.Table.from_pylist(rows), np.asarray(vectors, dtype=np.float32)
+                ordinals.append(row["ordinal"])
+    return pa.Table.from_pylist(rows), np.asarray(vectors, dtype=np.float32), ordinals
 
 
 def _with_places(table: pa.Table, vectors: npt.NDArray[np.float32]) -> pa.Table:
@@ -139,23 +144,10 @@ def _with_places(table: pa.Table, vectors: npt.NDArray[np.float32]) -> pa.Table:
     )
 
 
-def _thumbnails(catalog: Catalog, ids: list[str]) -> pa.Array:
+def _thumbnails(catalog: Catalog, ordinals: list[int]) -> pa.Array:
     """A small JPEG of the first image of each property; null where it cannot be read."""
-    jobs = []
-    for number, one in enumerate(ids):
-        row = catalog.find(one)
-        paths: list[str] = []
-        for uri in row.image_uris[:1] if row is not None else ():
-            try:
-                paths.append(str(catalog.image_path(uri)))
-            except InvalidImagePathError:
-                continue  # A link that leads out of the root is never opened.
-        jobs.append(PropertyJob(one, number, tuple(paths)))
-    files: list[bytes | None] = []
-    for start in range(0, len(jobs), _THUMBNAILS_TOGETHER):
-        together = jobs[start : start + _THUMBNAILS_TOGETHER]
-        made = make_thumbnails(together, height=_THUMBNAIL_HEIGHT, fetch=catalog.images.fetch)
-        files += [images[0] if images else None for images in made]
+    first = (uris[:1] for uris in catalog.images_of(ordinals))
+    files = [made[0] if made else None for made in thumbnails(catalog, first, height=_THUMBNAIL_HEIGHT)]
     kind = pa.struct([("bytes", pa.binary())])
     return pa.array([None if one is None else {"bytes": one} for one in files], kind)
 
@@ -182,12 +174,12 @@ def _folder(settings: Settings) -> Path:
 
 
 def export_page(explored: Explored, folder: Path) -> None:
-    """Write the stand-alone page: a folder that any web server shows. Raises ExtraMissingError, OSError."""
+    """Write the stand-alone page: a folder that any web server shows. Raises CommandError, OSError."""
     _source(explored).export_to_folder(_static(), str(folder))
 
 
 def serve_page(settings: Settings, explored: Explored, *, port: int, ready: Callable[[str], None]) -> None:
-    """Serve the page on loopback until Ctrl-C. ready: told its address. Raises ExtraMissingError."""
+    """Serve the page on loopback until Ctrl-C. ready: told its address. Raises CommandError."""
     import uvicorn
 
     from vlm_assets.operate.dagster_server.guarded_pages import WebGuard
@@ -219,7 +211,45 @@ def _extra(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ExtraMissingError(
+        raise CommandError(
             "The page is an extra: `make explore` installs it and opens it, or"
             " `pip install -c constraints.txt -e '.[explore]'`."
         ) from error
+
+
+_EXAMPLES = """\b
+make explore                               installs the extra, then opens the page
+vlm-assets explore --sample 20000
+vlm-assets explore --export /srv/pages/properties"""
+
+
+@app.command("explore", epilog=_EXAMPLES)
+def explore_command(
+    home: Home = None,
+    port: Port = 3400,
+    sample: Annotated[int, typer.Option(min=4, help="Properties shown, drawn by a fixed seed.")] = 5000,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the stand-alone page into this folder instead.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Open charts, a table, a map and neighbours in a browser.
+
+    Filters for every field, a table with thumbnails, a map and neighbours, on loopback.
+    """
+    current = chosen_settings(home)
+    found = explore_table(current, Catalog.open(current.home), sample=sample)
+    shown = found.table.num_rows
+    if export is not None:
+        export_page(found, export)
+
+    def told(where: str) -> None:
+        if as_json:
+            say_as_json({"shown": shown, "of": found.of, "where": where})
+        else:
+            say(f"{shown:,} of {found.of:,} properties: {where}")
+
+    if export is not None:
+        told(str(export))
+    else:
+        serve_page(current, found, port=port, ready=told)

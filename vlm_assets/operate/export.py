@@ -10,20 +10,23 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import typer
 
 from resources.engine.schema import description_text
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from resources.storage.files import (
+    TEMPORARY_SUFFIX,
     TemporaryFile,
     make_directory,
     publish_replacing,
@@ -33,12 +36,27 @@ from resources.storage.files import (
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.published_table import Mask, NothingPublishedError, published_records
+from vlm_assets.operate.published_table import Mask, chosen, published_records
+from vlm_assets.operate.terminal import (
+    AsJson,
+    CommandError,
+    Home,
+    Where,
+    app,
+    chosen_settings,
+    say,
+    say_as_json,
+)
 from vlm_assets.settings import Settings
 
-Format = Literal["huggingface", "jsonl", "csv"]
 
-FORMATS: Final[tuple[Format, ...]] = ("huggingface", "jsonl", "csv")
+class Format(StrEnum):
+    """What to write."""
+
+    huggingface = "huggingface"
+    jsonl = "jsonl"
+    csv = "csv"
+
 
 _SHARDS: Final = ".shards"
 """Folder of what is known of each finished shard, for a resumption."""
@@ -50,10 +68,6 @@ _ATTEMPTS: Final = 3
 _COLUMNS: Final = (
     "property_id", "ordinal", "status", "description", "error_kind", "error", "model", "model_revision"
 )  # fmt: skip
-
-
-class ExportError(RuntimeError):
-    """An export cannot be made, or is not what it should be; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +97,13 @@ def export(
 ) -> Exported:
     """Write all published rows, or those of the mask, and verify them. Goes on with an interrupted export.
 
-    where: the condition that the mask stands for. Raises ExportError, NothingPublishedError, PublishedError,
+    where: the condition that the mask stands for. Raises CommandError, PublishedError,
     OSError.
     """
     records = published_records(settings.descriptions, catalog)
     if not records:
-        raise NothingPublishedError("No description is published yet: `vlm-assets run`.")
-    question = {"catalog_id": catalog.catalog_id, "format": format_, "where": where}
+        raise CommandError("No description is published yet: `vlm-assets run`.")
+    question = {"catalog_id": catalog.catalog_id, "rows_as": format_, "where": where}
     _claim(folder, question)
     ranges = {one.key: one for one in catalog.ranges}
     if mask is not None:
@@ -144,20 +158,20 @@ def _chosen_rows(records: Mapping[str, PublishedRecord], ranges: Mapping[str, An
 
 
 def _claim(folder: Path, question: Mapping[str, object]) -> None:
-    """Make the folder, or go on in one that was begun with the same question. Raises ExportError."""
+    """Make the folder, or go on in one that was begun with the same question. Raises CommandError."""
     make_directory(folder.absolute())
     asked = folder / _SHARDS / "question.json"
     try:
         before = read_sealed(asked)
     except FileNotFoundError:
         if any(one.name != _SHARDS for one in folder.iterdir()):
-            raise ExportError(f"{folder} holds other files: name an empty folder, or a new one.") from None
+            raise CommandError(f"{folder} holds other files: name an empty folder, or a new one.") from None
         write_sealed(asked, question)
         return
     except BrokenSealError as error:
-        raise ExportError(f"{asked} does not read ({error}): export into another folder.") from error
+        raise CommandError(f"{asked} does not read ({error}): export into another folder.") from error
     if before != dict(question):
-        raise ExportError(f"{folder} holds another export ({json.dumps(before)}): name another folder.")
+        raise CommandError(f"{folder} holds another export ({json.dumps(before)}): name another folder.")
 
 
 def _known(folder: Path, key: str) -> dict[str, Any] | None:
@@ -202,7 +216,7 @@ def _shard(
         if (described.record(key), embedded.record(key)) == (record, of_vectors):
             break
     else:
-        raise ExportError(f"Partition {key} changes all the time. Export it when its runs are over.")
+        raise CommandError(f"Partition {key} changes all the time. Export it when its runs are over.")
     assert record is not None
     if mask is not None:
         rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))
@@ -220,7 +234,7 @@ def _shard(
         columns = [pa.nulls(rows.num_rows, type_), pa.nulls(rows.num_rows, pa.string())]
     else:
         if vectors.schema.field("embedding").type != type_:
-            raise ExportError(
+            raise CommandError(
                 f"The vectors of {key} are {vectors.schema.field('embedding').type}, others {type_}:"
                 " materialize property_embeddings of those that are stale, or choose others with --where."
             )
@@ -242,7 +256,7 @@ def _are_of(vectors: PublishedRecord, described: PublishedRecord) -> bool:
 def _refuse_other_schema(schemas: dict[str, pa.Schema], key: str, schema: pa.Schema) -> None:
     first = next(iter(schemas), None)
     if first is not None and not schemas[first].equals(schema):
-        raise ExportError(
+        raise CommandError(
             f"Partitions {first} and {key} have other columns: the description schema was changed between"
             " them. Materialize the stale one, or choose rows of one of them with --where"
             " \"fingerprint = '…'\"."
@@ -316,7 +330,9 @@ def _write(path: Path, pieces: Iterator[bytes]) -> tuple[int, str]:
 
 
 def _remove_others(folder: Path, format_: Format, names: set[str]) -> None:
-    """Remove shards of an earlier state of the data set that are none of this one's."""
+    """Remove shards of an earlier state of the data set that are none of this one's, and what a kill left."""
+    for left in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
+        left.unlink()
     pattern = _shard_name(format_, "*")
     for path in folder.glob(pattern):
         note = folder / _SHARDS / f"{path.stem.removeprefix('train-')}.json"
@@ -334,6 +350,7 @@ def _finish(
     found: Exported,
 ) -> None:
     about = {
+        "format_version": 1,
         **question,
         "rows": found.rows,
         "without_vector": found.without_vector,
@@ -381,12 +398,49 @@ text (`embedding`, by `embedding_model`; {found.without_vector:,} rows have none
 
 
 def _verify(folder: Path, done: Mapping[str, Mapping[str, Any]], *, expected: int) -> None:
-    """Read every shard again: digests, and the number of rows. Raises ExportError."""
+    """Read every shard again: digests, and the number of rows. Raises CommandError."""
     for name, one in done.items():
         if not _holds(folder / name, one):
-            raise ExportError(f"{folder / name} is not what was written. Look at the disk, and export again.")
+            raise CommandError(
+                f"{folder / name} is not what was written. Look at the disk, and export again."
+            )
     rows = sum(one["rows"] for one in done.values())
     if rows != expected:
-        raise ExportError(
+        raise CommandError(
             f"{rows:,} rows were written and {expected:,} should be: `vlm-assets audit` says what is wrong."
         )
+
+
+_EXAMPLES = """\b
+vlm-assets export /srv/out --format huggingface
+vlm-assets export cottages --format csv --where "building_type = 'cottage'\""""
+
+
+@app.command("export", epilog=_EXAMPLES)
+def export_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    format_: Annotated[
+        Format, typer.Option("--format", help="A Hugging Face dataset, JSON lines, or flat CSV.")
+    ] = Format.huggingface,
+    home: Home = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write published rows, texts and vectors as a folder for others.
+
+    Each row has its id, image paths, description, text and vector; each partition is a file.
+    Counts and digests are verified at the end. The same command goes on with an export that was interrupted,
+    and brings a finished one up to date.
+    """
+    current = chosen_settings(home)
+    catalog = Catalog.open(current.home)
+    mask = None if where is None else chosen(current, catalog, where)
+    found = export(current, catalog, folder, format_, where=where, mask=mask)
+    if as_json:
+        say_as_json(asdict(found))
+        return
+    say(f"{found.rows:,} rows in {found.shards} files of {folder}, verified.", fg="green")
+    if found.kept:
+        say(f"{found.kept} of the files were there already.")
+    if found.without_vector:
+        say(f"{found.without_vector:,} rows have no vector yet: `vlm-assets run`.")

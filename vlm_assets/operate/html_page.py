@@ -6,13 +6,21 @@ Everything that is shown is escaped: ids, answers and errors may hold markup.
 from __future__ import annotations
 
 import base64
+import contextlib
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from resources.images.images import PropertyJob
+from resources.images.thumbnails import make_thumbnails
 from resources.storage.files import make_directory, write_replacing
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.image_root import InvalidImagePathError
+
+_TOGETHER = 500
+"""Properties whose images are made small at a time."""
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -27,18 +35,23 @@ dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: 0
 dt { opacity: .65 } dd { margin: 0; overflow-wrap: anywhere }
 table { border-collapse: collapse; margin: 1rem 0 } th, td { padding: .25rem .7rem; text-align: right }
 th:first-child, td:first-child { text-align: left } tr + tr { border-top: 1px solid #8884 }
+.card th, .card td { text-align: left; vertical-align: top }
 .note { opacity: .65 }
 """
 
 
 @dataclass(frozen=True)
 class Card:
-    """One property: its id, a note beside it, JPEG files (None: one that failed), and named values."""
+    """One property: its id, a note beside it, JPEG files (None: one that failed), and named values.
+
+    columns: what each value is a row of; empty: values are single ones.
+    """
 
     name: str
     note: str
     images: Sequence[bytes | None]
     values: Mapping[str, object]
+    columns: Sequence[str] = ()
 
 
 def page(
@@ -61,6 +74,25 @@ def page(
     )
 
 
+def thumbnails(catalog: Catalog, images: Iterable[Sequence[str]], *, height: int) -> list[list[bytes | None]]:
+    """Small JPEGs of the images of some properties, by their URIs; None for one that cannot be shown.
+
+    A link that leads out of the image root is never opened.
+    """
+    jobs = []
+    for number, uris in enumerate(images):
+        paths = []
+        for uri in uris:
+            with contextlib.suppress(InvalidImagePathError):
+                paths.append(str(catalog.image_path(uri)))
+        jobs.append(PropertyJob(str(number), number, tuple(paths)))
+    made: list[list[bytes | None]] = []
+    for start in range(0, len(jobs), _TOGETHER):
+        some = jobs[start : start + _TOGETHER]
+        made += make_thumbnails(some, height=height, fetch=catalog.images.fetch)
+    return made
+
+
 def write_page(path: Path, text: str) -> None:
     """Write a page in one step, in place of an earlier one. Raises OSError."""
     make_directory(path.absolute().parent)
@@ -69,10 +101,20 @@ def write_page(path: Path, text: str) -> None:
 
 def _card(card: Card) -> str:
     images = "".join(map(_image, card.images))
-    values = "".join(f"<dt>{_text(name)}</dt><dd>{_value(said)}</dd>" for name, said in card.values.items())
+    if card.columns:
+        rows = "".join(
+            f"<tr><td>{_text(name)}</td>{''.join(f'<td>{_value(one)}</td>' for one in said)}</tr>"
+            for name, said in card.values.items()
+            if isinstance(said, Sequence)
+        )
+        head = "".join(f"<th>{_text(one)}</th>" for one in ("", *card.columns))
+        values = f"<table><tr>{head}</tr>{rows}</table>"
+    else:
+        pairs = (f"<dt>{_text(name)}</dt><dd>{_value(said)}</dd>" for name, said in card.values.items())
+        values = f"<dl>{''.join(pairs)}</dl>"
     return (
         f'<section class="card"><h2>{_text(card.name)} <span class="note">{_text(card.note)}</span></h2>'
-        f'<div class="images">{images}</div><dl>{values}</dl></section>'
+        f'<div class="images">{images}</div>{values}</section>'
     )
 
 
@@ -89,7 +131,7 @@ def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[object]]) 
 
 
 def _value(said: object) -> str:
-    if isinstance(said, str | int | float | bool) or said is None:
+    if isinstance(said, str) or said is None:
         return _text("none" if said is None else said)
     return _text(json.dumps(said, ensure_ascii=False, default=str))
 

@@ -1,7 +1,7 @@
 """Measurements that are kept: what describing takes here, and what a whole run takes beside describing.
 
 What lives here: keeping a trial under everything that decides its rate, finding the one that fits the
-settings of now, and one real run of a small partition in a home of its own. What does not: describing the
+settings of now, and real runs of small partitions in a home of their own. What does not: describing the
 sample (``trial.py``), and what follows for a catalogue (``plan.py``).
 """
 
@@ -9,72 +9,88 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from statistics import fmean
+from typing import Any, Final, Self
 
+from resources.devices.find import Device, named
 from resources.devices.resource import GpuResource
 from resources.engine.models.vision_language_model import VisionLanguageModel
+from resources.publishing.published import PublishedPartitions
 from resources.storage.files import make_directory, write_new
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from resources.store.bucket import place_of
 from vlm_assets.assets.fingerprint import description_parts, digest_of
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.operate.terminal import CommandError
 from vlm_assets.operate.trial import Trial, run_trial, sample
-from vlm_assets.settings import Settings
+from vlm_assets.settings import PREFIX, Settings, of_env_file
 
 _OLD_SECONDS: Final = 24 * 3600.0
 _COMMITS: Final = 5
 
-RUN_ROWS: Final = 64
-"""Properties of the small partition, at most: what a larger one takes beyond it follows from the rate."""
+RUN_ROWS: Final = 20
+"""Properties of a measured partition, at most: what a larger one takes beyond it follows from the rate."""
+
+STEADY_RUNS: Final = 4
+"""Runs with all devices at work that are measured, at least."""
 
 _SHARED: Final = ("leases", "models")
-"""Folders of the state that the run in a home of its own shares: devices are leased as ever."""
+"""Folders of the state that the runs in a home of their own share: devices are leased as ever."""
 
-_RUN: Final = """
-import sys
-from pathlib import Path
-import dagster as dg
-from vlm_assets.definitions import build_defs
-from vlm_assets.settings import load_settings
-settings = load_settings(
-    home=Path(sys.argv[1]), store=None, state_url=None, alert_targets=None, engine="transformers"
-)
-defs = build_defs(settings)
-with dg.DagsterInstance.local_temp(str(Path(sys.argv[1]) / "dagster")) as instance:
-    done = dg.materialize(
-        [one for one in defs.assets if isinstance(one, dg.AssetsDefinition)],
-        selection=["property_descriptions", "property_embeddings"],
-        partition_key=sys.argv[2],
-        instance=instance,
-        resources=defs.resources,
-    )
-sys.exit(0 if done.success else 1)
-"""
-
-
-class MeasurementError(RuntimeError):
-    """A run could not be measured."""
+_OWN: Final = ("STORE", "STATE_URL", "RAY_ADDRESS", "ALERT_TARGETS", "UI_ADDRESS", "SOURCE", "RUN_NEW_RANGES")
+"""Settings that runs in a home of their own do without: they reach nobody and nothing outside of it."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A real run of one partition, both assets: seconds from its start to its end, and of CPU."""
+    """Real runs of small partitions under Dagster, both assets each: seconds from launch to publication.
+
+    properties, images: of a partition. devices: that worked at once. first_seconds: of those that start while
+    Dagster starts. seconds: of the others, with all devices at work; alone_seconds: with one at work.
+    between_seconds: on a device, from a publication to the next launch.
+    """
 
     properties: int
-    images: int
+    images: float
+    devices: int
+    first_seconds: float
     seconds: float
-    cpu_seconds: float
+    alone_seconds: float
+    between_seconds: float
+
+    @classmethod
+    def of(
+        cls, times: Sequence[tuple[float, float]], *, properties: int, images: float, devices: int
+    ) -> Self:
+        """From launches and publications (unix seconds): a first wave, more of them, and one alone."""
+        launched = sorted(began for began, _ in times)
+        seconds = [ended - began for began, ended in sorted(times)]
+        steady = seconds[devices:-1] if devices > 1 else seconds[devices:]
+        gaps = [
+            began - ended
+            for began, ended in zip(launched[devices:], sorted(ended for _, ended in times), strict=False)
+        ]
+        return cls(
+            properties,
+            images,
+            devices,
+            first_seconds=fmean(seconds[:devices]),
+            seconds=fmean(steady),
+            alone_seconds=min(seconds[-1], fmean(steady)) if devices > 1 else fmean(steady),
+            between_seconds=max(0.0, fmean(gaps)),
+        )
 
 
 @dataclass(frozen=True)
@@ -118,11 +134,6 @@ class Measurement:
     def seconds_an_image(self) -> float:
         """Of one device, model loaded."""
         return sum(one[2] for one in self.steady) / max(1, sum(one[1] for one in self.steady))
-
-    @property
-    def images_a_property(self) -> float:
-        """Of the sample."""
-        return self.images / max(1, sum(one[0] for one in self.batches))
 
     @property
     def cpu_an_image(self) -> float:
@@ -172,7 +183,7 @@ def kept(settings: Settings) -> list[Measurement]:
     """All measurements of the home, newest first; one that does not read is left out: it can be made anew."""
     found = []
     for path in _folder(settings).glob("*.json"):
-        with contextlib.suppress(OSError, BrokenSealError, KeyError, TypeError, ValueError):
+        with contextlib.suppress(OSError, BrokenSealError, KeyError, TypeError):
             found.append(Measurement.of_json(read_sealed(path)))
     return sorted(found, key=lambda one: one.at, reverse=True)
 
@@ -189,61 +200,92 @@ def measurement_of_now(
 def measure(
     settings: Settings, catalog: Catalog, gpu: GpuResource, model: VisionLanguageModel, *, limit: int
 ) -> Measurement:
-    """Measure and keep what is not kept yet: a sample, and one real run of a small partition.
+    """Measure and keep what is not kept yet: a sample, and real runs of small partitions.
 
-    Raises what ``run_trial`` raises, MeasurementError and OSError.
+    Raises what ``run_trial`` raises, CommandError, OSError, and FormatVersionError.
     """
     found = measurement_of_now(settings, model, gpu)
     run = None if found is None else found.run
     if run is None and model.server is None:
         # Before the sample, whose lease is this process's until it ends.
-        run = _measured_run(settings, catalog)
+        run = _measured_run(settings, catalog, gpu.usable())
     if found is None:
         found = keep_trial(settings, model, run_trial(settings, catalog, gpu, model, limit=limit))
     return found if found.run == run else _keep(settings, replace(found, run=run))
 
 
-def _measured_run(settings: Settings, catalog: Catalog) -> MeasuredRun:
-    """Materialize one partition of a sample as a run does, in a home of its own on the same disk."""
+def _measured_run(settings: Settings, catalog: Catalog, usable: Sequence[Device]) -> MeasuredRun:
+    """Run small partitions of a sample as `vlm-assets run` does, in a home of their own on the same disk.
+
+    All usable devices work at once, as they will: they share cores, and Dagster works beside them.
+    """
+    devices = len(usable)
+    if not devices:
+        raise CommandError("Every device is left out, so nothing can be measured: `vlm-assets devices`.")
     usual = max((len(one) for one in catalog.ranges), default=catalog.rows)
-    rows = sample(catalog, min(RUN_ROWS, usual)).to_pylist()
+    size = min(RUN_ROWS, usual)
+    count = devices * (1 + math.ceil(STEADY_RUNS / devices)) + (devices > 1)
+    rows = sample(catalog, size * count).to_pylist()
     with _scratch(settings) as folder:
         home = folder / "home"
         listing = folder / "listing.jsonl"
-        lines = [json.dumps({"property_id": row["property_id"], "images": row["image_uris"]}) for row in rows]
-        listing.write_text("\n".join(lines) + "\n")
-        ingest(listing, home, range_size=len(rows), image_root=place_of(catalog.image_root), close=True)
+        with listing.open("w") as file:
+            for number in range(size * count):
+                # A small catalogue comes several times, under other names.
+                row = rows[number % len(rows)]
+                said = {"property_id": f"{number} {row['property_id']}", "images": row["image_uris"]}
+                file.write(json.dumps(said) + "\n")
+        ingest(listing, home, range_size=size, image_root=place_of(catalog.image_root))
         state = home / settings.state_directory.name
-        state.mkdir(exist_ok=True)
+        make_directory(state)
         for name in _SHARED:
-            shared = settings.state_directory / name
-            make_directory(shared)
-            (state / name).symlink_to(shared)
-        (home / "dagster").mkdir()
-        key = Catalog.open(home).ranges[0].key
-        environment = {name: value for name, value in os.environ.items() if name != "DAGSTER_HOME"}
-        environment["VLM_ASSETS_HOME"] = str(settings.home)
-        if settings.model is not None:
-            environment["VLM_ASSETS_MODEL"] = settings.model
-        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+            make_directory(settings.state_directory / name)
+            (state / name).symlink_to(settings.state_directory / name)
         done = subprocess.run(
-            [sys.executable, "-c", _RUN, home, key],
-            env=environment,
+            [Path(sys.executable).with_name("vlm-assets"), "run", "--home", home],
+            env=_environment(settings, usable),
             check=False,
             capture_output=True,
             text=True,
             errors="replace",
         )
-        seconds, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
-        raise MeasurementError(
-            f"A run of {len(rows)} properties, to measure what a run takes, ended with {done.returncode}:"
-            f" {lines[-1].strip()}. `vlm-assets doctor` says what is wrong."
+        own = settings.model_copy(update={"home": home})
+        times = [_launched_and_published(own, one.key) for one in Catalog.open(home).ranges]
+    whole = [one for one in times if one is not None]
+    if len(whole) < count:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise CommandError(
+            f"{count} partitions of {size} properties were run to measure what a run takes, and"
+            f" {count - len(whole)} did not come to their end: {' '.join(lines[-3:]) or 'nothing was said'}"
+            " `vlm-assets doctor` says what is wrong."
         )
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    images = sum(min(settings.max_images, len(row["image_uris"])) for row in rows)
-    return MeasuredRun(len(rows), images, seconds, cpu)
+    shown = [min(settings.max_images, len(row["image_uris"])) for row in rows]
+    return MeasuredRun.of(whole, properties=size, images=size * fmean(shown), devices=devices)
+
+
+def _environment(settings: Settings, usable: Sequence[Device]) -> dict[str, str]:
+    """Of runs in a home of their own: the settings as they are, but for what leads out of it.
+
+    That home knows of no device that is left out: the usable ones are named.
+    """
+    known = {**of_env_file(), **os.environ}
+    left_out = {"DAGSTER_HOME", *(PREFIX + name for name in _OWN)}
+    chosen = {"ENV_FILE": os.devnull, "ENGINE": "transformers", "DEVICES": named(usable)}
+    if settings.model is not None:
+        chosen["MODEL"] = settings.model
+    return {
+        **{name: value for name, value in known.items() if name not in left_out},
+        **{PREFIX + name: value for name, value in chosen.items()},
+    }
+
+
+def _launched_and_published(settings: Settings, key: str) -> tuple[float, float] | None:
+    """When the run of a partition was launched, and its embeddings published; None where they are not."""
+    first = PublishedPartitions(settings.descriptions).record(key)
+    last = PublishedPartitions(settings.embeddings).record(key)
+    if first is None or last is None:
+        return None
+    return float(first.metadata["began"]), datetime.fromisoformat(last.published_at).timestamp()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,18 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from vlm_assets.assets.partition_state import State
 from vlm_assets.assets.published_rows import Stretch
+from vlm_assets.operate.status import DeviceStatus, PartitionStatus
+from vlm_assets.operate.terminal import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 MOST_BARS = 72
+_FEWEST_BARS = 22
+"""Wider bars than those of so many look like a fault."""
+
 _WIDTHS = (10, 60, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600)
 
 
@@ -59,139 +63,112 @@ WIDTH = 920
 """Pixels. The UI shows the picture in a dialog of about this width."""
 
 _DPI = 100
-_MARGIN = 26
-_INSIDE = WIDTH - 2 * _MARGIN
-_GAP = 14
-_HEADING = 30
+_INSIDE = WIDTH - 60
 _GRID_HEIGHT = 190
-_CHART_HEIGHT = 120
-_BAR_HEIGHT = 26
-_LEFT_OF_CHART, _LEFT_OF_DEVICES, _RIGHT_OF_DEVICES = 40, 170, 190
-_MOST_BAR_WIDTH = 36
 _LARGEST_CELL = 26
 _MARKED_CELL = 9
 """Pixels of the smallest cell that shows its share and a mark."""
-
-_BANNER_LETTERS, _BANNER_LINES, _BANNER_PITCH = 105, 4, 18
 
 _CARD = "#fcfbf8"
 """The picture brings its own background, so that it reads on a light page and on a dark one."""
 _INK = "#262a30"
 _FAINT = "#74787e"
 _LINE = "#dedcd6"
-_COLOURS_KEPT = 40
+_COLOURS_KEPT = 32
 
+DONE, RUNNING, INTERRUPTED, FAILED, NOT_STARTED = "#009e73", "#56b4e9", "#f0c842", "#d55e00", "#dbd9d3"
+"""How partitions look. Colour-blind people tell them apart."""
 
-class CellStyle(Enum):
-    """How a partition looks: its name in the legend and its colour. Colour-blind people tell them apart."""
+LEGEND = dict(
+    zip(
+        (DONE, RUNNING, INTERRUPTED, FAILED, NOT_STARTED),
+        ("done", "running", "interrupted", "failed", "not started"),
+        strict=True,
+    )
+)
 
-    DONE = ("done", "#009e73")
-    RUNNING = ("running", "#56b4e9")
-    INTERRUPTED = ("interrupted", "#f0c842")
-    FAILED = ("failed", "#d55e00")
-    NOT_STARTED = ("not started", "#dbd9d3")
-
-    @property
-    def colour(self) -> str:
-        """As ``#rrggbb``."""
-        return self.value[1]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One partition. share: how much of it is done, 0 to 1."""
-
-    style: CellStyle
-    share: float
-
-
-@dataclass(frozen=True)
-class DeviceBar:
-    """One device: its properties per second, None if unknown. note: shown behind it."""
-
-    name: str
-    rate: float | None
-    note: str | None = None
-
+STYLES: Mapping[State, str] = {
+    State.DONE: DONE,
+    State.STALE: DONE,
+    State.RUNNING: RUNNING,
+    State.INTERRUPTED: INTERRUPTED,
+    State.CANCELLED: INTERRUPTED,
+    State.FAILED: FAILED,
+    State.GIVEN_UP: FAILED,
+    State.REFUSED: FAILED,
+    State.DAMAGED: FAILED,
+    State.LOST: FAILED,
+    State.NOT_STARTED: NOT_STARTED,
+}
 
 _DEVICE_COLOURS = ("#0072b2", "#e69f00", "#cc79a7", "#5c544c", "#56b4e9", "#009e73", "#949494", "#d55e00")
 
 
 def progress_picture(
-    grids: Mapping[str, Sequence[Cell]],
-    done: Throughput,
-    devices: Sequence[DeviceBar],
+    partitions: Sequence[PartitionStatus],
+    devices: Sequence[DeviceStatus],
+    stretches: Iterable[Stretch],
     *,
     paused: str | None = None,
 ) -> bytes:
     """Draw a PNG of a few kilobytes: Dagster's event log keeps every picture.
 
-    grids: partitions in the order of the catalogue, by title. paused: the sentence that says since when and
-    why nothing runs.
+    partitions: of all assets, each asset's in the order of the catalogue. paused: the sentence that says
+    since when and why nothing runs.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
-    banner = wrap(paused, _BANNER_LETTERS, max_lines=_BANNER_LINES) if paused else []
-    drawn = {title: _drawn(cells) for title, cells in grids.items()}
-    heights = [len(banner) * _BANNER_PITCH + 20 if banner else -_GAP, 20]
-    heights += [_HEADING + len(image) for image in drawn.values()]
-    heights += [_HEADING + _CHART_HEIGHT + 26, _HEADING + _BAR_HEIGHT * max(1, len(devices))]
-    height = 2 * _MARGIN + sum(heights) + _GAP * (len(heights) - 1)
-    figure = Figure(figsize=(WIDTH / _DPI, height / _DPI), dpi=_DPI, facecolor=_CARD)
+    done = throughput(stretches)
+    cells = {
+        asset: [one for one in partitions if one.asset == asset]
+        for asset in dict.fromkeys(one.asset for one in partitions)
+    }
+    grids = {asset: _drawn(some) for asset, some in cells.items()}
+    banner = wrap(paused, 105, max_lines=4) if paused else []
+    heights = [18 * len(banner) + 16] * bool(banner) + [len(image) for image in grids.values()]
+    heights += [120, 26 * max(1, len(devices))]
+    height = sum(heights) + 42 * len(heights) + 40
+    figure = Figure(figsize=(WIDTH / _DPI, height / _DPI), dpi=_DPI, facecolor=_CARD, layout="constrained")
     canvas = FigureCanvasAgg(figure)
-    below = height - _MARGIN
-
-    def panel(tall: int, title: str = "", note: str = "", *, left: int = 0) -> Axes:
-        """Axes over the next ``tall`` pixels, with a heading and what is worth saying in figures above."""
-        nonlocal below
-        if title:
-            at = figure.text(
-                _MARGIN / WIDTH,
-                (below - 12) / height,
-                title,
-                size=10.5,
-                weight="bold",
-                color=_INK,
-                va="center",
-            )
-            figure.draw_without_rendering()
-            right = at.get_window_extent().x1 + 14
-            figure.text(right / WIDTH, (below - 12) / height, note, size=9, color=_FAINT, va="center")
-            below -= _HEADING
-        below -= tall
-        place = ((_MARGIN + left) / WIDTH, below / height, (_INSIDE - left) / WIDTH, tall / height)
-        below -= _GAP
-        axes = figure.add_axes(place, facecolor="none")
+    figure.legend(
+        handles=[Patch(color=colour, label=name) for colour, name in LEGEND.items()],
+        ncols=len(LEGEND), loc="outside upper left", frameon=False, fontsize=9, labelcolor=_INK,
+    )  # fmt: skip
+    panels = list(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
+    for axes in panels:
+        axes.set(xticks=[], yticks=[], facecolor="none")
         axes.spines[:].set_visible(False)
         axes.tick_params(labelsize=8, labelcolor=_FAINT, color=_LINE, length=3)
-        return axes
-
     if banner:
-        axes = panel(heights[0])
-        axes.set(xticks=[], yticks=[], facecolor=CellStyle.INTERRUPTED.colour)
+        axes = panels.pop(0)
+        axes.set(facecolor=INTERRUPTED)
         axes.text(0.015, 0.5, "\n".join(banner), size=10, color=_INK, va="center", linespacing=1.3)
-    _draw_legend(panel(heights[1]))
-    for title, cells in grids.items():
-        finished = sum(1 for cell in cells if cell.style is CellStyle.DONE)
-        share = sum(cell.share for cell in cells) / len(cells) if cells else 0.0
-        counts = f"{finished:,} of {len(cells):,} partitions done  ·  {share:.1%} of the properties"
-        panel(len(drawn[title]), title, counts).set_axis_off()
-        figure.figimage(drawn[title], _MARGIN, below + _GAP)
-    names = dict.fromkeys((*(one.name for one in devices), *done.bars))
+    for axes, (asset, some) in zip(panels, cells.items(), strict=False):
+        finished = sum(1 for one in some if STYLES[one.state] == DONE)
+        share = sum(one.usable_rows / one.expected for one in some) / len(some)
+        said = f"{finished:,} of {len(some):,} partitions done  ·  {share:.1%} of the properties"
+        _entitle(axes, asset, said)
+    names = dict.fromkeys((*(one.id for one in devices), *done.bars))
     colours = {name: _DEVICE_COLOURS[n % len(_DEVICE_COLOURS)] for n, name in enumerate(names)}
-    highest = float(np.sum([*done.bars.values()], axis=0).max()) / done.width if done.bars else 0.0
-    said = f"up to {highest:.3g} a second, in steps of {_span(done.width)}" if done.bars else "none yet"
-    axes = panel(_CHART_HEIGHT, "Properties described over time", said, left=_LEFT_OF_CHART)
-    _draw_throughput(axes, done, colours, highest)
-    below -= 26
-    said = "" if devices else "none is known yet"
-    tall = _BAR_HEIGHT * max(1, len(devices))
-    _draw_devices(panel(tall, "Devices, properties a second", said, left=_LEFT_OF_DEVICES), devices, colours)
-    return _png(canvas)
+    _draw_throughput(panels[-2], done, colours)
+    _draw_devices(panels[-1], devices, colours)
+    figure.draw_without_rendering()
+    for axes, image in zip(panels, grids.values(), strict=False):
+        # Pixel by pixel: scaled, the gaps between cells would differ.
+        box = axes.get_window_extent()
+        figure.figimage(image, min(box.x0, WIDTH - 4 - image.shape[1]), box.y1 - len(image))
+    canvas.draw()
+    return _png(np.asarray(canvas.buffer_rgba())[:, :, :3])
 
 
-def _drawn(cells: Sequence[Cell]) -> npt.NDArray[np.uint8]:
+def _entitle(axes: Axes, title: str, said: str) -> None:
+    axes.set_title(title, loc="left", size=10.5, weight="bold", color=_INK)
+    axes.set_title(said, loc="right", size=9, color=_FAINT)
+
+
+def _drawn(cells: Sequence[PartitionStatus]) -> npt.NDArray[np.uint8]:
     """The cells as pixels [height, width, 3]: so large that all fit, line by line."""
     fitting = (
         size
@@ -205,14 +182,15 @@ def _drawn(cells: Sequence[Cell]) -> npt.NDArray[np.uint8]:
     for number, cell in enumerate(cells):
         line, column = divmod(number, columns)
         box = image[line * pitch :, column * pitch :][:size, :size]
-        box[:] = _rgb(cell.style.colour)
+        style = STYLES[cell.state]
+        box[:] = _rgb(style)
         if size < _MARKED_CELL:
             continue
-        if cell.style in (CellStyle.RUNNING, CellStyle.INTERRUPTED):
+        if style in (RUNNING, INTERRUPTED):
             # A frame in the cell's colour, filled from the bottom as far as the partition is done.
-            empty = round((size - 4) * (1.0 - min(1.0, cell.share)))
-            box[2 : 2 + empty, 2:-2] = _rgb(CellStyle.NOT_STARTED.colour)
-        elif cell.style is CellStyle.FAILED:
+            empty = round((size - 4) * (1.0 - min(1.0, cell.usable_rows / cell.expected)))
+            box[2 : 2 + empty, 2:-2] = _rgb(NOT_STARTED)
+        elif style == FAILED:
             for at in range(size * 7 // 25, size - size * 7 // 25):
                 box[at, at : at + 2] = box[at, size - 2 - at : size - at] = 255
     return image
@@ -222,24 +200,14 @@ def _rgb(colour: str) -> list[int]:
     return list(bytes.fromhex(colour.removeprefix("#")))
 
 
-def _draw_legend(axes: Axes) -> None:
-    from matplotlib.patches import Patch
-
-    axes.set_axis_off()
-    axes.legend(
-        handles=[Patch(color=style.colour, label=style.value[0]) for style in CellStyle],
-        ncols=len(CellStyle), loc="center left", frameon=False, fontsize=9, labelcolor=_INK,
-        borderpad=0, borderaxespad=0, handlelength=1.2, handleheight=1.2,
-    )  # fmt: skip
-
-
-def _draw_throughput(axes: Axes, done: Throughput, colours: Mapping[str, str], highest: float) -> None:
+def _draw_throughput(axes: Axes, done: Throughput, colours: Mapping[str, str]) -> None:
     from matplotlib import dates
     from matplotlib.ticker import MaxNLocator
 
+    title = "Properties described over time"
     axes.spines["bottom"].set(visible=True, color=_LINE)
     if not done.bars:
-        axes.set(xticks=[], yticks=[])
+        _entitle(axes, title, "none yet")
         return
     zone = datetime.fromtimestamp(done.start).astimezone().tzinfo
     one, level = done.width / 86_400, np.zeros(len(next(iter(done.bars.values()))))
@@ -250,8 +218,9 @@ def _draw_throughput(axes: Axes, done: Throughput, colours: Mapping[str, str], h
             at, tall, width=one * 0.86, bottom=level, align="edge", color=colours[device], antialiased=False
         )
         level += tall
-    shown = max(len(at), (_INSIDE - _LEFT_OF_CHART) // _MOST_BAR_WIDTH)
-    axes.set(xlim=(at[0], at[0] + one * shown), ylim=(0, highest * 1.08 or 1.0))
+    highest = float(level.max())
+    _entitle(axes, title, f"up to {highest:.3g} a second, in steps of {duration(done.width)}")
+    axes.set(xlim=(at[0], at[0] + one * max(len(at), _FEWEST_BARS)), ylim=(0, highest * 1.08 or 1.0))
     places = dates.AutoDateLocator(tz=zone, minticks=3, maxticks=8)
     axes.xaxis.set(major_locator=places, major_formatter=dates.ConciseDateFormatter(places, tz=zone))
     axes.xaxis.get_offset_text().set(size=8, color=_FAINT)
@@ -261,33 +230,26 @@ def _draw_throughput(axes: Axes, done: Throughput, colours: Mapping[str, str], h
     axes.set_axisbelow(True)
 
 
-def _draw_devices(axes: Axes, devices: Sequence[DeviceBar], colours: Mapping[str, str]) -> None:
-    rates = [one.rate or 0.0 for one in devices]
+def _draw_devices(axes: Axes, devices: Sequence[DeviceStatus], colours: Mapping[str, str]) -> None:
+    _entitle(axes, "Devices, properties a second", "" if devices else "none is known yet")
+    rates = [one.properties_per_second or 0.0 for one in devices]
     highest = max(rates, default=0.0) or 1.0
     places = range(len(devices))
     axes.barh(places, [highest] * len(devices), height=0.55, color="#f1efea")
-    axes.barh(places, rates, height=0.55, color=[colours[one.name] for one in devices], antialiased=False)
+    axes.barh(places, rates, height=0.55, color=[colours[one.id] for one in devices], antialiased=False)
     for place, one in zip(places, devices, strict=True):
-        rate = "no figure yet" if one.rate is None else f"{one.rate:.2f}"
-        said = f"{rate},  {one.note}" if one.note else rate
+        rate = one.properties_per_second
+        said = "no figure yet" if rate is None else f"{rate:.2f}"
+        note = "left out" if one.left_out is not None else "" if one.is_here else "not here now"
+        said = f"{said},  {note}" if note else said
         axes.text(highest * 1.02, place, said, size=9, color=_FAINT, va="center")
-    wide = _INSIDE - _LEFT_OF_DEVICES
-    axes.set(
-        xlim=(0, highest * wide / (wide - _RIGHT_OF_DEVICES)),
-        ylim=(max(1, len(devices)) - 0.5, -0.5),
-        xticks=[],
-    )
-    names = [
-        name if len(name) <= 20 else f"{name[:10]}…{name[-8:]}" for name in (one.name for one in devices)
-    ]
-    axes.set_yticks(places, names, size=9, color=_INK)
-    axes.tick_params(axis="y", length=0)
+        name = one.id if len(one.id) <= 20 else f"{(one.node or one.id)[:10]}…{one.id[-8:]}"
+        axes.text(highest * -0.28, place, name, size=9, color=_INK, va="center")
+    axes.set(xlim=(highest * -0.28, highest * 1.35), ylim=(max(1, len(devices)) - 0.5, -0.5))
 
 
-def _png(canvas: FigureCanvasAgg) -> bytes:
+def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
     """The finished picture, in a palette of its most frequent colours: a third of the bytes."""
-    canvas.draw()
-    pixels = np.asarray(canvas.buffer_rgba())[:, :, :3]
     codes = pixels.astype(np.uint32) @ np.array([65536, 256, 1], np.uint32)
     _, first, where, counts = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
     found = pixels.reshape(-1, 3)[first]
@@ -298,11 +260,3 @@ def _png(canvas: FigureCanvasAgg) -> bytes:
     stream = io.BytesIO()
     image.save(stream, "PNG", optimize=True)
     return stream.getvalue()
-
-
-def _span(seconds: int) -> str:
-    for unit, length in (("week", 604_800), ("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
-        if seconds >= length:
-            count = seconds // length
-            return f"{count} {unit}{'s' if count > 1 else ''}"
-    return f"{seconds} s"

@@ -2,7 +2,7 @@
 
 What lives here: the arithmetic from a measurement and a catalogue, keeping the prediction, and comparing it
 with what the run then took. What does not: measuring (``measurement.py``), and the rate of a run that is
-under way (``rate.py``).
+under way (``expected_cost.py``).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import typer
 
 from resources.engine.batch_sizes import BATCH_SECONDS
-from resources.publishing.errors import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
+from resources.publishing.publishing_errors import RecordDamagedError
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.expected_cost import ExpectedCost
-from vlm_assets.operate.measurement import Measurement, kept
-from vlm_assets.operate.rate import GAP_SECONDS
-from vlm_assets.operate.terminal import duration
+from vlm_assets.operate.expected_cost import GAP_SECONDS, ExpectedCost
+from vlm_assets.operate.measurement import MeasuredRun, Measurement, kept, measure, measurement_of_now
+from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, duration, say, say_as_json
 from vlm_assets.operate.trial import COPIES
-from vlm_assets.settings import Settings
+from vlm_assets.settings import PREFIX, Settings, require_models
 
 START_SHARE: Final = 0.02
 """Share of a partition's time that start-up may take at most, for the range size that is named."""
@@ -60,7 +60,7 @@ class WhatIf:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PlanAndRun:
     """A prediction, and what the run took. All in seconds of work; at: when it was predicted."""
 
     at: float
@@ -126,7 +126,7 @@ class Plan:
     measured: Measurement = field(repr=False)
     keys: tuple[str, ...] = field(repr=False, default=())
     notes: tuple[str, ...] = ()
-    compared: Comparison | None = None
+    compared: PlanAndRun | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the partitions' keys."""
@@ -139,35 +139,78 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pace:
-    """What one device makes of partitions. base: seconds of a run without its images; cpu: of all cores."""
+    """What one device makes of partitions. base_seconds: of a run without its images, with no other at work.
+
+    first_seconds: more of it while Dagster starts; between_seconds: until the next run is launched, both as
+    long as base_seconds are. devices: that were measured at once, each at a share of the speed (``shared``).
+    base_cpu, image_cpu: seconds of a core.
+    """
 
     base_seconds: float
     image_seconds: float
     base_cpu: float
     image_cpu: float
     cores: int
+    first_seconds: float = 0.0
+    between_seconds: float = LAUNCH_SECONDS
+    devices: int = 1
+    shared: float = 1.0
 
     @classmethod
     def of(cls, measured: Measurement) -> Pace:
-        """From a measurement: a real run says what a run takes, the sample's batches what is beyond it."""
-        each, cpu = measured.seconds_an_image, measured.cpu_an_image
-        run = measured.run
-        seconds = measured.start_seconds + measured.load_seconds if run is None else run.seconds
-        base_cpu = seconds if run is None else max(0.0, run.cpu_seconds - run.images * cpu)
-        shown = 0 if run is None else run.images
-        base = max(0.0, seconds - shown * each) + LAUNCH_SECONDS
-        return cls(base, each, base_cpu, cpu, len(os.sched_getaffinity(0)))
+        """From a measurement: real runs say what a run takes, the sample's batches what is beyond it."""
+        each, cpu, run = measured.seconds_an_image, measured.cpu_an_image, measured.run
+        cores = len(os.sched_getaffinity(0))
+        if run is None:
+            base = measured.start_seconds + measured.load_seconds
+            return cls(base, each, base, cpu, cores)
+        base, shared = max(0.0, run.alone_seconds - run.images * each), run.alone_seconds / run.seconds
+        return cls(
+            base,
+            each,
+            base,
+            cpu,
+            cores,
+            first_seconds=(run.first_seconds - run.seconds) * shared,
+            between_seconds=run.between_seconds * shared,
+            devices=run.devices,
+            shared=min(1.0, shared),
+        )
+
+    def speed(self, at_once: float) -> float:
+        """Of each of so many devices of a machine at work, against one alone: they share its cores."""
+        beside = min(at_once, self.devices) - 1
+        return 1.0 - (1.0 - self.shared) * beside / max(1, self.devices - 1)
+
+    def run_seconds(self, images: float, *, first: bool) -> float:
+        """Of a run with no other at work, the time before its launch included."""
+        beside = self.first_seconds if first else self.between_seconds
+        return self.base_seconds + beside + images * self.image_seconds
 
     def seconds(self, images: Sequence[int], devices: int, *, machines: float = 1.0) -> float:
         """Wall time of partitions with so many images, the heaviest first, on so many devices.
 
         machines: like this one. Never less than what their cores take.
         """
-        free = [0.0] * max(1, min(devices, len(images)))
-        for one in sorted(images, reverse=True):
-            heapq.heappush(free, heapq.heappop(free) + self.base_seconds + one * self.image_seconds)
+        slots = max(1, min(devices, len(images)))
+        ends: list[float] = []
+        # Of a device alone, and of the clock: it goes faster at the end, when some have nothing left.
+        alone = wall = 0.0
+
+        def end_one() -> None:
+            nonlocal alone, wall
+            busy = math.ceil(len(ends) / machines)
+            ended = heapq.heappop(ends)
+            wall, alone = wall + (ended - alone) / self.speed(busy), ended
+
+        for number, one in enumerate(sorted(images, reverse=True)):
+            if len(ends) == slots:
+                end_one()
+            heapq.heappush(ends, alone + self.run_seconds(one, first=number < slots))
+        while ends:
+            end_one()
         cores = sum(self.base_cpu + one * self.image_cpu for one in images) / (self.cores * machines)
-        return max(max(free), cores) if images else 0.0
+        return max(wall, cores)
 
 
 def make_plan(
@@ -195,7 +238,8 @@ def make_plan(
     working = min(devices, len(left))
     # Each failure costs the work since its last commit, the batch under way and a new start, on one device.
     batch = min(BATCH_SECONDS, measured.batch_images * measured.seconds_an_image)
-    again = settings.commit_seconds / 2 + batch / 2 + pace.base_seconds
+    start = pace.run_seconds(0.0, first=False)
+    again = settings.commit_seconds / 2 + batch / 2 + start
     mtbf = settings.mtbf_hours * 3600.0
     failures = seconds * working / mtbf
     lost = failures * again
@@ -227,9 +271,9 @@ def make_plan(
         commit_seconds_best=best,
         commit_cost=_commit_cost(settings.commit_seconds, measured.commit_seconds, mtbf),
         commit_cost_best=_commit_cost(best, measured.commit_seconds, mtbf),
-        range_size=_rounded_up((1 / START_SHARE - 1) * pace.base_seconds / max(a_property, 1e-9)),
+        range_size=_rounded_up((1 / START_SHARE - 1) * start / max(a_property, 1e-9)),
         range_size_now=usual,
-        start_share_now=pace.base_seconds / (pace.base_seconds + usual * a_property),
+        start_share_now=start / (start + usual * a_property),
         disk_bytes=written,
         disk_free_bytes=_free_bytes(settings),
         read_bytes=round(_image_bytes(settings, catalog) * properties / max(1, catalog.rows)),
@@ -326,12 +370,18 @@ def _what_if(
     return tuple(rows)
 
 
-def _beside(measured: Measurement, other: Measurement) -> Any:
+def _beside(measured: Measurement, other: Measurement) -> MeasuredRun | None:
+    """The runs of one measurement as they would be with the other one's images."""
     run = measured.run
     if run is None:
         return None
-    slower = other.seconds_an_image - measured.seconds_an_image
-    return replace(run, seconds=max(0.0, run.seconds + run.images * slower))
+    slower = run.images * (other.seconds_an_image - measured.seconds_an_image)
+    return replace(
+        run,
+        seconds=max(0.1, run.seconds + slower),
+        alone_seconds=max(0.1, run.alone_seconds + slower),
+        first_seconds=max(0.1, run.first_seconds + slower),
+    )
 
 
 def _row_name(one: Measurement) -> str:
@@ -389,15 +439,15 @@ def keep_prediction(settings: Settings, plan: Plan) -> None:
     write_sealed(settings.state_directory / "plans" / "latest.json", content)
 
 
-def comparisons(settings: Settings) -> list[Comparison]:
+def comparisons(settings: Settings) -> list[PlanAndRun]:
     """Predictions and what their runs took, newest first; none where they do not read."""
     with contextlib.suppress(OSError, BrokenSealError, KeyError, TypeError):
         content = read_sealed(settings.state_directory / "plans" / "compared.json")
-        return [Comparison(**one) for one in content["compared"]]
+        return [PlanAndRun(**one) for one in content["compared"]]
     return []
 
 
-def compare_with_run(settings: Settings) -> Comparison | None:
+def compare_with_run(settings: Settings) -> PlanAndRun | None:
     """Compare the latest prediction with its run, once that is over, and keep it; None before.
 
     What the run took: from the launch of its first partition to the last publication, without times of more
@@ -412,8 +462,8 @@ def compare_with_run(settings: Settings) -> Comparison | None:
         worked = _worked(settings, keys, since=at)
         if worked is None:
             return None
-        found = Comparison(**told, actual=worked)
-    except (FileNotFoundError, BrokenSealError, KeyError, TypeError, ValueError):
+        found = PlanAndRun(**told, actual=worked)
+    except (FileNotFoundError, BrokenSealError, KeyError, TypeError):
         return None
     content = {"compared": [asdict(one) for one in [found, *known][:_KEPT]]}
     write_sealed(settings.state_directory / "plans" / "compared.json", content)
@@ -439,3 +489,119 @@ def _worked(settings: Settings, keys: Sequence[str], *, since: float) -> float |
         total += max(0.0, ended - max(began, end)) + (pause if 0 < pause <= GAP_SECONDS else 0.0)
         end = max(end, ended)
     return total if times else None
+
+
+_EXAMPLES = """\b
+vlm-assets plan
+vlm-assets plan --devices 8 --price-per-hour 1.80
+vlm-assets plan --json"""
+
+Devices = Annotated[
+    int | None, typer.Option(min=1, help="Devices that work; default: those of this machine.")
+]
+Price = Annotated[float | None, typer.Option(min=0.0, help="Of one device for an hour, in any currency.")]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Properties to measure with, where nothing is measured yet.")
+]
+
+
+@app.command("plan", epilog=_EXAMPLES)
+def plan_command(
+    home: Home = None,
+    devices: Devices = None,
+    price_per_hour: Price = None,
+    limit: Limit = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what describing the rest will take: days, cost, disk, failures.
+
+    Stands on what `vlm-assets try` measured under these settings. Where nothing was measured yet, it
+    describes a sample and runs a few small partitions in a folder of their own; no row of the home is
+    written.
+    The prediction is kept, and compared with the run when that is over.
+    """
+    from resources.engine.protocol import ModelLoadError
+    from vlm_assets.resource_settings import (
+        build_gpu,
+        build_text_embedding_model,
+        build_vision_language_model,
+    )
+
+    current = chosen_settings(home)
+    catalog = Catalog.open(current.home)
+    require_models(current)
+    gpu, model = build_gpu(current), build_vision_language_model(current)
+    here = max(1, len(gpu.usable()))
+    compare_with_run(current)
+    found = measurement_of_now(current, model, gpu)
+    if found is None or found.run is None:
+        if not as_json:
+            say("Nothing is measured under these settings yet: a sample and small runs take a minute or two.")
+        wanted = limit or max(20, min(4 * current.batch_size, 200))
+        found = measure(current, catalog, gpu, model, limit=wanted)
+    try:
+        width: int | None = build_text_embedding_model(current).width()
+    except ModelLoadError:
+        width = None
+    made = make_plan(
+        current,
+        catalog,
+        found,
+        devices=devices or here,
+        devices_here=here,
+        price_per_hour=price_per_hour,
+        vector_width=width,
+    )
+    if not made.is_anew:
+        keep_prediction(current, made)
+    if as_json:
+        say_as_json(made.as_json())
+    else:
+        for line in lines(made):
+            say(line)
+
+
+def lines(plan: Plan) -> list[str]:
+    """The plan in sentences."""
+    days = 86_400.0
+    low, high = (duration(one * days) for one in plan.days_band)
+    what = "Everything is described; all of it anew" if plan.is_anew else "What is left"
+    said = [
+        f"{what}: {plan.properties:,} properties with {plan.images:,} images in"
+        f" {plan.partitions:,} partitions.",
+        f"Time: {low} to {high} on {plan.devices} devices, most likely {duration(plan.days * days)}: done"
+        f" {_clock(plan.finish)} if it starts now.",
+    ]
+    if plan.cost is not None and plan.cost_band is not None:
+        said.append(f"Cost: {plan.cost_band[0]:,.2f} to {plan.cost_band[1]:,.2f}.")
+    said += [
+        f"Disk: {_size(plan.disk_bytes)} with second copies; {_size(plan.disk_free_bytes)} are free.",
+        f"Traffic, where images and results lie on S3: {_size(plan.read_bytes)} read,"
+        f" {_size(plan.written_bytes)} written.",
+        f"Failures of devices or machines: {plan.failures_expected:.2g} expected, {plan.no_failure:.0%} odds"
+        f" of none; work done twice: {duration(plan.days_lost * days)} of one device.",
+        f"Commits: every {plan.commit_seconds_best:,.0f} s wastes least ({plan.commit_cost_best:.3%} of the"
+        f" time; {PREFIX}COMMIT_SECONDS={plan.commit_seconds:.0f} wastes {plan.commit_cost:.3%} and loses"
+        " less by a kill).",
+        f"Range size: from {plan.range_size:,} properties on start-up is below 2%; with"
+        f" {plan.range_size_now:,} as it is now, {plan.start_share_now:.0%}.",
+        "What if (days on so many devices; `vlm-assets try` with other settings adds a row):",
+    ]
+    for row in plan.what_if:
+        table = ", ".join(f"{count}: {one:.3g}" for count, one in row.days.items())
+        said.append(f"  {row.row}\n    {table}")
+    said += [f"Note: {one}" for one in plan.notes]
+    if plan.compared is not None:
+        said.append(f"The last plan: {plan.compared.sentence()}")
+    return said
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _size(size: float) -> str:
+    for unit, of in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= of:
+            return f"{size / of:,.1f} {unit}"
+    return f"{size / 1e3:,.1f} kB"

@@ -6,17 +6,19 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import typer
 
 from resources.journal.segments import SEGMENT_NAME
-from resources.publishing.errors import NotPublishedError
 from resources.publishing.published import PublishedPartitions
+from resources.publishing.publishing_errors import NotPublishedError
 from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogRow
 from vlm_assets.catalog.image_root import InvalidImagePathError
+from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, say, say_as_json, visible_line
 from vlm_assets.settings import Settings
 
 Row = Mapping[str, Any]
@@ -158,3 +160,27 @@ def _row_lines(row: Row) -> Iterator[str]:
         f"By {row['model']} ({row['model_revision'][:19]}) on {row['device']} in {row['seconds']:.2f} s,"
         f" {row['described_at']:%Y-%m-%d %H:%M} UTC, fingerprint {row['fingerprint']}"
     )
+
+
+_EXAMPLES = """\b
+vlm-assets show ALDERNEY-00001
+vlm-assets show ' 007' --json"""
+
+
+@app.command("show", epilog=_EXAMPLES)
+def show_command(
+    property_id: Annotated[str, typer.Argument(help="The property's id, as in the catalogue.")],
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one property: images, description, errors, files.
+
+    Also its errors and attempts, and the files that hold them.
+    """
+    current = chosen_settings(home)
+    found = read_property(current, Catalog.open(current.home), property_id)
+    if as_json:
+        say_as_json(found.as_json())
+        return
+    for line in found.lines():
+        say(visible_line(line))

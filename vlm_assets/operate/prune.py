@@ -12,16 +12,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 
 from resources.journal.discarding import discard
 from resources.journal.high_water_mark import read_mark
 from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.record import PartitionVersions, PublishedRecord
+from resources.publishing.stored import StoredPartitions
 from resources.storage import files
 from resources.storage.layout import AssetFolders
 from vlm_assets.assets.partition_state import read_record
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.store_contents import StoredLeftover, remove_leftovers, store_leftovers
+from vlm_assets.operate.terminal import (
+    AsJson,
+    Home,
+    Yes,
+    agreed,
+    app,
+    chosen_settings,
+    say,
+    say_as_json,
+    say_list,
+)
 from vlm_assets.settings import Settings
 
 _AFTER = re.compile(r".*-after-([0-9]+)")
@@ -56,12 +70,13 @@ class PrunePlan:
     """What may go, and what stays for a reason that a person should know."""
 
     removals: list[Removal] = field(default_factory=list)
+    in_store: list[StoredLeftover] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
         """How much it would free."""
-        return sum(one.bytes for one in self.removals)
+        return sum(one.bytes for one in self.removals) + sum(one.bytes for one in self.in_store)
 
 
 def plan_prune(settings: Settings, catalog: Catalog, keys: Sequence[str] | None = None) -> PrunePlan:
@@ -85,6 +100,7 @@ def plan_prune(settings: Settings, catalog: Catalog, keys: Sequence[str] | None 
                 plan.kept.append(f"{one.path} stays: {reasons[0]}")
             else:
                 plan.removals.append(one)
+    plan.in_store = [one for one in store_leftovers(settings) if one.key in keys]
     return plan
 
 
@@ -151,7 +167,8 @@ def is_superseded(journal: Path, record: PublishedRecord, high_water_mark: Path)
 def remove(settings: Settings, removals: list[Removal]) -> Iterator[str]:
     """Remove what a plan listed, a partition at a time, each verified again under its lock; says what went.
 
-    Raises PublishedError, JournalError or OSError, with everything not yet said still there.
+    Earlier versions go from the store too. Raises PublishedError, JournalError, StoreError or OSError, with
+    everything not yet said still there.
     """
     whole: dict[tuple[str, str], bool] = {}
     for one in removals:
@@ -170,7 +187,16 @@ def remove(settings: Settings, removals: list[Removal]) -> Iterator[str]:
         if one.what is not What.QUARANTINED:
             by_partition.setdefault((one.asset, one.needs[0]), []).append(one)
     for (name, key), some in by_partition.items():
-        yield from _remove_of_partition(PartitionFiles(settings.layout.asset(name), key), some)
+        asset = settings.layout.asset(name)
+        stored = None
+        if settings.store is not None and any(one.what is What.EARLIER_VERSION for one in some):
+            # First: by its earlier versions the store's version is known as one that came before.
+            stored = StoredPartitions(asset, settings.store)
+            stored.push(key)
+        yield from _remove_of_partition(PartitionFiles(asset, key), some)
+        if stored is not None:
+            stored.forget_earlier(key)
+            yield f"Removed the earlier versions of {key} of {name} from {settings.store} too."
 
 
 def _remove_of_partition(partition: PartitionFiles, removals: list[Removal]) -> Iterator[str]:
@@ -234,3 +260,47 @@ def by_kind(removals: list[Removal]) -> Mapping[What, tuple[int, int]]:
         what: (sum(one.what is what for one in removals), sum(o.bytes for o in removals if o.what is what))
         for what in What
     }
+
+
+_EXAMPLES = """\b
+vlm-assets prune            list it, then ask
+vlm-assets prune --yes      remove it
+vlm-assets prune --json     list it as JSON; nothing is removed without --yes"""
+
+
+@app.command("prune", epilog=_EXAMPLES)
+def prune_command(home: Home = None, yes: Yes = False, as_json: AsJson = False) -> None:
+    """List what takes space and is needed no more; then remove it.
+
+    Earlier versions, journals that a publication superseded, quarantined files, abandoned temporaries.
+    Only where the published file and its second copy are whole to the byte.
+    """
+    current = chosen_settings(home)
+    plan = plan_prune(current, Catalog.open(current.home))
+    if as_json:
+        said = [*remove(current, plan.removals), *remove_leftovers(current, plan.in_store)] if yes else []
+        removals = [
+            {"asset": one.asset, "what": one.what, "path": one.path, "bytes": one.bytes, "why": one.why}
+            for one in plan.removals
+        ]
+        removals += [{**vars(one), "what": "journal in the store"} for one in plan.in_store]
+        say_as_json({"removals": removals, "kept": plan.kept, "bytes": plan.bytes, "done": yes, "said": said})
+        return
+    say_list(plan.kept, "yellow")
+    if not plan.removals and not plan.in_store:
+        say("Nothing to prune.")
+        return
+    say_list(
+        [
+            f"journal in the store: {one.key} of {one.asset}, generation {one.generation}"
+            f" ({one.objects} objects, {one.bytes:,} bytes; its rows are published, or were given up)"
+            for one in plan.in_store
+        ]
+    )
+    say_list([f"{one.what.value}: {one.path} ({one.bytes:,} bytes; {one.why})" for one in plan.removals])
+    for what, (count, size) in by_kind(plan.removals).items():
+        if count:
+            say(f"{count} x {what.value}: {size / 1e6:,.1f} MB")
+    if agreed(f"Remove these for good ({plan.bytes / 1e6:,.1f} MB)?", yes):
+        for sentence in chain(remove(current, plan.removals), remove_leftovers(current, plan.in_store)):
+            say(sentence)

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from resources.publishing.errors import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
+from resources.publishing.publishing_errors import RecordDamagedError
 from resources.publishing.record import PublishedRecord
 from resources.storage.layout import AssetFolders
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.terminal import CommandError
 from vlm_assets.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,14 +36,6 @@ _COLUMNS = ("property_id", "ordinal", "status", "error_kind", "error", "images_s
 """Columns of a row that conditions may name, beside the fields of the description."""
 
 Mask = npt.NDArray[np.bool_]
-
-
-class ConditionError(ValueError):
-    """A person's condition cannot be used; the message says why."""
-
-
-class NothingPublishedError(RuntimeError):
-    """There is nothing to look at yet."""
 
 
 def published_records(asset: AssetFolders, catalog: Catalog) -> dict[str, PublishedRecord]:
@@ -66,13 +59,13 @@ def published_records(asset: AssetFolders, catalog: Catalog) -> dict[str, Publis
 def chosen(settings: Settings, catalog: Catalog, where: str) -> Mask:
     """Of each ordinal, whether the condition holds for its published row.
 
-    Raises ConditionError, NothingPublishedError.
+    Raises CommandError.
     """
     import duckdb
 
     keys = published_records(settings.descriptions, catalog)
     if not keys:
-        raise NothingPublishedError("No description is published yet: `vlm-assets run`.")
+        raise CommandError("No description is published yet: `vlm-assets run`.")
     paths = [settings.descriptions.partition(key).published for key in keys]
     found = np.zeros(catalog.rows, dtype=np.bool_)
     with table(paths) as connection:
@@ -80,13 +73,11 @@ def chosen(settings: Settings, catalog: Catalog, where: str) -> Mask:
         try:
             statements = connection.extract_statements(query)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-                raise ConditionError(
-                    f"{where!r} is no condition: give what stands after WHERE, and only that."
-                )
+                raise CommandError(f"{where!r} is no condition: give what stands after WHERE, and only that.")
             ordinals = connection.execute(statements[0]).fetchnumpy()["ordinal"]
         except duckdb.Error as error:
             names = [row[0] for row in connection.execute(f"DESCRIBE {NAME}").fetchall()]
-            raise ConditionError(
+            raise CommandError(
                 f"--where {where!r}: {str(error).splitlines()[0]}. Columns: {', '.join(names)}."
             ) from error
     ordinals = np.ma.compressed(np.ma.asarray(ordinals)).astype(np.int64)

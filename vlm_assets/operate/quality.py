@@ -2,7 +2,7 @@
 
 What lives here: a summary of each published partition, which is kept so that a look reads only what is new,
 and what follows from all of them. What does not: Dagster's side (``automation/dataset_quality.py``), the
-picture (``quality_picture.py``), whether the rows are whole (``audit.py``).
+picture (``automation/dataset_quality.py``), whether the rows are whole (``audit.py``).
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
-from resources.engine.schema import DescriptionSchema, load_schema
-from resources.publishing.errors import RecordDamagedError
+from resources.engine.schema import DescriptionSchema, load_schema, same
 from resources.publishing.published import PublishedPartitions
+from resources.publishing.publishing_errors import RecordDamagedError
 from resources.state.tables import quality_summaries
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.terminal import CommandError
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
-from vlm_assets.truth import Descriptions, Share, read_truth, same, wilson
+from vlm_assets.truth import Descriptions, Share, read_truth, wilson
 
 CONTRADICTIONS = "CONTRADICTIONS"
 """Name of a class variable of the user's schema: what contradicts itself, in words, to a condition in SQL."""
@@ -81,7 +82,7 @@ class PartitionSummary:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Suspicion:
     """Something odd. check: which check it belongs to. key: the partition. examples: property ids."""
 
     check: Literal["alike", "answers", "consistent"]
@@ -99,10 +100,10 @@ class Quality:
     fields: Mapping[str, FieldSummary]
     ok: int
     failed: Mapping[str, int]
-    findings: tuple[Finding, ...]
+    findings: tuple[Suspicion, ...]
     unread: tuple[str, ...]
 
-    def of_check(self, check: str) -> list[Finding]:
+    def of_check(self, check: str) -> list[Suspicion]:
         """What one check found."""
         return [one for one in self.findings if one.check == check]
 
@@ -254,14 +255,10 @@ def _contradicting(ok: pa.Table, conditions: Mapping[str, str]) -> dict[str, lis
             try:
                 found[name] = [str(one) for (one,) in connection.execute(query).fetchall()]
             except duckdb.Error as error:
-                raise ContradictionError(
+                raise CommandError(
                     f"The contradiction {name!r} of the schema is no condition over its fields: {error}"
                 ) from error
         return found
-
-
-class ContradictionError(ValueError):
-    """A condition of the user's schema that cannot be asked."""
 
 
 def _merged(summaries: Sequence[PartitionSummary]) -> dict[str, FieldSummary]:
@@ -284,23 +281,23 @@ def _merged(summaries: Sequence[PartitionSummary]) -> dict[str, FieldSummary]:
     }
 
 
-def _odd_answers(fields: Mapping[str, FieldSummary], ok: int) -> Iterator[Finding]:
+def _odd_answers(fields: Mapping[str, FieldSummary], ok: int) -> Iterator[Suspicion]:
     """Answers that are nearly always the same, and texts that come again and again."""
     if ok < _ENOUGH_ROWS:
         return
     for name, one in fields.items():
         value, count = next(iter(one.counts.items()), ("", 0))
         if one.nulls >= _CONSTANT * ok:
-            yield Finding("answers", name, f"{name} is null in {one.nulls / ok:.1%} of the descriptions.")
+            yield Suspicion("answers", name, f"{name} is null in {one.nulls / ok:.1%} of the descriptions.")
         elif one.kind != "texts" and count >= _CONSTANT * ok:
-            yield Finding("answers", name, f"{name} is {value!r} in {count / ok:.1%} of the descriptions.")
+            yield Suspicion("answers", name, f"{name} is {value!r} in {count / ok:.1%} of the descriptions.")
         elif one.kind == "texts" and count >= max(_REPEATED * ok, _REPEATED_AT_LEAST):
-            yield Finding("answers", name, f"{count:,} descriptions have the same {name}: {value!r}.")
+            yield Suspicion("answers", name, f"{count:,} descriptions have the same {name}: {value!r}.")
 
 
 def _odd_partitions(
     summaries: Sequence[PartitionSummary], path_of: Callable[[str], Path] | None
-) -> Iterator[Finding]:
+) -> Iterator[Suspicion]:
     """Partitions whose answers in a field are others than everywhere else, beyond chance and by far."""
     from scipy.stats import chi2
 
@@ -344,7 +341,7 @@ def _odd_partitions(
         counts = _distribution(summary, name)
         here, all_here, everywhere = counts[most], sum(counts.values()), whole[name].total()
         elsewhere = (whole[name][most] - here) / max(1, everywhere - all_here)
-        yield Finding(
+        yield Suspicion(
             "alike",
             name,
             f"In {summary.key}, {name} is {most!r} in {here / all_here:.0%} of the properties, elsewhere in"
@@ -387,7 +384,7 @@ def _contradictions(
     summaries: Sequence[PartitionSummary],
     path_of: Callable[[str], Path] | None,
     conditions: Mapping[str, str],
-) -> Iterator[Finding]:
+) -> Iterator[Suspicion]:
     counts: Counter[str] = Counter()
     for one in summaries:
         counts.update(one.contradictions)
@@ -402,7 +399,7 @@ def _contradictions(
                     ok = table.filter(pc.equal(table["status"], "ok"))
                     examples += _contradicting(ok, {name: conditions[name]})[name]
             said = f"{count:,} descriptions contradict themselves: {name}."
-            yield Finding("consistent", name, said, None, tuple(examples[:_SHOWN_IDS]))
+            yield Suspicion("consistent", name, said, None, tuple(examples[:_SHOWN_IDS]))
 
 
 def forget_summaries(settings: Settings, keys: Collection[str]) -> None:

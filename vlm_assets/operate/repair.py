@@ -11,25 +11,40 @@ import getpass
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from resources.journal.errors import JournalLossError
+import typer
+
 from resources.journal.high_water_mark import read_marks
-from resources.publishing.errors import NotPublishedError
+from resources.journal.journal_errors import JournalLossError
 from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.published import PublishedPartitions
+from resources.publishing.publishing_errors import NotPublishedError, PublishedError
 from resources.publishing.record import PublishedRecord
 from resources.storage import files
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.assets.partition_state import Kind, Problem, State
+from vlm_assets.assets.stored_settings import accept_settings as forget_settings
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.operate.audit import Audit
+from vlm_assets.operate.audit import Audit, audit
 from vlm_assets.operate.dagster_server.api import DagsterApi
+from vlm_assets.operate.terminal import (
+    AsJson,
+    Deep,
+    Home,
+    Yes,
+    agreed,
+    app,
+    chosen_settings,
+    say,
+    say_as_json,
+    say_list,
+)
 from vlm_assets.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
@@ -134,6 +149,8 @@ def _of_partition(files_: PartitionFiles, asset: str, problems: Sequence[Problem
             yield Repair(asset, files_.key, Way.COMPUTE, (*why, *lost))
     elif Kind.DESCRIPTIONS_DIFFER in kinds:
         yield Repair(asset, files_.key, Way.COMPUTE, why)
+    elif Kind.STORE in kinds:
+        yield Repair(asset, files_.key, Way.BY_HAND, why)
 
 
 def _without_consequences(
@@ -346,3 +363,149 @@ def _generations(partition: Partition, record: PublishedRecord | None) -> Iterat
         )
         if generation.startswith(digest) and not closed:
             yield generation
+
+
+_EXAMPLES = """\b
+vlm-assets repair                   list what is wrong and what would be done
+vlm-assets repair --deep --yes      read every byte, then do it
+vlm-assets repair --failed --json   as JSON; nothing is changed without --yes"""
+
+
+@app.command("repair", epilog=_EXAMPLES)
+def repair_command(
+    home: Home = None,
+    deep: Deep = False,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Try the properties that ended as failed again, too.")
+    ] = False,
+    accept_loss: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Give up this partition's committed rows that cannot be restored."),
+    ] = None,
+    accept_settings: Annotated[
+        bool,
+        typer.Option(
+            "--accept-settings",
+            help="Let the next run over VLM_ASSETS_STORE say what all machines must have.",
+        ),
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """List what is wrong and what would put it right; then do it.
+
+    A damaged file comes back from its second copy at once.
+    What must be computed again is launched in the running Dagster, else the commands are shown.
+    Nothing is deleted: what is damaged is kept in .quarantine.
+    Exit code 1 if anything is wrong still.
+    """
+    current = chosen_settings(home)
+    if accept_settings:
+        if current.store is not None:
+            forget_settings(current.store, (current.descriptions.name, current.embeddings.name))
+        say("The next run says which settings, models and code all machines must have.")
+        raise typer.Exit(0)
+    if accept_loss is not None:
+        if as_json:
+            raise typer.BadParameter("--json and --accept-loss do not go together.")
+        raise typer.Exit(_accept_loss(current, accept_loss, yes))
+
+    found = audit(current, Catalog.open(current.home), deep=deep)
+    repairs = plan_repairs(current, found, failed=failed)
+    if as_json:
+        said: list[str] = []
+        right = _repair(current, found, repairs, said.append) if repairs and yes else found.ok and not repairs
+        planned = [
+            {"asset": one.asset, "key": one.key, "way": one.way.name, "why": one.why, "path": one.path}
+            for one in repairs
+        ]
+        say_as_json(
+            {"right": right, "verdict": found.verdict(), "repairs": planned, "done": yes, "said": said}
+        )
+        raise typer.Exit(0 if right else 1)
+    if not repairs:
+        say(found.verdict() if found.ok else "Nothing here can be put right by itself.")
+        if found.ok:
+            say("Nothing to repair.")
+        raise typer.Exit(0 if found.ok else 1)
+    say_list([one.sentence() for one in repairs], "yellow")
+    if not agreed(f"Do this ({len(repairs)} repairs)?", yes):
+        raise typer.Exit(1)
+    raise typer.Exit(0 if _repair(current, found, repairs, say) else 1)
+
+
+def _repair(current: Settings, found: Audit, repairs: Sequence[Repair], tell: Callable[[str], None]) -> bool:
+    """Do the repairs; returns whether all are done."""
+
+    running = _running(current)
+    for key in sorted({one.key for one in repairs if one.key in running}):
+        tell(f"{key} is left to the run that works on it now; look again when it has ended.")
+    left = [one for one in repairs if one.key not in running]
+    done = _put_right(current, [one for one in left if one.way not in COMPUTING or one.forgets], tell)
+    computed = _compute(current, found, [one for one in left if one.way in COMPUTING], tell)
+    return done and computed and len(left) == len(repairs)
+
+
+def _running(current: Settings) -> frozenset[str]:
+    """Partitions that a process works on now."""
+    from vlm_assets.resource_settings import build_gpu
+
+    holders = build_gpu(current).leases().holders()
+    return frozenset(held.record.holder.partition for held in holders if held.record)
+
+
+def _put_right(current: Settings, repairs: Sequence[Repair], tell: Callable[[str], None]) -> bool:
+
+    done = True
+    for one in repairs:
+        try:
+            for sentence in put_right(current, one):
+                tell(sentence)
+        except (PublishedError, OSError) as error:
+            done = False
+            tell(f"Not repaired: {one.asset} {one.key or one.path}: {error}")
+        done = done and one.way is not Way.BY_HAND
+    return done
+
+
+def _compute(current: Settings, found: Audit, repairs: Sequence[Repair], tell: Callable[[str], None]) -> bool:
+    from vlm_assets.operate.dagster_server.home import running_address
+
+    if not repairs:
+        return True
+    wanted = recomputations(repairs, *found.assets)
+    address = running_address(current.dagster_home)
+    if address is not None:
+        for sentence in launch(DagsterApi(address), wanted):
+            tell(sentence)
+        return True
+    tell(
+        "No Dagster runs on this home. Start it (`vlm-assets serve` or `vlm-assets run`) and repair again,"
+        " or run:"
+    )
+    for line in commands(current, wanted):
+        tell(f"  {line}")
+    return False
+
+
+def _accept_loss(current: Settings, key: str, yes: bool) -> int:
+
+    losses = find_losses(current, Catalog.open(current.home), key)
+    if not losses:
+        say(f"Nothing of {key} is lost under these settings: a start goes on with all that is committed.")
+        return 0
+    for loss in losses:
+        error = loss.error
+        say(
+            f"{loss.partition.asset} {key} (generation {loss.generation}): {loss.lost_rows} of"
+            f" {error.promised_rows} committed rows cannot be restored; {error.restorable_rows} can.",
+            bold=True,
+        )
+        say_list([f"missing: {reason}" for reason in error.reasons], "yellow")
+        copies = ", ".join(map(str, error.copies)) or "none that the journal knows of"
+        say(f"Copies to look at first: {copies}")
+    if not agreed("Give these rows up? They are computed again at the next start.", yes):
+        return 1
+    for loss in losses:
+        say(accept_loss(loss))
+    return 0

@@ -1,8 +1,9 @@
 """Review: a person says which fields of a sample are right. What they said is kept and is never lost.
 
-What lives here: the sample, the file of verdicts, and how often each field is right. What does not: the page
-(``review_page.py``). The file ``HOME/review.jsonl`` is append-only: one line a verdict, durable before the
-page shows the next property; the latest line of a property counts. Training reads it (``data: review``).
+What lives here: the sample, keeping verdicts, and how often each field is right. What does not: the page
+(``review_page.py``), and reading verdicts (``vlm_assets/truth.py``), as training does too (``data: review``).
+The file ``HOME/review.jsonl`` is append-only: one line a verdict, durable before the page shows the next
+property; the latest line of a property counts.
 """
 
 from __future__ import annotations
@@ -24,21 +25,17 @@ import pyarrow.parquet as pq
 
 from resources.storage.files import make_directory, sync_directory, write_replacing
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.published_table import NothingPublishedError, published_records
+from vlm_assets.operate.published_table import published_records
 from vlm_assets.operate.quality import look_at_quality
+from vlm_assets.operate.terminal import CommandError
 from vlm_assets.settings import Settings
-from vlm_assets.truth import Share, wilson
+from vlm_assets.truth import REVIEWS, FieldVerdict, Share, verdicts, wilson
 
-NAME = "review.jsonl"
 _COLUMNS = ["property_id", "ordinal", "status", "description", "fingerprint"]
 
 
 class VerdictError(ValueError):
     """A verdict that cannot be: it names no property of the sample, or a field that it has not."""
-
-
-class ReviewFileError(ValueError):
-    """The file of verdicts does not read; the message says which line."""
 
 
 @dataclass(frozen=True)
@@ -53,43 +50,16 @@ class Reviewed:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What a person said of a property. known: what is right of its fields, corrections included.
-
-    fingerprint: of the answer that was judged.
-    """
-
-    property_id: str
-    at: str
-    fingerprint: str
-    right: tuple[str, ...]
-    wrong: tuple[str, ...]
-    known: Mapping[str, Any]
-
-    def line(self) -> bytes:
-        """As it stands in the file; ``description`` is what training reads."""
-        said = {
-            "property_id": self.property_id,
-            "at": self.at,
-            "fingerprint": self.fingerprint,
-            "right": self.right,
-            "wrong": self.wrong,
-            "description": self.known,
-        }
-        return (json.dumps(said, ensure_ascii=False) + "\n").encode()
-
-
 def draw_sample(
     settings: Settings, catalog: Catalog, *, count: int, seed: int, suspicious: bool
 ) -> list[Reviewed]:
     """Published descriptions, drawn by a seed; suspicious: those first that the quality names.
 
-    Raises NothingPublishedError, RecordDamagedError, OSError.
+    Raises CommandError, RecordDamagedError, OSError.
     """
     records = published_records(settings.descriptions, catalog)
     if not records:
-        raise NothingPublishedError("No description is published yet: `vlm-assets run`.")
+        raise CommandError("No description is published yet: `vlm-assets run`.")
     chance = random.Random(seed)  # noqa: S311 - repeatable, not secret
     ranges = {one.key: one for one in catalog.ranges if one.key in records}
     sizes = [len(one) for one in ranges.values()]
@@ -107,11 +77,14 @@ def draw_sample(
     first, others = list[Reviewed](), list[Reviewed]()
     for key in keys:
         rows = [row for row in _rows(settings, key) if row["status"] == "ok"]
-        for row in rows:
-            if row["property_id"] in suspects:
-                first.append(_reviewed(key, row, suspects[row["property_id"]]))
         drawn = chance.sample(rows, min(wanted[key], len(rows)))
-        others += [_reviewed(key, row) for row in drawn if row["property_id"] not in suspects]
+        others += [_reviewed(key, row) for row in drawn]
+        first += [
+            _reviewed(key, row, suspects[row["property_id"]])
+            for row in rows
+            # What chance drew stays in its order and counts, odd or not: the accuracy is that of all.
+            if row["property_id"] in suspects and row not in drawn
+        ]
     chance.shuffle(others)
     return [*first, *others][:count]
 
@@ -135,7 +108,7 @@ def verdict_of(
     wrong: Sequence[str],
     corrections: Mapping[str, Any],
     now: datetime | None = None,
-) -> Verdict:
+) -> FieldVerdict:
     """A verdict on a property of the sample. Raises VerdictError."""
     fields = set(reviewed.description)
     unknown = {*right, *wrong, *corrections} - fields
@@ -146,14 +119,20 @@ def verdict_of(
         )
     known = {name: reviewed.description[name] for name in right} | dict(corrections)
     at = (now or datetime.now(UTC)).isoformat(timespec="seconds")
-    return Verdict(
-        reviewed.property_id, at, reviewed.fingerprint, tuple(sorted(right)), tuple(sorted(wrong)), known
+    return FieldVerdict(
+        reviewed.property_id,
+        at,
+        reviewed.fingerprint,
+        tuple(sorted(right)),
+        tuple(sorted(wrong)),
+        known,
+        reviewed.why,
     )
 
 
-def keep(home: Path, verdict: Verdict) -> None:
-    """Append a verdict, durable when this returns. Raises OSError, ReviewFileError."""
-    path = home / NAME
+def keep(home: Path, verdict: FieldVerdict) -> None:
+    """Append a verdict, durable when this returns. Raises OSError, CommandError."""
+    path = home / REVIEWS
     make_directory(home)
     with _locked(path) as descriptor:
         _cut_torn_line(descriptor, path)
@@ -165,36 +144,16 @@ def keep(home: Path, verdict: Verdict) -> None:
     sync_directory(home)
 
 
-def verdicts(home: Path) -> dict[str, Verdict]:
-    """The latest verdict of each property. Raises ReviewFileError, OSError."""
-    path = home / NAME
-    if not path.exists():
-        return {}
-    found = {}
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                break  # Being written, or torn by a power cut: nobody was told that it is kept.
-            try:
-                said = json.loads(line)
-                one = Verdict(
-                    said["property_id"], said["at"], said["fingerprint"], tuple(said["right"]),
-                    tuple(said["wrong"]), said["description"],
-                )  # fmt: skip
-            except (ValueError, KeyError, TypeError) as error:
-                raise ReviewFileError(
-                    f"{path}: line {number} does not read ({error}). Put it right or take it out: the other"
-                    " lines are not lost."
-                ) from error
-            found[one.property_id] = one
-    return found
-
-
 def accuracy(home: Path) -> dict[str, Share]:
-    """Of each field, how often it was judged right. Raises ReviewFileError, OSError."""
+    """Of each field, how often it was judged right; what was judged because it was suspicious is left out.
+
+    Raises TruthError, FormatVersionError, OSError.
+    """
     right: Counter[str] = Counter()
     judged: Counter[str] = Counter()
     for one in verdicts(home).values():
+        if one.why:
+            continue  # It says nothing of the rest.
         right.update(one.right)
         judged.update((*one.right, *one.wrong))
     return {name: wilson(right[name], judged[name]) for name in sorted(judged)}
@@ -202,7 +161,7 @@ def accuracy(home: Path) -> dict[str, Share]:
 
 def forget_verdicts(home: Path, ids: Collection[str]) -> int:
     """Remove every verdict on properties that are withdrawn, durably. Returns how many. Raises OSError."""
-    path = home / NAME
+    path = home / REVIEWS
     if not path.exists():
         return 0
     with _locked(path):

@@ -12,15 +12,26 @@ import contextlib
 import json
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
-from resources.images.images import PropertyJob
-from resources.images.thumbnails import make_thumbnails
+import typer
+
+from resources.storage.sealed_json import FormatVersionError
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.operate.dagster_server.server import free_port
-from vlm_assets.operate.review import Reviewed, VerdictError, accuracy, keep, verdict_of, verdicts
+from vlm_assets.operate.html_page import thumbnails
+from vlm_assets.operate.review import (
+    Reviewed,
+    VerdictError,
+    accuracy,
+    draw_sample,
+    keep,
+    verdict_of,
+)
+from vlm_assets.operate.terminal import AsJson, Home, Port, app, chosen_settings, say, say_as_json
 from vlm_assets.settings import Settings
+from vlm_assets.truth import TruthError, verdicts
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -42,20 +53,23 @@ _PAGE = """<!doctype html>
 body { font: 15px/1.5 system-ui, sans-serif; margin: 1.2rem auto; max-width: 80rem; padding: 0 1rem }
 h1 { font-size: 1.15rem; margin: 0 0 .2rem; overflow-wrap: anywhere }
 .note { opacity: .65; margin: 0 0 .8rem }
-#images { display: flex; flex-wrap: wrap; gap: 5px; margin-bottom: 1rem }
-#images img, .gone { height: 190px; border-radius: 3px } .gone { width: 190px; background: #8884 }
+main { display: grid; grid-template-columns: 1fr minmax(22rem, 28rem); gap: 1.2rem; align-items: start }
+@media (max-width: 60rem) { main { grid-template-columns: 1fr } }
+#images { display: flex; flex-wrap: wrap; gap: 5px }
+#images img, .gone { height: 150px; border-radius: 3px } .gone { width: 150px; background: #8884 }
 table { border-collapse: collapse; width: 100% } td { padding: .2rem .6rem; vertical-align: top }
-td:first-child { opacity: .7; white-space: nowrap } td:last-child { width: 7rem; text-align: right }
+td:first-child { opacity: .7; white-space: nowrap } td:last-child { width: 4rem; text-align: right }
 tr.at { outline: 2px solid #4a90d9 } tr.right { background: #2e9e5b33 } tr.wrong { background: #d55e0033 }
 kbd { border: 1px solid #8886; border-radius: 3px; padding: 0 .35em; font-size: .85em }
 #accuracy { margin-top: 1.2rem; opacity: .75; font-size: .9em } [role=alert] { color: #d55e00 }
 </style></head><body>
 <h1 id="title">…</h1><p class="note" id="note"></p><p role="alert" id="trouble"></p>
-<div id="images"></div><table id="fields"></table>
+<main><div id="images"></div><div><table id="fields"></table>
 <p><kbd>↑</kbd> <kbd>↓</kbd> field, <kbd>r</kbd> right, <kbd>w</kbd> wrong,
 <kbd>c</kbd> wrong, and what is right, <kbd>a</kbd> all others right,
 <kbd>Enter</kbd> keep and go on, <kbd>s</kbd> skip, <kbd>b</kbd> back</p>
-<div id="accuracy"></div><script src="/review.js"></script></body></html>
+<div id="accuracy"></div></div></main>
+<script src="/review.js"></script></body></html>
 """
 
 _SCRIPT = """
@@ -153,9 +167,11 @@ def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed])
         number = at(request)
         if number is None:
             return PlainTextResponse("There is no such property in the sample.", 404)
-        return JSONResponse(
-            await run_in_threadpool(_shown, settings, catalog, sample, number), headers=headers
-        )
+        try:
+            found = await run_in_threadpool(_shown, settings, catalog, sample, number)
+        except (TruthError, FormatVersionError, OSError) as error:
+            return PlainTextResponse(str(error), 500)
+        return JSONResponse(found, headers=headers)
 
     async def judged(request: Request) -> Response:
         number = at(request)
@@ -243,14 +259,7 @@ def _shown(
 
 def _images(catalog: Catalog, property_id: str) -> list[bytes | None]:
     row = catalog.find(property_id)
-    if row is None:
-        return []
-    paths = []
-    for uri in row.image_uris:
-        with contextlib.suppress(InvalidImagePathError):  # A link that leads out of the root is never opened.
-            paths.append(str(catalog.image_path(uri)))
-    job = PropertyJob(property_id, row.ordinal, tuple(paths))
-    return make_thumbnails([job], height=_HEIGHT, fetch=catalog.images.fetch)[0]
+    return [] if row is None else thumbnails(catalog, [row.image_uris], height=_HEIGHT)[0]
 
 
 def _data_url(image: bytes | None) -> str | None:
@@ -270,3 +279,42 @@ def _typed(one: Reviewed, corrections: dict[str, str]) -> dict[str, Any]:
             with contextlib.suppress(ValueError):
                 typed[name] = json.loads(said)
     return typed
+
+
+_EXAMPLES = """\b
+vlm-assets review --sample 200
+vlm-assets review --sample 100 --suspicious
+vlm-assets review --json                  what was found right so far"""
+
+
+@app.command("review", epilog=_EXAMPLES)
+def review_command(
+    home: Home = None,
+    sample: Annotated[int, typer.Option(min=1, max=10_000, help="Properties to look at, at most.")] = 200,
+    seed: Annotated[int, typer.Option(help="Draws the sample; the same seed draws the same.")] = 1,
+    suspicious: Annotated[
+        bool, typer.Option("--suspicious", help="Those first that dataset_quality finds odd.")
+    ] = False,
+    port: Port = 3200,
+    as_json: AsJson = False,
+) -> None:
+    """Mark fields of a sample right or wrong, on a page in a browser.
+
+    You mark fields by keyboard; verdicts are kept in HOME/review.jsonl.
+    With --json: no page, but how often each field was right so far, with a 95% interval.
+    """
+    current = chosen_settings(home)
+    if as_json:
+        shares = accuracy(current.home)
+        say_as_json({name: asdict(share) for name, share in shares.items()})
+        return
+    verdicts(current.home)  # A line that does not read is said before a person begins.
+    catalog = Catalog.open(current.home)
+    drawn = draw_sample(current, catalog, count=sample, seed=seed, suspicious=suspicious)
+
+    def ready(address: str) -> None:
+        say(f"{len(drawn)} properties: {address} (Ctrl-C ends it; each verdict is kept at once)")
+
+    serve_review(current, catalog, drawn, port=port, ready=ready)
+    for name, share in accuracy(current.home).items():
+        say(f"{name}: right in {share.sentence()} of {share.of}")

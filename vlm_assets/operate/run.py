@@ -9,15 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
-from vlm_assets.assets.partition_state import State
-from vlm_assets.assets.published_rows import first_failed
+from vlm_assets.assets.partition_state import MEANING, PartitionStates, State, VerifiedFiles
+from vlm_assets.assets.published_rows import unpublished_failures
+from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.operate.backfill import ASSETS, Backfill, BackfillSummary, ProgressLine, where_to_click
-from vlm_assets.operate.dagster_server.api import DagsterApi
+from vlm_assets.operate.dagster_server.api import DagsterApi, reload_running
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.dagster_server.process_group import interruptible
 from vlm_assets.operate.dagster_server.server import (
@@ -27,9 +30,11 @@ from vlm_assets.operate.dagster_server.server import (
     prepare_home,
     start_pages,
 )
-from vlm_assets.operate.status import Status
+from vlm_assets.operate.dagster_server.server import serve as serve_home
+from vlm_assets.operate.status import Status, read_status
+from vlm_assets.operate.terminal import Home, Port, Yes, agreed, app, chosen_settings, say
 from vlm_assets.operate.terminal_console import TerminalConsole
-from vlm_assets.settings import Settings, load_settings
+from vlm_assets.settings import Settings, load_settings, require_models
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM before all was done."""
@@ -127,7 +132,7 @@ def run_partitions(
 
     The arguments, exit codes and errors of ``run_backfill``.
     """
-    from vlm_assets.resource_settings import build_gpu
+    from vlm_assets.resource_settings import device_slots
 
     address = running_address(settings.dagster_home)
     if address is not None:
@@ -135,7 +140,7 @@ def run_partitions(
     return run_backfill(
         home=settings.home,
         dagster_home=settings.dagster_home,
-        slots=len(build_gpu(settings).find()),
+        slots=device_slots(settings),
         port=port,
         keys=keys,
         run_config=run_config,
@@ -203,14 +208,144 @@ def _follow(
                 watch(interval)
                 now = work.progress()
                 line.show(now, *work.rate())
-    published = work.published()
     failing = [check for asset in ASSETS for check in work.api.failing_checks(asset)]
     return BackfillSummary(
-        partitions=len(work.keys),
-        complete=len(work.complete_keys()),
+        keys=work.keys,
         failed_keys=sorted(work.progress().failed),
-        published=published,
-        first_failed=first_failed(load_settings(home=work.home).descriptions, published),
+        status=work.status(),
         failing=[check for check in failing if check.partition in work.keys],
         accuracy=accuracy(),
+    )
+
+
+_RUN_EXAMPLES = """\b
+vlm-assets run                      every partition that is not complete
+vlm-assets run --missing            and the last properties, too few to fill one
+vlm-assets run --failed             partitions that failed
+vlm-assets run 000000000-000000999  this partition"""
+
+
+@app.command("run", epilog=_RUN_EXAMPLES)
+def run_command(
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Partitions, by key.")] = None,
+    home: Home = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only partitions that failed.")] = False,
+    missing: Annotated[
+        bool,
+        typer.Option(
+            "--missing",
+            help="Also make a partition of the last properties, however few.",
+        ),
+    ] = False,
+    port: Port = 3000,
+) -> None:
+    """Materialize partitions and show the progress until they are done.
+
+    Uses the Dagster that runs on this home, or starts one for as long as it takes.
+    Finished work is kept, so the command can be repeated at any time.
+    Exit code 0 if all these partitions are complete, 1 if not, 130 after Ctrl-C.
+    """
+    if bool(keys) + failed + missing > 1:
+        raise typer.BadParameter("Give keys, or --failed, or --missing: one of the three.")
+    from vlm_assets.catalog.ingest import close_tail
+
+    current = chosen_settings(home)
+    require_models(current)
+    status = read_status(current, Catalog.open(current.home))
+    if status.paused:
+        paused = f"{status.paused[0].upper()}{status.paused[1:]}. Nothing runs until `vlm-assets resume`."
+        say(paused, fg="red", err=True)
+        raise typer.Exit(1)
+    console = TerminalConsole(soft_wrap=True)
+    if missing and (closed := close_tail(current.home, current.store)) is not None:
+        console.print(f"The last {len(closed)} properties are partition {closed.key} now.")
+        if running_address(current.dagster_home) is not None:
+            console.print(reload_running(current.dagster_home))
+    elif status.waiting_in_tail and not keys and not failed:
+        console.print(
+            f"In no partition yet: {status.waiting_in_tail} properties, too few to fill one."
+            " `vlm-assets run --missing` takes them too."
+        )
+    wanted = _chosen(current, status, keys or [], failed=failed)
+    raise typer.Exit(run_partitions(current, port=port, keys=wanted, console=console))
+
+
+def _chosen(current: Settings, status: Status, keys: list[str], *, failed: bool) -> KeysOf | None:
+    """The partitions that the arguments name; None: all. Raises CatalogError."""
+
+    if keys:
+        known = known_keys(current.home, keys)
+        return lambda api: known
+    if failed:
+        return lambda api: failed_keys(current.home, status, api)
+    return None
+
+
+_PUBLISH_EXAMPLES = """\b
+vlm-assets publish 000000000-000000999 --accept-failed"""
+
+
+@app.command("publish", epilog=_PUBLISH_EXAMPLES)
+def publish_command(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The partition.")],
+    accept_failed: Annotated[
+        bool, typer.Option("--accept-failed", help="Publish it although so many properties failed.")
+    ] = False,
+    home: Home = None,
+    port: Port = 3000,
+    yes: Yes = False,
+) -> None:
+    """Publish a partition that the check failed_share refused.
+
+    Its failed properties stay as they are.
+    The published record says that you accepted them, and the check warns from then on.
+    Exit code 0 if the partition is published, 1 if not.
+    """
+    current = chosen_settings(home)
+    wanted = known_keys(current.home, [key])
+    states = PartitionStates(current, Catalog.open(current.home), verified=VerifiedFiles(None))
+    found = states.of(current.descriptions.name, key)
+    if found.state is not State.REFUSED:
+        say(f"{key} is {found.state.value}: {MEANING[found.state]}. Nothing was done.", fg="yellow")
+        raise typer.Exit(0 if found.state is State.DONE else 1)
+    failures = unpublished_failures(current.descriptions.partition(key))
+    say(f"{failures.sentence()}.")
+    if not accept_failed:
+        say(f"To publish it with them: `vlm-assets publish {key} --accept-failed`.", fg="yellow")
+        raise typer.Exit(1)
+    if not agreed(f"Publish {key} with {failures.failed} failed properties?", yes):
+        raise typer.Exit(1)
+    run_config = {"ops": {current.descriptions.name: {"config": {"accept_failed": True}}}}
+    console = TerminalConsole(soft_wrap=True)
+    raise typer.Exit(
+        run_partitions(current, port=port, keys=lambda api: wanted, run_config=run_config, console=console)
+    )
+
+
+_SERVE_EXAMPLES = """\b
+vlm-assets serve --home /srv/properties --port 3000"""
+
+
+@app.command("serve", epilog=_SERVE_EXAMPLES)
+def serve_command(home: Home = None, port: Port = 3000) -> None:
+    """Run the Dagster UI, daemon, schedules and alerts of a home.
+
+    Until SIGTERM or Ctrl-C.
+    """
+    from vlm_assets.operate.doctor import examine
+    from vlm_assets.resource_settings import device_slots
+
+    current = chosen_settings(home)
+    require_models(current)
+    refuse_at_start(current, say)
+    for one in examine(current, quick=True):
+        if one.level != "ok":
+            say(f"{one.level}: {one.check}: {one.message}", fg="yellow", err=True)
+    serve_home(
+        home=current.home,
+        dagster_home=current.dagster_home,
+        slots=device_slots(current),
+        port=port,
+        grace_seconds=current.grace_seconds,
+        console=TerminalConsole(soft_wrap=True),
     )

@@ -10,24 +10,35 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Annotated, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import typer
 
 from resources.devices.find import Device
-from resources.images.images import PropertyJob
-from resources.images.thumbnails import make_thumbnails
 from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from vlm_assets.assets.fingerprint import embedding_parts
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.image_root import InvalidImagePathError
-from vlm_assets.operate.html_page import Card, page
-from vlm_assets.operate.published_table import Mask, NothingPublishedError, published_records
+from vlm_assets.operate.html_page import Card, page, thumbnails, write_page
+from vlm_assets.operate.published_table import Mask, chosen, published_records
+from vlm_assets.operate.terminal import (
+    AsJson,
+    CommandError,
+    Home,
+    Where,
+    app,
+    chosen_settings,
+    say,
+    say_as_json,
+    visible_line,
+)
 from vlm_assets.resource_settings import build_text_embedding_model
 from vlm_assets.settings import Settings
 
@@ -38,10 +49,6 @@ _THUMBNAILS: Final = 4
 _HEIGHT: Final = 120
 
 Vector = npt.NDArray[np.float32]
-
-
-class NoVectorError(ValueError):
-    """What was asked for has no vector to search by."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ def search(
 ) -> Found:
     """Find the properties nearest to a text, to a property, or to the middle of both.
 
-    mask: of each ordinal, whether it may be found. Raises NoVectorError, NothingPublishedError,
+    mask: of each ordinal, whether it may be found. Raises CommandError,
     CatalogError, ModelLoadError, PublishedError.
     """
     records, left_out = comparable(settings, catalog)
@@ -81,9 +88,9 @@ def search(
     if like is not None:
         wanted.append(_vector_of(settings, catalog, records, like))
     if text is not None:
-        wanted.append(_embedded(settings, text))
+        wanted.append(embed_text(settings, text))
     if not wanted:
-        raise NoVectorError("Give a text, or a property with --like.")
+        raise CommandError("Give a text, or a property with --like.")
     query = np.sum([one / max(float(np.linalg.norm(one)), 1e-12) for one in wanted], axis=0)
     query = (query / max(float(np.linalg.norm(query)), 1e-12)).astype(np.float32)
     ranges = {one.key: one for one in catalog.ranges}
@@ -121,7 +128,7 @@ def comparable(settings: Settings, catalog: Catalog) -> tuple[dict[str, Publishe
     """Published partitions whose vectors come from the embedding model of the settings, and the others."""
     records = published_records(settings.embeddings, catalog)
     if not records:
-        raise NothingPublishedError("No vector is published yet: `vlm-assets run`.")
+        raise CommandError("No vector is published yet: `vlm-assets run`.")
     now = embedding_parts(build_text_embedding_model(settings))
     same, other = {}, []
     for key, record in records.items():
@@ -131,21 +138,21 @@ def comparable(settings: Settings, catalog: Catalog) -> tuple[dict[str, Publishe
         else:
             other.append(key)
     if not same:
-        raise NothingPublishedError(
+        raise CommandError(
             "No partition was embedded by the embedding model that the settings name now: set the one that"
             " did it, or materialize property_embeddings."
         )
     return same, other
 
 
-def _embedded(settings: Settings, text: str) -> Vector:
+def embed_text(settings: Settings, text: str) -> Vector:
     """The vector of a text, on the CPU: a search takes no device from a run."""
     device = Device("cpu-search", "cpu", "search", None, "")
     embedder = build_text_embedding_model(settings).load(device)
     try:
         return np.asarray(embedder.embed([text])[0], dtype=np.float32)
     except ValueError as error:
-        raise NoVectorError(f"{text!r} cannot be searched for: {error}.") from error
+        raise CommandError(f"{text!r} cannot be searched for: {error}.") from error
     finally:
         embedder.close()
 
@@ -164,9 +171,7 @@ def _vector_of(
             at = pc.index(batch["ordinal"], known.ordinal).as_py()
             if at >= 0 and batch["embedding"][at].is_valid:
                 return np.asarray(batch["embedding"][at].as_py(), dtype=np.float32)
-    raise NoVectorError(
-        f"{property_id!r} has no vector of the present embedding model: `vlm-assets show ID`."
-    )
+    raise CommandError(f"{property_id!r} has no vector of the present embedding model: `vlm-assets show ID`.")
 
 
 def _nearest(
@@ -210,31 +215,23 @@ def batch_scores(batch: pa.RecordBatch, query: Vector) -> tuple[npt.NDArray[np.i
 
 def cards(settings: Settings, catalog: Catalog, hits: Sequence[Hit]) -> list[Card]:
     """What a page shows of each: its first images and its description."""
-    jobs, said = [], []
-    for hit in hits:
-        wanted = catalog.range_of(hit.ordinal)
-        row = catalog.slice(wanted).slice(hit.ordinal - wanted.start, 1).to_pylist()[0]
-        paths = []
-        for uri in row["image_uris"][:_THUMBNAILS]:
-            try:
-                paths.append(str(catalog.image_path(uri)))
-            except InvalidImagePathError:
-                continue  # It leads out of the root: it is not opened.
-        jobs.append(PropertyJob(hit.property_id, hit.ordinal, tuple(paths)))
-        said.append(_description(settings, wanted.key, hit.ordinal))
-    images = make_thumbnails(jobs, height=_HEIGHT, fetch=catalog.images.fetch)
+    ordinals = [hit.ordinal for hit in hits]
+    images = thumbnails(catalog, (uris[:_THUMBNAILS] for uris in catalog.images_of(ordinals)), height=_HEIGHT)
     return [
-        Card(hit.property_id, f"{hit.score:.3f}", shown, fields)
-        for hit, shown, fields in zip(hits, images, said, strict=True)
+        Card(
+            hit.property_id,
+            f"{hit.score:.3f}",
+            shown,
+            _description(settings, catalog.range_of(hit.ordinal).key, hit.ordinal),
+        )
+        for hit, shown in zip(hits, images, strict=True)
     ]
 
 
 def image_paths(catalog: Catalog, hits: Sequence[Hit]) -> list[str]:
     """The first image of each, for a table."""
     found = []
-    for hit in hits:
-        wanted = catalog.range_of(hit.ordinal)
-        uris = catalog.slice(wanted)["image_uris"][hit.ordinal - wanted.start].as_py()
+    for uris in catalog.images_of([hit.ordinal for hit in hits]):
         try:
             found.append(str(catalog.image_path(uris[0])) if uris else "")
         except InvalidImagePathError:
@@ -256,3 +253,49 @@ def _description(settings: Settings, key: str, ordinal: int) -> dict[str, object
 def contact_sheet(settings: Settings, catalog: Catalog, title: str, hits: Sequence[Hit]) -> str:
     """One HTML page with the images inside of it: nothing is loaded from anywhere."""
     return page(title, cards(settings, catalog, hits))
+
+
+_EXAMPLES = """\b
+vlm-assets search "stone cottage with a pool"
+vlm-assets search "stone cottage" --where "floors <= 2" --html found.html
+vlm-assets search --like ALDERNEY-00001 --limit 5 --json"""
+
+
+@app.command("search", epilog=_EXAMPLES)
+def search_command(
+    text: Annotated[str | None, typer.Argument(help="What to look for, in words.")] = None,
+    home: Home = None,
+    where: Where = None,
+    like: Annotated[str | None, typer.Option(metavar="ID", help="Neighbours of this property.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Properties to find, at most.")] = 20,
+    html: Annotated[Path | None, typer.Option(help="Write a page with images to this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find properties that are near to a text or to another property.
+
+    Stands on the published vectors.
+    Takes no device. With a text and --like, what is near to both.
+    """
+    if text is None and like is None:
+        raise typer.BadParameter("Give a text, or --like ID.")
+
+    current = chosen_settings(home)
+    catalog = Catalog.open(current.home)
+    mask = None if where is None else chosen(current, catalog, where)
+    found = search(current, catalog, text=text, like=like, mask=mask, limit=limit)
+    title = " ".join([*([text] if text else []), *([f"like {like}"] if like else [])])
+    if html is not None:
+        write_page(html, contact_sheet(current, catalog, title, found.hits))
+    if as_json:
+        say_as_json([{"property_id": one.property_id, "score": one.score} for one in found.hits])
+        return
+    for hit, path in zip(found.hits, image_paths(catalog, found.hits), strict=True):
+        say(f"{hit.score:.3f}  {visible_line(hit.property_id)}  {visible_line(path)}")
+    say(f"{len(found.hits)} of {found.scanned:,} properties with a vector.")
+    if found.left_out:
+        say(
+            f"{len(found.left_out)} partitions were embedded by another model than the settings name, and"
+            f" were not searched: {found.left_out[0]} is the first."
+        )
+    if html is not None:
+        say(f"Page: {html}")

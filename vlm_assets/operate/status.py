@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 
 from resources.alerts.outbox import Outbox
-from resources.devices.errors import DeviceError
+from resources.devices.device_errors import DeviceError
 from resources.devices.find import find_devices
 from resources.devices.left_out import LeftOutDevices
 from resources.state.database import ControlState
+from resources.state.nodes import Node, NodeDevice, Nodes
 from resources.state.pause import pause_of
 from resources.state.sqlite_file import ControlStateError
 from resources.state.workers import Worker, Workers
@@ -29,8 +30,7 @@ from vlm_assets.assets.published_rows import FailedRow, PublishedRows, first_fai
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.operate.dagster_server.home import running_address
-from vlm_assets.operate.expected_cost import ExpectedCost
-from vlm_assets.operate.rate import Rate, measure
+from vlm_assets.operate.expected_cost import ExpectedCost, Rate, measure
 from vlm_assets.operate.variant_status import VariantStatus, variant_status
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
@@ -83,7 +83,8 @@ class DeviceStatus:
 
     partition: what it works on now. rows: published descriptions that it made. properties_per_second: its
     share of the data set's rate; None if it made none in that time. left_out: the sentence that says why;
-    None if it is used.
+    None if it is used. node: of a cluster, where it is, and trouble: what speaks against it or its node;
+    temperature: degrees Celsius.
     """
 
     id: str
@@ -92,6 +93,9 @@ class DeviceStatus:
     rows: int
     properties_per_second: float | None
     left_out: str | None
+    node: str | None = None
+    temperature: int | None = None
+    trouble: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,11 +104,12 @@ class Status:
 
     waiting_in_tail: properties that are in no partition yet, for they are too few to fill one.
     assets: in the order in which they are made. failed_by_kind, first_failed: published rows of properties
-    that could not be described. properties_per_second: of all devices together, as in ``rate.py``;
+    that could not be described. properties_per_second: of all devices together, as in ``expected_cost.py``;
     seconds_left: of all descriptions at this rate. done_again: what was tried again by itself and came right
     since ``done_again_since`` (unix seconds), oldest first. open_alerts: titles of what was told and is not
     right again, oldest first. paused, dagster: since when and why it is paused, and where Dagster runs; None
-    where not. warnings: what could not be read. variants: the models to train, what waits first.
+    where not. warnings: what could not be read. variants: the models to train, what waits first. uncopied:
+    committed segments that wait for the store; uncopied_seconds: how long the oldest of them does.
     """
 
     home: str
@@ -128,10 +133,17 @@ class Status:
     next_steps: tuple[str, ...]
     published: Mapping[str, PublishedRows] = field(repr=False)
     variants: tuple[VariantStatus, ...] = ()
+    uncopied: int = 0
+    uncopied_seconds: float = 0.0
 
     def counts(self, asset: str) -> Counter[State]:
         """Partitions of an asset in each state."""
         return Counter(one.state for one in self.partitions if one.asset == asset)
+
+    @property
+    def incomplete_keys(self) -> frozenset[str]:
+        """Partitions that are not complete in each asset."""
+        return frozenset(one.key for one in self.partitions if not one.is_complete)
 
     @property
     def order(self) -> list[PartitionStatus]:
@@ -210,6 +222,10 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
         properties_per_second=rate.per_second,
         seconds_left=rate.seconds_left(
             sum(one.expected - one.usable_rows for one in descriptions if not one.is_complete)
+        ),
+        uncopied=sum(worker.uncopied for worker in workers),
+        uncopied_seconds=max(
+            (now - one.uncopied_since for one in workers if one.uncopied_since), default=0.0
         ),
         done_again_since=since,
         done_again=notes.done_again,
@@ -318,9 +334,17 @@ def _devices(
 ) -> tuple[tuple[DeviceStatus, ...], tuple[str, ...]]:
     """Every device that is here, works, or has worked; and what could not be read."""
     warnings: tuple[str, ...] = ()
+    of_node: dict[str, tuple[Node, NodeDevice]] = {}
     try:
-        here = [device.id for device in find_devices(settings.devices, os.environ)]
-    except DeviceError as error:
+        if settings.ray_address is not None:
+            look = Nodes(control_state(settings)).look()
+            of_node = {one.id: (node, one) for node in look.nodes.values() for one in node.record.devices}
+            here = [one for one, (node, _) in of_node.items() if not node.is_dead]
+            silent = [node for node in look.nodes.values() if not node.takes_runs and node.record.slots]
+            warnings = tuple(f"Node {node.name}: {node.sentence()}." for node in silent)
+        else:
+            here = [device.id for device in find_devices(settings.devices, os.environ)]
+    except (DeviceError, ControlStateError) as error:
         here, warnings = [], (f"The devices cannot be read: {error}",)
     left_out = LeftOutDevices(control_state(settings)).left_out()
     at_work = {worker.device: worker for worker in workers if worker.device}
@@ -329,8 +353,9 @@ def _devices(
         for stretch in of_file.stretches:
             rows[stretch.device] += stretch.rows
     found = []
-    for id_ in dict.fromkeys((*here, *at_work, *left_out, *sorted(rows))):
+    for id_ in dict.fromkeys((*here, *of_node, *at_work, *left_out, *sorted(rows))):
         worker = at_work.get(id_)
+        node, device = of_node.get(id_, (None, None))
         found.append(
             DeviceStatus(
                 id=id_,
@@ -339,9 +364,17 @@ def _devices(
                 rows=rows[id_],
                 properties_per_second=rate.of_device(id_),
                 left_out=left_out[id_].sentence(id_) if id_ in left_out else None,
+                node=node.name if node is not None else None,
+                temperature=device.temperature if device is not None else None,
+                trouble=" ".join(filter(None, _troubles(node, device))),
             )
         )
     return tuple(found), warnings
+
+
+def _troubles(node: Node | None, device: NodeDevice | None) -> tuple[str, ...]:
+    of_node = node.sentence() if node is not None and not node.takes_runs else ""
+    return of_node, device.trouble if device is not None else ""
 
 
 def _open_alerts(settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:

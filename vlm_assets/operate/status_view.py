@@ -8,15 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import Annotated
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
 from vlm_assets.assets.partition_state import MEANING, State
-from vlm_assets.operate.status import PartitionStatus, Status
-from vlm_assets.operate.terminal import with_home
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.status import PartitionStatus, Status, read_status
+from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, say_json, with_home
 
 SHOWN = 12
 """Partitions listed for people; the rest is counted, and ``--json`` lists all."""
@@ -42,7 +45,7 @@ def show(console: Console, status: Status) -> None:
     console.print(view(status))
 
 
-def watch(
+def watch_status(
     read: Callable[[], Status], console: Console, *, wait: Callable[[float], None] = time.sleep
 ) -> None:
     """Keep it up to date until Ctrl-C."""
@@ -79,6 +82,9 @@ def _heading(status: Status) -> Text:
     said = Text(f"{status.properties} properties in {status.home}\n")
     if status.waiting_in_tail:
         said.append(f"In no partition yet: {status.waiting_in_tail}\n")
+    if status.uncopied:
+        waiting = f"{status.uncopied} segments, the oldest for {_duration(status.uncopied_seconds)}"
+        said.append(f"Not in the store yet: {waiting}\n")
     if status.paused:
         said.append(f"{status.paused[0].upper()}{status.paused[1:]}\n", style="bold yellow")
     said.append(f"Dagster: {status.dagster or 'not running'}\n")
@@ -100,11 +106,15 @@ def _counts(status: Status) -> Table:
 
 
 def _devices(status: Status) -> Table:
-    table = Table("device", "works on", "properties/s", "described")
+    nodes = any(device.node for device in status.devices)
+    table = Table(*(["node"] if nodes else []), "device", "works on", "properties/s", "described")
     for device in status.devices:
+        does = device.partition or ("nothing" if device.is_here else "is not here now")
+        heat = "" if device.temperature is None else f" at {device.temperature} °C"
         table.add_row(
+            *([device.node or ""] if nodes else []),
             device.id,
-            device.left_out or device.partition or ("nothing" if device.is_here else "is not here now"),
+            device.left_out or " ".join(filter(None, (f"{does}{heat}", device.trouble))),
             _rate(device.properties_per_second),
             str(device.rows),
         )
@@ -183,3 +193,42 @@ def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "unknown yet"
     return "less than a second" if 0 < seconds < 1 else str(timedelta(seconds=round(seconds)))
+
+
+_EXAMPLES = """\b
+vlm-assets status
+vlm-assets status --watch
+vlm-assets status --since 2026-01-31T08:00"""
+
+_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
+"""Local times, as people write them."""
+
+
+@app.command("status", epilog=_EXAMPLES)
+def status_command(
+    home: Home = None,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep it up to date until Ctrl-C.")] = False,
+    since: Annotated[
+        datetime | None,
+        typer.Option(formats=_TIMES, help="List what was tried again and done since then; else a day ago."),
+    ] = None,
+) -> None:
+    """Say where every partition stands, and what is left.
+
+    Also in which order it runs. Reads what is on disk.
+    """
+    from vlm_assets.operate.terminal_console import TerminalConsole
+
+    current = chosen_settings(home)
+
+    def read() -> Status:
+        catalog = Catalog.open(current.home)
+        return read_status(current, catalog, since=since.timestamp() if since else None)
+
+    if as_json:
+        say_json(read().to_json())
+    elif watch:
+        watch_status(read, TerminalConsole())
+    else:
+        show(TerminalConsole(), read())

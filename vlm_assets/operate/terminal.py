@@ -1,4 +1,4 @@
-"""Text for the terminal: what a file, an id or a model's answer says can never steer it.
+"""What the commands share: options, settings, questions, and text that can never steer the terminal.
 
 An id may hold ``ESC ]0;…``, which renames the window, or U+202E, which turns the rest of the line around. So
 every text is escaped before it is styled. Commands write with ``say`` (never ``typer.echo``) and with
@@ -7,14 +7,20 @@ every text is escaped before it is styled. Commands write with ``say`` (never ``
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
 import shlex
+import sys
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+
+from vlm_assets.settings import PREFIX, Settings, load_settings
 
 _BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _LINE_ENDS = "\u2028\u2029"
@@ -54,12 +60,12 @@ def say(text: object = "", *, err: bool = False, **style: Any) -> None:
 
 
 def say_json(text: str) -> None:
-    """Write JSON as it is; what a terminal would obey is escaped in it already."""
+    """Write JSON, or another text for programs, as it is but for what a terminal would obey."""
     typer.secho(visible(text))  # noqa: TID251 - here is where it is escaped
 
 
 class CommandError(Exception):
-    """A command cannot do what it was asked; the message says why, and what to do. Nothing was changed."""
+    """A command cannot do what it was asked; the message says why, and what to do."""
 
 
 class VisibleFormatter(logging.Formatter):
@@ -76,3 +82,52 @@ def duration(seconds: float) -> str:
         if seconds >= of:
             return f"{seconds / of:.1f} {unit}"
     return f"{seconds:.0f} seconds"
+
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+"""Each module of a command adds itself when it is imported."""
+
+Home = Annotated[Path | None, typer.Option(help=f"Folder of all output; default {PREFIX}HOME, else data/.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+Deep = Annotated[bool, typer.Option("--deep", help="Read every byte of every file, copy and journal.")]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the pages, on loopback.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
+
+Where = Annotated[
+    str | None,
+    typer.Option(metavar="SQL", help='Only properties for which this holds, such as "floors <= 2".'),
+]
+
+SHOWN = 20
+"""Lines of a list for people; the rest is counted."""
+
+
+def chosen_settings(home: Path | None = None) -> Settings:
+    """The settings, for this home where one is given; what is started from here sees the same home."""
+    if home is not None:
+        os.environ[f"{PREFIX}HOME"] = str(home.absolute())
+        show_home_in_commands(home)
+    return load_settings()
+
+
+def say_as_json(value: object) -> None:
+    """Write a value as JSON; what JSON does not know (paths, times) as its text."""
+    say_json(json.dumps(value, indent=2, default=str))
+
+
+def say_list(sentences: Sequence[str], color: str | None = None) -> None:
+    """Write the first sentences of a list, and how many more there are."""
+    for sentence in sentences[:SHOWN]:
+        say(sentence, fg=color)
+    if len(sentences) > SHOWN:
+        say(f"... and {len(sentences) - SHOWN} more", fg=color)
+
+
+def agreed(question: str, yes: bool) -> bool:
+    """Ask before anything is changed. Without a terminal and without ``--yes`` the answer is no."""
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        say("Nothing was changed. Repeat the command with --yes to do it.")
+        return False
+    return typer.confirm(question)

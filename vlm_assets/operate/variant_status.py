@@ -6,12 +6,16 @@ does not: the training (``resources/training``) and what is shown (``status_view
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from resources.state.workers import Workers
 from resources.storage.layout import PartitionPaths
+from resources.storage.sealed_json import FormatVersionError
 from resources.training.checkpoints import newest_state
 from resources.training.rank import PLAN
 from vlm_assets.assets.description_model import ASSET, read_record
@@ -25,11 +29,11 @@ class VariantStatus:
     """One variant. step, steps: finished and in all; epoch, epochs: the same in passes over the data.
 
     metric: of the finished model, or the best so far. seconds_left: at the pace so far; None where unknown.
-    turn: 1 is nearest to done and runs first; None where it does not wait.
+    turn: 1 runs first, by VLM_ASSETS_VARIANTS_ORDER; None where it does not wait. note: why it is refused.
     """
 
     name: str
-    state: Literal["done", "running", "interrupted", "never started"]
+    state: Literal["done", "running", "interrupted", "never started", "refused"]
     step: int = 0
     steps: int | None = None
     epoch: int = 0
@@ -37,6 +41,7 @@ class VariantStatus:
     metric: float | None = None
     seconds_left: float | None = None
     turn: int | None = None
+    note: str = ""
 
     @property
     def percent(self) -> float:
@@ -51,36 +56,62 @@ class VariantStatus:
             return f"done (metric {self.metric:.4f})" if self.metric is not None else "done"
         if self.state == "never started":
             return self.state
+        if self.state == "refused":
+            return f"refused: {self.note}"
         at = f"{self.state} at epoch {self.epoch} of {self.epochs} ({self.percent:.1f}%)"
         return at if self.metric is None else f"{at}, metric {self.metric:.4f} so far"
 
 
 def variant_status(settings: Settings) -> tuple[VariantStatus, ...]:
-    """Every variant of the file: what waits first, nearest to done, then the others. Raises SettingsError."""
+    """Every variant of the file: what runs, what waits in its order, the others. Raises SettingsError."""
     running = {
         worker.partition for worker in Workers(control_state(settings)).living() if worker.asset == ASSET
     }
+    variants = read_variants(settings)
     found = [
         _status(settings.layout.asset(ASSET).partition(name), variant, is_running=name in running)
-        for name, variant in read_variants(settings).items()
+        for name, variant in variants.items()
     ]
-    waiting = sorted(
-        (one for one in found if one.state in ("interrupted", "never started")),
-        key=lambda one: (-one.percent, one.seconds_left or 0.0),
-    )
+    waiting = [one for one in found if one.state in ("interrupted", "never started")]
+    if settings.variants_order == "heaviest":
+        left = _expected_seconds_left(found, variants)
+        waiting.sort(key=lambda one: -left[one.name])
+    else:
+        waiting.sort(key=lambda one: (-one.percent, one.seconds_left or 0.0))
     turns = [replace(one, turn=turn) for turn, one in enumerate(waiting, start=1)]
-    others = {state: [one for one in found if one.state == state] for state in ("running", "done")}
-    return (*others["running"], *turns, *others["done"])
+    others = {state: [one for one in found if one.state == state] for state in ("running", "refused", "done")}
+    return (*others["running"], *turns, *others["refused"], *others["done"])
+
+
+def _expected_seconds_left(
+    found: Sequence[VariantStatus], variants: Mapping[str, Variant]
+) -> Mapping[str, float]:
+    """Of each variant the time left: at its own pace, else at the others'; infinite where nobody knows."""
+    left = {
+        one.name: (one.steps - one.step) * variants[one.name].batch for one in found if one.steps is not None
+    }
+    paces = [
+        one.seconds_left / left[one.name] for one in found if one.seconds_left is not None and left[one.name]
+    ]
+    pace = statistics.median(paces or [1.0])
+    return {
+        one.name: one.seconds_left if one.seconds_left is not None else pace * left.get(one.name, math.inf)
+        for one in found
+    }
 
 
 def _status(paths: PartitionPaths, variant: Variant, *, is_running: bool) -> VariantStatus:
-    name, record = paths.key, read_record(paths)
+    name = paths.key
+    try:
+        record = read_record(paths)
+    except FormatVersionError as error:
+        return VariantStatus(name, "refused", note=str(error))
     folder = _begun(paths, None if record is None else str(record["fingerprint"]))
     if folder is None and record is not None and not is_running:
         return VariantStatus(name, "done", step=record["step"], steps=record["step"], metric=record["metric"])
     state: dict[str, Any] = (newest_state(folder / "checkpoints") if folder else None) or {}
     step, count = state.get("step", 0), state.get("count", 0)
-    if not is_running and not step:
+    if not is_running and not state:
         return VariantStatus(name, "never started", steps=variant.steps)
     steps, epochs = variant.steps, None
     if count:

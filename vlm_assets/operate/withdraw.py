@@ -1,31 +1,37 @@
 """Withdrawing properties for good: from the catalogue, published files, earlier versions and journals.
 
 What lives here: the order of the steps, each of which may be repeated. What they have to do is written down
-first, so that a withdrawal that was cut short is finished by starting it again. What does not: the command
-(``cli/withdraw.py``). A property leaves a tombstone in its place: a row of the catalogue with the same
-ordinal, no images and a digest for an id, and a failed row of the kind ``withdrawn`` in each file. So
-ordinals stay, every count adds up, and an ingest of the same listing knows that it was withdrawn.
+first, so that a withdrawal that was cut short is finished by starting it again. A property leaves a tombstone
+in its place: a row of the catalogue with the same ordinal, no images and a digest for an id, and a failed row
+of the kind ``withdrawn`` in each file. So ordinals stay, every count adds up, and an ingest of the same
+listing knows that it was withdrawn.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import typer
 
 from resources.journal.discarding import discard
 from resources.journal.high_water_mark import read_marks, slots
 from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
+from resources.publishing.stored import StoredPartitions
 from resources.state.workers import Workers
 from resources.storage.files import sync_directory, write_replacing
 from resources.storage.layout import AssetFolders, PartitionPaths
 from resources.storage.sealed_json import read_sealed, write_sealed
+from resources.store.bucket import S3Folder
+from resources.store.stored_journal import StoredJournal, pull_others, stored_generations
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
 from vlm_assets.assets.property_descriptions import DescriptionWork, remembered
@@ -41,14 +47,15 @@ from vlm_assets.catalog.catalog_file import (
 )
 from vlm_assets.catalog.ingest import only_ingest
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.catalog.stored_catalog import pull_catalog, put_catalog
 from vlm_assets.operate.explore import forget_tables
 from vlm_assets.operate.prune import plan_prune, remove
 from vlm_assets.operate.quality import forget_summaries
-from vlm_assets.operate.review import NAME as REVIEWS
 from vlm_assets.operate.review import forget_verdicts
-from vlm_assets.operate.terminal import CommandError
+from vlm_assets.operate.terminal import CommandError, Home, Yes, agreed, app, chosen_settings, say
 from vlm_assets.resource_settings import build_vision_language_model, control_state
 from vlm_assets.settings import Settings
+from vlm_assets.truth import REVIEWS
 
 TRAINED = "description_model"
 """The asset of trained models, which keeps the list of what each was trained on."""
@@ -129,12 +136,16 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
             "texts": dict(wanted.texts),
         },
     )
-    for path in replace_by_tombstones(settings.home, wanted.tombstones):
+    for path in replace_by_tombstones(settings.home, wanted.tombstones, settings.store):
         yield f"Removed {len(wanted.tombstones)} properties from {path}."
+    for key in wanted.keys:
+        yield from _pull(settings, key)
     catalog = Catalog.open(settings.home)
     for key in wanted.keys:
         yield from _withdraw_published(settings, catalog, key, wanted)
         yield from _withdraw_journals(settings, catalog, key)
+        # Before earlier versions go here: by them the store's version is known as one that came before.
+        yield from _withdraw_stored(settings, key)
     forget_summaries(settings, wanted.keys)
     forget_tables(settings)
     for path in _withdraw_samples(settings, wanted.tombstones):
@@ -144,12 +155,45 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     plan = plan_prune(settings, catalog, keys=wanted.keys)
     yield from plan.kept
     yield from remove(settings, plan.removals)
+    if (store := settings.store) is not None:
+        for asset in (settings.descriptions, settings.embeddings):
+            for key in wanted.keys:
+                StoredPartitions(asset, store).forget_earlier(key)
     note.unlink(missing_ok=True)
     sync_directory(note.parent)
 
 
+def _withdraw_stored(settings: Settings, key: str) -> Iterator[str]:
+    """Have the store hold what is published here now, and no journal that may hold the properties."""
+    if (store := settings.store) is None:
+        return
+    for asset in (settings.descriptions, settings.embeddings):
+        StoredPartitions(asset, store).push(key)
+        paths = asset.partition(key)
+        for generation in stored_generations(paths, store):
+            if not paths.journal(generation).is_dir():  # Else it holds the rows of the others alone.
+                journal = StoredJournal(paths, generation, store)
+                journal.look()
+                journal.close()
+    yield f"Removed their rows of {key} from {store}."
+
+
+def _pull(settings: Settings, key: str) -> Iterator[str]:
+    """Have this home hold all that the store has of a partition."""
+    if (store := settings.store) is not None:
+        for asset in (settings.descriptions, settings.embeddings):
+            yield from StoredPartitions(asset, store).pull(key)
+            yield from pull_others(asset.partition(key), "", store)
+
+
 def _withdraw_samples(settings: Settings, ids: Collection[str]) -> Iterator[Path]:
-    """Take properties out of the lists of what variants were trained on."""
+    """Take properties out of the lists of what variants were trained on, and of where killed ranks stood."""
+    for path in sorted(settings.layout.asset(TRAINED).journals.glob("*/*/rank-*.at")):
+        with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+            if any(json.dumps(one).encode() in file.read() for one in ids):
+                file.truncate(0)  # In place: a rank that lives goes on writing there.
+                os.fsync(file.fileno())
+                yield path
     for path in sorted(settings.layout.asset(TRAINED).journals.glob("*/*/samples.jsonl")):
         lines = path.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if json.loads(line)["property_id"] not in ids]
@@ -292,12 +336,16 @@ def _adopt(settings: Settings, catalog: Catalog, key: str) -> str:
     return generation
 
 
-def replace_by_tombstones(home: Path, tombstones: Mapping[str, str]) -> Iterator[Path]:
+def replace_by_tombstones(
+    home: Path, tombstones: Mapping[str, str], store: S3Folder | None = None
+) -> Iterator[Path]:
     """Take these properties out of the catalogue and its copies; gives each file that had them.
 
-    tombstones: by the id of each. Safe to repeat. Raises CatalogError, IngestBusyError, OSError.
+    tombstones: by the id of each. The store's catalogue goes first. Safe to repeat. Raises CatalogError,
+    IngestBusyError, StoreError, OSError.
     """
     with only_ingest(home, "withdrawing properties"):
+        there = pull_catalog(home, store) if store is not None else None
         catalog = Catalog.open(home)
         if _has_any(catalog_path(home), tombstones):
             writer = CatalogWriter()
@@ -307,9 +355,10 @@ def replace_by_tombstones(home: Path, tombstones: Mapping[str, str]) -> Iterator
                     writer.add_tail(one, rows, since=catalog.header.tail.since)
                 else:
                     writer.add(one, rows)
-            publish_catalog(
-                home, writer.finish(replace(catalog.header, sequence=catalog.header.sequence + 1))
-            )
+            data = writer.finish(replace(catalog.header, sequence=catalog.header.sequence + 1))
+            if store is not None:
+                put_catalog(store, data, over=there)
+            publish_catalog(home, data)
             yield catalog_path(home)
         for path in backup_paths(home):
             if path.exists() and _has_any(path, tombstones):
@@ -340,3 +389,42 @@ def _with_tombstones(table: pa.Table, tombstones: Mapping[str, str]) -> pa.Table
         for row in table.to_pylist()
     ]
     return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+_EXAMPLES = """\b
+vlm-assets withdraw --ids ids.txt   one id a line
+vlm-assets withdraw                 go on with a withdrawal that was cut short"""
+
+
+@app.command("withdraw", epilog=_EXAMPLES)
+def withdraw_command(
+    ids: Annotated[
+        Path | None, typer.Option("--ids", help="A text file with one property id a line.", exists=True)
+    ] = None,
+    home: Home = None,
+    yes: Yes = False,
+) -> None:
+    """Remove properties for good, from files, versions and journals.
+
+    Takes them out of the catalogue, published files, earlier versions and journals.
+    Their images, your listing and Dagster's own history are not touched.
+    If it is cut short, the same command goes on. Exit code 0 if all is removed, 1 if not.
+    """
+    current = chosen_settings(home)
+    wanted = pending_withdrawal(current)
+    if wanted is not None:
+        say("A withdrawal was cut short. It is finished first.", fg="yellow")
+    elif ids is None:
+        say("There is no withdrawal to go on with. Name the ids: `vlm-assets withdraw --ids FILE`.")
+        raise typer.Exit(0)
+    else:
+        wanted = plan_withdrawal(current, [line for line in ids.read_text().splitlines() if line])
+        where = f" of {len(wanted.keys)} partitions" if wanted.keys else ""
+        if not agreed(f"Remove {len(wanted.tombstones)} properties{where} for good?", yes):
+            raise typer.Exit(1)
+    for sentence in withdraw(current, wanted):
+        say(sentence)
+    say(
+        f"{len(wanted.tombstones)} properties are withdrawn. Take them out of your listing too; an ingest of"
+        " it does not bring them back."
+    )

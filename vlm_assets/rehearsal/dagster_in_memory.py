@@ -22,7 +22,7 @@ INTERRUPTED = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
 """What Dagster says of a run that was ended from outside."""
 
 
-class Clock:
+class SimulatedClock:
     """Seconds that stand still until they are moved."""
 
     def __init__(self, now: float = 1_000_000.0) -> None:
@@ -36,7 +36,7 @@ class Clock:
 class DagsterInMemory:
     """``DagsterFacts`` without Dagster: what a simulation asks and tells."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: SimulatedClock) -> None:
         self.clock = clock
         self.runs: dict[str, RunState] = {}
         self.asked: dict[str, Mapping[str, Any]] = {}
@@ -163,6 +163,13 @@ class DagsterInMemory:
             return False
         self.change(run_id, DagsterRunStatus.CANCELED)
         return True
+
+    def ray_job_has_ended(self, job: str) -> bool:
+        """There is no Ray."""
+        return False
+
+    def stop_ray_job(self, job: str) -> None:
+        """There is no Ray."""
 
     def free_slots_of_ended(self) -> list[str]:
         """Free what ended runs hold."""

@@ -1,11 +1,13 @@
 """A rehearsal: a home of its own, faults by a seed, the simulation, and what came of it.
 
-What lives here: putting the parts together, and the outcome. What does not: what happens
-(``simulation.py``), arguments and output (``cli/rehearse.py``).
+What lives here: putting the parts together, the outcome, and the command. What does not: what happens
+(``simulation.py``).
 """
 
 from __future__ import annotations
 
+import io
+import math
 import random
 import shutil
 import tempfile
@@ -14,27 +16,41 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
+import typer
 
 from resources.state.tables import alert_events
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.catalog.catalog_copies import publish_catalog
 from vlm_assets.catalog.catalog_file import SCHEMA, CatalogHeader, CatalogWriter
 from vlm_assets.catalog.ranges import cut_ranges
+from vlm_assets.operate.expected_cost import ExpectedCost
+from vlm_assets.operate.measurement import Measurement, kept, measurement_of_now
+from vlm_assets.operate.plan import Pace
+from vlm_assets.operate.terminal import (
+    AsJson,
+    CommandError,
+    Home,
+    app,
+    chosen_settings,
+    duration,
+    say,
+    say_as_json,
+)
 from vlm_assets.rehearsal.fault_plan import Fault, draw_faults
 from vlm_assets.rehearsal.simulation import (
+    BASE_SECONDS,
     DAY,
-    LOAD_SECONDS,
-    PUBLISH_SECONDS,
-    START_SECONDS,
     Simulation,
     Span,
 )
+from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.settings import Settings
 
 _START = 1_800_000_000.0
@@ -45,18 +61,22 @@ _MOST_DAYS = 30.0
 
 _MEAN_IMAGES = 9.5
 
+_DAYS, _DEVICES, _NODES = 25.0, 10, 4
+"""Of a run of which nothing was measured."""
+
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is rehearsed. days: that the run would take if nothing happened. faults: None: four a day.
+    """What is rehearsed. faults: None: four a day. properties: of a made-up catalogue; None: the home's own.
 
-    properties: of a made-up catalogue; None: the catalogue of the home.
+    days: that the run takes if nothing happens; None: what the plan says, from what was measured. devices,
+    nodes: None: as this machine has them, where something was measured; else 10 and 4 are assumed.
     """
 
     seed: int = 1
-    days: float = 25.0
-    devices: int = 10
-    nodes: int = 4
+    days: float | None = None
+    devices: int | None = None
+    nodes: int | None = None
     faults: int | None = None
     properties: int | None = None
 
@@ -67,6 +87,7 @@ class Rehearsal:
 
     lost: rows that a process had promised and the next start did not find. recomputed: rows that were
     computed again. alerts: told, by kind in ``alerts_by_kind``. seconds: that the rehearsal took.
+    assumed: whether nothing was measured and nobody said on how many devices or machines it runs.
     """
 
     seed: int
@@ -74,6 +95,7 @@ class Rehearsal:
     partitions: int
     devices: int
     nodes: int
+    assumed: bool
     lost: int
     doubled: int
     recomputed: int
@@ -96,6 +118,11 @@ class Rehearsal:
         """Whether each property came out exactly once."""
         return not (self.lost or self.doubled or self.unfinished)
 
+    def took(self) -> str:
+        """How long it took against the plan, for people."""
+        took, planned = (duration(days * DAY) for days in (self.days_simulated, self.days_planned))
+        return f"{took} against {planned} without faults ({self.days_simulated / self.days_planned - 1:+.1%})"
+
 
 def rehearse(settings: Settings, scenario: Scenario, *, began: float | None = None) -> Rehearsal:
     """Rehearse a run under these settings in a home that is thrown away. Raises CatalogError.
@@ -105,16 +132,16 @@ def rehearse(settings: Settings, scenario: Scenario, *, began: float | None = No
     began = time.monotonic() if began is None else began
     with _home(settings, scenario) as own:
         catalog = Catalog.open(own.home)
-        seconds = scenario.days * DAY
-        count = round(4 * scenario.days) if scenario.faults is None else scenario.faults
+        pace, seconds, devices, nodes, assumed = _planned(settings, own, catalog, scenario)
+        count = round(4 * seconds / DAY) if scenario.faults is None else scenario.faults
         chance = random.Random(scenario.seed)  # noqa: S311 - repeatable, not secret
         faults = draw_faults(chance, count=count, seconds=seconds)
         simulation = Simulation(
             own,
             seed=scenario.seed,
-            devices=scenario.devices,
-            nodes=min(scenario.nodes, scenario.devices),
-            rate=_rate(own, catalog, scenario),
+            devices=devices,
+            nodes=nodes,
+            pace=pace,
             start=_START,
             faults=faults,
             most_seconds=2 * seconds + _MOST_DAYS * DAY,
@@ -127,14 +154,15 @@ def rehearse(settings: Settings, scenario: Scenario, *, began: float | None = No
             seed=scenario.seed,
             properties=catalog.rows,
             partitions=len(catalog.ranges),
-            devices=scenario.devices,
-            nodes=scenario.nodes,
+            devices=devices,
+            nodes=nodes,
+            assumed=assumed,
             lost=found.lost + lost,
             doubled=found.doubled + doubled,
             recomputed=found.recomputed,
             alerts=sum(raised.values()),
-            days_planned=scenario.days,
-            days_simulated=round((ended - _START) / DAY, 3),
+            days_planned=round(seconds / DAY, 6),
+            days_simulated=round((ended - _START) / DAY, 6),
             unfinished=len(catalog.ranges) - found.published,
             deaths=found.deaths,
             by_hand=found.by_hand,
@@ -148,28 +176,49 @@ def rehearse(settings: Settings, scenario: Scenario, *, began: float | None = No
         )
 
 
-def _rate(settings: Settings, catalog: Catalog, scenario: Scenario) -> float:
-    """Images a second of a device, so that all takes the planned days where nothing happens."""
-    images = int(np.minimum(catalog.image_counts(), settings.max_images).sum())
-    beside = len(catalog.ranges) * (START_SECONDS + LOAD_SECONDS + PUBLISH_SECONDS)
-    seconds = scenario.days * DAY * scenario.devices - beside
-    if seconds <= 0:
-        raise ScenarioError(
-            f"{len(catalog.ranges)} partitions start for longer than {scenario.days:g} days on"
-            f" {scenario.devices} devices: give more days, or larger partitions (VLM_ASSETS_RANGE_SIZE)."
+def _planned(
+    settings: Settings, own: Settings, catalog: Catalog, scenario: Scenario
+) -> tuple[Pace, float, int, int, bool]:
+    """What runs take, what all take without faults in seconds, devices, nodes; whether these are assumed."""
+    measured, here = _measured(settings)
+    devices = scenario.devices or (_DEVICES if measured is None else here)
+    known = math.ceil(devices / here) if measured is not None else _NODES
+    nodes = min(scenario.nodes or known, devices)
+    assumed = measured is None and None in (scenario.devices, scenario.nodes)
+    images = list(ExpectedCost.of(own, catalog).whole.values())
+    if scenario.days is None and measured is not None:
+        pace = Pace.of(measured)
+        return pace, pace.seconds(images, devices, machines=nodes), devices, nodes, assumed
+    if scenario.days is None and scenario.properties is None:
+        raise CommandError(
+            "Nothing is measured under these settings, so nobody knows how long the run takes:"
+            " `vlm-assets plan` measures. Or give --days."
         )
-    return images / seconds
+    seconds = (scenario.days or _DAYS) * DAY
+    beside = len(images) * BASE_SECONDS
+    if seconds * devices <= beside:
+        raise CommandError(
+            f"{len(images)} partitions start for longer than {seconds / DAY:g} days on"
+            f" {devices} devices: give more days, or larger partitions (VLM_ASSETS_RANGE_SIZE)."
+        )
+    each = (seconds * devices - beside) / sum(images)
+    return Pace(BASE_SECONDS, each, 0.0, 0.0, 1, between_seconds=0.0), seconds, devices, nodes, assumed
 
 
-class ScenarioError(ValueError):
-    """What cannot be rehearsed; the message says what to change."""
+def _measured(settings: Settings) -> tuple[Measurement | None, int]:
+    """What was measured under the settings, and the usable devices of this machine."""
+    if not kept(settings):
+        return None, 1
+    gpu = build_gpu(settings)
+    return measurement_of_now(settings, build_vision_language_model(settings), gpu), max(1, len(gpu.usable()))
 
 
 @contextmanager
 def _home(settings: Settings, scenario: Scenario) -> Iterator[Settings]:
     """Settings with a home of its own and a catalogue in it."""
     with tempfile.TemporaryDirectory(prefix="vlm-assets-rehearsal-") as folder:
-        own = settings.model_copy(update={"home": Path(folder), "store": None, "state_url": None})
+        alone = {"store": None, "state_url": None, "ray_address": None}
+        own = settings.model_copy(update={"home": Path(folder), **alone})
         if scenario.properties is None:
             known = Catalog.open(settings.home)
             catalog_path(own.home).parent.mkdir()
@@ -229,3 +278,141 @@ def _compared(settings: Settings, catalog: Catalog) -> tuple[int, int]:
     rows, distinct = found if found is not None else (0, 0)
     wanted = sum(len(one) for one in catalog.ranges if one.key in set(keys))
     return wanted - distinct, rows - distinct
+
+
+_UNITS = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0))
+_COLOURS = {
+    "published": "#009e73",
+    "verified": "#56b4e9",
+    "failed": "#d55e00",
+    "killed": "#cc79a7",
+    "interrupted": "#f0c842",
+}
+_INK = "#262a30"
+
+
+def draw_timeline(found: Rehearsal) -> bytes:
+    """The picture as PNG. Time since the start from left to right; a line for each device."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(
+        figsize=(12, 4.2 + 0.22 * found.devices), dpi=100, facecolor="#fcfbf8", layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, max(1.0, 0.16 * found.devices)])
+    start = min((one.start for one in found.spans), default=0.0)
+    # The largest unit of which there are two.
+    unit, of = next((one for one in _UNITS if found.days_planned * 86_400.0 >= 2 * one[1]), _UNITS[-1])
+    published = [((at - start) / of, rows) for at, rows in found.progress]
+    above.plot(*zip((0.0, 0.0), *published, strict=True), color=_COLOURS["published"], linewidth=2)
+    above.plot((0, found.days_planned * 86_400.0 / of), (0, found.properties), color="#74787e", linestyle=":")
+    above.set_ylabel("properties published")
+    above.set_title(
+        f"Rehearsal, seed {found.seed}: {found.lost} lost, {found.doubled} doubled, {found.recomputed:,}"
+        f" recomputed; {found.took()}",
+        loc="left", color=_INK,
+    )  # fmt: skip
+    for fault in found.struck:
+        for axes in (above, below):
+            axes.axvspan(
+                fault.at / of,
+                (fault.at + max(fault.seconds, 600)) / of,
+                color="#d55e00",
+                alpha=0.15,
+                lw=0,
+            )
+    devices = sorted({one.device for one in found.spans})
+    for how, colour in _COLOURS.items():
+        for number, device in enumerate(devices):
+            bars = [
+                ((one.start - start) / of, (one.stop - one.start) / of)
+                for one in found.spans
+                if one.device == device and one.how == how
+            ]
+            below.broken_barh(bars, (number - 0.4, 0.8), color=colour, label=how if not number else None)
+    below.set_yticks(range(len(devices)), devices, size=8)
+    below.set_xlabel(unit)
+    figure.legend(*below.get_legend_handles_labels(), loc="outside lower left", ncols=6, fontsize=8)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    return stream.getvalue()
+
+
+_EXAMPLES = """\b
+vlm-assets rehearse                                      your catalogue, as long as the plan says
+vlm-assets rehearse --days 25 --devices 10 --nodes 4     the same on other machines
+vlm-assets rehearse --properties 1350000 --seed 7        a made-up one"""
+
+
+@app.command("rehearse", epilog=_EXAMPLES)
+def rehearse_command(
+    home: Home = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Draws the faults; the same seed is replayed exactly.")
+    ] = 1,
+    days: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, help="Days that it takes if nothing happens; default: what was measured says."
+        ),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=1000, help="GPUs in all; default: as here, or 10 where nothing was measured."
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Machines that they are in; default: like this one, or 4 then."),
+    ] = None,
+    faults: Annotated[int | None, typer.Option(min=0, help="How many; default: four a day.")] = None,
+    properties: Annotated[
+        int | None, typer.Option(min=1, help="Of a made-up catalogue; default: the home's own.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write the timeline as a picture (PNG) to this file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rehearse the run on a simulated clock, with faults by a seed.
+
+    Real decisions and real journals. Without --days it takes what `vlm-assets plan` measured; a made-up
+    catalogue takes 25 days on 10 devices where nothing was.
+    Nothing of the home is changed. Exit code 1 if a row is lost or doubled, or a partition is left over.
+    """
+
+    scenario = Scenario(seed, days, devices, nodes, faults, properties)
+    found = rehearse(chosen_settings(home), scenario)
+    if picture is not None:
+        picture.write_bytes(draw_timeline(found))
+    if as_json:
+        shown = asdict(found)
+        for name in ("spans", "struck", "progress"):
+            del shown[name]
+        say_as_json(shown)
+    else:
+        _show(found, picture)
+    if not found.nothing_is_lost:
+        raise typer.Exit(1)
+
+
+def _show(found: Rehearsal, picture: Path | None) -> None:
+    say(
+        f"{found.properties:,} properties in {found.partitions:,} partitions on {found.devices} devices of"
+        f" {found.nodes} machines, {sum(found.faults.values())} faults (seed {found.seed}):"
+    )
+    say("  " + ", ".join(f"{count} {kind}" for kind, count in found.faults.items()))
+    if found.assumed:
+        say("Nothing is measured here, so these machines are assumed: say yours with --devices and --nodes.")
+    lost = "nothing is lost and nothing comes twice" if not (found.lost or found.doubled) else "BROKEN"
+    say(f"Rows lost: {found.lost}. Doubled: {found.doubled}. So {lost}.", bold=True)
+    say(f"Recomputed: {found.recomputed:,} rows, after {found.deaths} deaths of a process at its journal.")
+    say(
+        f"Done after {found.took()}."
+        + (f" {found.unfinished} partitions are left over." if found.unfinished else "")
+    )
+    told = ", ".join(f"{count} {kind}" for kind, count in found.alerts_by_kind.items()) or "none"
+    say(f"Alerts: {found.alerts} ({told}). A person put {found.by_hand} partitions right by hand.")
+    say(f"Rehearsed in {found.seconds:.0f} s." + (f" Timeline: {picture}" if picture else ""))

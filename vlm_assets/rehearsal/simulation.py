@@ -52,18 +52,19 @@ from vlm_assets.automation.sensors import worker_limits
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.expected_cost import ExpectedCost
-from vlm_assets.rehearsal.dagster_in_memory import Clock, DagsterInMemory
+from vlm_assets.operate.plan import Pace
+from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 from vlm_assets.rehearsal.fault_plan import Fault, FaultKind
 from vlm_assets.rehearsal.partition_life import ASSET, PartitionLife, Strike
 from vlm_assets.settings import Settings
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
-START_SECONDS = 60.0
-"""From the launch of a run to its first property, beside the model: imports, catalogue, journal."""
+BASE_SECONDS = 190.0
+"""Of a run beside its images, where nothing was measured: process, imports, model, publication."""
 
-LOAD_SECONDS = 120.0
-PUBLISH_SECONDS = 10.0
+_LOADING, _PUBLISHING = 0.6, 0.05
+"""Parts of that time: loading the model, just before the first property, and publishing."""
 
 _QUIET_SECONDS = HOUR
 """Between two looks of all sensors while nothing is wrong: what they would see in between is nothing."""
@@ -94,6 +95,7 @@ class Run:
     run_id: str
     key: str
     device: str
+    launched: float
     began: float
     ends: float
     seconds_per_image: float
@@ -131,7 +133,7 @@ class Findings:
 
 
 class Simulation:
-    """One rehearsal. settings: of a home of its own, with a catalogue. rate: images a second of a device."""
+    """One rehearsal. settings: of a home of its own, with a catalogue. pace: what runs take."""
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class Simulation:
         seed: int,
         devices: int,
         nodes: int,
-        rate: float,
+        pace: Pace,
         start: float,
         faults: Sequence[Fault],
         most_seconds: float,
@@ -149,7 +151,7 @@ class Simulation:
         self.catalog = Catalog.open(settings.home)
         self.findings = Findings()
         self.start, self.faults = start, faults
-        self.clock = Clock(start)
+        self.clock = SimulatedClock(start)
         self.chance = random.Random(seed)  # noqa: S311 - repeatable, not secret
         self.dagster = DagsterInMemory(self.clock)
         self.state = ControlState(settings.state_directory, clock=self.clock)
@@ -159,10 +161,13 @@ class Simulation:
         self.devices = [Device(f"GPU-{n:02d}", "cuda", "a GPU", None, f"GPU-{n:02d}") for n in range(devices)]
         self.node_of = {one.id: n % nodes for n, one in enumerate(self.devices)}
         self.speed = {one.id: self.chance.uniform(0.97, 1.03) for one in self.devices}
-        self._rate, self._stop = rate, start + most_seconds
+        self._pace, self._stop = pace, start + most_seconds
+        self._publishing = _PUBLISHING * pace.base_seconds
         # As a run would advise where a batch takes longer.
         most = math.inf if settings.batch_images == "auto" else settings.batch_images
-        self._batch_size = BatchSize(settings.batch_size, int(max(1, min(most, BATCH_SECONDS * rate))))
+        self._batch_size = BatchSize(
+            settings.batch_size, int(max(1, min(most, BATCH_SECONDS / pace.image_seconds)))
+        )
         self._images = np.minimum(self.catalog.image_counts(), settings.max_images)
         self._mean_images = float(self._images.mean())
         self._cost = ExpectedCost.of(settings, self.catalog)
@@ -294,8 +299,11 @@ class Simulation:
     def _start(self, run_id: str, device: str) -> None:
         key = str(self.dagster.runs[run_id].partition)
         self.dagster.change(run_id, _S.STARTED)
-        now, per_image = self.clock.now, self.speed[device] / self._rate
-        run = Run(run_id, key, device, now + START_SECONDS + LOAD_SECONDS, now + START_SECONDS, per_image)
+        now, speed = self.clock.now, self._pace.speed(self._at_once(key, device))
+        per_image = self.speed[device] * self._pace.image_seconds / speed
+        beside = self._pace.run_seconds(0.0, first=now == self.start) / speed
+        began = now + beside - self._publishing
+        run = Run(run_id, key, device, now, began, began - _LOADING * beside, per_image)
         self._runs[run_id] = run
         record = self.published.record(key)
         if record is not None:
@@ -308,10 +316,22 @@ class Simulation:
             return
         self._restore(key)
         work = sum(int(self._images[one]) for one in self._missing(key)) * per_image
-        run.ends = run.began + work + PUBLISH_SECONDS
+        run.ends = run.began + work + self._publishing
         if key in self._poison:
             run.ends, run.poisoned = self._broken_at(run, self._poison[key]), True
         self._at(run.ends, lambda: self._end(run))
+
+    def _at_once(self, key: str, device: str) -> float:
+        """How many runs share the cores of a device's machine while this one works, it included."""
+        node, pace = self.node_of[device], self._pace
+        alone = pace.base_seconds + self._cost.whole[key] * pace.image_seconds
+        # One that ends soon is beside it for a part of its time; its place is taken while others wait.
+        beside = sum(
+            1.0 if self._queue else min(1.0, max(0.0, one.ends - self.clock.now) / max(alone, 1e-9))
+            for one in self._runs.values()
+            if self.node_of[one.device] == node
+        )
+        return min(beside + 1.0 + len(self._queue), float(Counter(self.node_of.values())[node]))
 
     def _start_again(self, run: Run) -> None:
         """It waited for the images: it begins now, or ends as interrupted."""
@@ -432,8 +452,7 @@ class Simulation:
         self._span(run, how)
 
     def _span(self, run: Run, how: str) -> None:
-        began = run.began - START_SECONDS - LOAD_SECONDS
-        self.findings.spans.append(Span(run.device, began, self.clock.now, how))
+        self.findings.spans.append(Span(run.device, run.launched, self.clock.now, how))
 
     def _die(
         self, run: Run, *, strike: Strike = Strike.KILL, publishing: bool | None = None, dies: bool = True
@@ -459,7 +478,7 @@ class Simulation:
             groups[-1] += batch
         rows = sum(map(len, groups))
         self._computed[run.key] += rows
-        publishes = dies and (now >= run.ends - PUBLISH_SECONDS if publishing is None else publishing)
+        publishes = dies and (now >= run.ends - self._publishing if publishing is None else publishing)
         is_late = last == int((now - run.began) // commit)
         if dies and groups and is_late and not publishes and self.chance.random() < 0.5:
             groups.pop()  # It dies before this one is committed; else while it is.
@@ -754,7 +773,7 @@ class Simulation:
             process_start=1,
             host=_HOST,
             boot_id=boot_id(),
-            started_at=run.began - START_SECONDS - LOAD_SECONDS,
+            started_at=run.launched,
             beat_at=now,
             expected=len(PropertyRange.from_key(run.key)),
             restored=0,

@@ -43,8 +43,8 @@ class ServerSettings:
 
     url: up to and including ``/v1``; None: one is started with ``command`` (None: vLLM's), a template, on the
     leased device. key: of the server at ``url``. model: its name for the model; None: what the settings call
-    it, or the only one that it serves. image_folder: images go through files there; None: in the requests.
-    devices: for the one model. embedder: the model that embeds beside it on the same device.
+    it, or the only one that it serves. devices: for the one model. embedder: the model that embeds beside it
+    on the same device.
     """
 
     state_directory: str
@@ -57,7 +57,6 @@ class ServerSettings:
     answer_seconds: float = 900.0
     start_seconds: float = 1200.0
     idle_seconds: float = 300.0
-    image_folder: str | None = None
     devices: int = 1
     embedder: TextEmbeddingModel | None = None
 
@@ -214,11 +213,8 @@ class VisionLanguageModel:
         self, settings: ServerSettings, device: Device, schema: DescriptionSchema, prompt: Prompt
     ) -> Engine:
         from resources.engine.server.chat_completions import RequestLimits
-        from resources.engine.server.image_transport import DataUris, ImageFiles
         from resources.engine.server.server_engine import ServerEngine
 
-        folder = settings.image_folder
-        images = DataUris() if folder is None else ImageFiles(Path(folder))
         server, name, (model, revision), costs = self._server(settings, device, prompt)
         try:
             return ServerEngine(
@@ -229,7 +225,6 @@ class VisionLanguageModel:
                 schema=schema,
                 prompt=prompt,
                 limits=RequestLimits(settings.most_at_once, settings.token_seconds, settings.answer_seconds),
-                images=images,
                 image_tokens=costs,
             )
         except BaseException:
@@ -278,6 +273,12 @@ class VisionLanguageModel:
         limits = self.limits
         if limits is None or PROCESSOR_OPTIONS not in plan.command:
             return None
+        if unread := sorted(limits.options.keys() & _OF_THE_CONFIGURATION):
+            raise ModelLoadError(
+                f"VLM_ASSETS_PROCESSOR_OPTIONS: a model server reads {', '.join(unread)} from the model's own"
+                " config.json alone. Change it there, in a folder of your own, or set"
+                " VLM_ASSETS_ENGINE=transformers."
+            )
         try:
             return fitted_processor(self.source, prompt.text, limits, without=_OF_THE_CONFIGURATION)[1]
         except ModelLoadError:

@@ -34,7 +34,7 @@ from resources.engine.server.chat_completions import (
     read_answer,
     refusal,
 )
-from resources.engine.server.image_transport import ImageTransport
+from resources.engine.server.image_transport import data_uris
 from resources.engine.server.model_server import (
     UNTAKEN_SECONDS,
     ModelServer,
@@ -128,7 +128,6 @@ class PropertyRequests:
         limit: AdaptiveLimit,
         slots: Slots,
         limits: RequestLimits,
-        images: ImageTransport,
         encoding: Executor,
         waiting: Waiting,
     ) -> None:
@@ -138,7 +137,6 @@ class PropertyRequests:
         self._limit = limit
         self._slots = slots
         self._limits = limits
-        self._images = images
         self._encoding = encoding
         self._without: set[str] = set()
         self._chance = random.Random()  # noqa: S311 - it spreads waiting, it hides nothing
@@ -164,8 +162,6 @@ class PropertyRequests:
             raise
         except EngineError as error:
             return error
-        finally:
-            self._images.forget(so_far.urls)
 
     async def _until_answered(self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar) -> Answer:
         while True:
@@ -227,7 +223,7 @@ class PropertyRequests:
         """Ask once."""
         if not so_far.urls:
             # Not before there is leave to ask: encoded images of all that waits would fill the memory.
-            so_far.urls = await self._beside(lambda: self._images.urls(one.images[: attempt.images]))
+            so_far.urls = await self._beside(lambda: data_uris(one.images[: attempt.images]))
         urls = so_far.urls
         without = frozenset(self._without)
         body = await self._beside(

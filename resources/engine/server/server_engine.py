@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 
 from resources.engine.protocol import Answer, Attempt, EngineError, EngineLostError
 from resources.engine.server.chat_completions import Question, RequestLimits
-from resources.engine.server.image_transport import DataUris, ImageTransport
 from resources.engine.server.pacing import AdaptiveLimit, Slots
 from resources.engine.server.property_requests import PropertyRequests
 
@@ -53,7 +52,6 @@ class ServerEngine:
         schema: DescriptionSchema,
         prompt: Prompt,
         limits: RequestLimits | None = None,
-        images: ImageTransport | None = None,
         image_tokens: ImageTokens | None = None,
     ) -> None:
         limits = limits or RequestLimits()
@@ -62,7 +60,6 @@ class ServerEngine:
         self.image_tokens = image_tokens
         self.waiting: Callable[[], AbstractContextManager[object]] = nullcontext
         self._server = server
-        self._images = images or DataUris()
         self._limit = AdaptiveLimit(limits.most_at_once, clock=time.monotonic)
         self._largest_batch = 1
         self._lost: EngineLostError | None = None
@@ -76,7 +73,6 @@ class ServerEngine:
             limit=self._limit,
             slots=Slots(self._limit, clock=time.monotonic),
             limits=limits,
-            images=self._images,
             encoding=self._encoding,
             waiting=lambda: self.waiting(),  # what the caller has set by then
         )
@@ -132,7 +128,6 @@ class ServerEngine:
         if not self._thread.is_alive():
             self._loop.close()
         self._encoding.shutdown(wait=False, cancel_futures=True)
-        self._images.close()
         self._server.release()
 
     async def _describe(

@@ -147,8 +147,14 @@ class ServerPlan:
         costs: of images; None: the server has the model's own context and processor. answer_tokens: of the
         longest answer. beside_bytes: of the embedder's weights.
 
-        Raises ServerCommandError where there is too little memory for both models.
+        Raises ServerCommandError where there is too little memory for both models, or vLLM is to use a MIG
+        instance.
         """
+        if device.id.startswith("MIG-") and PurePath(self.arguments(port=0)[0]).name == "vllm":
+            raise ServerCommandError(
+                f"{device.id} is a MIG instance, and vLLM (0.32 too) asks the driver for a whole GPU of the"
+                " instance's number. Set VLM_ASSETS_ENGINE=transformers, or turn MIG off."
+            )
         context = options = None
         if costs is not None:
             needed = costs.property_tokens + answer_tokens

@@ -1,12 +1,15 @@
 """Which attention a model computes with: PyTorch's own, on a GPU flash attention for images, and one of ours.
 
-What lives here: that choice, and attention for steps of a few tokens. What does not: the layers themselves
-and their masks, which are transformers'. Terms: attn_implementation, SDPA backends, grouped-query attention.
+What lives here: that choice, attention for long padded prompts, and for steps of a few tokens. What does not:
+the layers themselves, which are transformers'. Terms: attn_implementation, SDPA backends, grouped-query
+attention, AttentionMaskInterface.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,10 +18,13 @@ if TYPE_CHECKING:
 
 _FLASH: Final = "flash_attention_2"
 _SDPA: Final = "sdpa"
-_FEW_TOKENS: Final = "sdpa_few_tokens"
+_BY_ROWS: Final = "sdpa_by_rows"
 
 _FEW: Final = 64
-"""Tokens of a step; those of a prompt are more, and their mask is large."""
+"""Tokens of a step of guesses, at most."""
+
+_LONG: Final = 512
+"""Tokens of a prompt from which on the mask of a batch is large, and a row alone is work enough for a GPU."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,47 +67,98 @@ def prefer_flash_attention(model: Any) -> None:
         model.set_attn_implementation({"vision_config": before})
 
 
-def share_keys_in_steps(model: Any) -> None:
-    """Have steps of a few tokens compute with keys and values that heads share as they lie in the cache.
+def attend_by_rows(model: Any) -> None:
+    """Have the layers that answer look at long prompts row by row, and share keys in steps of a few tokens.
 
-    transformers does so for steps of one token. For more, under a mask, it copies keys and values for each of
-    the heads, in each layer of each step: several times the reading of a cache.
+    transformers masks a padded batch by a tensor [rows, 1, tokens, tokens]: 32 prompts of 13,000 tokens are
+    5 GB of it, PyTorch makes as much again or more of it in each layer, and its fastest kernel takes no mask.
+    A row without its padding needs none. In steps of several tokens transformers copies keys and values for
+    each of the heads that share them, in each layer: several times the reading of a cache.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
     text = model.config.get_text_config(decoder=True)
-    heads = getattr(text, "num_attention_heads", None)
     names = [name for name in model.config.sub_configs if getattr(model.config, name) is text]
-    shared = getattr(text, "num_key_value_heads", heads) != heads
-    if not shared or not names or text._attn_implementation != _SDPA:
+    if not names or text._attn_implementation != _SDPA:
         return
-    AttentionInterface.register(_FEW_TOKENS, partial(_attention_of_few_tokens, sdpa_attention_forward))
-    AttentionMaskInterface.register(_FEW_TOKENS, sdpa_mask)
+    AttentionInterface.register(_BY_ROWS, partial(_attention, sdpa_attention_forward))
+    AttentionMaskInterface.register(_BY_ROWS, partial(_mask, sdpa_mask))
     try:
-        model.set_attn_implementation({names[0]: _FEW_TOKENS})
+        model.set_attn_implementation({names[0]: _BY_ROWS})
     except (ImportError, ValueError) as error:
         _log.info("The model goes on with its attention (%s): %s", _SDPA, error)
         model.set_attn_implementation({names[0]: _SDPA})
 
 
-def _attention_of_few_tokens(
+def attend_as_shipped(model: Any) -> bool:
+    """Undo ``attend_by_rows``, for a family whose own code looks into masks; False where it was not done."""
+    text = model.config.get_text_config(decoder=True)
+    names = [name for name in model.config.sub_configs if getattr(model.config, name) is text]
+    if text._attn_implementation != _BY_ROWS:
+        return False
+    model.set_attn_implementation({names[0]: _SDPA})
+    return True
+
+
+@dataclass(frozen=True)
+class _LongPrompts:
+    """In the place of a mask, for a batch padded on the left.
+
+    tokens: of each row, without its padding. mask_of: makes the mask of one row without its padding
+    [1, 1, tokens, tokens]; None where it is causal and no more. It is made anew in each layer, not kept.
+    """
+
+    tokens: Sequence[int]
+    mask_of: Callable[[int], torch.Tensor | None]
+
+
+def _mask(whole: Callable[..., Any], **asked: Any) -> torch.Tensor | _LongPrompts | None:
+    """The mask of a batch, or what stands for that of several long prompts. See AttentionMaskInterface."""
+    rows, tokens, padding = asked["batch_size"], asked["q_length"], asked.get("attention_mask")
+    is_prompt = tokens == asked["kv_length"] and not asked.get("q_offset") and not asked.get("kv_offset")
+    if rows == 1 or tokens <= _LONG or not is_prompt:
+        return whole(**asked)
+    shown = [tokens] * rows if padding is None else padding.sum(dim=1).tolist()
+    if padding is not None and not padding[:, -1].all():  # padded on the right
+        return whole(**asked)
+
+    def mask_of(row: int) -> torch.Tensor | None:
+        own, rule = shown[row], asked["mask_function"]
+        before = tokens - own
+
+        def shifted(batch: Any, head: Any, query: Any, key: Any) -> Any:
+            return rule(batch + row, head, query + before, key + before)
+
+        alone = {"batch_size": 1, "q_length": own, "kv_length": own, "attention_mask": None}
+        return whole(**{**asked, **alone, "mask_function": shifted})
+
+    if min(shown) == tokens and mask_of(0) is None:
+        return None  # no padding: all rows at once
+    return _LongPrompts(shown, mask_of)
+
+
+def _attention(
     otherwise: Any,
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | _LongPrompts | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention [rows, tokens, heads, width]. See AttentionInterface.
-
-    query: [rows, heads, tokens, width]; the queries of the heads that share a key stand one behind the other.
-    """
-    import torch
-
-    rows, heads, tokens, width = query.shape
+    """Attention [rows, tokens, heads, width]. See AttentionInterface. query: [rows, heads, tokens, width]."""
+    rows, heads, tokens, _ = query.shape
+    if isinstance(attention_mask, _LongPrompts):
+        attended = query.new_zeros(rows, tokens, heads, value.shape[-1])
+        for row, own in enumerate(attention_mask.tokens):
+            shown = slice(row, row + 1), slice(None), slice(tokens - own, tokens)
+            mask = attention_mask.mask_of(row)
+            attended[row, tokens - own :] = otherwise(
+                module, query[shown], key[shown], value[shown], mask, **options
+            )[0][0]
+        return attended, None
     sharing = heads // key.shape[1]
     known = all(options.get(name) is None for name in ("softcap", "position_bias", "cache"))
     masked = attention_mask is not None and attention_mask.shape[1] == 1
@@ -109,11 +166,22 @@ def _attention_of_few_tokens(
         result: tuple[torch.Tensor, None] = otherwise(module, query, key, value, attention_mask, **options)
         return result
     assert attention_mask is not None
+    return _shared_keys(query, key, value, attention_mask, options.get("scaling")), None
+
+
+def _shared_keys(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """Attention in which the queries of the heads that share a key stand one behind the other."""
+    import torch
+
+    rows, heads, tokens, width = query.shape
+    sharing = heads // key.shape[1]
     attended = torch.nn.functional.scaled_dot_product_attention(
         query.reshape(rows, heads // sharing, sharing * tokens, width),
         key,
         value,
-        attn_mask=attention_mask.repeat(1, 1, sharing, 1),
-        scale=options.get("scaling"),
+        attn_mask=mask.repeat(1, 1, sharing, 1),
+        scale=scale,
     )
-    return attended.reshape(rows, heads, tokens, -1).transpose(1, 2).contiguous(), None
+    return attended.reshape(rows, heads, tokens, -1).transpose(1, 2).contiguous()

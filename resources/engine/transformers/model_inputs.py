@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
+import math
 import operator
 import threading
 from collections import deque
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from resources.engine.prompt import Prompt
     from resources.engine.protocol import Attempt
     from resources.images.images import LoadedProperty
+
+_MARKS: Final = "attention_mask"
+"""Which tokens of a row are its prompt's [properties, tokens]."""
 
 _PIXEL_MASK: Final = "pixel_attention_mask"
 """Marks of each pixel of each tile [properties, tiles, height, width] (Idefics, SmolVLM), of which processors
@@ -69,11 +74,13 @@ def processed(
 class ModelInputs:
     """The tensors of a batch, prompts padded on the left, so that all answers begin side by side.
 
-    prompt_tokens: of each property, images included and padding not.
+    prompt_tokens: of each property, images included and padding not. fitting: which of them the tensors are
+    of: all but those that are too long. tensors: None where none fits.
     """
 
     tensors: Any
     prompt_tokens: list[int]
+    fitting: list[bool]
 
 
 class InputPreparation:
@@ -82,11 +89,21 @@ class InputPreparation:
     Workers have made the tensors of each property, and they are only joined; where workers handed over
     pixels, the processor runs here, on the batch as a whole.
 
-    dtype: of floating-point tensors. pinned: in memory from which a GPU copies by itself.
+    dtype: of floating-point tensors. pinned: in memory from which a GPU copies by itself. longest: tokens of
+    a prompt, at most: a property with more is left out here, so that the others are not padded to it.
     """
 
-    def __init__(self, processor: Any, prompt: Prompt, *, dtype: torch.dtype, pinned: bool) -> None:
+    def __init__(
+        self,
+        processor: Any,
+        prompt: Prompt,
+        *,
+        dtype: torch.dtype,
+        pinned: bool,
+        longest: int | None = None,
+    ) -> None:
         self._prompt = prompt
+        self._longest = math.inf if longest is None else longest
         self._dtype = dtype
         self._pinned = pinned
         # A copy for each thread: a tokenizer that two use at once refuses one of them.
@@ -121,14 +138,23 @@ class InputPreparation:
         from resources.engine.transformers.collation import collated
 
         if all(one.tensors for one in chunk):
-            tensors = BatchFeature(collated([_shown(one, attempt).tensors for one in chunk]))
+            shown = [_shown(one, attempt).tensors for one in chunk]
+            tokens = [int(one[_MARKS][0].sum()) for one in shown]  # an array, and how it is joined
+            fitting = [one <= self._longest for one in tokens]
+            made = BatchFeature(collated(list(itertools.compress(shown, fitting)))) if any(fitting) else None
         else:
+            images = [one.images[: attempt.images] for one in chunk]
             with self._a_processor() as processor:
-                images = [one.images[: attempt.images] for one in chunk]
-                tensors = processed(processor, self._prompt.text, images)
-        prompt_tokens = tensors["attention_mask"].sum(dim=1).tolist()
-        tensors = tensors.to("cpu", self._dtype)
-        return ModelInputs(_pinned(tensors) if self._pinned else tensors, prompt_tokens)
+                made = processed(processor, self._prompt.text, images)
+                tokens = made[_MARKS].sum(dim=1).tolist()
+                fitting = [one <= self._longest for one in tokens]
+                if not all(fitting):
+                    rest = list(itertools.compress(images, fitting))
+                    made = processed(processor, self._prompt.text, rest) if rest else None
+        if made is not None:
+            made = made.to("cpu", self._dtype)
+            made = _pinned(made) if self._pinned else made
+        return ModelInputs(made, tokens, fitting)
 
     @contextlib.contextmanager
     def _a_processor(self) -> Iterator[Any]:

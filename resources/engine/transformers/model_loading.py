@@ -24,6 +24,7 @@ from resources.engine.model_source import (
 )
 from resources.engine.protocol import ModelLoadError
 from resources.engine.transformers.attention import avoid_attention_with_plans
+from resources.engine.transformers.fast_images import made_fast
 
 _TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
 """Modules that complain when the interpreter ends (nanobind's)."""
@@ -55,9 +56,9 @@ def _import_transformers() -> None:
 def load_processor(source: ModelSource) -> Any:
     """The processor (tokenizer, image processor, chat template) of a vision-language model.
 
-    Images are resized by the PIL processor where the model has one, whether torchvision is installed or not:
-    the two round differently, and the same folder should answer alike on every machine. What processes
-    videos is left out, and with it torchvision and num2words, which nothing else needs.
+    Images are processed by the family's PIL processor where it has one, whether torchvision is installed or
+    not, with the operations of ``fast_images``: the same folder should answer alike on every machine. What
+    processes videos is left out, and with it torchvision and num2words, which nothing else needs.
     """
     _import_transformers()
     with _loading(source, "processor") as arguments, _without_videos():
@@ -69,6 +70,8 @@ def load_processor(source: ModelSource) -> Any:
             processor.image_processor = AutoImageProcessor.from_pretrained(
                 source.location, backend="pil", **arguments
             )
+        if hasattr(processor, "image_processor"):
+            processor.image_processor = made_fast(processor.image_processor)
     for part in ("tokenizer", "image_processor"):
         if not hasattr(processor, part):
             raise ModelLoadError(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -25,7 +27,11 @@ from resources.engine.protocol import (
     RequestTooLargeError,
     sampling_seed,
 )
-from resources.engine.transformers.attention import prefer_flash_attention, share_keys_in_steps
+from resources.engine.transformers.attention import (
+    attend_as_shipped,
+    attend_by_rows,
+    prefer_flash_attention,
+)
 from resources.engine.transformers.drafted_steps import Drafts, Guide, drafted_steps
 from resources.engine.transformers.greedy_decoding import Begin, GreedyDecoding
 from resources.engine.transformers.guided import Grammar, SampledBatch
@@ -37,6 +43,8 @@ if TYPE_CHECKING:
     from resources.engine.prompt import Prompt
     from resources.engine.schema import DescriptionSchema
     from resources.images.images import LoadedProperty
+
+_log = logging.getLogger(__name__)
 
 _LOST = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "NCCL error", "device-side assert")
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory")
@@ -123,7 +131,9 @@ class TransformersEngine:
 
         self.largest_batch: int | None = None
         self._device = device
-        self._inputs = InputPreparation(processor, prompt, dtype=model.dtype, pinned=device == "cuda")
+        self._context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        pinned, longest = device == "cuda", self._longest_prompt()
+        self._inputs = InputPreparation(processor, prompt, dtype=model.dtype, pinned=pinned, longest=longest)
         self._tokenizer = processor.tokenizer
         self._model = model
         self._grammar = grammar
@@ -138,11 +148,8 @@ class TransformersEngine:
         self._drafts = Drafts(speculative_tokens)
         if device == "cuda":
             prefer_flash_attention(model)
-        if speculative_tokens > 0:
-            share_keys_in_steps(model)
+        attend_by_rows(model)
         self._seconds = {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
-        text_config = self._model.config.get_text_config()
-        self._context: int | None = getattr(text_config, "max_position_embeddings", None)
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -213,25 +220,20 @@ class TransformersEngine:
         """One answer a property. What is too long for the model is no part of what the model is asked."""
         began = time.monotonic()
         inputs = self._inputs.take(batch, attempt)
-        too_long = [
-            self._too_long(tokens, min(one.seen, attempt.images or one.seen), attempt)
-            for one, tokens in zip(batch, inputs.prompt_tokens, strict=True)
-        ]
-        if any(too_long):
-            rest = [one for one, error in zip(batch, too_long, strict=True) if error is None]
-            if rest:
-                inputs = self._inputs.take(rest, attempt)
-        else:
-            rest = list(batch)
         self._seconds["processor"] += time.monotonic() - began
+        rest = list(itertools.compress(batch, inputs.fitting))
         answers = iter(self._asked(rest, attempt, inputs) if rest else ())
-        return [next(answers) if error is None else error for error in too_long]
+        found = zip(batch, inputs.prompt_tokens, inputs.fitting, strict=True)
+        return [
+            next(answers) if fits else self._too_long(one, tokens, attempt) for one, tokens, fits in found
+        ]
 
     def _asked(self, batch: Sequence[LoadedProperty], attempt: Attempt, inputs: ModelInputs) -> list[Answer]:
         import torch
         from transformers import LogitsProcessorList
 
-        limits = [self._room(tokens, attempt) for tokens in inputs.prompt_tokens]
+        prompts = list(itertools.compress(inputs.prompt_tokens, inputs.fitting))
+        limits = [self._room(tokens, attempt) for tokens in prompts]
         guide = self._grammar.for_batch(len(batch))
         processors: list[Any] = [_refuse_nan, guide]
         begin: Begin | None = None
@@ -241,12 +243,18 @@ class TransformersEngine:
         if attempt.temperature > 0:
             seeds = [sampling_seed(attempt.seed, one.property_id, attempt.number) for one in batch]
             processors.append(SampledBatch(attempt.temperature, seeds))
-        with torch.inference_mode():
-            sequences = self._generate(inputs, LogitsProcessorList(processors), limits, begin)
+        try:
+            with torch.inference_mode():
+                sequences = self._generate(inputs, LogitsProcessorList(processors), limits, begin)
+        except (AttributeError, TypeError) as error:
+            if not attend_as_shipped(self._model):
+                raise
+            _log.warning("This model masks long prompts as a whole, which takes more memory: %s", error)
+            return self._asked(batch, attempt, inputs)
         generated = sequences[:, inputs.tensors["input_ids"].shape[1] :].tolist()
         return [
             self._answer(tokens[:limit], prompt)
-            for tokens, limit, prompt in zip(generated, limits, inputs.prompt_tokens, strict=True)
+            for tokens, limit, prompt in zip(generated, limits, prompts, strict=True)
         ]
 
     def _generate(
@@ -279,17 +287,25 @@ class TransformersEngine:
             return attempt.max_new_tokens
         return min(attempt.max_new_tokens, self._context - prompt_tokens)
 
-    def _too_long(self, prompt_tokens: int, shown: int, attempt: Attempt) -> RequestTooLargeError | None:
-        """Why a property cannot be asked about: its images leave an answer no room, or exceed the budget."""
-        known = self.image_tokens
+    def _longest_prompt(self) -> int | None:
+        """Tokens of a prompt with images, at most: the user's budget, or what leaves an answer a token."""
+        known, most = self.image_tokens, []
+        if known is not None and known.budget is not None:
+            most.append(known.text + known.budget)
+        if self._context is not None:
+            most.append(self._context - 1)
+        return min(most, default=None)
+
+    def _too_long(self, one: LoadedProperty, prompt_tokens: int, attempt: Attempt) -> RequestTooLargeError:
+        """Why a property was left out: its images leave an answer no room, or exceed the budget."""
+        known, shown = self.image_tokens, min(one.seen, attempt.images or one.seen)
         text = 0 if known is None else known.text
         budget = None if known is None or known.budget is None else text + known.budget
         if budget is not None and prompt_tokens > budget:
             most, said = budget, "VLM_ASSETS_IMAGE_TOKENS and the prompt allow"
-        elif self._context is not None and prompt_tokens >= self._context:
-            most, said = self._context, "the model takes"
         else:
-            return None
+            assert self._context is not None
+            most, said = self._context, "the model takes"
         # Where the answer would take all that is left, the images have it.
         room = max(most - text - (0 if most == budget else attempt.max_new_tokens), most // 2)
         return RequestTooLargeError(

@@ -12,8 +12,8 @@ from resources.devices.find import find_devices
 from resources.devices.loaded_servers import LoadedServers
 from resources.engine.server.owned_server import start_or_adopt
 from resources.engine.server.server_plan import ServerPlan
-from vlm_assets.cli.main import app
 from vlm_assets.operate.dagster_server.server import dagster_server
+from vlm_assets.operate.main import app
 
 STUB = Path(__file__).parents[1] / "resources" / "engine" / "server" / "stub_server.py"
 

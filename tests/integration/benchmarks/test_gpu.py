@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     output = tmp_path_factory.mktemp("bench") / "gpu.json"
-    options = ["--device", "cpu", "--tiny", "--seconds", "0.1", "--workers", "1", "--output", str(output)]
+    options = ["--device", "cpu", "--tiny", "--seconds", "0.1", "--workers", "1", "--partitions", "0"]
+    options += ["--output", str(output)]
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", *options],
         cwd=ROOT,
@@ -59,3 +60,23 @@ def test_guesses_are_compared_with_plain_generation(results):
     # A step that looks at several guessed tokens is a step, and no prompt of its own.
     prompts = {tokens for tokens, _, _ in engine["prompts_padded_rows_steps"]}
     assert prompts == {tokens for tokens, _, _ in plain["prompts_padded_rows_steps"]}
+
+
+def test_whole_partitions_are_measured(tmp_path):
+    """What a partition takes with start-up and embedder comes from the product's own runs, two of them."""
+    output = tmp_path / "partitions.json"
+    options = ["--device", "cpu", "--tiny", "--properties", "4", "--model", "tiny-smolvlm2"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_partitions", *options, "--no-vllm", "--output", str(output)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (found,) = json.loads(output.read_text())
+    assert (found["failures"], len(found["outcomes"])) == ({}, 2)
+    for one in found["outcomes"]:
+        assert 0 < one["seconds"] < one["whole"]
+        assert one["images"] == 4 * 3 - 2
+    assert found["arithmetic_share"] > 0

@@ -37,7 +37,9 @@ class Bench:
     def start_sensor(self):
         """As after a restart of the code server."""
         self.delivery = Delivery(self.outbox, checked_targets([self.receiver.url()]), home=self.home)
-        self.sensor = build_alerts_sensor(self.scan(assets=["rows"]), self.delivery, address=lambda: ADDRESS)
+        self.sensor = build_alerts_sensor(
+            self.scan(assets=["rows"]), self.delivery, address=lambda: ADDRESS, clock=lambda: time.time()
+        )
 
     def scan(self, **changes) -> AlertScan:
         """A scan over no sensor, with no heartbeat anywhere."""

@@ -24,7 +24,7 @@ from resources.state.pause import pause
 from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.operate.alert_settings import build_delivery, build_outbox
+from vlm_assets.operate.alerting import build_delivery, build_outbox
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import CHECKOUT, load_settings

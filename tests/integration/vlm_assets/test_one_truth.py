@@ -12,7 +12,7 @@ from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import EngineLostError
 from resources.publishing.published import PublishedPartitions
 from resources.state.database import open_state
-from vlm_assets.cli.main import app
+from vlm_assets.operate.main import app
 
 BOTH = ("property_descriptions", "property_embeddings")
 KEYS = ("000000000-000000007", "000000008-000000015")

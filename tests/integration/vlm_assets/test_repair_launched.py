@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from resources.devices import process_lease
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.cli.main import app
 from vlm_assets.operate.audit import audit
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 from vlm_assets.operate.dagster_server.server import dagster_server, free_port
+from vlm_assets.operate.main import app
 
 KEY = "000000000-000000007"
 BOTH = ("property_descriptions", "property_embeddings")

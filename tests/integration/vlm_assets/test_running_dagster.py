@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.cli.main import app
 from vlm_assets.operate.dagster_server.api import CodeLocationError
 from vlm_assets.operate.dagster_server.home import POOL, prepare_dagster_home
 from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, free_port
+from vlm_assets.operate.doctor import queue_findings
+from vlm_assets.operate.main import app
 
 DESCRIPTIONS = "property_descriptions"
 LIGHT, MIDDLE, HEAVY = (f"{start:09d}-{start:09d}" for start in range(3))
@@ -117,6 +118,11 @@ def test_new_ranges_are_seen_at_once_and_run_heaviest_first(
         of_it = {"dagster/backfill": backfill}
         queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED], tags=of_it)
         running.wait_until(lambda: instance.get_runs_count(queued) == 3, "three runs queued")
+        told = CliRunner().invoke(app, ["metrics", "--home", str(running.home)]).stdout
+        assert f'vlm_assets_runs{{home="{running.home}",status="queued"}} 3.0' in told
+        (found,) = queue_findings(api, 1)
+        assert found[0] == "error", "a pool of 0 is found by the doctor"
+        assert "3 runs wait" in found[1]
         taken: list[str] = []
         for slots in (1, 2, 3):
             instance.event_log_storage.set_concurrency_slots(POOL, slots)

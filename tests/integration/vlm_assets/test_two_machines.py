@@ -1,22 +1,33 @@
 """Two homes over one real S3 store: either goes on where the other one published."""
 
+import re
 from dataclasses import replace
+from functools import partial
 
 import dagster as dg
 import pytest
 
+from resources.engine.models.vision_language_model import VisionLanguageModel
+from resources.engine.protocol import EngineLostError
 from resources.store import bucket as bucket_module
 from resources.store.bucket import client
 from sensors.dagster_internals.runs import NO_ATTEMPT
-from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.stored_catalog import (
-    CatalogTakenError,
-    OtherCatalogInStoreError,
-    pull_catalog,
-    put_catalog,
+from vlm_assets.assets.property_descriptions import DescriptionWork
+from vlm_assets.assets.stored_settings import (
+    MachineDiffersError,
+    accept_settings,
+    refuse_at_start,
+    refuse_other_settings,
 )
+from vlm_assets.automation.retries import _Files
+from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
+from vlm_assets.catalog.catalog_file import CatalogError
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.catalog.stored_catalog import pull_catalog, put_catalog
+from vlm_assets.cluster import node as node_module
 from vlm_assets.definitions import build_defs
+from vlm_assets.operate import run as run_module
+from vlm_assets.resource_settings import build_vision_language_model
 
 KEY = "000000000-000000007"
 
@@ -48,7 +59,7 @@ def test_a_new_machine_needs_the_store_alone(machines, listing):
 
 def test_a_store_that_is_down_stops_a_run_before_it_takes_a_device(machines, listing, s3_proxy, monkeypatch):
     """Without the place of record no partition is begun; it is no attempt, and nothing is lost."""
-    monkeypatch.setattr(bucket_module, "ATTEMPTS", 1)
+    monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
     client.cache_clear()
     first, _ = machines
     s3_proxy.breaks(lambda passing: passing.answer(503, "SlowDown"))
@@ -62,15 +73,15 @@ def test_a_store_that_is_down_stops_a_run_before_it_takes_a_device(machines, lis
 
 def test_a_store_that_goes_down_before_publication_is_no_attempt(machines, s3_proxy, monkeypatch):
     """A finished partition waits for the store; the next run publishes what is committed."""
-    monkeypatch.setattr(bucket_module, "ATTEMPTS", 1)
+    monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
     client.cache_clear()
     first, _ = machines
     pull_catalog(first.settings.home, first.settings.store)
     gone_down = []
 
     def breaks(passing):
-        # A finished partition asks for its key before it is published.
-        gone_down.extend([passing.path] if passing.path.endswith(KEY) else [])
+        # A finished partition has its last segment copied before it is published.
+        gone_down.extend([passing.path] if "segment-" in passing.path else [])
         return bool(gone_down) and passing.answer(503, "SlowDown")
 
     s3_proxy.breaks(breaks)
@@ -85,6 +96,117 @@ def test_a_store_that_goes_down_before_publication_is_no_attempt(machines, s3_pr
     assert again.published[0].metadata["restored rows"].value == 8
 
 
+class Interrupted(VisionLanguageModel):
+    """The real model; ``second_batch`` is called before its second batch."""
+
+    def load(self, device, **how):
+        engine = super().load(device, **how)
+        whole, batches = engine.describe, []
+
+        def describe(batch, *, attempt):
+            batches.append(batch)
+            if len(batches) == 2:
+                second_batch.pop()()
+            return whole(batch, attempt=attempt)
+
+        engine.describe = describe
+        return engine
+
+
+second_batch = []
+
+
+def lose_the_device():
+    raise EngineLostError("the device is lost")
+
+
+def test_a_store_that_takes_no_published_file_is_no_attempt(machines, s3_proxy):
+    """What the store refuses in the middle of a publication is no fault of the partition."""
+    first, _ = machines
+    pull_catalog(first.settings.home, first.settings.store)
+
+    def breaks(passing):
+        is_published = passing.command == "PUT" and passing.path.endswith(f"{KEY}.parquet")
+        return is_published and passing.answer(403, "AccessDenied")
+
+    s3_proxy.breaks(breaks)
+    refused = first.materialize()
+    assert "is denied to these credentials" in refused.failure
+    assert NO_ATTEMPT in first.instance.get_runs()[0].tags
+    s3_proxy.heal()
+    assert first.materialize().success
+
+
+def test_a_new_machine_goes_on_with_work_under_way(machines, bucket):
+    """Rows that another machine had committed are restored from the store alone, and said before any work."""
+    first, second = machines
+    pull_catalog(first.settings.home, bucket)
+    second_batch.append(lose_the_device)
+    assert (
+        "is lost" in first.materialize(vision_language_model=Interrupted(model=first.settings.model)).failure
+    )
+    # A head that has no journal of it counts these rows too, so that no attempt of theirs seems fruitless.
+    assert _Files(second.settings).rows(KEY) == 4
+    # One that cannot be read hides nobody's rows here, and holds no partition up for ever.
+    (head,) = [name for name, _ in bucket.names(".journal/") if name.endswith("head.json")]
+    good = bucket.get(head, most=1 << 20)
+    bucket.put(head, b"garbage", over=bucket.head(head))
+    assert [_Files(one.settings).rows(KEY) for one in (first, second)] == [4, 0]
+    bucket.put(head, good, over=bucket.head(head))
+    done = second.materialize()
+    assert done.success, done.failure
+    assert done.published[0].metadata["restored rows"].value == 4
+    # What is published is in no journal any more, here or there.
+    assert not [name for name, _ in bucket.names(".journal/") if "segment" in name]
+
+
+def test_a_machine_that_was_taken_over_publishes_nothing_and_it_is_no_attempt(machines, bucket):
+    """Another one finished the partition meanwhile: it says so, and its next start takes that over."""
+    first, second = machines
+    pull_catalog(first.settings.home, bucket)
+    taken = []
+    second_batch.append(lambda: taken.append(second.materialize()))
+    late = first.materialize(vision_language_model=Interrupted(model=first.settings.model))
+    assert taken[0].success, taken[0].failure
+    assert "was taken over by" in late.failure
+    assert NO_ATTEMPT in first.instance.get_runs()[0].tags
+    assert not first.file.exists()
+    again = first.materialize()
+    assert again.success, again.failure
+    assert first.file.read_bytes() == second.file.read_bytes()
+
+
+def test_a_machine_with_other_settings_is_refused_until_a_person_decides(machines, bucket, monkeypatch):
+    """The sentence names what differs and the command that settles it; nothing is computed."""
+    first, second = machines
+    pull_catalog(first.settings.home, bucket)
+    parts = DescriptionWork.of(
+        first.settings,
+        Catalog.open(first.settings.home),
+        Catalog.open(first.settings.home).ranges[0],
+        build_vision_language_model(first.settings),
+    ).fingerprint.parts
+    refuse_other_settings(bucket, "property_descriptions", parts, first.settings.home)
+    other = second.changed(prompt="Describe it briefly.")
+    refuse_at_start(first.settings, pytest.fail)
+    for module, start in (
+        (run_module, run_module.serve_command),
+        (node_module, partial(node_module.node_command, "127.0.0.1", head=True)),
+    ):
+        monkeypatch.setattr(module, "chosen_settings", lambda home: other.settings)
+        with pytest.raises(MachineDiffersError, match="in prompt"):
+            start()
+    refused = other.materialize()
+    assert re.search(
+        r"differs from .* in prompt \(\w+ there, \w+ here\), so nothing was computed", refused.failure
+    )
+    assert NO_ATTEMPT in other.instance.get_runs()[0].tags
+    accept_settings(bucket, ("property_descriptions", "property_embeddings"))
+    assert other.materialize().success
+    with pytest.raises(MachineDiffersError, match="prompt"):
+        refuse_other_settings(bucket, "property_descriptions", parts, first.settings.home)
+
+
 def test_two_ingests_at_once_number_no_property_twice(machines, listing, bucket):
     """The second one to reach the store changes nothing, there or here, and says what to do."""
     first, second = machines
@@ -92,7 +214,7 @@ def test_two_ingests_at_once_number_no_property_twice(machines, listing, bucket)
     pull_catalog(second.settings.home, bucket)
     data = Catalog.open(first.settings.home).path.read_bytes()
     put_catalog(bucket, data + b" ", over=there)
-    with pytest.raises(CatalogTakenError, match="Do the same again"):
+    with pytest.raises(CatalogError, match="Do the same again"):
         put_catalog(bucket, data + b"  ", over=there)
 
 
@@ -105,5 +227,5 @@ def test_another_home_is_refused_at_the_same_prefix(machines, listing, bucket, t
         lambda: pull_catalog(tmp_path / "other", bucket),
         lambda: ingest(listing, tmp_path / "other", store=bucket),
     ):
-        with pytest.raises(OtherCatalogInStoreError, match="a prefix of its own"):
+        with pytest.raises(CatalogError, match="a prefix of its own"):
             ask()

@@ -28,7 +28,7 @@ from sensors.published_file_drift import DriftWatcher, Verdict, evaluation
 from sensors.reconciliation import end_dead_runs, report_published
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Policy
 from sensors.worker_health import HealthWatcher
-from vlm_assets.rehearsal.dagster_in_memory import INTERRUPTED, Clock, DagsterInMemory
+from vlm_assets.rehearsal.dagster_in_memory import INTERRUPTED, DagsterInMemory, SimulatedClock
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 ASSET = "first"
@@ -57,7 +57,7 @@ class Month:
 
     home: Home
     state: ControlState
-    clock: Clock
+    clock: SimulatedClock
     chance: random.Random
     dagster: DagsterInMemory = field(init=False)
     rows: Counter = field(default_factory=Counter)
@@ -252,7 +252,7 @@ class Month:
 
 @pytest.fixture
 def month(tmp_path):
-    clock = Clock(1_790_000_000.0)
+    clock = SimulatedClock(1_790_000_000.0)
     state = ControlState(tmp_path / "state", clock=clock)
     return Month(Home(tmp_path), state, clock, random.Random(7))
 

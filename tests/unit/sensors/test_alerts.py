@@ -1,6 +1,8 @@
 """What a scan tells of Dagster's facts: failures and their end, silent sensors, a queue that stands."""
 
+import json
 import time
+from dataclasses import asdict
 
 import dagster as dg
 import pytest
@@ -13,7 +15,7 @@ from sensors.alerts import RESTORED, AlertScan, Cursor
 from sensors.device_health import NONE_LEFT
 from sensors.run_alerts import STANDSTILL_SECONDS
 from sensors.ticks import Ticks
-from vlm_assets.rehearsal.dagster_in_memory import Clock, DagsterInMemory
+from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 
 NOW = 1_790_000_000.0
 KEY = "00007"
@@ -25,7 +27,7 @@ class Bench:
     """A clock, Dagster from memory, and an outbox."""
 
     def __init__(self, folder):
-        self.clock = Clock(NOW)
+        self.clock = SimulatedClock(NOW)
         self.dagster = DagsterInMemory(self.clock)
         self.outbox = Outbox(ControlState(folder))
 
@@ -121,7 +123,7 @@ def test_a_run_that_does_not_begin_to_work_is_told_once_and_when_it_goes_on(benc
 
     def told(now: float) -> list[tuple[str, str]]:
         nonlocal cursor
-        cursor, _ = scan.scan(bench.dagster, Cursor.read(cursor.text()), now=now)
+        cursor, _ = scan.scan(bench.dagster, Cursor(**json.loads(json.dumps(asdict(cursor)))), now=now)
         return [(one.kind, subject) for subject, one in bench.outbox.open_subjects().items()]
 
     assert told(NOW) == told(NOW + 1800) == []

@@ -499,6 +499,22 @@ def test_lost_cancels_are_read_again_from_dagster(orchestrator):
     assert list(orchestrator.failed_partitions.cancels.read()) == ["a"]
 
 
+def test_nothing_is_decided_while_committed_rows_cannot_be_counted(orchestrator):
+    """A store that is away makes no attempt look fruitless, and is asked once a tick."""
+    for key in ("a", "b"):
+        orchestrator.behaviour.of_key[key] = "fail"
+        orchestrator.materialize(key)
+    orchestrator.ahead += HOUR
+    watched = orchestrator.failed_partitions.watched
+    asked = []
+    orchestrator.failed_partitions.watched = replace(watched, rows=asked.append)
+    away = orchestrator.look()
+    assert away.launches == () and "2 decided when the store answers" in away.sentence, away
+    assert len(asked) == 1
+    orchestrator.failed_partitions.watched = watched
+    assert {one.key for one in orchestrator.look().launches} == {"a", "b"}
+
+
 def test_two_looks_at_once_launch_a_partition_once_and_leave_no_wish_unanswered(orchestrator):
     """The button is pressed while the schedule ticks: what one wrote down, the other does not launch.
 

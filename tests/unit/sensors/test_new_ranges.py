@@ -7,7 +7,7 @@ import pytest
 
 from sensors.dagster_internals.events import InstanceFacts
 from sensors.new_ranges import NewRanges
-from vlm_assets.rehearsal.dagster_in_memory import Clock, DagsterInMemory
+from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 
 KEYS = tuple(f"{start:09d}-{start:09d}" for start in range(4))
 
@@ -82,14 +82,14 @@ def test_nothing_is_launched_while_paused_or_when_the_tail_was_closed(instance):
 
 def test_what_a_person_cancelled_is_not_new():
     """It was never materialized and has nothing on disk, but a launch would undo the cancel."""
-    dagster = DagsterInMemory(Clock())
+    dagster = DagsterInMemory(SimulatedClock())
     dagster.change(dagster.launch(KEYS[3], ["upstream"]), dg.DagsterRunStatus.CANCELED)
     assert new_ranges(cap=9).tick(dagster, 0.0)[0] == [KEYS[2], KEYS[1], KEYS[0]]
 
 
 def test_one_whose_run_was_deleted_is_new_again():
     """Nothing else would launch it: for the retry schedule it was never tried."""
-    dagster, sensor = DagsterInMemory(Clock()), new_ranges(cap=9)
+    dagster, sensor = DagsterInMemory(SimulatedClock()), new_ranges(cap=9)
     run_id = dagster.launch(KEYS[3], ["upstream"], dg.DagsterRunStatus.QUEUED)
     assert KEYS[3] not in sensor.tick(dagster, 0.0)[0]
     dagster.delete_run(run_id)

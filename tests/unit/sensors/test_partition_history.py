@@ -4,8 +4,8 @@ import dagster as dg
 import sqlalchemy as db
 
 from sensors import alerts, partition_history
+from sensors.dagster_internals.dagster_tables import event_table, of_events
 from sensors.dagster_internals.events import InstanceFacts
-from sensors.dagster_internals.tables import event_table, of_events
 from sensors.partition_history import PartitionHistory
 
 

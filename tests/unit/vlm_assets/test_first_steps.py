@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.cli.main import app
 from vlm_assets.operate import run as run_module
+from vlm_assets.operate.main import app
 from vlm_assets.settings import PREFIX, Settings
 
 

@@ -185,3 +185,24 @@ def test_settings_with_which_nothing_sensible_can_come_out_are_refused(monkeypat
     monkeypatch.setenv(f"VLM_ASSETS_{name}", value)
     with pytest.raises(SettingsError, match=f"VLM_ASSETS_{name}=.?{value}"):
         load_settings()
+
+
+def test_several_machines_need_what_they_share(monkeypatch, tmp_path):
+    """A cluster without Postgres and a store would be as many data sets as machines."""
+    monkeypatch.setenv("VLM_ASSETS_HOME", str(tmp_path))
+    monkeypatch.setenv("VLM_ASSETS_RAY_ADDRESS", "http://10.0.0.1:8265")
+    with pytest.raises(SettingsError, match="share Postgres, and VLM_ASSETS_STATE_URL is not set"):
+        load_settings()
+    monkeypatch.setenv("VLM_ASSETS_STATE_URL", "postgresql+psycopg2://u@10.0.0.1/d")
+    with pytest.raises(SettingsError, match="share an S3 store, and VLM_ASSETS_STORE is not set"):
+        load_settings()
+    monkeypatch.setenv("VLM_ASSETS_STORE", "s3://bucket/data")
+    assert load_settings().ray_address == "http://10.0.0.1:8265"
+
+
+def test_a_database_address_without_its_driver_is_refused_and_not_shown(monkeypatch):
+    """Dagster reads the same variable, and would fail on it in a run."""
+    monkeypatch.setenv("VLM_ASSETS_STATE_URL", "postgresql://u:a-secret@10.0.0.1/d")
+    with pytest.raises(SettingsError, match=r"postgresql\+psycopg2://") as refused:
+        load_settings()
+    assert "a-secret" not in str(refused.value)

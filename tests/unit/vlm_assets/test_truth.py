@@ -4,7 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlm_assets.truth import TruthError, read_truth, same, wilson
+from resources.engine.schema import same
+from vlm_assets.truth import TruthError, read_truth, wilson
 
 
 def test_the_interval_is_wilsons() -> None:
@@ -48,14 +49,12 @@ def test_a_truth_file_may_be_csv_or_parquet_and_know_a_part(tmp_path) -> None:
         read_truth(tmp_path / "t.parquet", hard_too=False)
 
 
-def test_the_last_line_of_a_review_counts_and_a_torn_one_is_none(tmp_path) -> None:
-    """A file that is appended to may name a property twice, and end in the middle of a line."""
-    (tmp_path / "review.jsonl").write_text(
-        '{"property_id": "4711", "right": ["a"], "description": {"a": 1}}\n'
-        '{"property_id": "4711", "right": [], "description": {"b": 2}}\n'
-        '{"property_id": "47'
+def test_the_last_line_of_a_property_counts(tmp_path) -> None:
+    """A file that is appended to may name a property twice."""
+    (tmp_path / "t.jsonl").write_text(
+        '{"property_id": "4711", "description": {"a": 1}}\n{"property_id": "4711", "description": {"b": 2}}\n'
     )
-    assert read_truth(tmp_path / "review.jsonl") == {"4711": {"b": 2}}
+    assert read_truth(tmp_path / "t.jsonl") == {"4711": {"b": 2}}
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,16 @@ class FailingCheck:
     description: str
 
 
+@dataclass(frozen=True)
+class Queue:
+    """Runs that wait and that work, how many a pool lets work, and daemons that do not work, and why."""
+
+    queued: int
+    started: int
+    slots: int
+    ailing: Mapping[str, str]
+
+
 class DagsterApi:
     """The Dagster whose pages are at ``url`` (http://127.0.0.1:3000)."""
 
@@ -119,10 +129,29 @@ class DagsterApi:
             if location and location["__typename"] == "PythonError":
                 raise CodeLocationError(f"The definitions do not load: {location['message'].strip()}")
 
-    def started_runs(self) -> int:
-        """How many runs work at this moment; those that wait for their turn are left out."""
-        runs = self.ask("{runsOrError(filter: {statuses: [STARTED]}){...on Runs{count}}}")["runsOrError"]
+    def runs_in(self, status: str) -> int:
+        """How many runs are in a status: QUEUED ones wait for their turn, STARTED ones work."""
+        runs = self.ask(
+            "query($s: RunStatus!){runsOrError(filter: {statuses: [$s]}){...on Runs{count}}}", s=status
+        )["runsOrError"]
         return int(runs["count"])
+
+    def queue(self, pool: str) -> Queue:
+        """How the queue, a pool and the daemons stand. Raises DagsterApiError."""
+        said = self.ask(
+            "{instance{concurrencyLimits{concurrencyKey slotCount} daemonHealth{allDaemonStatuses{daemonType"
+            " required healthy lastHeartbeatErrors{message}}}}}"
+        )
+        limits = {one["concurrencyKey"]: one["slotCount"] for one in said["instance"]["concurrencyLimits"]}
+        ailing = {
+            one["daemonType"]: " ".join(
+                error["message"].strip()
+                for error in one["lastHeartbeatErrors"] or [{"message": "no heartbeat"}]
+            )
+            for one in said["instance"]["daemonHealth"]["allDaemonStatuses"]
+            if one["required"] and not one["healthy"]
+        }
+        return Queue(self.runs_in("QUEUED"), self.runs_in("STARTED"), int(limits.get(pool, 0)), ailing)
 
     def partition_keys(self, asset: str) -> PartitionKeys:
         """Which partitions of an asset are done, failed, running or not there. Raises DagsterApiError."""

@@ -13,7 +13,6 @@ re-materialization.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -22,10 +21,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from resources.storage.files import make_directory, sync_directory, write_replacing
+from resources.storage.lock_files import LockFile, is_held
+
+if TYPE_CHECKING:
+    from vlm_assets.settings import Settings
 
 _TEMPLATE = Path(__file__).with_name("dagster.yaml")
+_CLUSTER_TEMPLATE = Path(__file__).with_name("dagster-cluster.yaml")
 _CATALOG_ID = "catalog_id"
 _LOCK = "running.lock"
 _LOOK_SECONDS = 0.2
@@ -52,22 +57,54 @@ class DagsterHomeError(RuntimeError):
     """Dagster's state does not fit; the message says what, where and what to do."""
 
 
-def prepare_dagster_home(dagster_home: Path, *, catalog_id: str, slots: int) -> None:
+def prepare_dagster_home(
+    dagster_home: Path, *, catalog_id: str, slots: int, cluster: ClusterPlace | None = None
+) -> None:
     """Make a folder ready to be DAGSTER_HOME: settings, database, pool limit, catalogue.
 
     slots: how many runs hold a device at once. Raises DagsterHomeError.
     """
     _refuse_unusable_path(dagster_home)
-    make_directory(dagster_home)
-    _seed(dagster_home / "dagster.yaml")
+    seed_settings(dagster_home, cluster)
     claim_for_catalog(dagster_home, catalog_id)
     _initialise_storage(dagster_home, slots=slots)
 
 
-def _seed(settings: Path) -> None:
-    """Give a home Dagster's settings; what a person changed in them stays."""
+@dataclass(frozen=True)
+class ClusterPlace:
+    """What Dagster's settings of a cluster name. bucket, prefix: for the output of runs. gpus: of a run."""
+
+    bucket: str
+    prefix: str
+    gpus: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> ClusterPlace | None:
+        """Of the settings; None where this machine works alone."""
+        if settings.ray_address is None or settings.store is None:
+            return None
+        prefix = "/".join(filter(None, (settings.store.prefix, "dagster-logs")))
+        return cls(settings.store.bucket, prefix, settings.devices_per_model)
+
+
+def seed_settings(dagster_home: Path, cluster: ClusterPlace | None) -> None:
+    """Give a home Dagster's settings; what a person changed in them stays. Raises DagsterHomeError."""
+    make_directory(dagster_home)
+    settings = dagster_home / "dagster.yaml"
     if not settings.exists():
-        write_replacing(settings, _TEMPLATE.read_bytes())
+        text = _TEMPLATE.read_text()
+        if cluster is not None:
+            text = _CLUSTER_TEMPLATE.read_text()
+            text = text.replace("BUCKET #", f"{json.dumps(cluster.bucket)} #")
+            text = text.replace("PREFIX\n", f"{json.dumps(cluster.prefix)}\n")
+            text = text.replace("gpus: 1", f"gpus: {cluster.gpus}")
+        write_replacing(settings, text.encode())
+    elif cluster is not None and "ClusterRunLauncher" not in settings.read_text():
+        raise DagsterHomeError(
+            f"{settings} is of one machine, and VLM_ASSETS_RAY_ADDRESS is set: partitions would run here"
+            " alone. Move the file away, and start again: one for the cluster is written. The history of"
+            " one machine stays where it is, in SQLite; what is published becomes green again by itself."
+        )
 
 
 def _refuse_unusable_path(dagster_home: Path) -> None:
@@ -116,17 +153,17 @@ def _initialise_storage(dagster_home: Path, *, slots: int) -> None:
 
 
 @contextlib.contextmanager
-def only_dagster(dagster_home: Path, *, wait_seconds: float) -> Iterator[int]:
-    """Hold the lock of the one Dagster on this state; gives the lock's file descriptor.
+def only_dagster(dagster_home: Path, *, wait_seconds: float) -> Iterator[LockFile]:
+    """Hold the lock of the one Dagster on this state.
 
     A Dagster whose starter was killed is still ending its runs: that is waited for, up to ``wait_seconds``.
     Raises DagsterHomeError at once where its starter lives.
     """
-    descriptor = os.open(dagster_home / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = LockFile(dagster_home / _LOCK)
     try:
         deadline = time.monotonic() + wait_seconds
-        while not _locked(descriptor):
-            holder = _holder(descriptor)
+        while not lock.take():
+            holder = _holder(dagster_home)
             if time.monotonic() > deadline or (holder and Path(f"/proc/{holder['pid']}").exists()):
                 where = f" at {holder['url']} (process {holder['pid']})" if holder else ""
                 raise DagsterHomeError(
@@ -134,41 +171,25 @@ def only_dagster(dagster_home: Path, *, wait_seconds: float) -> Iterator[int]:
                     " its terminal and start again: what is under way goes on."
                 )
             time.sleep(_LOOK_SECONDS)
-        yield descriptor
+        yield lock
     finally:
-        os.close(descriptor)
+        lock.close()
 
 
-def note_address(lock: int, url: str) -> None:
+def note_address(dagster_home: Path, url: str) -> None:
     """Say in the lock's file who holds it and where its pages are."""
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, json.dumps({"pid": os.getpid(), "url": url}).encode(), 0)
+    (dagster_home / _LOCK).write_text(json.dumps({"pid": os.getpid(), "url": url}))
 
 
 def running_address(dagster_home: Path) -> str | None:
     """The address of the Dagster that runs on this state, or None."""
-    if not (dagster_home / _LOCK).exists():
-        return None
-    descriptor = os.open(dagster_home / _LOCK, os.O_RDWR)
-    try:
-        holder = None if _locked(descriptor) else _holder(descriptor)
-        return holder["url"] if holder else None
-    finally:
-        os.close(descriptor)
+    holder = _holder(dagster_home) if is_held(dagster_home / _LOCK) else None
+    return holder["url"] if holder else None
 
 
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _holder(descriptor: int) -> dict[str, str] | None:
-    said = os.pread(descriptor, 4096, 0)
+def _holder(dagster_home: Path) -> dict[str, str] | None:
     with contextlib.suppress(ValueError, KeyError):
-        holder = json.loads(said)
+        holder = json.loads((dagster_home / _LOCK).read_bytes())
         return {"pid": str(holder["pid"]), "url": str(holder["url"])}
     return None
 

@@ -26,6 +26,7 @@ from rich.markup import escape
 from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.outbox import Outbox
 from resources.devices.loaded_servers import end_loaded_servers
+from resources.state.nodes import only_machine_that_serves
 from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.dagster_server.api import (
@@ -36,6 +37,7 @@ from vlm_assets.operate.dagster_server.api import (
 )
 from vlm_assets.operate.dagster_server.home import (
     LOST,
+    ClusterPlace,
     DagsterHomeError,
     DamagedDatabaseError,
     damages,
@@ -212,12 +214,13 @@ def dagster_server(
     """
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(only_dagster(dagster_home, wait_seconds=grace_seconds + 5.0))
+        stack.enter_context(only_machine_that_serves(control_state(load_settings(home=home))))
         # A socket's path may have 107 characters, so it cannot lie in the home.
         scratch = Path(tempfile.mkdtemp(prefix="vlm-assets-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         # After the runs: a model server outlives a run, to be used by the next, and there is none.
         stack.callback(end_loaded_servers, load_settings(home=home).state_directory, _log)
-        group = stack.enter_context(ProcessGroup(grace_seconds=grace_seconds, keep_open=lock))
+        group = stack.enter_context(ProcessGroup(grace_seconds=grace_seconds, keep_open=lock.fileno()))
         server = DagsterServer(
             group,
             port=port,
@@ -233,7 +236,7 @@ def dagster_server(
                 "VLM_ASSETS_HOME": str(home),
             },
         )
-        note_address(lock, server.address)
+        note_address(dagster_home, server.address)
         yield server
 
 
@@ -260,7 +263,8 @@ def prepare_home(home: Path, dagster_home: Path, *, slots: int, port: int, conso
     catalog = Catalog.open(home)
     if dagster_home.is_dir():
         _renew_damaged_databases(home, dagster_home, console)
-    prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=slots)
+    place = ClusterPlace.of(load_settings(home=home))
+    prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=slots, cluster=place)
     record_catalog(dagster_home, catalog)
     found = free_port(port)
     if found != port:

@@ -7,9 +7,11 @@ seconds. It reports what it was promised.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -18,7 +20,7 @@ from resources.alerts import delivery as module
 from resources.alerts.alert import Alert
 from resources.alerts.delivery import Delivered, Delivery
 from resources.alerts.outbox import Outbox
-from resources.alerts.targets import Target, TargetProcess
+from resources.alerts.targets import Target
 from resources.state.database import ControlState
 
 
@@ -46,19 +48,24 @@ class Steps:
         """Count from now on."""
         sa.event.listen(sa.Engine, "before_cursor_execute", lambda *_: self.step("statement"))
         sa.event.listen(sa.Engine, "commit", lambda *_: self.step("commit"))
-        send, mark = TargetProcess.send, module._mark
+        sending, change = module.sending, Delivery._change
 
-        def sent(*arguments: object) -> object:
-            self.step("send")
-            answer = send(*arguments)
-            self.step("mark")
-            return answer
+        @contextlib.contextmanager
+        def counted(*arguments: object, **named: object) -> Iterator[object]:
+            with sending(*arguments, **named) as send:
 
-        def marked(*arguments: object, **named: object) -> None:
-            mark(*arguments, **named)
-            self.step("marked")
+                def sent(message: object) -> object:
+                    self.step("send")
+                    answer = send(message)
+                    self.step("mark")
+                    return answer
 
-        TargetProcess.send, module._mark = sent, marked
+                yield sent
+
+        def changed(*arguments: object) -> object:
+            return change(*arguments[:-1], lambda progress: (arguments[-1](progress), self.step("marked")))
+
+        module.sending, Delivery._change = counted, changed
 
     def step(self, name: str) -> None:
         """One more."""
@@ -92,7 +99,7 @@ def work(order: dict, report) -> None:
 
 
 def deliver(delivery: Delivery) -> Delivered:
-    """A killed deliverer's sending process ends within moments; until then the lock is its own."""
-    while (done := delivery.deliver(now=time.time(), seconds=30.0, address=None)) is None:
-        time.sleep(0.02)
+    """What a killed process was about to tell, the next one tells at once."""
+    done = delivery.deliver(now=time.time(), seconds=30.0, address=None)
+    assert done is not None
     return done

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.devices.errors import NoDeviceFreeError
+from resources.devices.device_errors import NoDeviceFreeError
 from resources.devices.find import find_devices
 from resources.devices.leases import DeviceLeases, LeaseHolder
 

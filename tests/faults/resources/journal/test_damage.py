@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from resources.journal.errors import JournalLossError
 from resources.journal.identity import JournalIdentity
 from resources.journal.journal import Journal
+from resources.journal.journal_errors import JournalLossError
 from resources.journal.recovery import survey
 
 SCHEMA = pa.schema([("ordinal", pa.int64()), ("property_id", pa.string()), ("text", pa.string())])

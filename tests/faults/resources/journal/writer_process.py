@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from faults.file_operations import FileOperations, fail_at, strike_at
-from resources.journal.errors import JournalError
 from resources.journal.journal import Journal
+from resources.journal.journal_errors import JournalError
 
 SCHEMA = pa.schema(
     [

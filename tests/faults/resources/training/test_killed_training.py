@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from faults.training import Outcome, children, make_plan, outcome, prepare, run_killed, start
+from faults.training import Outcome, children, make_plan, outcome, prepare, processes, run_killed, start
+from resources.training.checkpoints import Checkpoints
 from resources.training.loop import BadBatchesError, Training
-from resources.training.plan import Sample, TrainingPlan
+from resources.training.rank_watch import StepLimits, StepWatch
 from resources.training.ranks import Ranks
+from resources.training.training_plan import Sample, TrainingPlan
 
 STEPS = 12
 KILLS = 6
@@ -78,13 +80,58 @@ def test_one_of_two_ranks_dies_and_the_other_goes_on(
     assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
 
 
+@pytest.mark.timeout(600)
+def test_a_rank_that_stands_still_is_named_and_the_other_goes_on(
+    samples: list[Sample], whole: Outcome, tmp_path: Path
+) -> None:
+    """Stopped in the middle: which rank, at which properties; the others go on to the same bits."""
+    folder = tmp_path / "training"
+    make_plan(folder, samples, steps=STEPS, checkpoint_seconds=3600.0)
+    ranks = processes(folder, ranks=2, limits=StepLimits(least=5.0, most=30.0))
+    told: list[dict[str, Any]] = []
+    for event in ranks.events():
+        told.append(dict(event))
+        if event.get("step") == 4 and not [one for one in told if one["event"] == "stuck"]:
+            os.kill(ranks._running[1].pid, signal.SIGSTOP)
+    ranks.lock.close()
+    (stuck,) = [one for one in told if one["event"] == "stuck"]
+    assert (stuck["rank"], stuck["device"]) == (1, "cpu")
+    assert "rank 1 was" in stuck["said"] and any(one.property_id in stuck["said"] for one in samples)
+    assert [one["ranks"] for one in told if one["event"] == "restored"] == [2, 1]
+    assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
+
+
+@pytest.mark.timeout(600)
+def test_the_first_rank_has_time_at_its_end(samples: list[Sample], tmp_path: Path) -> None:
+    """The others are done before it saves and evaluates: they are not lost, and nobody kills it for that."""
+    folder = tmp_path / "training"
+    make_plan(folder, samples, steps=2)
+    ranks = processes(folder, ranks=2, grace=2.0)
+    told, since = list[Any](), 0
+    for event in ranks.events():
+        told.append(event)
+        first, other = ranks._running[0], ranks._running[-1]
+        if event["event"] == "evaluating" and first is not other:
+            first.send_signal(signal.SIGSTOP)
+            assert other.wait(60) == 0
+            since = len(told)
+        if told[since:] == [{"event": "nothing"}] * 8:  # of half a second each
+            first.send_signal(signal.SIGCONT)
+    ranks.lock.close()
+    assert not list((folder / "work").glob("rank-*.at")), "they name properties"
+    assert [one["ranks"] for one in told if one["event"] == "restored"] == [2]
+    assert [one["event"] for one in told if one["event"] in ("warning", "finished")] == ["finished"]
+
+
 @pytest.fixture
 def in_process() -> Iterator[Any]:
     """Runs a training in this process, and puts back what it sets in torch."""
     threads = torch.get_num_threads()
 
-    def run(folder: Path, plan: TrainingPlan, **changes: Any) -> tuple[Training, list[dict[str, Any]]]:
-        told: list[dict[str, Any]] = []
+    def run(
+        folder: Path, plan: TrainingPlan, told: list[dict[str, Any]] | None = None, **changes: Any
+    ) -> tuple[Training, list[dict[str, Any]]]:
+        told = [] if told is None else told
         training = Training(
             replace(plan, checkpoint_seconds=0.0, **changes),
             folder / "work",
@@ -103,6 +150,30 @@ def in_process() -> Iterator[Any]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("silent", ["write", "newest"])
+def test_the_watch_knows_what_the_steps_wait_for(
+    samples: list[Sample], tmp_path: Path, in_process: Any, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    """Writing the last checkpoint and reading one to go back to may take as long as loading."""
+    folder, bad, limits = tmp_path / "training", samples[4].property_id, StepLimits()
+    plan = make_plan(folder, samples, steps=2, variant=bad, objective=POISONED, held_out=0.0)
+    told: list[dict[str, Any]] = []
+    allowed, do = list[float](), getattr(Checkpoints, silent)
+
+    def watched(*given: Any, **named: Any) -> Any:
+        watch = StepWatch(limits)
+        for at, one in enumerate(told):
+            watch.take(one["event"], at)
+        allowed.append(watch.allowed)
+        return do(*given, **named)
+
+    monkeypatch.setattr(Checkpoints, silent, watched)
+    in_process(folder, plan, told)
+    assert [one for one in told if one["event"] == "skipped"]
+    waited_for = allowed[-1:] if silent == "write" else allowed  # Those before are written beside the steps.
+    assert len(allowed) > 1 and set(waited_for) == {limits.loading}
+
+
 def test_a_damaged_newest_checkpoint_is_passed_over(
     samples: list[Sample], whole: Outcome, tmp_path: Path, in_process: Any
 ) -> None:
@@ -119,6 +190,30 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     assert 0 < next(one["step"] for one in told if one["event"] == "restored") < STEPS
     assert training.state.step == STEPS
     assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
+
+
+@pytest.mark.timeout(300)
+def test_it_stops_early_at_the_same_epoch_after_a_kill(
+    samples: list[Sample], tmp_path: Path, in_process: Any
+) -> None:
+    """The best metric, its epoch and its weights are of the state: a killed training ends as a whole one."""
+    changes = {"epochs": 8.0, "patience": 3}
+    folders = [tmp_path / "whole", tmp_path / "killed"]
+    plans = [make_plan(one, samples, steps=None, **changes) for one in folders]
+    whole = in_process(folders[0], plans[0])[0].state
+    assert whole.best_epoch + changes["patience"] == len(whole.epochs) < 8, "it stopped early"
+    command = [sys.executable, "-m", "faults.training", "--start", str(folders[1]), "1", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        said = (json.loads(line) for line in child.stdout)
+        next(one for one in said if one["event"] == "epoch" and one["epoch"] > whole.best_epoch)
+        next(one for one in said if one["event"] == "step")
+        child.kill()
+    training, _ = in_process(folders[1], plans[1])
+    assert training.state.starts == 2
+    found = [(one["epoch"], one["metric"]) for one in training.state.epochs]
+    assert found == [(one["epoch"], one["metric"]) for one in whole.epochs]
+    assert outcome(folders[1]).model == outcome(folders[0]).model
 
 
 def test_a_poisoned_batch_is_skipped_and_named(

@@ -8,24 +8,22 @@ import signal
 import time
 
 import pytest
-import sqlalchemy as sa
 
+from resources.alerts import delivery as module
 from resources.alerts.alert import SINGLY, Alert
 from resources.alerts.delivery import (
     BURST,
     BURST_SECONDS,
     FIRST_WAIT_SECONDS,
+    GRACE_SECONDS,
     LONGEST_WAIT_SECONDS,
     PATIENT_TRIES,
-    STANDSTILL_SECONDS,
     Delivery,
 )
 from resources.alerts.outbox import HISTORY_SECONDS, Outbox
 from resources.alerts.targets import checked_targets
 from resources.state.database import ControlState, open_state
 from resources.state.sqlite_file import ControlStateError
-from resources.state.tables import alert_messages, alert_targets
-from resources.storage.lock_files import LockFile
 
 NOW = 1_790_000_000.0
 SECRET = "s3cret-pw"
@@ -164,8 +162,12 @@ def test_after_days_messages_that_are_never_taken_hold_no_other_up(outbox, deliv
     deliver(delivery)
 
     def refuse_often(connection):
-        connection.execute(alert_messages.update().values(refused=PATIENT_TRIES + 1))
-        connection.execute(alert_targets.update().values(tries=PATIENT_TRIES + 1))
+        standing = module._kept(connection)
+        for one in standing.values():
+            one.tries = PATIENT_TRIES + 1
+            for message in one.messages:
+                message.refused = PATIENT_TRIES + 1
+        module._keep(connection, standing)
 
     outbox.state.write(refuse_often)
     receiver.answer, receiver.refused = 200, ("alert 0", "alert 1")
@@ -226,27 +228,19 @@ def test_a_new_target_is_not_told_what_is_past_and_a_replaced_one_is_told_what_w
 
 
 def test_of_two_targets_that_are_removed_the_next_one_is_told_all_that_either_was_not(outbox, receiver):
-    """One of them was down longer: its message tells of more events, beginning with the same one."""
-    first, second = "json://user:a@127.0.0.1:9/", "json://user:b@127.0.0.1:9/"
+    """One of them was down longer: what waits for it is not lost with the other."""
+    first, second = "json://127.0.0.1:9/", receiver.url(secret="user:b")
     deliver(delivery_to(outbox, first, second))
-    outbox.post(alert(0))
+    outbox.post_all([alert(0), alert(1)])
     deliver(delivery_to(outbox, first, second))
-    outbox.post_all(alert(number) for number in range(1, 6))
-
-    def one_group_of_all_for_the_first(connection):
-        messages = connection.execute(sa.select(alert_messages)).mappings().all()
-        longer = {**messages[0]["message"], "title": "6 alerts", "tells": 6}
-        of_one = alert_messages.c.target == messages[0]["target"]
-        connection.execute(alert_messages.update().where(of_one).values(tells=6, message=longer))
-        connection.execute(alert_targets.update().values(told_up_to=6))
-
-    outbox.state.write(one_group_of_all_for_the_first)
+    assert receiver.titles == ["alert 0", "alert 1"]
+    outbox.post_all(alert(number) for number in range(2, 6))
     assert deliver(delivery_to(outbox, receiver.url())).told == 1
-    assert receiver.titles == ["6 alerts"]
+    assert receiver.titles[2:] == ["6 alerts of the kind check_failed"]
 
 
 def test_a_process_that_is_stopped_while_it_delivers_keeps_the_delivery_from_nobody(outbox, receiver):
-    """It holds the lock for ever: another process delivers, and a person is told of the stopped one."""
+    """When its time is over, another process delivers."""
     receiver.answer = None
     outbox.post(alert())
     stopped = multiprocessing.get_context("spawn").Process(
@@ -257,28 +251,13 @@ def test_a_process_that_is_stopped_while_it_delivers_keeps_the_delivery_from_nob
         assert receiver.asked.wait(60)
         os.kill(stopped.pid, signal.SIGSTOP)
         receiver.answer = 200
-        assert deliver(delivery_to(outbox, receiver.url()), NOW + STANDSTILL_SECONDS) is None
-        assert deliver(delivery_to(outbox, receiver.url()), NOW + STANDSTILL_SECONDS + 1).told == 2
-        assert sorted(receiver.titles) == ["A process that was delivering alerts stands still", "alert 0"]
-        assert deliver(delivery_to(outbox, receiver.url()), NOW + STANDSTILL_SECONDS + 2).told == 0
+        over = NOW + 600.0 + GRACE_SECONDS
+        assert deliver(delivery_to(outbox, receiver.url()), over - 1) is None
+        assert deliver(delivery_to(outbox, receiver.url()), over).told == 1
+        assert receiver.titles == ["alert 0"]
     finally:
         stopped.kill()
         stopped.join()
-
-
-def test_of_two_that_find_a_delivery_standing_one_takes_over(outbox, receiver):
-    """While another process takes the old lock's place, this one removes nothing, not its new one."""
-    outbox.post(alert())
-    directory = outbox.state.directory
-    path = directory / "alert_delivery.lock"
-    standing, first = LockFile(path), LockFile(directory, create=False)
-    with contextlib.closing(standing), contextlib.closing(first):
-        assert standing.take() and first.take()
-        os.utime(path, (NOW, NOW))
-        inode = path.stat().st_ino
-        delivery = delivery_to(outbox, receiver.url())
-        assert deliver(delivery, NOW + STANDSTILL_SECONDS + 1) is None
-        assert path.stat().st_ino == inode
 
 
 def deliver_slowly(directory, url) -> None:
@@ -286,9 +265,10 @@ def deliver_slowly(directory, url) -> None:
 
 
 def test_the_first_target_of_a_home_is_told_what_was_posted_before_its_first_look(outbox, receiver):
-    """What a sensor posts before the alerts sensor has ever ticked is told."""
-    outbox.post(alert())
+    """What a sensor posts before the alerts sensor has ever ticked is told, and no history of months."""
+    outbox.post_all([alert("old", at=NOW - 1e6), alert()])
     assert deliver(delivery_to(outbox, receiver.url())).told == 1
+    assert receiver.titles == ["alert 0"]
 
 
 def test_a_full_disk_does_not_repeat_what_cannot_be_struck_off(outbox, delivery, receiver, monkeypatch):
@@ -298,7 +278,7 @@ def test_a_full_disk_does_not_repeat_what_cannot_be_struck_off(outbox, delivery,
     deliver(delivery)
     receiver.answer = 200
     with monkeypatch.context() as patched:
-        patched.setattr("resources.alerts.delivery._mark", full_disk)
+        patched.setattr(Delivery, "_change", full_disk)
         with pytest.raises(ControlStateError, match="full"):
             deliver(delivery, NOW + 100)
     assert receiver.titles == ["alert 0"]

@@ -85,7 +85,7 @@ def test_no_more_is_fetched_than_is_shown(bucket, folder, s3_proxy):
 
 def test_a_store_that_goes_down_ends_the_feed_and_costs_no_image(bucket, folder, s3_proxy, monkeypatch):
     """An outage is raised as one, after all that was loaded before; no image has failed."""
-    monkeypatch.setattr(bucket_module, "ATTEMPTS", 2)
+    monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
     client.cache_clear()
     with WorkerPool(Pixels(), fetch=partial(get, bucket), **OPTIONS | {"prefetch_batches": 0}) as pool:
         feed = pool.feed(jobs(bucket, [("0.jpg",), ("1.jpg",), ("2.jpg",)]))

@@ -237,7 +237,7 @@ def test_killed_at_any_request_it_is_finished_by_doing_it_again(machines, in_sto
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(bucket_module, "ATTEMPTS", 2)
+    monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
     client.cache_clear()
 
 

@@ -43,3 +43,14 @@ def test_a_postgres_that_is_away_is_named_without_its_password(tmp_path):
     with pytest.raises(ControlStateError, match="does not answer") as away:
         state.read(lambda connection: connection.execute(sa.select(tables.pause)).all())
     assert "secret" not in str(away.value)
+
+
+def test_a_postgres_that_fails_over_is_an_outage(postgres_url):
+    """A server that has become read-only is waited for as one that is away is; nothing ends by it."""
+
+    def write(connection):
+        connection.execute(sa.text("SET TRANSACTION READ ONLY"))
+        connection.execute(tables.workers.delete())
+
+    with pytest.raises(ControlStateError, match="read-only"):
+        ControlState(None, postgres_url).beat(write)

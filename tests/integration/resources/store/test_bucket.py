@@ -1,5 +1,7 @@
 """A folder of a bucket: what the answers of a real server mean, and of one that is not well."""
 
+import time
+
 import pytest
 
 from resources.store import bucket as module
@@ -20,8 +22,8 @@ def put(bucket, s3_server):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Two requests for an answer instead of six: the waits between them are botocore's own."""
-    monkeypatch.setattr(module, "ATTEMPTS", 2)
+    """An outage is noticed at the first request."""
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
     client.cache_clear()
 
 
@@ -104,3 +106,25 @@ def test_a_hiccup_is_not_noticed(bucket, put, s3_proxy):
     s3_proxy.breaks(breaks)
     assert bucket.get("a.jpg", most=1 << 20) == b"x" * 100_000
     assert not left
+
+
+def test_a_store_that_restarts_ends_no_request(bucket, put, s3_proxy):
+    """No run ends for a store that is away for seconds: requests, listings and puts wait for it."""
+    put("a.jpg", b"12")
+    back = time.monotonic() + 3
+    s3_proxy.breaks(lambda passing: time.monotonic() < back and passing.hang_up())
+    assert bucket.get("a.jpg", most=9) == b"12"
+    assert time.monotonic() > back
+    lost = ["PUT", "GET"]
+
+    def lose_the_reply(passing):
+        if passing.command not in lost:
+            return False
+        lost.remove(passing.command)
+        passing.forward()
+        return passing.hang_up()
+
+    s3_proxy.breaks(lose_the_reply)
+    bucket.put("head", b"ours", over=None)
+    assert sorted(bucket.names()) == [("a.jpg", 2), ("head", 4)]
+    assert not lost

@@ -1,13 +1,18 @@
 """A variant is trained, resumed, verified and left alone; what comes out is a model like any other."""
 
 import json
+from dataclasses import replace
 
+import dagster as dg
 import pytest
 
+from resources.devices.device_errors import NoDeviceFreeError
 from resources.devices.resource import GpuResource
 from resources.engine.model_source import ModelSource, exact_revision
 from resources.storage.sealed_json import read_sealed
+from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets.description_model import ASSET
+from vlm_assets.catalog.ingest import ingest
 
 VARIANTS = """
 variants:
@@ -21,6 +26,13 @@ class NoDevice(GpuResource):
 
     def lease(self, **_):
         raise AssertionError("a device was asked for")
+
+
+class NoDeviceFree(GpuResource):
+    """A GPU resource all of whose devices are taken."""
+
+    def lease(self, **_):
+        raise NoDeviceFreeError("No device came free")
 
 
 @pytest.fixture
@@ -48,7 +60,7 @@ def test_a_variant_is_trained_published_and_left_alone(training_desk):
     lines = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
     assert [(one["step"], one["samples"]) for one in lines] == [(1, 4), (2, 8), (3, 12)]
     assert exact_revision(ModelSource(str(folder))).startswith("sha256:")
-    assert "held-out properties" in (folder / "README.md").read_text()
+    assert "## Right, of 2 held-out properties\n\n- " in (folder / "README.md").read_text()
     assert observed(done, "metric")[-1]["step"].value == 3
     assert observed(done, "interval")[0]["interval"].value > 0
 
@@ -79,3 +91,28 @@ def test_data_that_is_not_there_is_named(training_desk):
     done = training_desk.materialize(ASSET, key="half")
     assert not done.success
     assert "nothing is not published" in done.failure and "materialize" in done.failure
+
+
+def test_another_machine_takes_the_finished_model_from_the_store(training_desk, bucket, listing, tmp_path):
+    """Its home is new: it needs the store alone, and no device."""
+    first = training_desk.changed(store=bucket)
+    ingest(listing, first.settings.home, store=bucket)
+    done = first.materialize(ASSET, key="tiny")
+    assert done.success, done.failure
+    second = replace(first.changed(home=tmp_path / "second"), instance=dg.DagsterInstance.ephemeral())
+    (tmp_path / "second").mkdir(exist_ok=True)
+    (tmp_path / "second" / "example").symlink_to(listing.parent)
+    nothing = NoDevice(leases_directory=str(second.settings.state_directory / "leases"))
+    taken = second.materialize(ASSET, key="tiny", gpu=nothing)
+    assert taken.success, taken.failure
+    weights = [one.settings.home / ASSET / "tiny" / "model.safetensors" for one in (first, second)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_without_a_free_device_it_is_no_attempt(training_desk):
+    """That no device came free says nothing of the training."""
+    taken = NoDeviceFree(leases_directory=str(training_desk.settings.state_directory / "leases"))
+    done = training_desk.materialize(ASSET, key="tiny", gpu=taken)
+    assert not done.success
+    run_id = done.result.run_id
+    assert training_desk.instance.get_run_by_id(run_id).tags[NO_ATTEMPT] == run_id

@@ -50,7 +50,7 @@ def test_rows_do_not_depend_on_where_the_images_lie(desk, s3_desk):
 
 def test_an_outage_in_mid_partition_fails_no_row_and_is_no_attempt(s3_desk, s3_proxy, monkeypatch):
     """A store that throttles ends the run as interrupted, and the next run finishes the partition."""
-    monkeypatch.setattr(bucket_module, "ATTEMPTS", 2)
+    monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
     client.cache_clear()
     catalog = Catalog.open(s3_desk.settings.home)
     uris = catalog.slice(catalog.ranges[0])["image_uris"].to_pylist()

@@ -6,7 +6,7 @@ from resources.store import bucket as bucket_module
 from resources.store.bucket import S3Folder, StoreAwayError, client
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.catalog.listing import ListingError, ListingRefusedError
+from vlm_assets.catalog.listing import ListingError
 
 JPEG = b"\xff\xd8\xff\xe0 and more"
 
@@ -71,9 +71,9 @@ def test_no_listing_leads_out_of_the_folder(images, tmp_path):
     listing = tmp_path / "list.csv"
     bad = ["s3://other/a.jpg", f"{images}2/a.jpg", "a/../../x.jpg", "/a.jpg", f"{images}/a/./1.jpg"]
     listing.write_text("property_id,images\n" + "".join(f"{at},{one}\n" for at, one in enumerate(bad)))
-    with pytest.raises(ListingRefusedError) as raised:
+    with pytest.raises(ListingError) as raised:
         ingest(listing, tmp_path / "home", image_root=images)
-    assert raised.value.count == len(bad)
+    assert str(raised.value).count("line ") == len(bad)
 
 
 def test_a_listing_that_lies_on_s3_is_refused_with_the_way_out(tmp_path):
@@ -85,7 +85,7 @@ def test_a_listing_that_lies_on_s3_is_refused_with_the_way_out(tmp_path):
 
 def test_a_store_that_is_down_changes_no_catalogue(images, tmp_path, s3_proxy, monkeypatch):
     """An outage in mid-ingest is an error: no catalogue of what was listed so far, no missing images."""
-    monkeypatch.setattr(bucket_module, "ATTEMPTS", 2)
+    monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
     client.cache_clear()
     ingest(images, tmp_path / "home", close=True)
     before = Catalog.open(tmp_path / "home").path.read_bytes()

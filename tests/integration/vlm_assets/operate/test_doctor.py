@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,11 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from resources.alerts.outbox import Outbox
+from resources.state.nodes import NodeRecord, Nodes
 from resources.state.pause import pause
-from vlm_assets.cli.main import app
 from vlm_assets.operate import doctor
 from vlm_assets.operate.doctor import CHECKS, examine
+from vlm_assets.operate.main import app
 from vlm_assets.resource_settings import control_state
 
 
@@ -43,7 +46,8 @@ def test_a_sound_home_has_no_error(desk, monkeypatch, receiver):
     assert "images fit" in of["model"]
     assert "kills: nothing committed was lost" in of["storage"]
     assert "images/s a core" in of["images"]
-    assert "JPEG" in of["images"]
+    assert re.search(r"JPEG.*; 0\.\d\d MB, .* megapixels, .* cannot be read", of["images"])
+    assert "a vector of 128 numbers" in of["embedder"]
     assert [one["title"] for one in receiver.messages] == ["This is a test"]
     assert Outbox(control_state(desk.settings)).open_subjects() == {}
 
@@ -80,6 +84,9 @@ def test_images_that_are_away_are_an_error(desk, said, listing):
         ("state", {"state_url": SecretStr("postgresql+psycopg2://u@127.0.0.1:1/x")}, "error", "127.0.0.1"),
         ("catalogue", {"home": Path("/nowhere")}, "error", "vlm-assets ingest"),
         ("alerts", {}, "warning", "VLM_ASSETS_ALERT_TARGETS"),
+        ("embedder", {"embedding_model": "/nothing/there"}, "error", "/nothing/there"),
+        ("settings", {"truth": Path("/nowhere/truth.csv")}, "error", "/nowhere/truth.csv"),
+        ("settings", {"embedding_revision": "main"}, "warning", "VLM_ASSETS_EMBEDDING_REVISION"),
     ],
 )
 def test_each_trouble_is_said_with_what_to_do(said, check, settings, level, words):
@@ -112,3 +119,29 @@ def test_a_pause_is_said(desk, said):
     """Nobody wonders for a night why nothing starts."""
     pause(control_state(desk.settings), "new kernel", now=1.0)
     assert "new kernel" in said("state")[1]
+
+
+def test_a_store_is_tried_and_one_that_is_away_is_an_error(said, bucket, s3_proxy):
+    """A real S3 server is asked what the order of writers depends on; a closed door is found before a run."""
+    assert said("store", store=bucket)[0] == ["ok"]
+    assert list(bucket.names()) == [], "nothing is left of the probe"
+    bucket = replace(bucket, prefix="another/")
+    s3_proxy.breaks(lambda passing: passing.answer(403, "AccessDenied"))
+    levels, message = said("store", store=bucket)
+    assert levels == ["error"]
+    assert str(bucket) in message
+
+
+def test_a_real_postgres_is_tried_by_a_write_that_changes_nothing(said, postgres_url):
+    """A user of the database that may read alone is found before the night."""
+    levels, message = said("state", state_url=SecretStr(postgres_url))
+    assert (levels, "Postgres" in message) == (["ok"], True)
+
+
+def test_in_a_cluster_as_many_runs_may_work_as_its_nodes_hold(desk):
+    """The head's own devices say nothing of the pool: a sound cluster is not warned of."""
+    clustered = desk.changed(ray_address="http://127.0.0.1:8265").settings
+    assert doctor.places(clustered) == 0
+    Nodes(control_state(clustered)).beat(NodeRecord("n1", "b", 1, "10.0.0.2", slots=3))
+    assert doctor.places(clustered) == 3
+    assert doctor.places(desk.settings) == 1

@@ -4,15 +4,23 @@ import json
 import re
 
 import dagster as dg
+import pytest
 from typer.testing import CliRunner
 
 from vlm_assets.automation.dataset_plan import build_dataset_plan
-from vlm_assets.cli.main import app
+from vlm_assets.operate import measurement
+from vlm_assets.operate.main import app
 from vlm_assets.operate.plan import compare_with_run
 
+pytestmark = [pytest.mark.serves, pytest.mark.timeout(600)]
 
-def test_a_plan_is_measured_once_kept_and_compared_with_its_run(desk, monkeypatch):
-    """It measures by a real run outside of the home's files, repeats nothing, and is held against the run."""
+
+def test_a_plan_is_measured_once_kept_and_compared_with_its_run(desk, monkeypatch, receiver):
+    """It measures by real runs under a Dagster of their own, tells nobody, and is held against the run."""
+    monkeypatch.setattr(measurement, "STEADY_RUNS", 1)
+    # What leads out of the home is left out of the runs that are measured: nothing answers at this store.
+    monkeypatch.setenv("VLM_ASSETS_STORE", "s3://nothing-is-there/x")
+    monkeypatch.setenv("VLM_ASSETS_ALERT_TARGETS", f"json://127.0.0.1:{receiver.port}/hook")
     for name, value in {
         "DEVICES": "cpu:1",
         "DECODE_WORKERS": "1",
@@ -33,6 +41,15 @@ def test_a_plan_is_measured_once_kept_and_compared_with_its_run(desk, monkeypatc
     assert said["measured"]["batches"][0][0] == 4
     assert said["days_band"][0] < said["days"] < said["days_band"][1]
     assert {"failures_expected", "range_size", "commit_seconds_best"} <= set(said)
+    run = said["measured"]["run"]
+    assert 0 < run["alone_seconds"] <= run["seconds"]
+    assert receiver.messages == []
+    rehearsed = CliRunner().invoke(
+        app, ["rehearse", "--home", str(desk.settings.home), "--faults", "0", "--json"]
+    )
+    shown = json.loads(rehearsed.stdout)
+    assert shown["days_planned"] == pytest.approx(said["days"], rel=1e-3)
+    assert shown["days_simulated"] == pytest.approx(said["days"], rel=0.04)
     assert set(desk.settings.home.rglob("*.parquet")) == before
     again = plan("--devices", "2", "--price-per-hour", "1.5")
     assert "Nothing is measured" not in again

@@ -7,8 +7,8 @@ import shutil
 import dagster as dg
 import pytest
 
-from resources.journal.errors import JournalLossError
 from resources.journal.journal import Journal
+from resources.journal.journal_errors import JournalLossError
 from resources.publishing.published import PublishedPartitions
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.definitions import build_defs

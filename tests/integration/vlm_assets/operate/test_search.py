@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.cli.main import app
-from vlm_assets.operate.export import ExportError
-from vlm_assets.operate.published_table import ConditionError, chosen, table
+from vlm_assets.operate.main import app
+from vlm_assets.operate.published_table import chosen, table
 from vlm_assets.operate.search import batch_scores
+from vlm_assets.operate.terminal import CommandError
 
 KEYS = ("000000000-000000007", "000000008-000000015")
 
@@ -105,7 +105,7 @@ def _conditions_choose_and_reach_nothing_else(desk, rows, tmp_path):
         "no_such_field = 1",
         "1 = 1); SET enable_external_access = true; SELECT (1 = 1",
     ):
-        with pytest.raises(ConditionError):
+        with pytest.raises(CommandError):
             chosen(desk.settings, catalog, condition)
     assert published.read_bytes() == whole
     assert not (tmp_path / "new.csv").exists()
@@ -152,14 +152,17 @@ def _an_export_goes_on_and_notices_damage(desk, tmp_path, monkeypatch):
     damaged[100] ^= 1
     first.write_bytes(damaged)
     seen = hashlib.sha256(second.read_bytes()).hexdigest()
+    left = folder / "data" / f".{second.name}.1-0123456789ab.tmp"
+    left.write_bytes(b"what a killed export had begun")
     again = json.loads(run(desk, "export", str(folder), "--json"))
     assert (again["rows"], again["kept"]) == (16, 1)
     assert hashlib.sha256(second.read_bytes()).hexdigest() == seen
-    with pytest.raises(ExportError, match="another export"):
+    assert not left.exists(), "it would be sent along"
+    with pytest.raises(CommandError, match="another export"):
         run(desk, "export", str(folder), "--format", "csv")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
-    with pytest.raises(ExportError, match="other files"):
+    with pytest.raises(CommandError, match="other files"):
         run(desk, "export", str(tmp_path / "full"))
 
     def refuse(path):

@@ -1,12 +1,16 @@
 """``vlm-assets try``: what a few properties tell before weeks of spending, by the engine of a real run."""
 
+import json
 import re
 
 import pytest
 from typer.testing import CliRunner
 
 from resources.engine.transformers.transformers_engine import TransformersEngine
-from vlm_assets.cli.main import app
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.operate import doctor
+from vlm_assets.operate.doctor import CHECKS
+from vlm_assets.operate.main import app
 from vlm_assets.operate.terminal import CommandError
 
 
@@ -64,3 +68,14 @@ def test_a_rate_is_not_made_of_one_batch(trial):
     done = trial("--batch-images", "64")
     assert isinstance(done.exception, CommandError)
     assert "16 properties are one batch of 64 images" in str(done.exception)
+
+
+def test_properties_that_fill_no_partition_yet_can_be_tried(trial, listing, tmp_path, monkeypatch):
+    """The first look of most people: fewer properties than a partition has, so there is only a tail."""
+    home = tmp_path / "small"
+    ingest(listing, home, range_size=1000)
+    monkeypatch.setattr(doctor, "CHECKS", [one for one in CHECKS if one.name in ("catalogue", "model")])
+    tried = trial("--limit", "2", "--home", str(home)).stdout
+    assert "All 16 would take" in tried
+    done = CliRunner().invoke(app, ["doctor", "--home", str(home), "--json"])
+    assert [one["level"] for one in json.loads(done.stdout)] == ["ok", "warning", "ok", "ok"], done.stdout

@@ -11,15 +11,17 @@ import pytest
 from faults.file_operations import FileOperations
 from resources.devices.resource import GpuResource
 from resources.publishing.published import PublishedPartitions
-from resources.training.plan import Sample, write_samples
+from resources.training.rank_watch import PositionFile
+from resources.training.training_plan import Sample, write_samples
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.audit import audit
-from vlm_assets.operate.review import Reviewed, keep, verdict_of, verdicts
+from vlm_assets.operate.review import Reviewed, keep, verdict_of
 from vlm_assets.operate.status import read_status
 from vlm_assets.operate.withdraw import Withdrawal, pending_withdrawal, plan_withdrawal, withdraw
 from vlm_assets.settings import load_settings
+from vlm_assets.truth import verdicts
 
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS", "1"))
 KEY, SECOND = "000000000-000000007", "000000008-000000015"
@@ -64,6 +66,7 @@ def keep_beside(settings, gone, stays):
     trained = settings.layout.asset("description_model").partition("tiny").journal("g") / "samples.jsonl"
     trained.parent.mkdir(parents=True)
     write_samples(trained, [Sample(one, (), {"floors": 2}) for one in (gone, stays)])
+    PositionFile(trained.parent / "rank-0.at").begin([gone])
     return [settings.home / "review.jsonl", shown, trained]
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from resources.devices.errors import DeviceError
-from resources.devices.find import Device, find_devices, grouped
+from resources.devices.device_errors import DeviceError
+from resources.devices.find import Device, find_devices, grouped, named
 from resources.devices.nvml import GpuReading
 
 
@@ -104,7 +104,7 @@ def test_cuda_visible_devices_bounds_the_choice() -> None:
         ids("auto", {"CUDA_VISIBLE_DEVICES": "9"})
 
 
-@pytest.mark.parametrize("marker", ["SLURM_JOB_ID", "RAY_JOB_ID"])
+@pytest.mark.parametrize("marker", ["SLURM_JOB_ID", "VLM_RAY_RUN"])
 def test_a_device_given_by_a_cluster_is_taken_as_it_is(marker: str) -> None:
     """What the cluster wrote stays in CUDA_VISIBLE_DEVICES; the lease goes by the UUID."""
     environment = {marker: "17", "CUDA_VISIBLE_DEVICES": "1"}
@@ -170,3 +170,12 @@ def test_what_cannot_work_together_is_refused(wanted: str, readings: list[GpuRea
     """CPU slots, MIG instances and too few GPUs are named before anything is leased."""
     with pytest.raises(DeviceError, match=said):
         grouped(find_devices(wanted, {}, nvml=Recorded(readings)), 2)
+
+
+@pytest.mark.parametrize("wanted", ["1,0", "2", "cpu:3"])
+def test_some_of_the_devices_can_be_named_to_another_process(wanted: str) -> None:
+    """What is named is found again, alone and as a part of groups: no other device, and none twice."""
+    devices = find_devices(wanted, {}, nvml=Recorded(A100), cores=4)
+    assert ids(named(devices)) == [device.id for device in devices]
+    if wanted == "1,0":
+        assert named(grouped(devices, 2)) == named(devices)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.devices.errors import LeaseDirectoryError, NoDeviceFreeError
+from resources.devices.device_errors import LeaseDirectoryError, NoDeviceFreeError
 from resources.devices.find import Device, find_devices, grouped
 from resources.devices.leases import DeviceLeases, LeaseHolder, LeaseRecord
 from resources.processes import process_start

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from resources.devices import process_lease
-from resources.devices.errors import DeviceError, NoDeviceFreeError
+from resources.devices.device_errors import DeviceError, NoDeviceFreeError
 from resources.devices.leases import LeaseHolder
 from resources.devices.left_out import WITHIN_SECONDS, LeftOutDevices, at_work_on, device_failure
 from resources.devices.resource import GpuResource

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from resources.devices import loaded_servers as module
-from resources.devices.errors import NoDeviceFreeError
+from resources.devices.device_errors import NoDeviceFreeError
 from resources.devices.leases import LeaseHolder
 from resources.devices.loaded_servers import (
     LoadedServerError,

@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from resources.devices.errors import DeviceError
+from resources.devices.device_errors import DeviceError
 from resources.devices.nvml import DriverNvml, GpuReading
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from resources.devices import process_lease
-from resources.devices.errors import DeviceError, NoDeviceFreeError
+from resources.devices.device_errors import DeviceError, NoDeviceFreeError
 from resources.devices.find import Device, find_devices
 from resources.devices.leases import DeviceLeases, Lease, LeaseHolder
 from resources.devices.process_lease import lease_for_process, pin

@@ -4,8 +4,8 @@ import pytest
 
 from resources.journal import discarding
 from resources.journal.discarding import discard
-from resources.journal.errors import FencedError, JournalLockedError, JournalLossError
 from resources.journal.high_water_mark import read_mark
+from resources.journal.journal_errors import FencedError, JournalLockedError, JournalLossError
 
 
 def discarded(home) -> bool:

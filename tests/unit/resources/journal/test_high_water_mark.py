@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from resources.journal.errors import FencedError
 from resources.journal.high_water_mark import HighWaterMark, read_mark, slots, write_mark
+from resources.journal.journal_errors import FencedError
 from resources.storage.sealed_json import FormatVersionError, seal, unseal
 
 

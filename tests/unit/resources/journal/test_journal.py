@@ -9,7 +9,9 @@ import pytest
 from faults.file_operations import FileOperations
 from resources.journal import commits
 from resources.journal import journal as journal_module
-from resources.journal.errors import (
+from resources.journal.high_water_mark import read_mark
+from resources.journal.journal import clear_retired
+from resources.journal.journal_errors import (
     DiskFullError,
     DuplicateIdsError,
     FencedError,
@@ -21,8 +23,6 @@ from resources.journal.errors import (
     SegmentUnreadableError,
     UnexpectedIdsError,
 )
-from resources.journal.high_water_mark import read_mark
-from resources.journal.journal import clear_retired
 from resources.journal.segments import encode
 from resources.storage import files
 

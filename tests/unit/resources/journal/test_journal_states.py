@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from faults.file_operations import FileOperations, Operation
-from resources.journal.errors import DuplicateIdsError, JournalLossError
 from resources.journal.journal import Journal
+from resources.journal.journal_errors import DuplicateIdsError, JournalLossError
 from resources.journal.manifests import newest_manifest
 
 SCHEMA = pa.schema(

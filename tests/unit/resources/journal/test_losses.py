@@ -2,7 +2,7 @@
 
 import pytest
 
-from resources.journal.errors import JournalLossError
+from resources.journal.journal_errors import JournalLossError
 
 
 def test_loss_1_a_checkpoint_that_reads_less_than_is_done(committed):

@@ -6,7 +6,7 @@ import pytest
 
 from faults.file_operations import FileOperations, strike_at
 from resources.journal import manifests
-from resources.journal.errors import FencedError
+from resources.journal.journal_errors import FencedError
 from resources.journal.manifests import newest_manifest, prune, publish
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from resources.journal.errors import (
+from resources.journal.high_water_mark import slots
+from resources.journal.journal_errors import (
     CrossDeviceError,
     DirectoryNotWritableError,
     JournalLossError,
     JournalMismatchError,
 )
-from resources.journal.high_water_mark import slots
 from resources.journal.manifests import newest_manifest
 from resources.storage.sealed_json import FormatVersionError, seal, unseal
 

@@ -6,13 +6,13 @@ import shutil
 import pyarrow as pa
 import pytest
 
-from resources.journal.errors import (
+from resources.journal.high_water_mark import read_mark
+from resources.journal.journal_errors import (
     DuplicateIdsError,
     JournalLossError,
     RowsRefusedError,
     SegmentUnreadableError,
 )
-from resources.journal.high_water_mark import read_mark
 from resources.journal.manifests import newest_manifest
 from resources.journal.segments import encode, segment_name, verify_unlisted
 

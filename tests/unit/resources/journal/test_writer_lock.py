@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from resources.journal.errors import DiskFullError, FencedError, JournalLockedError
+from resources.journal.journal_errors import DiskFullError, FencedError, JournalLockedError
 from resources.journal.writer_lock import LOCK_NAME, WriterLock
 
 

@@ -9,10 +9,10 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from resources.publishing.errors import NotPublishedError, WrongIdSetError, WrongPartitionError
 from resources.publishing.parquet_io import AlreadyPublished, ParquetIOManager
 from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
+from resources.publishing.publishing_errors import NotPublishedError, WrongIdSetError, WrongPartitionError
 from resources.publishing.staged_file import StagedFile
 from resources.storage.layout import Home
 

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.publishing import published
-from resources.publishing.errors import (
+from resources.publishing.published import PublishedPartitions
+from resources.publishing.publishing_errors import (
     DigestMismatchError,
     InvalidPartitionKeyError,
     PartitionBusyError,
@@ -23,7 +24,6 @@ from resources.publishing.errors import (
     WrongPartitionError,
     WrongSchemaError,
 )
-from resources.publishing.published import PublishedPartitions
 from resources.storage.files import DurableWriteError
 from resources.storage.layout import Home
 

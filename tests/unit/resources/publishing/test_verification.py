@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from resources.publishing.errors import (
+from resources.publishing.publishing_errors import (
     CannotRestoreError,
     DigestMismatchError,
     NotPublishedError,

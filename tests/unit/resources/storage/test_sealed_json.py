@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from resources.storage.sealed_json import BrokenSealError, seal, unseal
+from resources.storage.sealed_json import (
+    BrokenSealError,
+    FormatVersionError,
+    read_sealed,
+    seal,
+    unseal,
+    write_sealed,
+)
 
 CONTENT = {"rows": 3, "name": "segment"}
 SEALED = seal(json.dumps(CONTENT).encode())
@@ -33,3 +40,24 @@ def test_every_truncation_and_a_longer_file_are_noticed():
             unseal(SEALED[:size])
     with pytest.raises(BrokenSealError):
         unseal(SEALED + b"\n")
+
+
+def test_a_file_states_its_format_the_previous_one_is_read_and_a_newer_one_is_refused(tmp_path):
+    """Every sealed file goes through these two functions, so none can be without its version."""
+    path = tmp_path / "note.json"
+    path.write_bytes(SEALED)
+    assert read_sealed(path) == CONTENT, "as written before formats were numbered"
+    write_sealed(path, CONTENT)
+    assert unseal(path.read_bytes()) == {"format": 1, **CONTENT}
+    assert read_sealed(path) == CONTENT
+    write_sealed(path, CONTENT, format_=2)
+    newer = path.read_bytes()
+    with pytest.raises(FormatVersionError, match="has format 2 and this version reads 1"):
+        read_sealed(path)
+    assert path.read_bytes() == newer
+
+
+def test_content_cannot_replace_the_files_own_format(tmp_path):
+    """A key of that name would make a file that its writer takes for one of a newer version."""
+    with pytest.raises(AssertionError, match="own format"):
+        write_sealed(tmp_path / "note.json", {"format": "csv"})

@@ -111,6 +111,16 @@ def test_a_full_disk_stops_no_training(checkpoints: Checkpoints, monkeypatch: py
     assert checkpoints.steps() == [3, 1]
 
 
+def test_whatever_goes_wrong_with_one_is_told(checkpoints: Checkpoints) -> None:
+    """Also what is no fault of the disk: a training without checkpoints does not go on in silence."""
+    told: list[str] = []
+    with pytest.raises(KeyError):
+        CheckpointThread(checkpoints, seconds=None, failed=told.append).save(
+            state(1), {"a": torch.ones(2, dtype=torch.int16)}
+        )
+    assert len(told) == 1 and "step 1 could not be written" in told[0]
+
+
 def test_a_snapshot_is_of_its_moment(checkpoints: Checkpoints) -> None:
     """Training goes on beside the write, and changes nothing of it."""
     writer = CheckpointThread(checkpoints, seconds=None, failed=pytest.fail)

@@ -1,7 +1,7 @@
 """Which images of a sample are shown."""
 
 from resources.training.objective import load_images
-from resources.training.plan import Sample, TrainingPlan
+from resources.training.training_plan import Sample, TrainingPlan
 
 
 def test_a_bad_address_is_an_image_that_cannot_be_read():

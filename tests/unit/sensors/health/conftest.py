@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resources.alerts.outbox import Outbox
-from resources.devices.errors import DeviceError
+from resources.devices.device_errors import DeviceError
 from resources.devices.find import Device
 from resources.devices.health import DeviceHealth
 from resources.devices.left_out import LeftOutDevices
@@ -16,7 +16,7 @@ from sensors.device_health import DeviceWatcher
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 from sensors.worker_health import HealthWatcher
-from vlm_assets.rehearsal.dagster_in_memory import Clock, DagsterInMemory
+from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 
 
 class Machine:
@@ -45,7 +45,7 @@ class Machine:
 @pytest.fixture
 def clock():
     """It stands still."""
-    return Clock()
+    return SimulatedClock()
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ DESCRIPTIONS = pa.schema(
         ("error_kind", pa.string()),
         ("description", pa.struct([("roof", pa.string())])),
         ("images_not_used", pa.list_(pa.string())),
+        ("fingerprint", pa.string()),
     ]
 )
 EMBEDDINGS = pa.schema(
@@ -36,6 +37,7 @@ EMBEDDINGS = pa.schema(
         ("ordinal", pa.int64()),
         ("status", pa.string()),
         ("embedding", pa.list_(pa.float32(), 4)),
+        ("fingerprint", pa.string()),
     ]
 )
 
@@ -89,7 +91,7 @@ def test_a_sound_file_passes_every_check(tmp_path, described):
     assert [one.name for one in found] == list(DESCRIPTION_CHECKS)
     assert failing(found) == {}
     staged = embeddings(tmp_path / "staged", vectors())
-    found = check_embeddings(staged, IDS, EMBEDDINGS, described)
+    found = check_embeddings(staged, IDS, EMBEDDINGS, described, key=KEY)
     assert [one.name for one in found] == list(EMBEDDING_CHECKS)
     assert failing(found) == {}
 
@@ -100,7 +102,7 @@ def test_a_swapped_id_is_found_though_the_count_is_right(tmp_path):
     found = failing(check_descriptions(staged, IDS, DESCRIPTIONS, LIMITS, key=KEY))
     assert set(found) == {"ids_conserved"}
     assert found["ids_conserved"].found.startswith("1 missing, 1 foreign")
-    assert found["ids_conserved"].first_ids == ("p9", "intruder")
+    assert found["ids_conserved"].first_ids == ("intruder", "p9")
     assert found["ids_conserved"].stops_publication
 
 
@@ -188,14 +190,14 @@ def test_an_unsound_vector_is_found_and_named(tmp_path, described, bad):
     spoiled = vectors()
     spoiled[4] = bad
     staged = embeddings(tmp_path / "staged", spoiled)
-    found = failing(check_embeddings(staged, IDS, EMBEDDINGS, described))
+    found = failing(check_embeddings(staged, IDS, EMBEDDINGS, described, key=KEY))
     assert found["vectors_sound"].first_ids == ("p4",)
 
 
 def test_vectors_that_are_all_alike_are_found(tmp_path, described):
     """A broken model that gives one vector for everything is stopped, though each vector looks sound."""
     staged = embeddings(tmp_path / "staged", np.ones((len(IDS), 4), "float32"))
-    found = failing(check_embeddings(staged, IDS, EMBEDDINGS, described))
+    found = failing(check_embeddings(staged, IDS, EMBEDDINGS, described, key=KEY))
     assert found["vectors_sound"].found == "all alike, for descriptions that differ"
 
 
@@ -203,15 +205,15 @@ def test_descriptions_that_are_alike_may_have_vectors_that_are_alike(tmp_path):
     """A range of flats described word for word alike is no fault of the embedding model."""
     described = descriptions(tmp_path / "described.parquet", roof=lambda _: "flat")
     staged = embeddings(tmp_path / "staged", np.ones((len(IDS), 4), "float32"))
-    assert failing(check_embeddings(staged, IDS, EMBEDDINGS, described)) == {}
+    assert failing(check_embeddings(staged, IDS, EMBEDDINGS, described, key=KEY)) == {}
 
 
 def test_a_failed_description_has_no_vector_and_that_is_sound(tmp_path):
     """A failed row has a null vector; an ok row without one, or the reverse, does not match."""
     described = descriptions(tmp_path / "described.parquet", failed=["p2"])
     good = embeddings(tmp_path / "good", vectors(), failed=["p2"])
-    assert failing(check_embeddings(good, IDS, EMBEDDINGS, described)) == {}
+    assert failing(check_embeddings(good, IDS, EMBEDDINGS, described, key=KEY)) == {}
     other = embeddings(tmp_path / "other", vectors(), failed=["p3"])
-    found = failing(check_embeddings(other, IDS, EMBEDDINGS, described))
+    found = failing(check_embeddings(other, IDS, EMBEDDINGS, described, key=KEY))
     assert set(found) == {"matches_descriptions"}
     assert found["matches_descriptions"].first_ids == ("p2", "p3")

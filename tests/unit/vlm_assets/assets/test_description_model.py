@@ -3,17 +3,20 @@
 import logging
 from types import SimpleNamespace
 
+import dagster as dg
 import pytest
 
 from resources.devices import find, process_lease, resource
 from resources.devices.leases import LeaseHolder
 from resources.devices.nvml import GpuReading
 from resources.devices.resource import GpuResource
+from resources.state.workers import Phase, Workers
 from resources.storage.files import exchange
-from resources.training.plan import TrainingPlan
+from resources.training.training_plan import TrainingPlan
 from vlm_assets.assets import description_model
-from vlm_assets.assets.description_model import TrainingWork
+from vlm_assets.assets.description_model import TrainingWork, _Told
 from vlm_assets.assets.fingerprint import Fingerprint
+from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import load_settings
 
 LOG = logging.getLogger("test_description_model")
@@ -37,6 +40,20 @@ def test_each_rank_has_a_gpu_of_its_own_and_none_is_waited_for(tmp_path, monkeyp
     finally:
         process_lease._lease.release()
     assert "Going on with 2 of 3 ranks: No device came free" in caplog.text
+
+
+def test_nobody_expects_a_step_where_none_can_come(tmp_path):
+    """Ranks that start, save, go back or evaluate may take what loading takes; steps count again after it."""
+    settings = load_settings(home=tmp_path)
+    workers = Workers(control_state(settings))
+    context = SimpleNamespace(log=LOG, log_event=print, asset_key=dg.AssetKey("a"), partition_key="tiny")
+    with workers.begin(run_id="run", asset="a", partition="tiny", expected=9) as beat:
+        told = _Told(context, settings, beat)
+        for silent in ("starting", "measuring", "saving", "restoring", "evaluating"):
+            told.take({"event": silent})
+            assert beat.worker.phase is Phase.LOADING
+            told.take({"event": "skipped", "said": "It is skipped."})
+            assert beat.worker.phase is Phase.WORKING
 
 
 def work_of(home, text):

@@ -19,7 +19,6 @@ from resources.state.pause import pause, resume
 from resources.state.workers import Workers
 from vlm_assets.assets.partition_state import State
 from vlm_assets.automation.dataset_progress import (
-    STYLES,
     Drawn,
     build_dataset_progress,
     build_progress_sensor,
@@ -92,11 +91,6 @@ def test_rows_that_a_check_keeps_back_are_not_counted_as_described(uneven: Setti
     assert metadata["percent described"].value == 12.5
     (refused,) = [one for one in status.partitions if one.state is State.REFUSED]
     assert (refused.percent, refused.usable_rows) == (100.0, 0)
-
-
-def test_every_state_has_a_style() -> None:
-    """No state of a partition is missing from the picture."""
-    assert set(STYLES) == set(State)
 
 
 def test_a_picture_is_drawn_where_something_moved_and_came_to_rest(dataset) -> None:

@@ -123,10 +123,33 @@ def test_a_catalogue_of_a_newer_version_is_refused_and_left_alone(home: Path, tm
         writer.write_table(table)
         writer.add_key_value_metadata({b"vlm_assets.catalog": body, b"vlm_assets.catalog.sha256": digest})
     newer = path.read_bytes()
-    with pytest.raises(CatalogFormatError, match="format 3; this version of vlm-assets reads format 2"):
+    with pytest.raises(CatalogFormatError, match="format 3 and this version reads 2"):
         Catalog.open(home)
     with pytest.raises(CatalogFormatError):
         ingest(list_properties(tmp_path, 5), home)
     with pytest.raises(CatalogFormatError):
         check_copies(home)
     assert path.read_bytes() == newer
+
+
+def test_a_catalogue_of_the_previous_format_is_read_and_grows(tmp_path: Path) -> None:
+    """Format 1, as an earlier version wrote it: its ordinals stay, and the next ingest writes format 2."""
+    home = tmp_path / "home"
+    catalog_path(home).parent.mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("formats") / "catalog-1.parquet", catalog_path(home))
+    before = Catalog.open(home)
+    before.verify()
+    assert [one.key for one in before.ranges] == [
+        "000000000-000000001", "000000002-000000003", "000000004-000000004"
+    ]  # fmt: skip
+    rows = before.slice(before.ranges[0]).to_pylist()
+    assert rows[1]["image_uris"] == ["1/a.jpg", "1/b.jpg"]
+    assert len(rows[1]["inputs_digest"]) == 32
+    listing = tmp_path / "more.jsonl"
+    listing.write_text("".join(f'{{"property_id": "q{n}", "images": ["q.jpg"]}}\n' for n in range(2)))
+    ingest(listing, home, image_root=Path("/srv"))
+    after = Catalog.open(home)
+    after.verify()
+    assert after.ranges[:3] == before.ranges
+    assert after.slice(after.ranges[0]).to_pylist() == rows
+    assert after.rows == 7

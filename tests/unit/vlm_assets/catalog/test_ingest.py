@@ -19,7 +19,7 @@ from vlm_assets.catalog.catalog import Catalog, CatalogUnreadableError
 from vlm_assets.catalog.catalog_copies import backup_paths
 from vlm_assets.catalog.catalog_file import CatalogHeader, CatalogWriter, verify_file
 from vlm_assets.catalog.ingest import IngestBusyError, close_tail, ingest
-from vlm_assets.catalog.listing import ListingError, ListingRefusedError
+from vlm_assets.catalog.listing import ListingError
 from vlm_assets.catalog.ranges import PropertyRange
 
 NASTY_IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
@@ -249,10 +249,10 @@ def test_what_cannot_be_taken_is_refused_by_line_and_changes_nothing(tmp_path: P
     source.write_text(
         "".join(json.dumps({"property_id": name, "images": some}) + "\n" for name, some in lines)
     )
-    with pytest.raises(ListingRefusedError) as raised:
+    with pytest.raises(ListingError) as raised:
         ingest(source, home, image_root=root)
     message = str(raised.value)
-    assert raised.value.count == 10
+    assert "10 of its entries" in str(raised.value)
     for line, reason in (
         (2, "outside"),
         (3, "outside"),
@@ -275,7 +275,7 @@ def test_the_same_image_twice_in_rows_of_an_image_is_refused(tmp_path: Path) -> 
     """Rows of one id are grouped, and the row that repeats an image is the one that is named."""
     source = tmp_path / "list.csv"
     source.write_text("property_id,image\n1,a.jpg\n2,a.jpg\n1,b.jpg\n1,a.jpg\n")
-    with pytest.raises(ListingRefusedError, match="line 5: the same image twice"):
+    with pytest.raises(ListingError, match="line 5: the same image twice"):
         ingest(source, tmp_path / "home")
 
 

@@ -4,7 +4,8 @@ import pyarrow as pa
 import pytest
 
 from vlm_assets.operate import explore
-from vlm_assets.operate.explore import Explored, ExtraMissingError, export_page, forget_tables
+from vlm_assets.operate.explore import Explored, export_page, forget_tables
+from vlm_assets.operate.terminal import CommandError
 
 
 def test_without_the_extra_a_person_is_told_how_to_get_it(tmp_path, monkeypatch):
@@ -14,7 +15,7 @@ def test_without_the_extra_a_person_is_told_how_to_get_it(tmp_path, monkeypatch)
         raise ImportError(name)
 
     monkeypatch.setattr(explore, "import_module", missing)
-    with pytest.raises(ExtraMissingError, match="make explore"):
+    with pytest.raises(CommandError, match="make explore"):
         export_page(Explored(pa.table({"property_id": ["a"]}), 1), tmp_path)
 
 

@@ -8,23 +8,30 @@ from collections import Counter
 import pytest
 from PIL import Image
 
+from vlm_assets.assets.partition_state import State
 from vlm_assets.assets.published_rows import Stretch
 from vlm_assets.operate.picture import (
+    INTERRUPTED,
+    LEGEND,
     MOST_BARS,
+    NOT_STARTED,
+    STYLES,
     WIDTH,
-    Cell,
-    CellStyle,
-    DeviceBar,
     progress_picture,
     throughput,
 )
+from vlm_assets.operate.status import DeviceStatus, PartitionStatus
 
-WORK = throughput([Stretch(f"gpu-{number}", 0, 5900, 900) for number in range(3)])
+WORK = [Stretch(f"gpu-{number}", 0, 5900, 900) for number in range(3)]
 DEVICES = [
-    DeviceBar("gpu-0", 0.5),
-    DeviceBar("gpu-1", 0.4, "left out"),
-    DeviceBar("x" * 60, None),
+    DeviceStatus("gpu-0", True, None, 5, 0.5, None),
+    DeviceStatus("gpu-1", True, None, 5, 0.4, "It failed."),
+    DeviceStatus("x" * 60, False, None, 0, None, None),
 ]
+
+
+def partitions(states: list[State], asset: str = "property_descriptions") -> list[PartitionStatus]:
+    return [PartitionStatus(asset, f"{number:09d}", state, 5, 10) for number, state in enumerate(states)]
 
 
 def colours_of(png: bytes) -> Counter[str]:
@@ -38,32 +45,32 @@ def colours_of(png: bytes) -> Counter[str]:
 @pytest.mark.parametrize("count", [1, 12, 1350, 10_000])
 def test_every_look_is_seen_and_the_picture_is_small(count: int) -> None:
     """Each partition is there in its colour, and the event log keeps it for ever: 16 KB at most."""
-    styles = list(CellStyle)
-    cells = [Cell(styles[number % len(styles)], 0.5) for number in range(count)]
-    png = progress_picture({"property_descriptions": cells, "property_embeddings": cells}, WORK, DEVICES)
+    assert set(STYLES) == set(State)
+    looks = [State.DONE, State.RUNNING, State.INTERRUPTED, State.FAILED, State.NOT_STARTED]
+    states = [looks[number % len(looks)] for number in range(count)]
+    both = partitions(states) + partitions(states, "property_embeddings")
+    png = progress_picture(both, DEVICES, WORK)
     assert len(png) < 16_000
     seen = colours_of(png)
-    for style in styles:
-        assert seen[style.colour] >= 2 * (count // len(styles)) + 1, style
+    for colour in LEGEND:
+        assert seen[colour] >= 2 * (count // len(looks)) + 1, colour
 
 
 def test_nothing_done_and_nothing_known_is_a_picture_too() -> None:
     """A fresh home: all grey, no chart, no device."""
-    cells = [Cell(CellStyle.NOT_STARTED, 0.0)] * 3
-    png = progress_picture({"property_descriptions": cells}, throughput([]), [])
-    assert colours_of(png)[CellStyle.NOT_STARTED.colour] > 3 * 20 * 20
+    png = progress_picture(partitions([State.NOT_STARTED] * 3), [], [])
+    assert colours_of(png)[NOT_STARTED] > 3 * 20 * 20
 
 
 def test_a_pause_stands_above_all_else() -> None:
     """Whoever opens the page sees that somebody wanted nothing to run, however long the reason."""
-    grids = {"property_descriptions": [Cell(CellStyle.DONE, 1.0)] * 12}
-    plain = progress_picture(grids, WORK, DEVICES)
+    done = partitions([State.DONE] * 12)
+    plain = progress_picture(done, DEVICES, WORK)
     tall = {}
     for reason in ("because of a new kernel", "because " + "of a new kernel " * 60):
-        png = progress_picture(grids, WORK, DEVICES, paused=f"Paused since 2026-01-01 10:00 {reason}")
+        png = progress_picture(done, DEVICES, WORK, paused=f"Paused since 2026-01-01 10:00 {reason}")
         tall[reason] = Image.open(io.BytesIO(png)).height
-        highlight = CellStyle.INTERRUPTED.colour
-        banner = colours_of(png)[highlight] - colours_of(plain)[highlight]
+        banner = colours_of(png)[INTERRUPTED] - colours_of(plain)[INTERRUPTED]
         assert banner > WIDTH * 20
         assert len(png) < 16_000
     assert Image.open(io.BytesIO(plain)).height < min(tall.values()) < max(tall.values()) < 800

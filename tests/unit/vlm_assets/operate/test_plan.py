@@ -12,7 +12,7 @@ import pytest
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.measurement import MeasuredRun, Measurement
+from vlm_assets.operate.measurement import MeasuredRun, Measurement, _environment, measure
 from vlm_assets.operate.plan import (
     Pace,
     best_commit_seconds,
@@ -21,6 +21,8 @@ from vlm_assets.operate.plan import (
     keep_prediction,
     make_plan,
 )
+from vlm_assets.operate.terminal import CommandError
+from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 
 MEASURED = Measurement(
     name="m",
@@ -37,9 +39,17 @@ MEASURED = Measurement(
     row_bytes=1000.0,
     commit_seconds=0.02,
     start_seconds=4.0,
-    run=MeasuredRun(properties=20, images=200, seconds=32.0, cpu_seconds=12.0),
+    run=MeasuredRun(
+        properties=20,
+        images=200.0,
+        devices=1,
+        first_seconds=35.0,
+        seconds=32.0,
+        alone_seconds=32.0,
+        between_seconds=1.5,
+    ),
 )
-"""0.1 s an image; a run takes 12 s beside its images."""
+"""0.1 s an image; a run takes 12 s beside its images, the first one 3 s more."""
 
 
 def plan_of(settings, measured=MEASURED, **more):
@@ -56,19 +66,35 @@ def test_the_best_interval_is_dalys() -> None:
 
 def test_time_is_that_of_the_slowest_device_and_never_less_than_the_cores_take() -> None:
     """Partitions go to whichever device is free, the heaviest first; the decoders' cores bound them all."""
-    pace = Pace(base_seconds=10.0, image_seconds=1.0, base_cpu=0.0, image_cpu=0.0, cores=2)
+    pace = Pace(10.0, 1.0, base_cpu=0.0, image_cpu=0.0, cores=2, between_seconds=0.0)
     assert pace.seconds([30, 10, 10, 10], 2) == 60.0
     assert replace(pace, image_cpu=4.0).seconds([30, 10, 10, 10], 2) == 120.0
     assert replace(pace, image_cpu=4.0).seconds([30, 10, 10, 10], 2, machines=2.0) == 60.0
 
 
+def test_runs_beside_each_other_share_the_cores_and_the_last_one_has_them_alone() -> None:
+    """Two at once are half as fast each: 20 s for two of 10 s, and the third takes 10 s by itself."""
+    pace = Pace(10.0, 1.0, 0.0, 0.0, 2, first_seconds=2.0, between_seconds=1.0, devices=2, shared=0.5)
+    assert pace.seconds([0, 0, 0], 2) == 2 * 12.0 + 11.0
+    assert pace.seconds([0, 0, 0], 1) == 12.0 + 11.0 + 11.0
+    assert pace.seconds([0, 0], 2, machines=2.0) == 12.0
+
+
+def test_what_runs_take_is_read_from_when_they_were_launched_and_published() -> None:
+    """A wave beside Dagster's start, one of both devices at work, the last alone, and what lies between."""
+    times = [(0.0, 15.0), (0.5, 15.5), (16.0, 28.0), (16.5, 28.5), (29.0, 37.0)]
+    found = MeasuredRun.of(times, properties=20, images=100.0, devices=2)
+    assert (found.first_seconds, found.seconds, found.alone_seconds) == (15.0, 12.0, 8.0)
+    assert found.between_seconds == pytest.approx(1.0)
+
+
 def test_a_plan_stands_on_images_partitions_and_what_a_run_takes(uneven) -> None:
-    """34 images at 0.1 s, four runs of 12 s and a second and a half between them; all figures are named."""
+    """34 images at 0.1 s, four runs of 12 s, 3 s for Dagster, 1.5 s between; all figures are named."""
     made = plan_of(uneven, price_per_hour=3600.0, vector_width=250)
     images = sum(min(count, uneven.max_images) for count in (1, 1, 3, 20, 2, 2, 1, 4))
     assert (made.properties, made.images, made.partitions) == (8, images, 4)
     seconds = made.days * 86_400
-    assert seconds == pytest.approx(4 * 13.5 + images * 0.1, rel=1e-3)
+    assert seconds == pytest.approx(4 * 12 + 3 + 3 * 1.5 + images * 0.1, rel=1e-3)
     assert made.cost == pytest.approx(seconds, rel=1e-6)
     assert made.days_band[0] < made.days < made.days_band[1]
     assert made.disk_bytes == 2 * (1000 + 1000) * 8
@@ -97,7 +123,7 @@ def test_batches_that_differ_widen_the_band(uneven) -> None:
 
 
 def test_a_prediction_is_compared_once_all_of_its_partitions_were_made(uneven, monkeypatch) -> None:
-    """It is compared after the run, pauses left out; what was found is kept and widens the next band."""
+    """After the run, the plan is compared with it, pauses left out. The result is kept and widens the next band."""
     made = plan_of(uneven)
     keep_prediction(uneven, made)
     assert compare_with_run(uneven) is None
@@ -126,3 +152,17 @@ def test_what_was_made_before_the_prediction_is_no_run_of_it(uneven) -> None:
     """Finished partitions of last week do not stand for the run that was planned today."""
     keep_prediction(uneven, plan_of(uneven))
     assert compare_with_run(uneven) is None
+
+
+def test_devices_that_are_left_out_are_not_measured_with(uneven) -> None:
+    """Runs in a home of their own know of no left-out device: they are told which ones are usable."""
+    settings = uneven.model_copy(update={"devices": "cpu:2"})
+    gpu, model = build_gpu(settings), build_vision_language_model(settings)
+    for device, expected in (("cpu-0", ["cpu-1"]), ("cpu-1", [])):
+        for occurrence in ("a", "b"):
+            gpu.left_out().note_failure(device, occurrence=occurrence, why="It fell off the bus.")
+        assert [one.id for one in gpu.usable()] == expected
+        if expected:
+            assert _environment(settings, gpu.usable())["VLM_ASSETS_DEVICES"] == "cpu:1"
+    with pytest.raises(CommandError, match="left out"):
+        measure(settings, Catalog.open(settings.home), gpu, model, limit=1)

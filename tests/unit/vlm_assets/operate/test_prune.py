@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -148,7 +149,7 @@ def test_a_journal_of_an_unpublished_partition_stays(empty):
 
 def test_a_journal_in_use_stays(dataset):
     """A journal that a process holds is refused by name, and stays whole."""
-    from resources.journal.errors import JournalLockedError
+    from resources.journal.journal_errors import JournalLockedError
 
     directory, mark = journal(dataset, FIRST, "old")
     removals = plan(dataset).removals
@@ -228,3 +229,29 @@ def test_a_dataset_on_its_way_keeps_what_it_needs(replaced):
     found = plan(replaced)
     assert {one.needs for one in found.removals if one.asset == DESCRIBED} == {(FIRST,)}
     assert any(SECOND in sentence for sentence in found.kept)
+
+
+def test_prune_asks_before_it_removes(dataset, call):
+    """Prune lists by kind with sizes; only --yes removes."""
+    dataset.describe(FIRST, text="a villa")
+    dataset.embed(FIRST)
+    done = call("prune")
+    assert done.exit_code == 0
+    assert "2 x earlier version" in done.output
+    assert dataset.copy_of(FIRST, 1).exists()
+    assert call("prune", "--yes").exit_code == 0
+    assert not dataset.copy_of(FIRST, 1).exists()
+    assert "Nothing to prune" in call("prune").output
+
+
+def test_prune_as_json_removes_nothing_without_a_yes(dataset, call):
+    """A script reads what would go and how much that is."""
+    dataset.describe(FIRST, text="a villa")
+    dataset.embed(FIRST)
+    told = json.loads(call("prune", "--json").stdout)
+    assert [one["what"] for one in told["removals"]] == ["earlier version"] * 2
+    assert told["bytes"] == sum(one["bytes"] for one in told["removals"]) > 0
+    assert dataset.copy_of(FIRST, 1).exists()
+    told = json.loads(call("prune", "--json", "--yes").stdout)
+    assert told["done"] and len(told["said"]) >= 1
+    assert not dataset.copy_of(FIRST, 1).exists()

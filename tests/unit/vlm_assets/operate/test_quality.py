@@ -9,9 +9,10 @@ import pytest
 from pydantic import BaseModel
 
 from resources.engine.schema import DescriptionSchema
+from vlm_assets.automation.dataset_quality import quality_picture
 from vlm_assets.operate import quality
-from vlm_assets.operate.quality import FAILURE, ContradictionError, judge, look_at_quality, summarize
-from vlm_assets.operate.quality_picture import quality_picture
+from vlm_assets.operate.quality import FAILURE, judge, look_at_quality, summarize
+from vlm_assets.operate.terminal import CommandError
 
 ROWS = 200
 
@@ -131,7 +132,7 @@ def test_contradictions_that_the_schema_names_are_found(tmp_path):
     (one,) = look(tmp_path, [usual, contradicts]).of_check("consistent")
     assert one.examples == ("1-7",)
     for condition in ("no_such_field = 1", "1 = (SELECT count(*) FROM read_csv('/etc/passwd'))"):
-        with pytest.raises(ContradictionError, match="no condition"):
+        with pytest.raises(CommandError, match="no condition"):
             look(tmp_path, [usual], conditions={"odd": condition})
 
 

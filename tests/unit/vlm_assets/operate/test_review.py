@@ -4,24 +4,47 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 
 import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
 from faults.file_operations import FileOperations
+from resources.storage.sealed_json import FormatVersionError
+from resources.training.training_plan import TrainingError
+from vlm_assets.assets.training_data import training_samples
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.operate import review, review_page
+from vlm_assets.operate.main import app
+from vlm_assets.operate.quality import Quality, Suspicion
 from vlm_assets.operate.review import (
-    NAME,
     Reviewed,
-    ReviewFileError,
     VerdictError,
     accuracy,
     draw_sample,
     forget_verdicts,
     keep,
     verdict_of,
-    verdicts,
 )
+from vlm_assets.settings import Settings
+from vlm_assets.truth import REVIEWS, TruthError, verdicts
+from vlm_assets.variants import Variant
 
 HOUSE = Reviewed("p1", "k", 1, "f", {"floors": 2, "has_pool": False, "kind": "villa"})
+
+
+@pytest.fixture
+def settings_with_images(tmp_path):
+    """A home with one property, p1, that has an image."""
+    (tmp_path / "images" / "p1").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "images" / "p1" / "1.jpg")
+    settings = Settings(home=tmp_path / "home")
+    ingest(tmp_path / "images", settings.home, close=True)
+    return settings
+
 
 APPEND = """
 import sys
@@ -49,7 +72,16 @@ def test_the_latest_verdict_counts_and_earlier_ones_stay(tmp_path):
         "floors": (0.5, 2), "kind": (1.0, 1),
     }  # fmt: skip
     assert verdicts(tmp_path)["p1"].known == {"kind": "villa", "floors": 3}
-    assert len((tmp_path / NAME).read_bytes().splitlines()) == 3
+    assert len((tmp_path / REVIEWS).read_bytes().splitlines()) == 3
+
+
+def test_what_was_judged_for_being_suspicious_does_not_count_as_drawn(tmp_path):
+    """Suspicious answers are wrong more often than others: the accuracy of all would look too low."""
+    say(tmp_path, right=["floors"])
+    odd = replace(HOUSE, property_id="p2", why="In k, floors is 9.")
+    keep(tmp_path, verdict_of(odd, right=[], wrong=["floors"], corrections={}))
+    assert accuracy(tmp_path)["floors"].of == 1
+    assert verdicts(tmp_path)["p2"].wrong == ("floors",)
 
 
 @pytest.mark.parametrize(
@@ -79,18 +111,18 @@ def test_what_two_killed_processes_were_told_is_kept_is_kept(tmp_path):
 def test_a_torn_line_spoils_no_other(tmp_path):
     """What a power cut left of a line was not acknowledged: it is cut off, and the next one is whole."""
     say(tmp_path)
-    with (tmp_path / NAME).open("ab") as file:
+    with (tmp_path / REVIEWS).open("ab") as file:
         file.write(b'{"property_id": "p9", "at"')
     assert verdicts(tmp_path).keys() == {"p1"}
     say(tmp_path, "p2")
     assert verdicts(tmp_path).keys() == {"p1", "p2"}
-    for line in (tmp_path / NAME).read_text().splitlines():
+    for line in (tmp_path / REVIEWS).read_text().splitlines():
         json.loads(line)
 
 
 def test_the_name_of_the_file_is_durable_with_each_verdict(tmp_path):
     """Who made the file may have been killed before its name was durable: the next verdict makes it so."""
-    (tmp_path / NAME).touch()
+    (tmp_path / REVIEWS).touch()
     with FileOperations(tmp_path).watched() as operations:
         say(tmp_path)
     done = [one.name for one in operations.log]
@@ -100,10 +132,23 @@ def test_the_name_of_the_file_is_durable_with_each_verdict(tmp_path):
 def test_a_line_that_does_not_read_is_named(tmp_path):
     """Nothing unreadable counts as nothing: a person is told which line."""
     say(tmp_path)
-    with (tmp_path / NAME).open("ab") as file:
+    with (tmp_path / REVIEWS).open("ab") as file:
         file.write(b"not JSON\n")
-    with pytest.raises(ReviewFileError, match="line 2"):
+    with pytest.raises(TruthError, match="line 2"):
         accuracy(tmp_path)
+
+
+def test_a_file_of_the_previous_format_is_read_and_one_of_a_newer_one_is_refused(tmp_path):
+    """Lines were without a format at first; what a newer version says is not guessed at."""
+    say(tmp_path, right=["kind"])
+    path = tmp_path / REVIEWS
+    said = json.loads(path.read_bytes())
+    assert said.pop("format") == 1
+    path.write_text(json.dumps(said) + "\n")
+    assert verdicts(tmp_path)["p1"].right == ("kind",)
+    path.write_text(json.dumps({**said, "format": 2}) + "\n")
+    with pytest.raises(FormatVersionError, match="has format 2 and this version reads 1"):
+        verdicts(tmp_path)
 
 
 def test_verdicts_on_withdrawn_properties_are_removed(tmp_path):
@@ -113,8 +158,8 @@ def test_verdicts_on_withdrawn_properties_are_removed(tmp_path):
     say(tmp_path, "p1", wrong=["kind"])
     assert forget_verdicts(tmp_path, {"p1"}) == 2
     assert verdicts(tmp_path).keys() == {"p2"}
-    assert b"p1" not in (tmp_path / NAME).read_bytes()
-    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+    assert b"p1" not in (tmp_path / REVIEWS).read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == [REVIEWS]
 
 
 def test_the_sample_is_drawn_of_what_is_published_and_the_same_again(dataset):
@@ -124,3 +169,46 @@ def test_the_sample_is_drawn_of_what_is_published_and_the_same_again(dataset):
     assert len(set(ids)) == len(ids) > 3
     assert "p4" not in ids, "it could not be described"
     assert drawn == draw_sample(dataset.settings, dataset.catalog, count=50, seed=4, suspicious=False)
+
+
+def test_what_chance_drew_counts_though_it_is_suspicious(dataset, monkeypatch):
+    """Were wrong answers left out for being odd, the rest would look better than it is."""
+    draw = partial(draw_sample, dataset.settings, dataset.catalog, count=4, seed=4)
+    drawn = draw(suspicious=False)
+    known = {one.property_id for one in drawn}
+    other = next(id_ for id_ in (f"p{n}" for n in range(9)) if id_ not in {*known, "p4"})
+    odd = Suspicion("alike", "floors", "It is odd.", examples=(drawn[0].property_id, other))
+    monkeypatch.setattr(review, "look_at_quality", lambda *_: Quality((), {}, 0, {}, (odd,), ()))
+    found = draw(suspicious=True)
+    assert [(one.property_id, one.why) for one in found[:1]] == [(other, "It is odd.")]
+    assert found[1:] == drawn[: len(found) - 1]
+
+
+def test_a_line_that_does_not_read_is_said_before_a_person_begins_and_on_the_page(dataset, monkeypatch):
+    """Nobody judges where nothing can be shown: they read which line to put right, no bare server error."""
+    sample = draw_sample(dataset.settings, dataset.catalog, count=2, seed=4, suspicious=False)
+    say(dataset.settings.home)
+    with (dataset.settings.home / REVIEWS).open("ab") as file:
+        file.write(b"not JSON\n")
+    answer = TestClient(review_page.review_app(dataset.settings, dataset.catalog, sample)).get("/property/0")
+    assert answer.status_code == 500
+    assert "line 2 does not read" in answer.text
+    monkeypatch.setattr(review_page, "serve_review", pytest.fail)
+    done = CliRunner().invoke(app, ["review", "--home", str(dataset.settings.home)])
+    assert isinstance(done.exception, TruthError)
+
+
+def test_training_reads_a_review_as_everything_else_does(settings_with_images):
+    """The last verdict counts, a torn line is none, and what a newer version says is not guessed at."""
+    home = settings_with_images.home
+    variant = Variant(base="example", data="review", steps=1)
+    say(home, "p1", right=["floors"])
+    say(home, "p1", right=["kind"], wrong=["floors"])
+    path = home / REVIEWS
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"property_id": "p1", "at"')
+    (sample,), _ = training_samples(settings_with_images, variant)
+    assert sample.target == {"kind": "villa"}
+    path.write_bytes(whole.replace(b'"format": 1', b'"format": 2'))
+    with pytest.raises(TrainingError, match="has format 2"):
+        training_samples(settings_with_images, variant)

@@ -18,17 +18,19 @@ from typer.testing import CliRunner
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.devices.left_out import LeftOutDevices
+from resources.state import nodes as nodes_module
 from resources.state import tables
 from resources.state.database import open_state
-from resources.state.pause import pause
+from resources.state.nodes import DEAD_SECONDS, NodeDevice, NodeRecord, Nodes
+from resources.state.pause import pause, pause_node
 from resources.state.workers import Phase, Workers
 from sensors.retry_ledger import Attempts, DoneAgain, Entry, note_done_again
 from vlm_assets.assets import partition_state
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.cli.main import app
+from vlm_assets.operate.main import app
 from vlm_assets.operate.status import Status, read_status
-from vlm_assets.operate.status_view import view, watch
+from vlm_assets.operate.status_view import view, watch_status
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
 
@@ -205,7 +207,7 @@ def test_watch_follows_until_ctrl_c(uneven: Settings, commit) -> None:
         commit(uneven, HEAVY, 1)
 
     console = Console(file=io.StringIO(), width=120, height=60, force_terminal=True)
-    watch(read, console, wait=wait)
+    watch_status(read, console, wait=wait)
     assert looks == [State.NOT_STARTED, State.INTERRUPTED]
     assert "at 50% (1 of 2)" in console.file.getvalue()
 
@@ -248,3 +250,22 @@ def test_what_was_given_up_says_so_in_words(uneven: Settings) -> None:
     for key, times in ((LIGHT, "5 times"), (HEAVY, "once")):
         said = f"failed {times} in a row without progress: it is not tried again by itself"
         assert (found[key].state, found[key].note) == (State.GIVEN_UP, said)
+
+
+def test_the_devices_of_all_nodes_are_shown_by_node(dataset, monkeypatch) -> None:
+    """Where each is, how hot it is, what speaks against it, and which node is silent."""
+    settings = dataset.settings.model_copy(update={"ray_address": "http://10.0.0.1:8265"})
+    nodes = Nodes(control_state(settings))
+    gpu = NodeDevice("GPU-1", "a GPU", 71, "GPU-1 is throttled.")
+    nodes.beat(NodeRecord("one", "boot", 1, "10.0.0.1", 1, (gpu,)))
+    pause_node(control_state(settings), "one", "a new fan", now=1.0)
+    found = read_status(settings, Catalog.open(settings.home))
+    device = next(one for one in found.devices if one.id == "GPU-1")
+    assert (device.node, device.temperature, device.is_here) == ("one", 71, True)
+    assert "a new fan" in device.trouble and "throttled" in device.trouble
+    assert "at 71 °C" in text(found)
+    before = nodes_module._now
+    monkeypatch.setattr(nodes_module, "_now", lambda connection: before(connection) + DEAD_SECONDS + 1)
+    found = read_status(settings, Catalog.open(settings.home))
+    assert not next(one for one in found.devices if one.id == "GPU-1").is_here
+    assert "counts as dead" in " ".join(found.warnings)

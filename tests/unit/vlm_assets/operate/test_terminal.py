@@ -15,7 +15,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import vlm_assets
-from vlm_assets.cli import main as cli
+from vlm_assets.operate import main as cli
 from vlm_assets.operate.terminal import say, visible, visible_line
 from vlm_assets.operate.terminal_console import TerminalConsole
 

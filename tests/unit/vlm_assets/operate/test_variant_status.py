@@ -51,6 +51,16 @@ def test_each_variant_is_told_as_it_stands(settings: Settings) -> None:
         ("published", None, "done (metric 0.1250)"),
     ]
     assert found[0].seconds_left == 2.0 * (600 - 389)
+    heaviest = variant_status(settings.model_copy(update={"variants_order": "heaviest"}))
+    # Nobody knows how much there is of one that never began: it may be the longest.
+    assert [one.name for one in heaviest] == ["new", "early", "late", "published"]
+
+
+def test_one_that_was_killed_before_its_second_checkpoint_was_started(settings: Settings) -> None:
+    """What a person sees after the kill is that it was interrupted, not that nobody ever began."""
+    begin(settings, "new", step=0)
+    (found,) = [one for one in variant_status(settings) if one.name == "new"]
+    assert found.sentence() == "interrupted at epoch 1 of 150 (0.0%), metric 0.2500 so far"
 
 
 def test_a_training_begun_anew_is_no_finished_one(settings: Settings) -> None:
@@ -60,3 +70,11 @@ def test_a_training_begun_anew_is_no_finished_one(settings: Settings) -> None:
     begin(settings, "published", step=30, generation="b")
     os.utime(paths.journal("b") / PLAN)
     assert next(one for one in variant_status(settings) if one.name == "published").state == "interrupted"
+
+
+def test_a_record_of_a_newer_version_is_refused_and_told(settings: Settings) -> None:
+    """It is no model that was never trained: nothing is trained over it, and `status` says what to do."""
+    paths = settings.layout.asset(ASSET).partition("published")
+    write_sealed(paths.record, {"fingerprint": "a"}, format_=2)
+    (found,) = [one for one in variant_status(settings) if one.name == "published"]
+    assert found.state == "refused" and "has format 2 and this version reads 1" in found.sentence()

@@ -8,10 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tests.unit.vlm_assets.operate.test_plan import MEASURED
+from vlm_assets.operate.main import app
+from vlm_assets.operate.measurement import MeasuredRun
+from vlm_assets.operate.terminal import CommandError
+from vlm_assets.rehearsal import rehearse as rehearse_module
 from vlm_assets.rehearsal.partition_life import PartitionLife
-from vlm_assets.rehearsal.rehearse import Scenario, ScenarioError, rehearse
-from vlm_assets.rehearsal.timeline import draw_timeline
+from vlm_assets.rehearsal.rehearse import Scenario, draw_timeline, rehearse
 from vlm_assets.settings import Settings
 
 PROGRAM = Path(sys.executable).with_name("vlm-assets")
@@ -70,5 +75,35 @@ def test_the_same_seed_is_replayed_exactly_in_another_process(tmp_path):
 
 def test_a_scenario_that_cannot_be_is_refused(settings):
     """A sentence says what to change where partitions start for longer than the run may take."""
-    with pytest.raises(ScenarioError, match="RANGE_SIZE"):
+    with pytest.raises(CommandError, match="RANGE_SIZE"):
         rehearse(settings, replace(SMALL, days=0.005))
+
+
+def test_a_rehearsal_without_faults_takes_as_long_as_the_plan(settings, monkeypatch):
+    """Runs beside each other share cores, the last one has them alone, in both: within 5% of each other."""
+    run = MeasuredRun(20, 185.0, 2, first_seconds=16.0, seconds=12.0, alone_seconds=8.0, between_seconds=1.5)
+    measured = replace(MEASURED, run=run)
+    monkeypatch.setattr(rehearse_module, "_measured", lambda settings: (measured, 2))
+    for properties in (60, 140, 400):
+        scenario = Scenario(faults=0, properties=properties, devices=2)
+        found = rehearse(settings.model_copy(update={"range_size": 20}), scenario)
+        assert found.days_simulated == pytest.approx(found.days_planned, rel=0.05)
+
+
+def test_machines_that_nobody_named_are_said_to_be_assumed(settings):
+    """Where nothing was measured, a person sees that the machines are not theirs."""
+    asked = [
+        "rehearse",
+        "--home",
+        str(settings.home),
+        "--properties",
+        "20",
+        "--days",
+        "0.02",
+        "--faults",
+        "0",
+    ]
+    assert "are assumed" in CliRunner().invoke(app, asked).stdout
+    told = CliRunner().invoke(app, [*asked, "--devices", "2", "--nodes", "1"]).stdout
+    assert "2 devices" in told
+    assert "are assumed" not in told

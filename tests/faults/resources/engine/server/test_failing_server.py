@@ -2,20 +2,17 @@
 
 import itertools
 import os
-import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from resources.engine.ladder import LadderSettings, describe_batch
 from resources.engine.protocol import Answer, Attempt, EngineError, EngineLostError, RequestTooLargeError
 from resources.engine.server.chat_completions import RequestLimits, ServerRefusesError
-from resources.engine.server.image_transport import ImageFiles
 from resources.engine.server.model_server import (
     MOST_RESTARTS,
     ServerDownError,
@@ -390,31 +387,3 @@ def test_closing_ends_what_is_under_way(start_engine, reviving, stub, failing, l
     with pytest.raises(EngineLostError):
         describe(engine, load())
     engine.close()
-
-
-def test_images_as_files_are_there_while_they_are_asked_about(start_engine, stub, failing, load, tmp_path):
-    """Each request names files that exist while it is under way and are gone afterwards."""
-    seen = []
-
-    def look(handler):
-        urls = [part["image_url"]["url"] for part in stub.asked[-1]["messages"][0]["content"][:-1]]
-        seen.extend(Path(url.removeprefix("file://")).read_bytes()[:4] for url in urls)
-        failing.answer()(handler)
-
-    stub.otherwise = look
-    engine = start_engine(images=ImageFiles(tmp_path))
-    assert describe(engine, load(images=2)) == [GOOD]
-    assert seen == [b"\x89PNG"] * 2
-    assert not list(tmp_path.rglob("*.png"))
-    engine.close()
-    assert not list(tmp_path.iterdir())
-
-
-def test_folder_for_images_that_is_gone_ends_the_run(start_engine, stub, load, tmp_path):
-    """A removed or full folder is everyone's trouble: no property is written down as failed for it."""
-    engine = start_engine(images=ImageFiles(tmp_path))
-    assert describe(engine, load("a")) == [GOOD]
-    shutil.rmtree(tmp_path)
-    with pytest.raises(EngineLostError, match="VLM_ASSETS_SERVER_IMAGE_FOLDER"):
-        describe(engine, load("b"))
-    assert len(stub.asked) == 1

@@ -75,6 +75,15 @@ def test_a_server_of_ours_is_told_what_images_may_cost(model_folder, tmp_path):
         assert end_loaded_servers(tmp_path / "state", logging.getLogger("test")) == []
 
 
+def test_grids_that_a_server_would_not_read_are_refused(model_folder, tmp_path):
+    """vLLM counts LLaVA's tokens by the grids of the model's own files, whatever it is told."""
+    limits = ImageLimits(1 << 20, images=3, answer_tokens=8, options={"image_grid_pinpoints": [[384, 384]]})
+    server = ServerSettings(state_directory=str(tmp_path))
+    model = VisionLanguageModel(model=str(model_folder), limits=limits, server=server)
+    with pytest.raises(ModelLoadError, match=r"image_grid_pinpoints from the model's own config\.json"):
+        model.load(CPU, schema=DescriptionSchema(House), prompt=Prompt("Describe."))
+
+
 def test_workers_make_what_the_engine_takes():
     """Workers run the processor where there is enough to do, and a server gets files."""
     model = VisionLanguageModel(model="owner/name")

@@ -179,6 +179,15 @@ def test_two_models_that_do_not_fit_are_refused_by_name() -> None:
         on(replace(GPU, memory_bytes=8 << 30), beside=5)
 
 
+def test_vllm_on_a_mig_instance_is_refused_by_name() -> None:
+    """It would look the instance up as a whole GPU, and fail or read another's; other servers may do."""
+    instance = Device("MIG-a", "cuda", "A100 MIG", None, "MIG-a")
+    with pytest.raises(ServerCommandError, match=r"MIG-a is a MIG instance.*ENGINE=transformers"):
+        on(instance)
+    other = replace(PLAN, command="sglang --port {port}")
+    assert other.for_device(instance, None, answer_tokens=1, beside_bytes=0, cores=1).arguments(port=1)
+
+
 @pytest.mark.parametrize(("cores", "servers"), [(2, "1"), (16, "2"), (192, "8")])
 def test_requests_are_taken_apart_on_several_cores(cores: int, servers: str) -> None:
     """One process that decodes and cuts all images would starve the device."""

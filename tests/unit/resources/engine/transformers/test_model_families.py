@@ -12,8 +12,7 @@ from resources.engine.models.text_embedding import TextEmbedder
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import Attempt
 from resources.engine.schema import DescriptionSchema
-from resources.engine.transformers import drafted_steps
-from resources.engine.transformers.attention import share_keys_in_steps
+from resources.engine.transformers import attention, drafted_steps
 from resources.engine.transformers.drafted_steps import Drafts
 from resources.engine.transformers.guided import Grammar
 from resources.engine.transformers.model_inputs import processed
@@ -172,6 +171,43 @@ def test_answers_follow_the_schema_and_not_the_batch(engine, load_property):
     assert all(set(SCHEMA.parse(answer.text)) == {"roof", "name"} for answer in answers)
 
 
+def test_long_prompts_are_masked_row_by_row(engine, load_property, monkeypatch):
+    """No mask [rows, 1, tokens, tokens] is made of a padded batch, and each family says the same without."""
+    import torch
+
+    masks = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*tensors, attn_mask=None, **options):
+        if attn_mask is not None and attn_mask.shape[-2] > attention._FEW:
+            masks.append(tuple(attn_mask.shape))
+        return attend(*tensors, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(attention, "_FEW", 1)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    batch = [load_property(f"property {at}", images) for at, images in enumerate((1, 3, 2, 3))]
+    expected = engine.describe(batch, attempt=GREEDY)
+    assert [mask for mask in masks if mask[0] == 4]
+    masks.clear()
+    monkeypatch.setattr(attention, "_LONG", 4)
+    assert engine.describe(batch, attempt=GREEDY) == expected
+    assert not [mask for mask in masks if mask[0] > 1]
+
+
+def test_a_family_that_looks_into_its_mask_gets_one(engine, load_property, monkeypatch):
+    """A model whose own code needs the mask as a tensor answers all the same, by transformers' attention."""
+    batch = [load_property(f"property {at}", images) for at, images in enumerate((1, 3, 2))]
+    expected = engine.describe(batch, attempt=GREEDY)
+    layers = [one for one in engine._model.modules() if type(one).__name__.endswith("DecoderLayer")]
+
+    def look(layer, args, kwargs):
+        assert kwargs["attention_mask"] is None or kwargs["attention_mask"].dtype
+
+    layers[0].register_forward_pre_hook(look, with_kwargs=True)
+    monkeypatch.setattr(attention, "_LONG", 4)
+    assert engine.describe(batch, attempt=GREEDY) == expected
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_finished_answers_leave_the_batch(engine, load_property, temperature):
     """The model computes ever fewer rows, and each text is what transformers' own decoding makes of it."""
@@ -220,11 +256,10 @@ def widths(engine):
 
 
 @pytest.mark.parametrize("images", [(1, 2, 3), (2, 2, 1, 3, 1, 2, 3, 1, 1)])
-@pytest.mark.parametrize("shared", [False, True])
-def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypatch, widths, images, shared):
+def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypatch, widths, images):
     """Each family says the same in fewer steps, wrong guesses, holes and rows that leave notwithstanding.
 
-    shared: keys and values of several heads are used as they lie in the cache, and never copied for each.
+    Keys and values of several heads are used as they lie in the cache, and never copied for each.
     """
     batch = [load_property(f"property {at}", number) for at, number in enumerate(images)]
     tokens = []
@@ -240,9 +275,7 @@ def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypat
     monkeypatch.setattr(
         drafted_steps._DraftedSteps, "_close_holes", lambda self, to: closed.append(to) or close(self, to)
     )
-    if shared:
-        share_keys_in_steps(engine._model)
-        monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", None)
+    monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", None)
     assert engine.describe(batch, attempt=GREEDY) == expected
     if "Gemma3" in type(engine._model).__name__:  # its windows count columns
         assert len(widths) == plain

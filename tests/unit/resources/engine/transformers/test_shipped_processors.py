@@ -20,7 +20,7 @@ from resources.engine.model_source import ModelSource
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import ImageLimits, ModelLoadError
 from resources.engine.schema import DescriptionSchema
-from resources.engine.transformers import image_tokens
+from resources.engine.transformers import image_tokens, model_loading
 from resources.engine.transformers.collation import Tensors
 from resources.engine.transformers.image_tokens import fitted_processor
 from resources.engine.transformers.model_inputs import processed
@@ -217,3 +217,25 @@ def test_a_processor_that_cannot_be_measured_is_used_as_it_is(sources, monkeypat
     assert processor.image_processor.size["longest_edge"] == 1536
     with pytest.raises(ModelLoadError, match="VLM_ASSETS_IMAGE_TOKENS=3000: no grey pictures"):
         fitted_processor(sources["smolvlm2"], PROMPT.text, limits(tokens=3000))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_images_are_processed_as_with_pillow(name, sources, monkeypatch):
+    """Torch resizes and normalizes, and what the model sees is Pillow's to two levels of 256."""
+    fast, _ = fitted_processor(sources[name], PROMPT.text, limits())
+    monkeypatch.setattr(model_loading, "made_fast", lambda one: one)
+    slow, _ = fitted_processor(sources[name], PROMPT.text, limits())
+    photo = Image.linear_gradient("L").resize((1000, 750))
+    photo = Image.merge("RGB", (photo, photo.rotate(180), Image.effect_noise(photo.size, 60)))
+    ours, theirs = (processed(one, PROMPT.text, [[photo] * 2]) for one in (fast, slow))
+    assert ours.keys() == theirs.keys()
+    for key, tensor in theirs.items():
+        assert ours[key].dtype == tensor.dtype, key
+        if key != "pixel_values":
+            assert ours[key].equal(tensor), key
+    level = 1 / 255 / min(slow.image_processor.image_std)
+    off = (ours["pixel_values"] - theirs["pixel_values"]).abs()
+    assert off.max() < 2.1 * level
+    assert (off > 0.5 * level).float().mean() < 0.02
+    monkeypatch.setattr(Image.Image, "resize", None)
+    processed(fast, PROMPT.text, [[photo]])

@@ -58,8 +58,8 @@ def test_another_catalogue_is_refused(tmp_path: Path) -> None:
 
 def test_second_dagster_is_refused_by_address(tmp_path: Path) -> None:
     """Two daemons on one state would launch runs twice; the second is told where the first is."""
-    with only_dagster(tmp_path, wait_seconds=0.0) as lock:
-        note_address(lock, "http://127.0.0.1:3000")
+    with only_dagster(tmp_path, wait_seconds=0.0):
+        note_address(tmp_path, "http://127.0.0.1:3000")
         assert running_address(tmp_path) == "http://127.0.0.1:3000"
         with (
             pytest.raises(DagsterHomeError, match=r"http://127\.0\.0\.1:3000"),
@@ -151,8 +151,8 @@ def test_a_start_sets_a_damaged_database_aside_and_begins_a_new_one(dataset, dag
 def test_the_database_of_a_dagster_that_runs_is_left_to_it(dataset, dagster_home):
     """A second start moves nothing away under the first."""
     overwrite(dagster_home / DATABASES[0])
-    with only_dagster(dagster_home, wait_seconds=0.0) as lock:
-        note_address(lock, "http://127.0.0.1:3000")
+    with only_dagster(dagster_home, wait_seconds=0.0):
+        note_address(dagster_home, "http://127.0.0.1:3000")
         with pytest.raises(DagsterHomeError):
             start(dataset)
     assert not list(dagster_home.glob("*.damaged-*"))

@@ -1,0 +1,100 @@
+"""The default size of batches against sizes set by hand: ``python -m benchmarks.batch_sizes``.
+
+Real partitions through the product, in one process: first ``VLM_ASSETS_BATCH_IMAGES=auto`` describes the same
+properties again and again, as later partitions would, and learns; then each size and ``auto`` take turns, so
+that the ratio holds on a busy machine. Models: the example model on rendered properties, or a shape of
+gpu_models.py with random weights. The target: auto reaches 95% of the best size whose batches take 20 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import dagster as dg
+
+from benchmarks.gpu_loops import PROMPT, render_jpegs
+from benchmarks.partitions import SCHEMA, make_home, materialize, save_model, seconds_of_work
+from examples.rendered_properties import write_example
+from resources.engine.batch_sizes import BATCH_SECONDS
+from vlm_assets.assets.property_descriptions import ASSET
+from vlm_assets.settings import EXAMPLE_MODEL, load_settings
+
+TARGET: Final = 0.95
+RENDERED: Final = 120
+SIDE: Final = 112
+"""Of an image for a model with random weights: a few tokens, so that a CPU sees many images."""
+
+Size = int | str
+
+
+def prepared(options: argparse.Namespace, folder: Path) -> tuple[str, dict[str, Any]]:
+    """The key of the one partition, and the settings under which it is described."""
+    home = folder / "home"
+    if options.model == "example":
+        listing = write_example(folder / "rendered", properties=RENDERED, seed=7)
+        images = sorted(str(one) for one in (listing.parent / "images").rglob("*.jpg"))
+        chosen: dict[str, Any] = {"model": str(EXAMPLE_MODEL)}
+    else:
+        images = render_jpegs(folder, 24, (640, 480), 2)
+        save_model(options.model, folder / "model", device="cpu", side=SIDE)
+        chosen = {
+            "model": str(folder / "model"),
+            "description_schema": SCHEMA,
+            "prompt": PROMPT.text,
+            "max_pixels": SIDE * SIDE,
+        }
+    (key,) = make_home(home, images, partitions=1, properties=options.properties, images_each=options.images)
+    return key, {"home": home, "devices": "cpu:1", "engine": "transformers", **chosen}
+
+
+def main() -> None:
+    """Print a line for each size, and the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default="example", help="example, or a shape such as tiny-qwen2.5-vl")
+    parser.add_argument("--properties", type=int, default=1000, help="of the partition")
+    parser.add_argument("--images", type=int, default=3, help="of a property; every other has one less")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 128, 256, 512, 1024, 2048])
+    parser.add_argument("--learn", type=int, default=5, help="partitions by auto before it is compared")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, dg.DagsterInstance.ephemeral() as instance:
+        key, chosen = prepared(options, Path(name))
+
+        def describe(size: Size) -> tuple[float, float, str]:
+            """Properties a second, seconds of the longest batch, and the size as the page says it."""
+            settings = load_settings(**chosen, batch_images=size)
+            found = materialize(settings, key, [ASSET], instance, recompute=True)
+            rate = options.properties / seconds_of_work(found)
+            print(f"  {size!s:>6} {rate:8.2f} properties/s   {found['batches']}", flush=True)
+            return rate, found["seconds of the longest batch"], found["batches"]
+
+        print(f"{options.model}, {options.properties} properties: auto learns")
+        for _ in range(options.learn):
+            describe("auto")
+        sizes: list[Size] = [*options.sizes, "auto"]
+        measured: dict[Size, list[tuple[float, float, str]]] = {size: [] for size in sizes}
+        for number in range(options.rounds):
+            print(f"round {number + 1}")
+            for at in range(len(sizes)):
+                size = sizes[(at + number) % len(sizes)]
+                measured[size].append(describe(size))
+    rates = {size: statistics.median(one[0] for one in taken) for size, taken in measured.items()}
+    longest = {size: statistics.median(one[1] for one in taken) for size, taken in measured.items()}
+    print("images a batch   properties/s   longest batch")
+    for size in sizes:
+        print(f"{size!s:>14} {rates[size]:14.2f} {longest[size]:13.1f} s")
+    best = max((size for size in options.sizes if longest[size] <= BATCH_SECONDS), key=rates.__getitem__)
+    ratio = rates["auto"] / rates[best]
+    each = [auto[0] / hand[0] for auto, hand in zip(measured["auto"], measured[best], strict=True)]
+    print(
+        f"auto reaches {ratio:.3f} of {best} images, the best (rounds: {min(each):.3f} to {max(each):.3f});"
+    )
+    print(f"target {TARGET}: {'reached' if ratio >= TARGET else 'not reached'}")
+
+
+if __name__ == "__main__":
+    main()

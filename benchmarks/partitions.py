@@ -1,0 +1,119 @@
+"""Whole partitions through the product, on models with random weights.
+
+``python -m benchmarks.partitions KEY ASSET...`` materializes one partition of the home that the environment
+names, in this process, as a run of Dagster's does. What lives here: that, a home with properties, a model's
+folder, and a schema whose answers end whatever the weights say. What does not: what is compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import dagster as dg
+from pydantic import BaseModel
+
+from benchmarks.gpu_loops import PROMPT
+from benchmarks.gpu_models import SHAPES, build_model, save_processor_of, tokenizer_of
+from vlm_assets.assets.property_descriptions import ASSET
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.settings import Settings, load_settings
+
+SCHEMA = "benchmarks.partitions:House"
+EMBEDDINGS = "property_embeddings"
+
+
+class House(BaseModel):
+    """About 128 bytes, each of which is a token here. Free text of random weights would never end."""
+
+    kind: Literal["house", "villa", "cabin"]
+    storeys: Literal["one", "two", "three"]
+    roof: Literal["flat", "gable", "hip"]
+    facade: Literal["brick", "render", "timber"]
+    condition: Literal["new", "good", "poor"]
+    garden: Literal["lawn", "trees", "paved"]
+    rooms: Literal["few", "some", "many"]
+
+
+def save_model(name: str, folder: Path, *, device: Literal["cpu", "cuda"], side: int) -> None:
+    """Save a model of a shape with random weights and its processor, as a repository has them."""
+    shape = SHAPES[name]
+    tokenizer = tokenizer_of(shape)
+    save_processor_of(shape, tokenizer, folder, side=side, prompt=PROMPT.text)
+    build_model(shape, tokenizer, device=device).save_pretrained(folder)
+
+
+def make_home(
+    home: Path, images: Sequence[str], *, partitions: int, properties: int, images_each: int
+) -> list[str]:
+    """Catalogue partitions of properties, every other one with an image less; returns the partitions' keys.
+
+    images: paths, shown again and again.
+    """
+    shown = itertools.cycle(images)
+    lines = [
+        json.dumps(
+            {
+                "property_id": f"p{at:06d}",
+                "images": list(itertools.islice(shown, max(1, images_each - at % 2))),
+            }
+        )
+        for at in range(partitions * properties)
+    ]
+    home.mkdir(parents=True, exist_ok=True)
+    listing = home / "listing.jsonl"
+    listing.write_text("\n".join(lines) + "\n")
+    ingest(listing, home, range_size=properties, image_root=Path(os.path.commonpath(images)), close=True)
+    return [one.key for one in Catalog.open(home).ranges]
+
+
+def materialize(
+    settings: Settings, key: str, assets: Sequence[str], instance: dg.DagsterInstance, **options: bool
+) -> dict[str, Any]:
+    """Materialize a partition, and return the metadata of its descriptions. options: RunOptions."""
+    from vlm_assets.definitions import build_defs  # it builds those of the environment's home
+
+    defs = build_defs(settings)
+    done = dg.materialize(
+        [one for one in defs.assets or () if isinstance(one, dg.AssetsDefinition)],
+        selection=list(assets),
+        partition_key=key,
+        instance=instance,
+        resources=defs.resources,
+        run_config={
+            "loggers": {"console": {"config": {"log_level": "WARNING"}}},
+            "ops": {name: {"config": options} for name in assets} if options else {},
+        },
+    )
+    (made,) = done.asset_materializations_for_node(ASSET)
+    return {name: value.value for name, value in made.metadata.items()}
+
+
+def seconds_of_work(found: Mapping[str, Any]) -> float:
+    """Seconds of a partition from its first batch on, of its metadata."""
+    parts = ("in model", "waiting for images", "waiting for commit", "building rows")
+    return float(sum(found[f"seconds {part}"] for part in parts))
+
+
+def main() -> None:
+    """Print the metadata as one line of JSON."""
+    key, *assets = sys.argv[1:]
+    settings = load_settings()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        dg.DagsterInstance.local_temp(folder) as instance,
+    ):
+        found = materialize(settings, key, assets, instance)
+    shown = {name: one for name, one in found.items() if isinstance(one, int | float)}
+    print(json.dumps(shown | {"batches": found["batches"]}))
+
+
+if __name__ == "__main__":
+    main()

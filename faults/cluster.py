@@ -1,0 +1,283 @@
+"""The product on several machines: Ray, Dagster, a real Postgres and a real S3 store, and the example.
+
+What lives here: how each is started, and what is asked from outside, without the product's own code:
+heartbeats by SQL, rows by DuckDB from the store. What does not: the machines (``faults/machines.py``) and
+what is done to them (``faults/cluster_demo.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import duckdb
+import pyarrow.dataset as ds
+import sqlalchemy as sa
+from pyarrow.fs import S3FileSystem
+
+from examples.rendered_properties import write_example
+from faults.machines import OUTSIDE, Machine
+from faults.postgres_server import PostgresServer
+from faults.s3_server import BUCKET, KEY, SECRET, S3Server
+
+ASSETS = ("property_descriptions", "property_embeddings")
+HEAD_PORT, JOBS_PORT = 6379, 8265
+_PROGRAM = Path(sys.executable).with_name("vlm-assets")
+_CHECKOUT = Path(__file__).resolve().parent.parent
+_STORE, _IMAGES = f"{BUCKET}/dataset", f"{BUCKET}/images"
+_LOOK_SECONDS = 0.25
+_START_SECONDS = 180.0
+
+_SERVICE = ("bash", "-c", 'while :; do "$@"; sleep 2; done', "service")
+"""Before a command: it is started again where it ends, as by systemd."""
+
+_SETTINGS = {
+    "VLM_ASSETS_MODEL": "example",
+    "VLM_ASSETS_DEVICES": "cpu:1",
+    "VLM_ASSETS_DECODE_WORKERS": "1",
+    # A partition of the example takes seconds: small batches and early commits make them like minutes.
+    "VLM_ASSETS_BATCH_SIZE": "4",
+    "VLM_ASSETS_COMMIT_SECONDS": "1",
+    "VLM_ASSETS_GRACE_SECONDS": "10",
+}
+
+_BACKFILL = f"""
+import json, sys, time
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.dagster_server.api import DagsterApi, DagsterUnreachableError
+from vlm_assets.operate.dagster_server.home import running_address
+from vlm_assets.settings import load_settings
+
+settings = load_settings()
+api = DagsterApi(running_address(settings.dagster_home))
+keys = [one.key for one in Catalog.open(settings.home).ranges]
+config = {{"ops": {{asset: {{"config": json.loads(sys.argv[1])}} for asset in {ASSETS!r}}}}}
+backfill = api.launch_backfill({ASSETS!r}, keys, title="all", tags={{}}, run_config=config)
+while api.backfill(backfill, {ASSETS[0]!r}).unfinished:
+    time.sleep(1)
+"""
+"""Run on the head, for Dagster's pages are on its loopback."""
+
+
+class ClusterError(RuntimeError):
+    """The cluster did not start, or did not come to an end; the message says what to look at."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The heartbeat of a materialization, as its row in Postgres says it.
+
+    changed_at: when it was last seen to change, by this process's clock.
+    """
+
+    run_id: str
+    asset: str
+    partition: str
+    host: str
+    phase: str
+    expected: int
+    restored: int
+    computed: int
+    committed: int
+    changed_at: float
+
+
+class Cluster:
+    """Three machines and what they share; a context manager, in which all of it runs."""
+
+    def __init__(self, folder: Path, *, machines: int = 3) -> None:
+        self.folder = folder
+        self.logs = folder / "logs"
+        self.password = secrets.token_urlsafe(16)
+        self.postgres = PostgresServer(address=OUTSIDE, password=self.password)
+        self.store = S3Server(folder / "s3", OUTSIDE)
+        place = folder / "disk"
+        self.machines = [
+            Machine(f"node-{number}", number + 1, folder / f"node-{number}", place)
+            for number in range(1, machines + 1)
+        ]
+        self.ids: list[str] = []
+        self.beats: dict[tuple[str, str, str], Beat] = {}
+        """The last heartbeat of each run, asset and host, the dead ones' too."""
+        self._stack = ExitStack()
+        self._over = threading.Event()
+
+    @property
+    def head(self) -> Machine:
+        """The machine where Dagster and Ray's head run; it takes partitions too."""
+        return self.machines[0]
+
+    def __enter__(self) -> Self:
+        self.logs.mkdir()
+        with ExitStack() as stack:
+            stack.enter_context(self.postgres)
+            stack.enter_context(self.store)
+            stack.callback(self._over.set)
+            for machine in self.machines:
+                machine.environment = self._environment(machine)
+                machine.start()
+                (machine.disk / "tmp").mkdir(exist_ok=True)
+                stack.callback(machine.cut_power)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _environment(self, machine: Machine) -> Mapping[str, str]:
+        """All that its programs see; nothing of what this process was given but where programs are."""
+        place = machine.place
+        return {
+            **_SETTINGS,
+            **self.store.environment,
+            "PATH": f"{_PROGRAM.parent}:{os.environ['PATH']}",
+            "HOME": str(place),
+            "TMPDIR": str(place / "tmp"),
+            "RAY_TMPDIR": str(place / "tmp"),
+            "VLM_ASSETS_HOME": str(place / "home"),
+            "VLM_ASSETS_STORE": f"s3://{_STORE}",
+            "VLM_ASSETS_STATE_URL": self.postgres.url,
+            "VLM_ASSETS_RAY_ADDRESS": f"http://{self.head.address}:{JOBS_PORT}",
+        }
+
+    def begin(self, *, properties: int, range_size: int, seed: int) -> None:
+        """Render the example, put its images into the store, take it into the catalogue, and start it all."""
+        listing = write_example(self.folder, properties=properties, seed=seed)
+        self.ids = [json.loads(line)["property_id"] for line in listing.read_text().splitlines()]
+        client = self.store.client()
+        images = sorted(path for path in listing.parent.rglob("*") if path.is_file())
+        with ThreadPoolExecutor(8) as pool:
+            prefix = _IMAGES.partition("/")[2]
+            for done in [
+                pool.submit(
+                    client.upload_file, str(path), BUCKET, f"{prefix}/{path.relative_to(listing.parent)}"
+                )
+                for path in images
+            ]:
+                done.result()
+        self.start_node(self.head)
+        command = (
+            "ingest",
+            listing,
+            "--image-root",
+            f"s3://{_IMAGES}",
+            "--range-size",
+            str(range_size),
+            "--close",
+        )
+        self.ask(*command)
+        for machine in self.machines[1:]:
+            self.start_node(machine)
+        log = self.logs / "serve.log"
+        self.head.popen(*_SERVICE, _PROGRAM, "serve", log=log)
+        self._wait("Schedules, sensors and alerts are on", log)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def ask(self, *command: str | Path) -> None:
+        """Run a command of the product on the head. Raises ClusterError."""
+        log = self.logs / f"{command[0]}.log"
+        if code := self.head.run(_PROGRAM, *command, log=log):
+            raise ClusterError(f"vlm-assets {command[0]} ended with exit code {code}: see {log}")
+
+    def start_node(self, machine: Machine) -> None:
+        """Have a machine that is switched on be a node."""
+        role = ("--head",) if machine is self.head else ("--join", f"{self.head.address}:{HEAD_PORT}")
+        log = self.logs / f"{machine.name}.log"
+        machine.popen(*_SERVICE, _PROGRAM, "node", *role, "--address", machine.address, log=log)
+        if machine is self.head:
+            self._wait("is a node with", log)
+
+    def _wait(self, sentence: str, log: Path) -> None:
+        """Wait until a program has said something. Raises ClusterError where it does not."""
+        deadline = time.monotonic() + _START_SECONDS
+        while sentence.encode() not in log.read_bytes():
+            if time.monotonic() > deadline:
+                raise ClusterError(f"It did not say {sentence!r} within {_START_SECONDS:.0f} s: see {log}")
+            time.sleep(_LOOK_SECONDS)
+
+    def _listen(self) -> None:
+        """Read all heartbeats, again and again: those of the dead are taken away by the product."""
+        engine = sa.create_engine(self.postgres.url)
+        before: dict[str, Mapping[str, Any]] = {}
+        while not self._over.wait(_LOOK_SECONDS):
+            try:
+                with engine.connect() as connection:
+                    found = connection.execute(sa.text("SELECT record FROM workers")).scalars().all()
+            except sa.exc.DBAPIError:
+                continue  # no table yet, or Postgres is away
+            now = time.monotonic()
+            for said in found:
+                if before.get(said["run_id"] + said["asset"]) != said:
+                    before[said["run_id"] + said["asset"]] = said
+                    known = {name: said[name] for name in Beat.__dataclass_fields__ if name in said}
+                    beat = Beat(**known, changed_at=now)
+                    self.beats[beat.run_id, beat.asset, beat.host] = beat
+
+    def backfill(self, config: Mapping[str, bool]) -> Callable[[], bool]:
+        """Launch a backfill of all partitions, with this config of each run; gives whether it has ended."""
+        log = self.logs / "backfill.log"
+        process = self.head.popen(sys.executable, "-c", _BACKFILL, json.dumps(config), log=log)
+
+        def ended() -> bool:
+            if process.poll() not in (None, 0):
+                raise ClusterError(f"The backfill cannot be followed: see {log}")
+            return process.poll() is not None
+
+        return ended
+
+    def switch_on(self, machine: Machine) -> None:
+        """Start a machine that lost its power, with its disk, and have it be a node again."""
+        machine.start()
+        self.start_node(machine)
+
+    def told_secrets(self) -> list[Path]:
+        """Files that hold a password, outside of what Postgres and the store keep for themselves."""
+        found = []
+        for top in (self.logs, *(machine.disk for machine in self.machines)):
+            for path in top.rglob("*"):
+                with contextlib.suppress(FileNotFoundError):  # what lives there goes on
+                    content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+                    if any(secret.encode() in content for secret in (self.password, SECRET)):
+                        found.append(path)
+        return found
+
+    def rows(self, asset: str) -> tuple[int, int]:
+        """Rows that the published files in the store lack, and rows that they have too many."""
+        there = self.store.client().list_objects_v2(Bucket=BUCKET, Prefix=f"dataset/{asset}/")
+        if not there["KeyCount"]:
+            return len(self.ids), 0
+        files = S3FileSystem(
+            access_key=KEY,
+            secret_key=SECRET,
+            endpoint_override=f"{OUTSIDE}:{self.store.port}",
+            scheme="http",
+            region="us-east-1",
+        )
+        database = duckdb.connect()
+        database.execute("CREATE TABLE wanted (property_id VARCHAR)")
+        database.executemany("INSERT INTO wanted VALUES (?)", [[one] for one in self.ids])
+        database.register("published", ds.dataset(f"{_STORE}/{asset}", filesystem=files, format="parquet"))
+        found = database.execute(
+            """
+            WITH counted AS (SELECT property_id, count(*) AS rows FROM published GROUP BY property_id)
+            SELECT count(*) FILTER (counted.rows IS NULL),
+                   coalesce(sum(counted.rows - if(wanted.property_id IS NULL, 0, 1)), 0)::BIGINT
+            FROM wanted FULL JOIN counted USING (property_id)
+            """
+        ).fetchone()
+        assert found is not None
+        return found[0], found[1]

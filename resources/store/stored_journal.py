@@ -1,0 +1,583 @@
+"""Work under way in an S3 store: each committed segment is copied there, and any machine goes on from there.
+
+What lives here: what the store says of a journal (its head), taking over, the thread that copies, the fence.
+What does not: the journal on disk, which commits as it does without a store (``resources.journal``). Keys are
+those of the home's files, and ``head.json`` beside a journal's segments.
+
+Segments first, then the head, always in place of the head that was read (``If-Match``, and ``If-None-Match``
+for the first). Each opening of a journal puts a head of its own before its first row: that is the takeover.
+Whoever was overtaken meets a head that is not the one it put, and changes nothing more. No list of the store
+is believed: the head names all that counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from resources.journal import manifests
+from resources.journal.high_water_mark import HighWaterMark, read_mark, slots, write_mark
+from resources.journal.journal import Journal
+from resources.journal.journal_errors import JournalLockedError, storage_error
+from resources.journal.manifests import Manifest
+from resources.journal.recovery import mark_of
+from resources.journal.segments import SegmentRecord
+from resources.journal.writer_lock import WriterLock
+from resources.storage import files
+from resources.storage.layout import PartitionPaths
+from resources.storage.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
+from resources.store.bucket import S3Folder, StoreAwayError, Stored, StoreError, TakenError
+
+HEAD = "head.json"
+"""The object beside a journal's segments that says which of them count, and who writes."""
+
+FORMAT = 1
+
+_AT_ONCE = 8
+_HEAD_BYTES = 1 << 30
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_END_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class TakenOverError(StoreError):
+    """Another machine works on this partition now. What this one has committed stays on its disk."""
+
+
+class CopiesWaitError(StoreError):
+    """So much waits for a store that is away that no more is computed before it is copied."""
+
+
+class HeadDamagedError(StoreError):
+    """What the store says of a journal cannot be read, so nothing is begun over it."""
+
+
+@dataclass(frozen=True)
+class CopyLag:
+    """What is committed on this machine and not in the store yet. since: of the oldest, in unix seconds."""
+
+    segments: int = 0
+    bytes: int = 0
+    since: float | None = None
+
+    def seconds(self, now: float) -> float:
+        """How old the oldest is."""
+        return 0.0 if self.since is None else max(0.0, now - self.since)
+
+
+@dataclass(frozen=True)
+class Head:
+    """Who writes a journal, and what of it is in the store.
+
+    writer: of one opening, so that no two heads are alike. home: of the machine. epoch: higher with each
+    takeover. manifest: the bytes of a manifest of which every segment is there; empty before the first.
+    """
+
+    writer: str
+    home: str
+    epoch: int
+    manifest: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        """Sealed JSON."""
+        return sealed({**vars(self), "manifest": self.manifest.decode()}, format_=FORMAT)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Self:
+        """Raises BrokenSealError, FormatVersionError."""
+        found = unseal(data)
+        refuse_newer_format(found.get("format"), FORMAT, Path(where))
+        return cls(found["writer"], found["home"], found["epoch"], found["manifest"].encode())
+
+    def read(self, where: str) -> Manifest | None:
+        """The manifest in it, verified. Raises BrokenSealError, FormatVersionError."""
+        return manifests.decode(self.manifest, Path(where)) if self.manifest else None
+
+
+class StoredJournal:
+    """The journal of one generation of a partition in a store. Every method raises StoreError."""
+
+    def __init__(self, paths: PartitionPaths, generation: str, store: S3Folder) -> None:
+        self.directory = paths.journal(generation)
+        self.key, self.generation = paths.key, generation
+        self._mark = paths.high_water_mark(generation)
+        self._quarantine = paths.quarantine
+        self._store = store
+        self._root = paths.asset.home.root
+        self._writer = uuid.uuid4().hex
+        self._at: Stored | None = None
+        """The head that was read, or put by this opening."""
+        self.head: Head | None = None
+        self.there: set[str] = set()
+        """Segments that are in the store."""
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        return self._store.address(self._name(HEAD))
+
+    def pull(self) -> tuple[str, ...]:
+        """Have this machine's disk hold what the store has, before the journal is opened here.
+
+        Says in sentences what was fetched and what is missing there. What only this disk has stays. Of two
+        histories the one with the higher epoch counts, the store's of equal ones; the recovery that follows
+        adopts the other one's rows that are missing, and keeps those aside that are there twice. Killed
+        anywhere, it is done by doing it again. Raises HeadDamagedError, JournalLockedError,
+        JournalStorageError.
+        """
+        self._store.prove()
+        theirs = self.look()
+        marks = read_mark(self._mark, key=self.key, generation=self.generation)
+        ended = marks.mark is not None and marks.mark.retired and not self.directory.exists()
+        if self.head is None or ended or (theirs is not None and theirs.retired):
+            rows = marks.mark.rows if marks.mark and not marks.mark.retired else 0
+            return self._nothing_there(rows) if self.head is None and rows else ()
+        try:
+            for folder in (self.directory, self._quarantine.parent, self._mark.parent):
+                files.make_directory(folder)
+            lock = WriterLock(self.directory)
+            try:
+                return tuple(self._take_over(self.head.epoch, theirs, marks.mark))
+            finally:
+                lock.release()
+        except OSError as error:
+            raise storage_error(error, doing="taking work over", where=self.directory) from error
+
+    def look(self) -> Manifest | None:
+        """The manifest that the store has. Raises HeadDamagedError."""
+        self.head = self._read_head()
+        return self._manifest()
+
+    def holds(self, record: SegmentRecord) -> bool:
+        """Whether the store has a segment, to the byte."""
+        found = self._store.head(self._name(record.name))
+        return found is not None and found.sha256 == record.sha256
+
+    def claim(self, epoch: int) -> None:
+        """Become the one writer in the store too, by a head that lists what the last one did.
+
+        Raises TakenOverError where another machine has put a head since ``pull``.
+        """
+        theirs = self._manifest()
+        listed = self.head.manifest if self.head is not None and theirs and not theirs.retired else b""
+        self._put_head(replace(self._new_head(epoch), manifest=listed))
+
+    def copy(self) -> Manifest | None:
+        """Put the segments of the newest manifest on disk that are not there, then a head that lists them.
+
+        Returns the manifest that the store has now. Raises TakenOverError, also where nothing is to be put.
+        """
+        manifest = manifests.newest_manifest(self.directory)
+        if manifest is None or manifest.retired:
+            return None
+        try:
+            data = manifests.manifest_path(self.directory, manifest.sequence).read_bytes()
+        except FileNotFoundError:  # A newer one has taken its place.
+            return self.copy()
+        if hashlib.sha256(data).hexdigest() != manifest.file_sha256:
+            raise StoreAwayError(f"{self.directory}: its manifest changed while it was copied; tried again.")
+        missing = [one for one in manifest.segments if one.name not in self.there]
+        with ThreadPoolExecutor(min(_AT_ONCE, len(missing) or 1), thread_name_prefix="copy") as pool:
+            list(pool.map(self._put_segment, missing))
+        if self.head is None or self.head.manifest != data:
+            self._put_head(replace(self._new_head(manifest.epoch), manifest=data))
+        elif self._store.head(self._name(HEAD)) != self._at:
+            self._find_own()
+        return manifest
+
+    def close(self) -> None:
+        """Say in the store that no row of this journal is wanted any more, then remove all but its head.
+
+        After its rows were published, or a person gave them up. Done again, it finishes what was cut short.
+        Raises TakenOverError.
+        """
+        manifest = self._manifest()
+        if self.head is not None and manifest is None:
+            self.claim(self.head.epoch + 1)
+        if self.head is None or manifest is None:
+            for name in self._besides_head():
+                self._store.delete(name)
+            return
+        if not manifest.retired:
+            manifest = replace(
+                manifest,
+                sequence=manifest.sequence + 1,
+                previous_sequence=manifest.sequence,
+                previous_sha256=manifest.file_sha256,
+                retired=True,
+            )
+            self._put_head(replace(self._new_head(self.head.epoch + 1), manifest=manifest.encode()))
+        names = {self._name(one.name) for one in manifest.segments}
+        # A machine that was cut off may have put segments that no head lists.
+        for name in sorted(names.union(self._besides_head())):
+            self._store.delete(name)
+        if manifest.segments:
+            manifest = replace(manifest, sequence=manifest.sequence + 1, segments=())
+            self._put_head(replace(self._new_head(self.head.epoch), manifest=manifest.encode()))
+
+    def _besides_head(self) -> list[str]:
+        names = [name for name, _ in self._store.names(self._name(""))]
+        return [name for name in names if name != self._name(HEAD)]
+
+    def _take_over(self, epoch: int, theirs: Manifest | None, mark: HighWaterMark | None) -> Iterator[str]:
+        ours = manifests.newest_manifest(self.directory)
+        there = {one.name for one in theirs.segments} if theirs else set()
+        here = {one.name for one in ours.segments} | {*ours.given_up} if ours else set()
+        # What only a list says is gone is put again: that finds it there, or puts it back.
+        listed = {name for name, _ in self._store.names(self._name(""))}
+        self.there = {name for name in there if self._name(name) in listed}
+        if ours is None and mark is not None and mark.rows:
+            yield f"{self.key}: the journal of {mark.rows} rows that was here is gone."
+        if theirs is not None:
+            yield from self._fetch_missing(theirs)
+        forked = bool(there - here and here - there)
+        if forked and ours is not None:
+            yield (
+                f"{self.key}: this machine (epoch {ours.epoch}) and another one (epoch {epoch}) have both"
+                f" committed rows, {len(here - there)} segments of them here alone. The recovery that follows"
+                " keeps each property once and names what it puts aside; nothing is deleted."
+            )
+        if theirs is not None and there - here and (ours is None or not forked or epoch >= ours.epoch):
+            self._put_in_front(theirs, forget_mark=forked or (mark is not None and epoch > mark.epoch))
+        standing = read_mark(self._mark, key=self.key, generation=self.generation).mark
+        if standing is None or standing.epoch < epoch:
+            # So that the epoch of this opening is above the one in the store.
+            before = standing or HighWaterMark(self.key, self.generation, 0, 0, 0, None)
+            write_mark(self._mark, replace(before, epoch=epoch))
+
+    def _fetch_missing(self, theirs: Manifest) -> Iterator[str]:
+        wanted = [one for one in theirs.segments if one.name not in theirs.given_up and not self._has(one)]
+        if not wanted:
+            return
+        with ThreadPoolExecutor(min(_AT_ONCE, len(wanted)), thread_name_prefix="fetch") as pool:
+            troubles = [said for said in pool.map(self._fetch, wanted) if said is not None]
+        if got := len(wanted) - len(troubles):
+            yield f"{self.key}: {got} segments of committed rows were fetched from {self._store}, verified."
+        if troubles:
+            yield (
+                f"{self.key}: {len(troubles)} segments that {self.where} lists cannot be fetched, such as"
+                f" {troubles[0]}. Did a lifecycle rule or a person remove them? A machine that computed them"
+                " still has them and puts them back when the partition is started there; or put them back"
+                " from a version of the bucket."
+            )
+
+    def _has(self, record: SegmentRecord) -> bool:
+        path = self.directory / record.name
+        try:
+            return path.stat().st_size == record.size and files.sha256_of(path) == record.sha256
+        except FileNotFoundError:
+            return False
+
+    def _fetch(self, record: SegmentRecord) -> str | None:
+        """Fetch a segment in place of what is missing or damaged here. Returns why it cannot be had."""
+        name, path = self._name(record.name), self.directory / record.name
+        try:
+            data = self._store.get(name, most=_HEAD_BYTES)
+        except StoreAwayError:
+            raise
+        except StoreError as error:
+            return str(error)
+        if hashlib.sha256(data).hexdigest() != record.sha256:
+            return f"{self._store.address(name)}, whose bytes are not those that were committed"
+        if path.exists():
+            files.set_aside(path, self._quarantine)
+        files.write_new(path, data)
+        return None
+
+    def _put_in_front(self, theirs: Manifest, *, forget_mark: bool) -> None:
+        """Make the store's manifest the newest one here. What stands before it is set aside."""
+        for number in manifests.sequences(self.directory):
+            if number >= theirs.sequence:
+                files.set_aside(manifests.manifest_path(self.directory, number), self._quarantine)
+        if forget_mark:
+            for slot in slots(self._mark):
+                if slot.exists():
+                    files.set_aside(slot, slot.parent)
+        assert self.head is not None
+        path = manifests.manifest_path(self.directory, theirs.sequence)
+        files.write_new(path, self.head.manifest)
+        known = read_mark(self._mark, key=self.key, generation=self.generation).mark
+        if known is None:
+            write_mark(self._mark, mark_of(theirs))
+
+    def _put_segment(self, record: SegmentRecord) -> None:
+        path, name = self.directory / record.name, self._name(record.name)
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != record.sha256:
+            raise OSError(f"{path} is not what was committed: it was not copied")
+        try:
+            self._store.put(name, data, over=None)
+        except TakenError:
+            # Its name is its digest: other bytes there are damage.
+            self._store.put(name, data, over=self._store.head(name))
+        self.there.add(record.name)
+
+    def _new_head(self, epoch: int) -> Head:
+        return Head(self._writer, f"{socket.gethostname()}:{self._root}", epoch)
+
+    def _put_head(self, head: Head) -> None:
+        while True:
+            try:
+                self._at = self._store.put(self._name(HEAD), head.to_bytes(), over=self._at)
+                break
+            except TakenError:
+                self._find_own()
+        self.head = head
+
+    def _find_own(self) -> None:
+        """Return where the head that stands is one that this opening has put, its answer lost; else raise."""
+        known = self._at
+        other = self._read_head()
+        if other is not None and other.writer == self._writer:
+            self.head = other
+        elif other is None and known is not None:
+            # Nobody removes a head: all is put there again from this disk.
+            self.head = None
+            self.there.clear()
+            raise StoreAwayError(
+                f"{self.where} was removed: did a lifecycle rule or a person empty {self._store}? What is"
+                " committed here is put there again."
+            )
+        elif other is not None:
+            self._at = known
+            raise TakenOverError(
+                f"Interrupted: partition {self.key} was taken over by {other.home} (epoch {other.epoch})"
+                f" while this machine was cut off or stopped. Nothing of {self._store} was changed, and this"
+                f" run publishes nothing. Its committed rows stay in {self.directory}; the next start of the"
+                " partition here takes over what the other one did."
+            )
+
+    def _read_head(self) -> Head | None:
+        """What the store says, which the next put of a head replaces."""
+        name = self._name(HEAD)
+        while True:
+            self._at = self._store.head(name)
+            if self._at is None:
+                return None
+            data = self._store.get(name, most=_HEAD_BYTES)
+            if hashlib.sha256(data).hexdigest() != self._at.sha256:
+                if self._store.head(name) != self._at:
+                    continue  # It was replaced in between.
+                raise self._damaged("its bytes are not those that its checksum stands for")
+            try:
+                head = Head.from_bytes(data, self.where)
+                manifest = head.read(self.where)
+            except (BrokenSealError, KeyError, AttributeError) as error:
+                raise self._damaged(str(error)) from error
+            self.there = {one.name for one in manifest.segments} if manifest else set()
+            return head
+
+    def _damaged(self, why: str) -> HeadDamagedError:
+        return HeadDamagedError(
+            f"{self.where} cannot be read: {why}. Nothing was changed. Put it back from a version of the"
+            " bucket; or remove it: the machine that has the rows puts it back when the partition is started"
+            " there."
+        )
+
+    def _manifest(self) -> Manifest | None:
+        return self.head.read(self.where) if self.head is not None else None
+
+    def _nothing_there(self, rows: int) -> tuple[str, ...]:
+        return (
+            f"{self._store} has nothing of the {rows} rows of {self.key} that are committed here: they are"
+            " copied there now. If they were there before, a lifecycle rule or a person has removed them.",
+        )
+
+    def _name(self, name: str) -> str:
+        return f"{self.directory.relative_to(self._root)}/{name}"
+
+
+def pull_others(paths: PartitionPaths, generation: str, store: S3Folder) -> Iterator[str]:
+    """Have this machine's disk hold what the store has of a partition's other generations.
+
+    Rows of theirs whose inputs did not change are adopted. Says what was fetched. Raises as ``pull``.
+    """
+    for name in stored_generations(paths, store):
+        if name != generation:
+            other = StoredJournal(paths, name, store)
+            try:
+                yield from other.pull()
+            except JournalLockedError:
+                continue
+
+
+def close_published(paths: PartitionPaths, generation: str, store: S3Folder) -> None:
+    """Remove what the store still has of a generation that is published. Raises StoreError."""
+    journal = StoredJournal(paths, generation, store)
+    manifest = journal.look()
+    if manifest is not None and (manifest.segments or not manifest.retired):
+        journal.close()
+
+
+def pull_closed(paths: PartitionPaths, store: S3Folder) -> None:
+    """Learn which generations were published and closed elsewhere: none of them is begun again."""
+    for name in stored_generations(paths, store):
+        mark = paths.high_water_mark(name)
+        if paths.journal(name).exists() or any(slot.exists() for slot in slots(mark)):
+            continue
+        manifest = StoredJournal(paths, name, store).look()
+        if manifest is not None and manifest.retired:
+            files.make_directory(mark.parent)
+            write_mark(mark, mark_of(manifest))
+
+
+def stored_generations(paths: PartitionPaths, store: S3Folder) -> list[str]:
+    """The generations of a partition that the store has, sorted. Raises StoreAwayError."""
+    below = f"{paths.journals.relative_to(paths.asset.home.root)}/"
+    return sorted({name.removeprefix(below).partition("/")[0] for name, _ in store.names(below)})
+
+
+class Copying:
+    """Copies a journal to a store beside the work, in one thread; a context around the opened journal.
+
+    most_bytes: how much may wait for a store that is away. wall: unix seconds.
+    """
+
+    def __init__(
+        self, stored: StoredJournal, *, most_bytes: int, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._stored = stored
+        self._most_bytes = most_bytes
+        self._wall = wall
+        self._changed = threading.Condition()
+        self._waiting: dict[str, tuple[int, float]] = {}
+        self._asked = self._tried = 0
+        self._trouble: StoreError | None = None
+        self._error: Exception | None = None
+        self._stopping = False
+        self._journal: Journal | None = None
+        self._thread = threading.Thread(target=self._run, name="journal-copies", daemon=True)
+        self.told: Callable[[CopyLag], None] = lambda lag: None
+        """Called with the lag at each change of it, from any thread."""
+
+    def begin(self, journal: Journal) -> None:
+        """Claim the partition in the store, then copy what is committed, until this is left.
+
+        Raises TakenOverError, StoreAwayError.
+        """
+        self._stored.claim(journal.recovery.epoch)
+        self._journal = journal
+        journal.on_commit(lambda rows: self._take())
+        self._take()
+        self._thread.start()
+
+    def lag(self) -> CopyLag:
+        """What waits now."""
+        with self._changed:
+            sizes = [size for size, _ in self._waiting.values()]
+            since = min((since for _, since in self._waiting.values()), default=None)
+            return CopyLag(len(sizes), sum(sizes), since)
+
+    def check(self) -> None:
+        """Raise TakenOverError or CopiesWaitError where no more work is to be done here."""
+        if self._error is not None:
+            raise self._error
+        lag = self.lag()
+        if lag.bytes > self._most_bytes:
+            raise CopiesWaitError(
+                f"Interrupted: {lag.segments} segments ({lag.bytes / 2**20:.0f} MiB) are committed here and"
+                f" wait for the store, more than VLM_ASSETS_COPY_QUEUE_MIB allows. {self._trouble or ''}"
+                " Nothing is lost; the work goes on by itself when the store is back."
+            )
+
+    def flush(self) -> None:
+        """Return when all that is committed is in the store, and this machine still works on the partition.
+
+        Raises StoreAwayError where it cannot be copied now, TakenOverError.
+        """
+        with self._changed:
+            self._asked = asked = self._asked + 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._tried >= asked or self._error is not None)
+            if self._error is not None:
+                raise self._error
+            if self._trouble is not None:
+                raise self._trouble
+
+    def retire(self) -> None:
+        """The rows are published: take them out of the journal in the store."""
+        self._end()
+        if not self._thread.is_alive():
+            self._stored.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The last commit of a run that ends is copied too, unless the store is away.
+        if self._thread.is_alive() and self._error is None and self._trouble is None:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: not self._waiting or self._trouble is not None or self._error is not None,
+                    _END_SECONDS,
+                )
+        self._end()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(_END_SECONDS)
+
+    def _take(self) -> None:
+        assert self._journal is not None
+        records = self._journal.records
+        with self._changed:
+            for one in records:
+                if one.name not in self._stored.there and one.name not in self._waiting:
+                    self._waiting[one.name] = (one.size, self._wall())
+            self._changed.notify_all()
+        self.told(self.lag())
+
+    def _run(self) -> None:
+        pause = 0.0
+        while self._wait(pause):
+            with self._changed:
+                asked = self._asked
+            try:
+                self._stored.copy()
+                trouble, pause = None, 0.0
+            except TakenOverError as error:
+                self._give_up(error)
+                return
+            except StoreError as error:
+                # Whatever it is, the store did not take it: the rows are safe here, and it is tried again.
+                trouble, pause = error, min(_LONGEST_PAUSE, pause * 2 or _FIRST_PAUSE)
+                if self._trouble is None:
+                    _log.warning("Committed rows of %s wait on this disk: %s", self._stored.key, error)
+            except Exception as error:
+                self._give_up(error)
+                return
+            with self._changed:
+                if trouble is None and self._trouble is not None:
+                    _log.info("Committed rows of %s are in the store again.", self._stored.key)
+                self._trouble, self._tried = trouble, asked
+                for name in self._stored.there & self._waiting.keys():
+                    del self._waiting[name]
+                self._changed.notify_all()
+            self.told(self.lag())
+
+    def _wait(self, pause: float) -> bool:
+        """Return when there is something to copy and the pause is over; False where this ends."""
+        with self._changed:
+            if pause:
+                self._changed.wait_for(lambda: self._stopping or self._asked > self._tried, pause)
+            else:
+                self._changed.wait_for(lambda: self._stopping or self._waiting or self._asked > self._tried)
+            return not self._stopping
+
+    def _give_up(self, error: Exception) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()

@@ -1,0 +1,267 @@
+"""The nodes of a cluster over time: a silent one counts as dead, and its runs are ended, to go on elsewhere.
+
+What lives here: the one owner of liveness. Heartbeats decide, by the database's clock, and only while
+somebody watched: who was away itself, or could not ask the database, declares nobody dead before it has
+watched for as long. Ray shortens the wait where it says that a job has ended, and means nothing otherwise.
+Also the pool's limit, which follows the nodes, and taking over what other machines published. What does not:
+which node a run goes to (``dagster_internals/ray_launcher.py``), workers and devices of a node
+(``vlm_assets/cluster/node.py``), and starting anything again (Dagster's run retries do that).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+
+import dagster as dg
+
+from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
+from resources.publishing.publishing_errors import PublishedError
+from resources.publishing.stored import StoredPartitions
+from resources.state.nodes import DEAD_SECONDS, SILENT_SECONDS, Look, Node, Nodes
+from resources.store.bucket import StoreAwayError, StoreError
+from sensors.dagster_facts import DagsterFacts
+from sensors.dagster_internals.runs import UNDER_WAY, RunState, first_ray_job
+from sensors.sensor_definition import Decided, Situation, build_sensor
+from sensors.ticks import Ticks
+
+NAME = "cluster"
+TAKING_OVER = "taking_over"
+INTERVAL_SECONDS = 5
+NODE_DEAD = "node_dead"
+
+STARTING_SECONDS = 45.0
+"""For a run's process to begin on some node. With a tick and a heartbeat it is less than a minute."""
+
+_SETTLED_SECONDS = 5.0
+_GAP_SECONDS = 15.0
+"""So long between two looks, and nothing is known of the time between."""
+
+_TAKING_SECONDS = 3.0
+"""Of a tick, for partitions that other machines published: the rest follows."""
+
+
+@dataclass
+class ClusterWatch:
+    """What is remembered between two looks; may be lost. All times are of the database's clock.
+
+    at: of the last look; since: of the first of those without a gap. first: when each run under way was first
+    seen that no node has begun. on: the node that had each of the others. slots: of the pool.
+    """
+
+    at: float = 0.0
+    since: float = 0.0
+    first: dict[str, float] = field(default_factory=dict)
+    on: dict[str, str] = field(default_factory=dict)
+    slots: int = 0
+
+    def look(self, look: Look, runs: Iterable[RunState]) -> None:
+        """Take note of what there is now."""
+        if look.now - self.at > _GAP_SECONDS or look.now < self.at:
+            self.since = look.now
+        self.at = look.now
+        ids = {one.run_id for one in runs}
+        self.first = {run: self.first.get(run, look.now) for run in ids}
+        self.on = {run: node for run, node in self.on.items() if run in ids}
+        for run in ids:
+            node = look.of_run(run)
+            if node is not None and self.silence(node) <= DEAD_SECONDS:
+                self.on[run] = node.name
+        self.first = {run: first for run, first in self.first.items() if run not in self.on}
+
+    def silence(self, node: Node) -> float:
+        """For how long a node has been silent while somebody watched."""
+        return self.at - max(node.beat_at, min(self.since, self.at))
+
+
+def why_over(
+    run: RunState, watch: ClusterWatch, look: Look, *, has_ended: Callable[[str], bool]
+) -> str | None:
+    """Why the process of a run under way is certainly gone, as a sentence; None where it may live.
+
+    has_ended: whether Ray says that a job has ended; asked only where heartbeats leave it open.
+    """
+    job = _job(run)
+    name = watch.on.get(run.run_id)
+    if name is None:
+        age = watch.at - max(watch.first[run.run_id], watch.since)
+        if age > STARTING_SECONDS:
+            return f"No node began it within {age:.0f} s."
+        return "Ray's job of it ended before it began." if age > _SETTLED_SECONDS and has_ended(job) else None
+    node = look.nodes.get(name)
+    if node is None:
+        return f"The node {name}, where it ran, was forgotten."
+    silence = watch.silence(node)
+    if silence > DEAD_SECONDS:
+        return f"The node {name}, where it ran, is silent for {silence:.0f} s."
+    if silence > SILENT_SECONDS:
+        return f"Ray's job of it on {name} has ended." if has_ended(job) else None
+    if run.run_id in node.record.runs:
+        return None
+    return f"Its process on {name} is gone without a word: it was killed, or the node was started anew."
+
+
+def _job(run: RunState) -> str:
+    """Its job; one whose launch was cut short may have been submitted before its tag was written."""
+    return run.ray_job or first_ray_job(run.run_id)
+
+
+_GOES_ON = " What was committed is in the journal; the next start of the partition goes on from there."
+
+
+@dataclass(frozen=True)
+class ClusterWatcher:
+    """One look at the cluster. Plain: what Dagster lends is handed in."""
+
+    nodes: Nodes
+    outbox: Outbox
+    pool: str
+
+    def look(self, watch: ClusterWatch, dagster: DagsterFacts, *, unix: float) -> list[str]:
+        """Change ``watch``, end runs, fit the pool, post alerts. Returns sentences.
+
+        Raises ControlStateError, and then nothing was concluded.
+        """
+        # Before the nodes: a run that is under way now, and whose process is gone a moment later, has ended.
+        runs = [one for one in dagster.runs_in(UNDER_WAY) if one.ray_job is not None or not one.is_here]
+        look = self.nodes.look()
+        watch.look(look, runs)
+        said = []
+        for run in runs:
+            why = why_over(run, watch, look, has_ended=dagster.ray_job_has_ended)
+            if why is None:
+                continue
+            # So that it cannot begin later, where it waits in Ray.
+            dagster.stop_ray_job(_job(run))
+            if dagster.end_interrupted(run.run_id, why + _GOES_ON):
+                said.append(f"Run {run.run_id} was ended. {why}")
+        slots = sum(
+            node.record.slots
+            for node in look.nodes.values()
+            if node.pause is None and watch.silence(node) <= DEAD_SECONDS and not node.is_dead
+        )
+        dagster.fit_pool(self.pool, before=watch.slots, now=slots)
+        watch.slots = slots
+        said += self._tell(watch, look, unix)
+        said += [
+            f"{node.name} {node.sentence()}."
+            for node in look.nodes.values()
+            if node.record.slots and not node.takes_runs
+        ]
+        return said
+
+    def _tell(self, watch: ClusterWatch, look: Look, unix: float) -> list[str]:
+        """Alerts of nodes that count as dead, and of those that beat again."""
+        told = {subject for subject, alert in self.outbox.open_subjects().items() if alert.kind == NODE_DEAD}
+        for name, node in look.nodes.items():
+            subject = f"nodes/{name}"
+            if watch.silence(node) > DEAD_SECONDS and subject not in told:
+                self.outbox.post(
+                    Alert(
+                        kind=NODE_DEAD,
+                        subject=subject,
+                        occurrence=f"{node.beat_at:.0f}",
+                        severity="error",
+                        title=f"The node {name} is silent: it counts as dead",
+                        next_step=(
+                            "Its partitions go on elsewhere by themselves. Look at the machine"
+                            f" ({node.record.address}): power, network, `systemctl status vlm-assets-node`."
+                            " It is used again when it beats. Where it is gone for good:"
+                            f" `vlm-assets devices --forget-node {name}`."
+                        ),
+                        expected="a heartbeat every 3 s",
+                        found=f"none for {node.silent:.0f} s",
+                        at=unix,
+                    )
+                )
+            elif subject in told and watch.silence(node) <= SILENT_SECONDS:
+                self.outbox.recovered(subject, sentence=f"{name} beats again, and is used.", at=unix)
+        for subject in told - {f"nodes/{name}" for name in look.nodes}:
+            self.outbox.recovered(subject, sentence="It was forgotten.", at=unix)
+        return []
+
+
+@dataclass
+class Taken:
+    """up_to: event until which materializations were seen. missing: not taken over yet, in this order."""
+
+    up_to: int = 0
+    missing: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TakingOver:
+    """Has this machine hold what others published: status, audit, search and export read it here.
+
+    Apart from who lives, which must wait for no store. stored: assets in the store.
+    """
+
+    stored: Sequence[StoredPartitions]
+    clock: Callable[[], float] = time.monotonic
+
+    def look(self, taken: Taken, dagster: DagsterFacts) -> list[str]:
+        """Take over what can be, and change ``taken``; returns sentences."""
+        newest = dagster.newest_event()
+        by_name = {one.name: one for one in self.stored}
+        found = {
+            (name, event.partition)
+            for name in by_name
+            for event in dagster.materializations_since(name, taken.up_to)
+            if event.is_done
+        }
+        waiting = [*taken.missing, *sorted(found.difference(taken.missing))]
+        deadline, said, failed = self.clock() + _TAKING_SECONDS, [], []
+        while waiting and self.clock() <= deadline:
+            name, key = waiting.pop(0)
+            try:
+                by_name[name].pull(key)
+            except (StoreError, PublishedError, OSError) as error:
+                said.append(f"{name} {key} is not here yet: {error}")
+                failed.append((name, key))
+                if isinstance(error, StoreAwayError):
+                    break
+        # The next look begins with others: one that fails for good delays none.
+        taken.up_to, taken.missing = newest, [*waiting, *failed]
+        return said
+
+
+def build_cluster_sensor(nodes: Nodes, outbox: Outbox, *, pool: str, ticks: Ticks) -> dg.SensorDefinition:
+    """The sensor that knows who lives."""
+    watcher = ClusterWatcher(nodes, outbox, pool)
+
+    def decide(at: Situation) -> Decided:
+        watch = at.remembered(ClusterWatch)
+        said = watcher.look(watch, at.dagster, unix=at.now)
+        return Decided(" ".join(said) or "Every node beats and has its runs.", json.dumps(asdict(watch)))
+
+    return build_sensor(
+        NAME,
+        decide,
+        interval_seconds=INTERVAL_SECONDS,
+        description=(
+            "Ends runs whose node is silent or whose process is gone, and lets the pool follow the nodes."
+            " It starts nothing."
+        ),
+        ticks=ticks,
+    )
+
+
+def build_taking_over_sensor(stored: Sequence[StoredPartitions], *, ticks: Ticks) -> dg.SensorDefinition:
+    """The sensor that takes over. stored: the assets whose partitions other machines publish in the store."""
+
+    def decide(at: Situation) -> Decided:
+        taken = at.remembered(Taken)
+        taken.missing = [(name, key) for name, key in taken.missing]
+        said = TakingOver(stored).look(taken, at.dagster)
+        return Decided(" ".join(said) or "All that is published is here.", json.dumps(asdict(taken)))
+
+    return build_sensor(
+        TAKING_OVER,
+        decide,
+        interval_seconds=INTERVAL_SECONDS,
+        description="Takes over what other machines published. It starts nothing.",
+        ticks=ticks,
+    )

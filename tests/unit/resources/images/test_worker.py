@@ -1,0 +1,69 @@
+"""Memory that has no name: what is put there comes out, and nobody who maps it dies of another's doing."""
+
+import os
+
+import numpy as np
+import pytest
+
+from resources.images.worker import Parcel, create, pack, unpack
+
+ARRAYS = {
+    "pixels": np.random.default_rng(1).standard_normal((2, 3, 5)).astype(np.float32),
+    "ids": np.arange(7, dtype=np.int64),
+    "turned": np.arange(12, dtype=np.int32).reshape(3, 4).T,
+    "none": np.zeros((0, 4), np.float32),
+    "one": np.array(True),
+}
+
+
+@pytest.mark.parametrize("names", [list(ARRAYS), ["none"], []])
+def test_arrays_come_out_as_they_went_in(names):
+    """Guards: tensors of a process are the worker's: values, types and shapes, also of what is empty."""
+    descriptor, address = pack(Parcel({name: ARRAYS[name] for name in names}, {"odd": "name \udcff"}))
+    found = unpack(descriptor, address)
+    os.close(descriptor)
+    assert list(found.arrays) == names
+    assert found.note == {"odd": "name \udcff"}
+    for name in names:
+        assert found.arrays[name].dtype == ARRAYS[name].dtype
+        np.testing.assert_array_equal(found.arrays[name], ARRAYS[name])
+
+
+def test_what_a_model_writes_into_its_tensors_stays_its_own():
+    """Guards: tensors can be written to, as those of a processor can; nobody else sees that."""
+    descriptor, address = pack(Parcel({"ids": ARRAYS["ids"]}, None))
+    unpack(descriptor, address).arrays["ids"][:] = 0
+    np.testing.assert_array_equal(unpack(descriptor, address).arrays["ids"], ARRAYS["ids"])
+    os.close(descriptor)
+
+
+def test_no_other_process_can_take_it_away():
+    """Guards: a process that reads memory which another makes smaller is not ended by a SIGBUS."""
+    descriptor = create(4096)
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, 0)
+    os.close(descriptor)
+
+
+def test_memory_that_can_shrink_is_refused():
+    """Guards: a worker that went wrong cannot hand over memory that it could take away."""
+    descriptor = os.memfd_create("open", os.MFD_ALLOW_SEALING)
+    os.write(descriptor, b'{"arrays": [], "note": null}')
+    with pytest.raises(ValueError, match="change its size"):
+        unpack(descriptor, bytes(8))
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "offset"), [("|O", [1], 0), ("<f4", [9999], 0), ("<f4", [1], 1 << 40)]
+)
+def test_arrays_that_are_not_there_are_refused(dtype, shape, offset):
+    """Guards: what a worker says of its arrays is believed within its memory, and pointers never."""
+    import json
+
+    told = json.dumps({"arrays": [["a", dtype, shape, offset]], "note": None}).encode()
+    descriptor = create(len(told))
+    os.pwrite(descriptor, told, 0)
+    with pytest.raises((ValueError, TypeError)):
+        unpack(descriptor, bytes(8))
+    os.close(descriptor)

@@ -1,0 +1,223 @@
+"""Who lives in a cluster: heartbeats decide, by the database's clock, and nothing else does."""
+
+import json
+import time
+from dataclasses import asdict
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus
+
+from resources.alerts.outbox import Outbox
+from resources.publishing.stored import StoredPartitions
+from resources.state.database import open_state
+from resources.state.nodes import Look, Node, NodeRecord
+from resources.state.pause import Pause
+from resources.storage.layout import Home
+from resources.store.bucket import S3Folder, StoreAwayError, StoreError
+from sensors.cluster import ClusterWatch, ClusterWatcher, Taken, TakingOver, why_over
+from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.runs import RAY_JOB, RunState
+
+RUN = "0c9f1d0e-0000-4000-8000-000000000001"
+JOB = f"dagster-run-{RUN}"
+
+
+@dg.job
+def nothing():
+    """A job whose runs are only ever pretended to be under way."""
+
+
+class Cluster:
+    """Two nodes on a clock of their database; what Ray would say is set."""
+
+    def __init__(self, path, monkeypatch):
+        self.now = 1000.0
+        self.beats = {"one": 1000.0, "two": 1000.0}
+        self.runs = {"one": {RUN}, "two": set()}
+        self.pauses = {}
+        self.ended, self.stopped = set(), []
+        self.instance = dg.DagsterInstance.ephemeral()
+        self.dagster = InstanceFacts(self.instance)
+        monkeypatch.setattr(InstanceFacts, "ray_job_has_ended", lambda _, job: job in self.ended)
+        monkeypatch.setattr(InstanceFacts, "stop_ray_job", lambda _, job: self.stopped.append(job))
+        self.instance.event_log_storage.set_concurrency_slots("gpu", 2)
+        self.outbox = Outbox(open_state(path))
+        self.watcher = ClusterWatcher(self, self.outbox, "gpu")
+        self.watch = ClusterWatch()
+
+    def look(self):
+        """As ``Nodes`` answers."""
+        nodes = {}
+        for name, beat in self.beats.items():
+            record = NodeRecord(name, f"boot {name}", 1, "10.0.0.1", 1, runs=frozenset(self.runs[name]))
+            nodes[name] = Node(record, beat, self.now - beat, self.pauses.get(name))
+        return Look(self.now, nodes)
+
+    def passes(self, seconds, *, beating=("one", "two")):
+        """Let time pass, with a look every five seconds."""
+        for _ in range(int(seconds // 5)):
+            self.now += 5
+            self.beats |= dict.fromkeys(beating, self.now)
+            self.looks()
+
+    def looks(self):
+        return self.watcher.look(self.watch, self.dagster, unix=self.now)
+
+    def starts(self, status=DagsterRunStatus.STARTED, tags=None):
+        job = nothing
+        self.instance.create_run_for_job(job, run_id=RUN, status=status, tags=tags or {RAY_JOB: JOB})
+
+    @property
+    def status(self):
+        return self.instance.get_run_by_id(RUN).status
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    one = Cluster(tmp_path, monkeypatch)
+    one.starts()
+    one.looks()
+    return one
+
+
+def test_a_silent_node_is_dead_after_its_time_and_not_before(cluster):
+    """Its run is ended as interrupted, so that it goes on elsewhere; its place in the pool goes with it."""
+    cluster.passes(25, beating=("two",))
+    assert cluster.status is DagsterRunStatus.STARTED
+    cluster.passes(5, beating=("two",))
+    assert cluster.status is DagsterRunStatus.FAILURE
+    assert cluster.dagster.run_states([RUN])[RUN].interrupted_by == "UNEXPECTED_TERMINATION"
+    assert cluster.stopped == [JOB]
+    (limit,) = cluster.instance.event_log_storage.get_pool_limits()
+    assert limit.limit == 1
+    assert list(cluster.outbox.open_subjects()) == ["nodes/one"]
+    cluster.passes(5)
+    assert not cluster.outbox.open_subjects()
+
+
+def test_who_was_away_declares_nobody_dead_before_a_full_watch(cluster):
+    """The database, or the daemon, was away for an hour: every heartbeat is old then."""
+    cluster.now += 3600
+    cluster.looks()
+    cluster.passes(20, beating=())
+    assert cluster.status is DagsterRunStatus.STARTED
+    cluster.passes(10, beating=("two",))
+    assert cluster.status is DagsterRunStatus.FAILURE
+
+
+def test_what_ray_says_shortens_the_wait_and_means_nothing_while_the_node_beats(cluster):
+    """A head that was restarted knows no job, or calls living ones failed."""
+    cluster.ended.add(JOB)
+    cluster.passes(60)
+    assert cluster.status is DagsterRunStatus.STARTED
+    cluster.passes(10, beating=("two",))
+    assert cluster.status is DagsterRunStatus.STARTED
+    cluster.passes(5, beating=("two",))
+    assert cluster.status is DagsterRunStatus.FAILURE
+
+
+def test_a_process_that_is_gone_from_a_node_that_beats_is_ended_at_once(cluster):
+    """It was killed, or the machine was started anew under the same name."""
+    cluster.runs["one"] = set()
+    cluster.passes(5)
+    assert cluster.status is DagsterRunStatus.FAILURE
+
+
+@pytest.mark.parametrize(("says_ended", "seconds"), [(False, 50), (True, 10)])
+def test_no_run_stands_in_starting(tmp_path, monkeypatch, says_ended, seconds):
+    """No node began it: it went to a machine that died, or its command was not found there."""
+    cluster = Cluster(tmp_path, monkeypatch)
+    cluster.runs["one"] = set()
+    cluster.starts(DagsterRunStatus.STARTING)
+    cluster.ended |= {JOB} if says_ended else set()
+    cluster.looks()
+    cluster.passes(seconds - 5)
+    assert cluster.status is DagsterRunStatus.STARTING
+    cluster.passes(5)
+    assert cluster.status is DagsterRunStatus.FAILURE
+    assert cluster.stopped == [JOB], "it must not begin later"
+
+
+@pytest.mark.parametrize("tags", [{"a": "b"}, {RAY_JOB: "dagster-run-0c9f1d0e-0000-4000-8000-000000000002"}])
+def test_a_launch_that_was_cut_short_is_ended_and_no_other_runs_job_is_stopped(tmp_path, monkeypatch, tags):
+    """The daemon died before it wrote the tag; its parent's tag, or a person's, names another run's job."""
+    cluster = Cluster(tmp_path, monkeypatch)
+    cluster.runs["one"] = set()
+    cluster.starts(DagsterRunStatus.STARTING, tags)
+    cluster.looks()
+    cluster.passes(50)
+    assert cluster.status is DagsterRunStatus.FAILURE
+    assert cluster.stopped == [JOB]
+
+
+def test_the_pool_follows_the_nodes(cluster):
+    """A paused node counts no more, a new one does; a lower limit that a person set is kept."""
+
+    def limit():
+        return cluster.instance.event_log_storage.get_pool_limits()[0].limit
+
+    cluster.pauses["two"] = Pause(0.0, "", "two")
+    cluster.looks()
+    assert limit() == 1
+    cluster.pauses.clear()
+    cluster.beats["three"], cluster.runs["three"] = cluster.now, set()
+    cluster.looks()
+    assert limit() == 3
+    cluster.instance.event_log_storage.set_concurrency_slots("gpu", 2)
+    cluster.looks()
+    assert limit() == 2
+
+
+def test_a_run_that_a_person_cancels_is_ended_as_cancelled(cluster):
+    """Dagster would start again what a person has just stopped."""
+    run = cluster.instance.get_run_by_id(RUN)
+    cluster.instance.report_run_canceling(run)
+    cluster.passes(30, beating=("two",))
+    assert cluster.status is DagsterRunStatus.CANCELED
+
+
+def test_a_look_at_a_hundred_machines_with_eight_devices_is_short():
+    """Who lives is asked every five seconds; the cursor is kept for each of these looks."""
+    runs = [RunState(f"run-{n}", DagsterRunStatus.STARTED, 0.0, None) for n in range(800)]
+    nodes = {
+        f"node-{n}": Node(
+            NodeRecord(f"node-{n}", "b", 1, "a", 8, runs=frozenset(one.run_id for one in runs[n::100])),
+            1000.0,
+            0.0,
+        )
+        for n in range(100)
+    }
+    watch, look = ClusterWatch(), Look(1000.0, nodes)
+    began = time.process_time()
+    watch.look(look, runs)
+    assert [why_over(run, watch, look, has_ended=lambda _: True) for run in runs] == [None] * 800
+    assert time.process_time() - began < 1.0
+    assert look.slots == 800
+    assert len(json.dumps(asdict(watch))) < 50_000
+
+
+def test_what_other_machines_publish_is_taken_over_also_after_an_outage(cluster, tmp_path, monkeypatch):
+    """Status, audit and search read it on this machine. One that fails for good delays no other."""
+    taken, away = [], [True]
+
+    def pull(_, key):
+        if away:
+            raise StoreAwayError("the store is away")
+        if key == "damaged":
+            raise StoreError("no such object")
+        taken.append(key)
+        return ()
+
+    monkeypatch.setattr(StoredPartitions, "pull", pull)
+    taking = TakingOver([StoredPartitions(Home(tmp_path).asset("a"), S3Folder("bucket", ""))])
+    for key in ("damaged", "k", "m"):
+        cluster.dagster.report_materialization(dg.AssetMaterialization("a", partition=key))
+    so_far = Taken()
+    assert len(taking.look(so_far, cluster.dagster)) == 1, "a store that is away is asked once a look"
+    assert so_far.missing[0][1] != "damaged", "the next look begins with another"
+    away.clear()
+    taking.look(so_far, cluster.dagster)
+    taking.look(so_far, cluster.dagster)
+    assert taken == ["k", "m"]
+    assert so_far.missing == [("a", "damaged")]

@@ -1,0 +1,76 @@
+"""What a node does by itself, without Ray: ends what is over, and takes nothing where it looks no more."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+
+import dagster as dg
+import pytest
+
+from resources.state.nodes import NodeDevice, NodeRecord, RunLocks
+from resources.state.workers import Workers
+from sensors.dagster_internals.events import InstanceFacts
+from vlm_assets.cluster.node import LOOKED_SECONDS, NodeWatch, as_looked_at
+from vlm_assets.resource_settings import control_state
+from vlm_assets.settings import load_settings
+
+RUN = "0c9f1d0e-0000-4000-8000-000000000001"
+HOLDER = """
+import signal, sys
+from pathlib import Path
+from resources.state.nodes import RunLocks
+signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
+with RunLocks(Path(sys.argv[1])).held(sys.argv[2]):
+    print("held", flush=True)
+    while True:
+        signal.pause()
+"""
+
+
+@dg.job
+def nothing():
+    """A job whose run is only ever pretended to be under way."""
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLM_ASSETS_HOME", str(tmp_path))
+    monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
+    settings = load_settings()
+    return NodeWatch(settings, RunLocks(settings.state_directory), Workers(control_state(settings)))
+
+
+def test_a_cancel_is_carried_out_without_ray(watch):
+    """Else a run stays in CANCELING and holds its device while Ray is away. Told once, it may commit."""
+    now = [1000.0]
+    watch.clock = lambda: now[0]
+    grace = watch.settings.grace_seconds
+    command = [sys.executable, "-c", HOLDER, str(watch.settings.state_directory), RUN]
+    with (
+        dg.DagsterInstance.ephemeral() as instance,
+        subprocess.Popen(command, stdout=subprocess.PIPE) as process,
+        contextlib.ExitStack() as at_the_end,
+    ):
+        at_the_end.callback(process.kill)
+        assert process.stdout.readline() == b"held\n"
+        instance.create_run_for_job(nothing, run_id=RUN, status=dg.DagsterRunStatus.STARTED)
+        assert not watch.look(InstanceFacts(instance))
+        instance.report_run_canceling(instance.get_run_by_id(RUN))
+        watch.look(InstanceFacts(instance))
+        now[0] += grace
+        assert "SIGTERM" in " ".join(watch.look(InstanceFacts(instance)))
+        assert process.stdout.readline() == b"told\n"
+        assert not watch.look(InstanceFacts(instance))
+        now[0] += grace
+        assert "SIGKILL" in " ".join(watch.look(InstanceFacts(instance)))
+        assert process.wait(10) == -signal.SIGKILL
+
+
+def test_a_node_whose_look_hangs_is_given_nothing_and_says_why():
+    """A call of the driver that never returns: the node beats on, and no stuck worker would be ended."""
+    record = NodeRecord("one", "boot", 1, "10.0.0.1", 2, (NodeDevice("GPU-1", "a GPU", 55),))
+    assert as_looked_at(record, LOOKED_SECONDS) == record
+    late = as_looked_at(record, LOOKED_SECONDS + 1)
+    assert late.slots == 0
+    assert "61 s ago" in late.devices[0].trouble

@@ -1,0 +1,258 @@
+"""Counting rows of files against the ids that were expected: the one conservation of ids and statuses.
+
+A materialization asks it of its staged file (``checks.py``), the audit of all published files at once
+(``operate/audit.py``). Ids are compared as sets and never as positions. DuckDB does it, memory bounded. What
+does not live here: whether a file is what was published (``partition_state.py``).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    import duckdb
+
+MEMORY = "1GB"
+"""What DuckDB may hold at a time; the rest it keeps in a temporary folder."""
+
+FIRST = 5
+"""How many offending ids a partition names."""
+
+COLUMNS: Mapping[str, pa.DataType] = {
+    "property_id": pa.string(),
+    "ordinal": pa.int64(),
+    "status": pa.string(),
+    "fingerprint": pa.string(),
+}
+
+
+@dataclass(frozen=True)
+class RowsFile:
+    """A file of one partition of one asset. fingerprint: that its rows are to carry; None: any."""
+
+    asset: str
+    key: str
+    path: Path
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """The rows of one partition: rows = expected - not_yet - missing + foreign + duplicate, always.
+
+    expected: ids of the catalogue. not_yet: those of a partition that is not published. missing and
+    foreign: distinct ids. duplicate: rows beyond the first of their id. unsettled: rows neither ok nor
+    failed. misnumbered: expected ids with another ordinal than the catalogue's. mixed: rows of another
+    fingerprint than the record's. unlike: ids that descriptions and embeddings do not say alike.
+    """
+
+    expected: int = 0
+    rows: int = 0
+    ok: int = 0
+    failed: int = 0
+    missing: int = 0
+    duplicate: int = 0
+    foreign: int = 0
+    not_yet: int = 0
+    unsettled: int = 0
+    misnumbered: int = 0
+    mixed: int = 0
+    unlike: int = 0
+    first_ids: tuple[str, ...] = ()
+
+    @property
+    def conserved(self) -> bool:
+        """Whether every expected id is there once, ok or failed, and nothing else is."""
+        return not (self.missing or self.duplicate or self.foreign or self.unsettled or self.misnumbered)
+
+    def __add__(self, other: RowCounts) -> RowCounts:
+        names = (name for name in self.__dataclass_fields__ if name != "first_ids")
+        return RowCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+@dataclass
+class Counted:
+    """Counts by asset and key, and the files whose rows cannot be counted, with the reason."""
+
+    counts: dict[tuple[str, str], RowCounts] = field(default_factory=dict)
+    uncounted: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+def count_rows(
+    expected: Iterable[pa.Table],
+    files: Sequence[RowsFile],
+    *,
+    descriptions: str,
+    embeddings: str,
+    vectors: bool = True,
+) -> Counted:
+    """Count the rows of all these files.
+
+    expected: the ids of their partitions, as key, ordinal (null: any) and property_id. descriptions,
+    embeddings: names of the two assets; of a partition with files of both, the second must match the first.
+    vectors: compare vectors with statuses too.
+    """
+    counted = Counted()
+    with _database() as connection:
+        connection.execute("CREATE TABLE expected(key VARCHAR, ordinal BIGINT, property_id VARCHAR)")
+        for batch in expected:
+            connection.register("batch", batch)
+            connection.execute("INSERT INTO expected SELECT * FROM batch")
+        connection.execute(
+            "CREATE TABLE found(asset VARCHAR, key VARCHAR, property_id VARCHAR, ordinal BIGINT,"
+            " status VARCHAR, mixed BOOLEAN, vector BOOLEAN)"
+        )
+        connection.execute(
+            "CREATE TABLE files(asset VARCHAR, key VARCHAR, path VARCHAR, fingerprint VARCHAR)"
+        )
+        for asset in (descriptions, embeddings):
+            of_asset = [one for one in files if one.asset == asset]
+            _load(connection, of_asset, counted, vectors=vectors and asset == embeddings)
+        unlike = _unlike(connection, descriptions, embeddings)
+        for asset, key, *numbers, first_ids in connection.execute(_CONSERVATION).fetchall():
+            differing, first = unlike.get((asset, key), (0, ()))
+            counts = RowCounts(*numbers)
+            counted.counts[asset, key] = replace(
+                counts, unlike=differing, first_ids=(*first_ids, *first)[:FIRST]
+            )
+    return counted
+
+
+_CONSERVATION = f"""
+    WITH ids AS (
+        SELECT asset, key, property_id, count(*) AS n,
+            count(*) FILTER (status = 'ok') AS ok,
+            count(*) FILTER (status = 'failed') AS failed,
+            min(ordinal) AS lowest, max(ordinal) AS highest, count(ordinal) AS numbered,
+            count(*) FILTER (mixed) AS mixed
+        FROM found GROUP BY ALL
+    ), wanted AS (
+        SELECT files.asset, expected.* FROM expected JOIN files USING (key)
+    ), both_sides AS (
+        SELECT coalesce(w.asset, i.asset) AS asset, coalesce(w.key, i.key) AS key,
+            coalesce(w.property_id, i.property_id, '(no id)') AS property_id,
+            w.key IS NOT NULL AS is_expected, i.key IS NOT NULL AS is_found,
+            coalesce(n, 0) AS n, coalesce(ok, 0) AS ok, coalesce(failed, 0) AS failed,
+            coalesce(mixed, 0) AS mixed,
+            is_expected AND is_found
+                AND (numbered < n OR lowest <> w.ordinal OR highest <> w.ordinal) AS misnumbered
+        FROM wanted w FULL JOIN ids i
+            ON w.asset = i.asset AND w.key = i.key AND w.property_id = i.property_id
+    )
+    SELECT asset, key,
+        count(*) FILTER (is_expected), sum(n)::BIGINT, sum(ok)::BIGINT, sum(failed)::BIGINT,
+        count(*) FILTER (NOT is_found), sum(greatest(n - 1, 0))::BIGINT, count(*) FILTER (NOT is_expected),
+        0, sum(n - ok - failed)::BIGINT, count(*) FILTER (misnumbered), sum(mixed)::BIGINT,
+        coalesce(min(property_id, {FIRST}) FILTER (
+            NOT is_found OR NOT is_expected OR n > 1 OR n > ok + failed OR misnumbered OR mixed > 0), [])
+    FROM both_sides GROUP BY asset, key
+"""  # noqa: S608 - built of our own constants
+
+
+@contextmanager
+def _database() -> Iterator[duckdb.DuckDBPyConnection]:
+    import duckdb  # Not where definitions load: they import this module too.
+
+    with (
+        tempfile.TemporaryDirectory(prefix="vlm-assets-rows-") as overflow,
+        duckdb.connect(
+            config={"memory_limit": MEMORY, "temp_directory": overflow, "preserve_insertion_order": False}
+        ) as connection,
+    ):
+        yield connection
+
+
+def _load(
+    connection: duckdb.DuckDBPyConnection, files: Sequence[RowsFile], counted: Counted, *, vectors: bool
+) -> None:
+    """Take the rows of an asset's files in; a file that does not read is left out and named."""
+    import duckdb
+
+    wanted = {**COLUMNS, "embedding": None} if vectors else COLUMNS
+    readable = []
+    for one in files:
+        if (reason := _lacking(one.path, wanted)) is None:
+            readable.append(one)
+        else:
+            counted.uncounted[one.asset, one.key] = reason
+    vector = "embedding IS NOT NULL" if vectors else "NULL"
+    query = f"""
+        INSERT INTO found
+        SELECT f.asset, f.key, property_id, ordinal, status,
+            f.fingerprint IS NOT NULL AND r.fingerprint IS DISTINCT FROM f.fingerprint, {vector}
+        FROM read_parquet($paths, union_by_name=true, filename=true, hive_partitioning=false) r
+        JOIN batch f ON r.filename = f.path
+    """  # noqa: S608 - built of our own constants
+
+    def take_in(some: Sequence[RowsFile]) -> None:
+        """In one transaction: all of it or nothing."""
+        connection.begin()
+        try:
+            rows = [(one.asset, one.key, str(one.path), one.fingerprint) for one in some]
+            columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+            names = ["asset", "key", "path", "fingerprint"]
+            connection.register("batch", pa.table(columns, names=names))
+            connection.execute("INSERT INTO files SELECT * FROM batch")
+            connection.execute(query, {"paths": [str(one.path) for one in some]})
+            connection.commit()
+        except duckdb.Error:
+            connection.rollback()
+            raise
+
+    try:
+        if readable:
+            take_in(readable)
+    except duckdb.Error:
+        for one in readable:
+            try:
+                take_in([one])
+            except duckdb.Error as error:
+                counted.uncounted[one.asset, one.key] = str(error).splitlines()[0]
+
+
+def _lacking(path: Path, wanted: Mapping[str, pa.DataType | None]) -> str | None:
+    """Why the columns of a file cannot be counted, or None."""
+    try:
+        schema = pq.read_schema(path)
+    except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
+        return str(error).splitlines()[0]
+    for name, type_ in wanted.items():
+        if name not in schema.names:
+            return f"column {name} is not there"
+        if type_ is not None and schema.field(name).type != type_:
+            return f"column {name} is {schema.field(name).type} where {type_} belongs"
+    return None
+
+
+def _unlike(
+    connection: duckdb.DuckDBPyConnection, descriptions: str, embeddings: str
+) -> dict[tuple[str, str], tuple[int, tuple[str, ...]]]:
+    """By embeddings partition: ids that differ from the descriptions, where the files of both were read."""
+    found = connection.execute(
+        f"""
+        WITH both_read AS (
+            SELECT d.key FROM files d JOIN files e USING (key)
+            WHERE d.asset = $descriptions AND e.asset = $embeddings
+        ), described AS (
+            SELECT * FROM found SEMI JOIN both_read USING (key) WHERE asset = $descriptions
+        ), embedded AS (
+            SELECT * FROM found SEMI JOIN both_read USING (key) WHERE asset = $embeddings
+        )
+        SELECT coalesce(d.key, e.key), count(DISTINCT coalesce(d.property_id, e.property_id, '(no id)')),
+            min(coalesce(d.property_id, e.property_id, '(no id)'), {FIRST})
+        FROM described d FULL JOIN embedded e ON d.key = e.key AND d.property_id = e.property_id
+            AND d.ordinal = e.ordinal AND d.status = e.status
+        WHERE d.key IS NULL OR e.key IS NULL OR (e.status = 'ok') <> e.vector
+        GROUP BY 1
+        """,  # noqa: S608 - built of our own constants
+        {"descriptions": descriptions, "embeddings": embeddings},
+    ).fetchall()
+    return {(embeddings, key): (count, tuple(dict.fromkeys(first))) for key, count, first in found}

@@ -1,0 +1,23 @@
+"""The process of a run on a node of a Ray cluster: ``python -m vlm_assets.cluster.ray_run execute_run ARGS``.
+
+It holds its run's lock from here to its end, by which the node says that the run lives.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main(arguments: list[str]) -> None:
+    """Hold the run's lock, and let Dagster execute the run."""
+    from resources.state.nodes import RunLocks
+    from sensors.dagster_internals.ray_launcher import RAY_RUN, execute
+    from vlm_assets.settings import current_settings
+
+    with RunLocks(current_settings().state_directory).held(os.environ[RAY_RUN]):
+        execute(arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,177 @@
+"""Builds the alerts that the settings name, and is ``vlm-assets alerts``, which shows what is wrong and was told.
+
+What does not live here: how alerts are delivered (``resources/alerts``), and the sensor.
+Dagster is not imported: alerts are delivered whatever has become of it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from resources.alerts.alert import Alert, Sender, trial
+from resources.alerts.delivery import Delivery
+from resources.alerts.outbox import Outbox
+from resources.alerts.targets import AlertTargetError, Target, checked_targets
+from vlm_assets.operate.dagster_server.home import running_address
+from vlm_assets.operate.terminal import AsJson, Home, chosen_settings, say, say_as_json
+from vlm_assets.operate.terminal import app as commands
+from vlm_assets.resource_settings import control_state
+from vlm_assets.settings import PREFIX, Settings, SettingsError
+
+_SECONDS = 30.0
+"""For all targets together, after which those that hang are given up."""
+
+Limit = Annotated[int, typer.Option(min=1, help="How many of each list.")]
+
+app = typer.Typer(
+    help="What is wrong and whom it was told.",
+    epilog="vlm-assets alerts --limit 5",
+    invoke_without_command=True,
+)
+commands.add_typer(app, name="alerts")
+
+
+def build_outbox(settings: Settings) -> Outbox:
+    """Where whoever sees trouble posts it."""
+    return Outbox(control_state(settings))
+
+
+def targets(settings: Settings) -> tuple[Target, ...]:
+    """Whom to tell. Raises SettingsError, which names a bad one by position and scheme, never its text."""
+    if settings.alert_targets is None:
+        return ()
+    try:
+        return checked_targets(settings.alert_targets.get_secret_value().split())
+    except AlertTargetError as error:
+        raise SettingsError(f"{PREFIX}ALERT_TARGETS: {error}") from None
+
+
+def build_delivery(settings: Settings) -> Delivery:
+    """What brings the outbox to the targets. Raises SettingsError."""
+    return Delivery(build_outbox(settings), targets(settings), home=settings.home)
+
+
+def pages_address(settings: Settings) -> str | None:
+    """The address of the pages for links: the one in the settings, else of the Dagster that runs here."""
+    if settings.ui_address:
+        return settings.ui_address
+    return running_address(Path(os.environ.get("DAGSTER_HOME") or settings.dagster_home))
+
+
+@app.callback()
+def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """List what is wrong now, newest last, and what was told lately. Reads only."""
+    if context.invoked_subcommand is not None:
+        # `vlm-assets alerts --home DIR test` means the same home.
+        chosen_settings(home)
+        return
+    delivery = build_delivery(chosen_settings(home))
+    standing = list(delivery.outbox.open_subjects().values())
+    recent = delivery.outbox.recent(limit)
+    if as_json:
+        found = {
+            "open": [alert.as_json() | {"id": alert.id} for alert in standing],
+            "recent": [one.as_json() for one in recent],
+        }
+        say_as_json(found)
+        return
+    say(f"{len(standing)} open", bold=True)
+    for alert in standing[-limit:]:
+        say(_line(alert))
+    if len(standing) > limit:
+        say(f"... and {len(standing) - limit} older ones; --limit shows more")
+    say("\nLately", bold=True)
+    for event in recent:
+        say(f"{_clock(event.at)}  {_SIGNS[event.what]}{event.alert.kind}  {event.alert.title}")
+    _say_how_delivery_stands(delivery.backlog())
+
+
+@app.command(epilog="vlm-assets alerts test")
+def test(home: Home = None) -> None:
+    """Send a test message to every target and say what each answered. Exit code 1 if one did not take it."""
+    current = chosen_settings(home)
+    delivery = build_delivery(current)
+    if not delivery.targets:
+        say(
+            "No targets are set: alerts only stand here. Set VLM_ASSETS_ALERT_TARGETS,"
+            " e.g. mailto://USER:PASSWORD@HOST, slack://TOKENS or json://HOST/PATH;"
+            " https://appriseit.com/services/ lists them."
+        )
+        raise typer.Exit(1)
+    message = trial(Sender(str(current.home), socket.gethostname(), pages_address(current)))
+    refused = False
+    for target, said in delivery.send_at_once(message, seconds=_SECONDS):
+        refused |= said is not None
+        say(f"{target.name}: {'took it' if said is None else said}")
+    raise typer.Exit(1 if refused else 0)
+
+
+@app.command(epilog="vlm-assets alerts close SUBJECT --reason 'the card was taken out'")
+def close(
+    name: Annotated[str, typer.Argument(metavar="SUBJECT", help="As the list shows it, or a message's id.")],
+    home: Home = None,
+    reason: Annotated[str | None, typer.Option(help="Why, for those who are told.")] = None,
+) -> None:
+    """Close an open alert by hand: what cannot become right again by itself, such as a card taken out.
+
+    Whoever was told of it is told of that. What it was about is told again where it happens again.
+    """
+    sentence = f"A person closed it: {reason}" if reason else "A person closed it."
+    outbox = build_outbox(chosen_settings(home))
+    alert = outbox.close(name, sentence=sentence, at=time.time())
+    say(f"Closed: {alert.title} ({len(outbox.open_subjects())} open)")
+
+
+@app.command(epilog="vlm-assets alerts deliver")
+def deliver(home: Home = None) -> None:
+    """Notice a silent daemon or alerts sensor, and deliver what waits: for cron or a systemd timer.
+
+    Works with Dagster up or down. Exit code 1 if something waits that a target did not take.
+    """
+    from sensors.ticks import Ticks
+
+    current = chosen_settings(home)
+    delivery = build_delivery(current)
+    now = time.time()
+    silent = Ticks(delivery.outbox.state).silence(now=now)
+    if silent is not None:
+        delivery.outbox.post(silent)
+    done = delivery.deliver(now=now, seconds=_SECONDS, address=pages_address(current))
+    if silent is not None:
+        say(f"{silent.title}: {silent.found}.")
+    if done is None:
+        say("Another process is delivering.")
+        return
+    say(f"{done.told} messages delivered, {done.waiting} alerts waiting.")
+    for trouble in done.troubles:
+        say(trouble)
+    raise typer.Exit(1 if done.troubles else 0)
+
+
+def _line(alert: Alert) -> str:
+    found = f": expected {alert.expected}, found {alert.found}" if alert.expected and alert.found else ""
+    said = f"{_clock(alert.at)}  {alert.kind}  {alert.title}{found}\n    {alert.next_step}"
+    return f"{said}\n    subject: {alert.subject}"
+
+
+_SIGNS = {"raised": "      ", "recovered": "right ", "closed": "closed "}
+
+
+def _say_how_delivery_stands(backlog: dict[str, tuple[int, int]]) -> None:
+    say("")
+    for name, (untold, tries) in backlog.items():
+        down = f", down at the last {tries} tries" if tries else ""
+        say(f"{name}: {untold} to tell{down}")
+    if not backlog:
+        say("No targets are set (VLM_ASSETS_ALERT_TARGETS): nobody is told but who looks here.")
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,226 @@
+"""``vlm-assets devices``, and ``pause`` and ``resume``: before a reboot, or for a night's rest.
+
+What lives here: arguments, output, and waiting until the devices are free. What does not: the pause
+(``resources/state/pause.py``) and what stands still for it (``vlm_assets/assets/run_progress.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vlm_assets.operate.terminal import AsJson, CommandError, Home, app, chosen_settings, say, say_as_json
+from vlm_assets.settings import PREFIX
+
+if TYPE_CHECKING:
+    from vlm_assets.settings import Settings
+
+DRAIN_SECONDS = 120.0
+"""Longest wait for materializations to commit and end: a batch takes 20 s by plan, a model loads longer."""
+
+_LOOK_SECONDS = 0.5
+
+
+OfNode = Annotated[
+    str | None, typer.Option("--node", metavar="NAME", help="Of a cluster, this machine alone.")
+]
+
+
+@app.command("pause", epilog="vlm-assets pause --reason 'a new kernel'")
+def pause_command(
+    home: Home = None,
+    reason: Annotated[str, typer.Option(help="Why, for whoever looks at the pages.")] = "",
+    node: OfNode = None,
+) -> None:
+    """Let everything stand still, and wait until the devices are free.
+
+    Every schedule, retry and materialization stands still.
+    Running materializations commit what is finished and end as interrupted; what starts meanwhile waits.
+    Model servers that wait for their next partition are ended.
+    Exit code 1 if a device is still held after two minutes. With --node, one machine of a cluster alone: it
+    takes nothing more, and its runs commit and go on elsewhere.
+    """
+    if node is not None:
+        _pause_node(chosen_settings(home), node, reason)
+        return
+    from resources.devices.loaded_servers import end_loaded_servers
+    from resources.state.pause import pause as stand_still
+    from vlm_assets.resource_settings import control_state
+
+    current = _of_a_home(chosen_settings(home))
+    standing = stand_still(control_state(current), reason, now=time.time())
+    say(f"Everything is {standing.sentence()}.")
+    left = _drained(current)
+    left += end_loaded_servers(current.state_directory, logging.getLogger(__name__))
+    for sentence in left:
+        say(sentence, fg="yellow")
+    if left:
+        say("Still paused. Wait for them, or terminate their runs in the UI: committed rows stay.")
+        raise typer.Exit(1)
+    say("No device is held: the machine can be rebooted.")
+
+
+def _pause_node(settings: Settings, node: str, reason: str) -> None:
+    from resources.state.nodes import Nodes
+    from resources.state.pause import pause_node
+    from vlm_assets.resource_settings import control_state
+
+    state = control_state(settings)
+    nodes = Nodes(state)
+    if node not in (known := nodes.look().nodes):
+        raise CommandError(
+            f"There is no node {node}, so nothing was changed. Known: {', '.join(known) or 'none'}."
+        )
+    say(f"{pause_node(state, node, reason, now=time.time()).sentence()}.")
+    deadline = time.monotonic() + DRAIN_SECONDS
+    while (standing := nodes.look().nodes[node]).record.runs and not standing.is_dead:
+        if time.monotonic() >= deadline:
+            say(f"Still there: the runs {', '.join(sorted(standing.record.runs))}.", fg="yellow")
+            raise typer.Exit(1)
+        time.sleep(_LOOK_SECONDS)
+    say(f"{node} holds no run: it can be taken away or rebooted.")
+
+
+def _of_a_home(settings: Settings) -> Settings:
+    """The same, where anything was ever done there. Raises CommandError."""
+    from vlm_assets.catalog.catalog import catalog_path
+
+    if not catalog_path(settings.home).exists() and not settings.state_directory.is_dir():
+        raise CommandError(
+            f"There is no data set in {settings.home}, so nothing was changed, and whatever runs elsewhere"
+            f" goes on. Name its folder: --home DIR, or {PREFIX}HOME."
+        )
+    return settings
+
+
+def _drained(settings: Settings) -> list[str]:
+    """Wait until no device is held, on any machine; what is said of those that still are in the end."""
+    from resources.state.workers import Workers
+    from vlm_assets.resource_settings import build_gpu, control_state
+
+    leases, workers = build_gpu(settings).leases(), Workers(control_state(settings))
+
+    def holders() -> list[str]:
+        at_work = workers.living() if settings.ray_address is not None else []
+        held = [f"{one.partition} is worked on at {one.host}, by run {one.run_id}." for one in at_work]
+        return held or [one.sentence() for one in leases.holders()]
+
+    deadline = time.monotonic() + DRAIN_SECONDS
+    while (found := holders()) and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+    return found
+
+
+@app.command("resume", epilog="vlm-assets resume")
+def resume_command(home: Home = None, node: OfNode = None) -> None:
+    """Lift the pause: waiting runs go on at once.
+
+    Schedules go on at their next tick.
+    """
+    from resources.state.pause import resume as go_on
+    from resources.state.pause import resume_node
+    from vlm_assets.resource_settings import control_state
+
+    if node is not None:
+        lifted = resume_node(control_state(chosen_settings(home)), node)
+        say(f"{node} takes work again." if lifted else f"{node} was not paused.")
+        return
+    stood = go_on(control_state(_of_a_home(chosen_settings(home))))
+    say("Nothing was paused." if stood is None else "The pause is lifted: everything goes on.")
+
+
+TakeBack = Annotated[
+    str | None, typer.Option("--take-back", metavar="ID", help="Use a device again that was left out.")
+]
+
+
+ForgetNode = Annotated[
+    str | None, typer.Option("--forget-node", metavar="NAME", help="Forget a machine that is gone for good.")
+]
+
+
+@app.command("devices", epilog="vlm-assets devices --take-back GPU-1")
+def devices_command(
+    home: Home = None, take_back: TakeBack = None, forget_node: ForgetNode = None, as_json: AsJson = False
+) -> None:
+    """Show the devices: free, held, failed before, or left out.
+
+    Also by which run they are held, and which have a model server. Of a cluster, those of all nodes.
+    """
+    from vlm_assets.resource_settings import build_gpu
+
+    current = chosen_settings(home)
+    gpu = build_gpu(current)
+    if take_back is not None:
+        forgotten = len(gpu.left_out().take_back(take_back).failures)
+        say(f"{take_back} is used again; {forgotten} failures are forgotten.")
+        return
+    if forget_node is not None or current.ray_address is not None:
+        _of_cluster(current, forget_node, as_json=as_json)
+        return
+    records = gpu.left_out().records()
+    held = {one.device.id: one for one in gpu.leases().holders()}
+    servers = {one.device: one for one in gpu.loaded_servers().living()}
+    shown = []
+    for device in gpu.find():
+        record = records.get(device.id)
+        state = "free"
+        if device.id in held:
+            state = "held"
+        if record is not None and record.left_out_at is not None:
+            state = "left out"
+        said = [held[device.id].sentence()] if device.id in held else []
+        said += [record.sentence(device.id)] if record is not None else []
+        said += [servers[device.id].sentence()] if device.id in servers else []
+        shown.append({"id": device.id, "name": device.name, "state": state, "said": " ".join(said)})
+    _show(shown, as_json=as_json)
+
+
+def _of_cluster(settings: Settings, forget: str | None, *, as_json: bool) -> None:
+    from resources.devices.left_out import LeftOutDevices
+    from resources.state.nodes import DEAD_SECONDS, Nodes
+    from resources.state.workers import Workers
+    from vlm_assets.resource_settings import control_state
+
+    state = control_state(settings)
+    nodes = Nodes(state)
+    if forget is not None:
+        if nodes.forget(forget):
+            say(f"{forget} is forgotten.")
+            return
+        there = nodes.look().nodes.get(forget)
+        raise CommandError(
+            f"No node {forget} is known."
+            if there is None
+            else f"{forget} is not dead ({there.sentence()}), and its runs would be ended. Stop the service"
+            f" there, and forget it {DEAD_SECONDS:.0f} s later."
+        )
+    records = LeftOutDevices(state).records()
+    at_work = {worker.device: worker for worker in Workers(state).living() if worker.device}
+    shown = []
+    for name, node in nodes.look().nodes.items():
+        for device in node.record.devices:
+            record, worker = records.get(device.id), at_work.get(device.id)
+            word = "held" if worker is not None else "free" if node.takes_runs else "not used"
+            if record is not None and record.left_out_at is not None:
+                word = "left out"
+            said = [f"{name} {node.sentence()}."]
+            said += [f"It works on {worker.partition}, run {worker.run_id}."] if worker is not None else []
+            said += [f"{device.temperature} °C."] if device.temperature is not None else []
+            said += [device.trouble] if device.trouble else []
+            said += [record.sentence(device.id)] if record is not None else []
+            about = {"temperature": device.temperature, "said": " ".join(said)}
+            shown.append({"id": device.id, "node": name, "name": device.name, "state": word, **about})
+    _show(shown, as_json=as_json)
+
+
+def _show(shown: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
+    if as_json:
+        say_as_json(shown)
+        return
+    for one in shown:
+        say(f"{one['id']}  {one['name']}: {one['state']}. {one['said']}".rstrip())

@@ -1,0 +1,327 @@
+"""What takes properties in: ``vlm-assets ingest``, and ``example`` and ``demo``, which only a checkout has.
+
+The package never needs the ``examples`` folder. This module is the only one that imports from it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vlm_assets.catalog.ingest import IngestProgress
+from vlm_assets.catalog.ingest import Progress as TellProgress
+from vlm_assets.operate.terminal import (
+    AsJson,
+    CommandError,
+    Home,
+    Port,
+    app,
+    chosen_settings,
+    say,
+    say_as_json,
+)
+from vlm_assets.settings import CHECKOUT, EXAMPLE, PREFIX, require_models
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vlm_assets.settings import Settings
+
+PROPERTIES = 240
+RANGE_SIZE = 20
+SEED = 7
+
+_MOST_SLOTS = 4
+"""Each is a run of its own with 0.7 GB."""
+
+_FOLDER = CHECKOUT / "examples"
+
+Properties = Annotated[int, typer.Option(min=1, help="Example properties to render.")]
+RangeSize = Annotated[int | None, typer.Option(min=1, help="Properties a partition.")]
+Seed = Annotated[int, typer.Option(help="Seed of the example properties.")]
+
+
+@app.command("example", epilog="vlm-assets example --properties 60 --home /tmp/example")
+def example_command(
+    home: Home = None,
+    properties: Properties = PROPERTIES,
+    range_size: RangeSize = None,
+    seed: Seed = SEED,
+) -> None:
+    """Render the example properties and take them into the catalogue.
+
+    Nothing is described yet.
+    """
+    _take_in_example(chosen_settings(home), properties, range_size, seed)
+
+
+@app.command("demo", epilog="vlm-assets demo --exit --seed 9 --home /tmp/other")
+def demo_command(
+    home: Home = None,
+    properties: Properties = PROPERTIES,
+    range_size: RangeSize = None,
+    seed: Seed = SEED,
+    port: Port = 3000,
+    exit_when_done: Annotated[
+        bool, typer.Option("--exit", help="Stop when all is done; 0 only if all partitions are sound.")
+    ] = False,
+) -> None:
+    """Start the Dagster UI and a backfill of everything that is missing.
+
+    With VLM_ASSETS_SOURCE set, new properties of that source are taken in first. Without it, the command goes
+    on with the home's catalogue; a home without a catalogue gets the example.
+    """
+    from vlm_assets.catalog.ingest import close_tail
+    from vlm_assets.catalog.ingest import ingest as take_in
+    from vlm_assets.operate.run import run_backfill
+    from vlm_assets.resource_settings import device_slots
+
+    current = chosen_settings(home)
+    of_example = current.source is None and _is_of_example(current.home)
+    if of_example:
+        _take_in_example(current, properties, range_size, seed)
+        current = chosen_settings(home)
+    elif current.source is None:
+        say(f"{PREFIX}SOURCE is not set: nothing new is taken in. Going on with {current.home}.")
+    require_models(current)
+    if current.source is not None:
+        with shown_progress() as progress:
+            report = take_in(
+                current.source,
+                current.home,
+                range_size=range_size or current.range_size,
+                image_root=current.image_root,
+                close=True,
+                max_images=current.max_images,
+                progress=progress,
+                store=current.store,
+            )
+        for sentence in report.sentences():
+            say(sentence)
+    else:
+        close_tail(current.home, current.store)
+    if of_example:
+        current = current.model_copy(update={"devices": _devices(current)})
+    code = run_backfill(
+        home=current.home,
+        dagster_home=current.dagster_home,
+        slots=device_slots(current),
+        port=port,
+        exit_when_done=exit_when_done,
+        accuracy=lambda: _accuracy(current) if of_example else None,
+        grace_seconds=current.grace_seconds,
+        environment={f"{PREFIX}DEVICES": current.devices},
+    )
+    raise typer.Exit(code)
+
+
+def _take_in_example(settings: Settings, properties: int, range_size: int | None, seed: int) -> None:
+    _find_examples()
+    if not _is_of_example(settings.home):
+        raise CommandError(
+            f"{settings.home} holds a catalogue of other properties, and the example would mix with them."
+            " Give the example a home of its own: --home DIR."
+        )
+    from examples.rendered_properties import write_example
+    from vlm_assets.catalog.ingest import ingest as take_in
+
+    say(f"Example: {properties} properties with seed {seed} in {settings.home / EXAMPLE} ...")
+    listing = write_example(settings.home, properties=properties, seed=seed)
+    report = take_in(listing, settings.home, range_size=range_size or RANGE_SIZE, close=True)
+    for sentence in report.sentences():
+        say(sentence)
+
+
+def _devices(settings: Settings) -> str:
+    """The devices of the example: without a GPU a slot a core, four at most, where no setting says else.
+
+    A partition of the example is start-up and little else, which keeps no more than one core busy.
+    """
+    from vlm_assets.resource_settings import build_gpu
+
+    slots = max(len(found := build_gpu(settings).find()), min(len(os.sched_getaffinity(0)), _MOST_SLOTS))
+    on_cpu = all(one.kind == "cpu" for one in found)
+    return f"cpu:{slots}" if settings.devices == "auto" and on_cpu else settings.devices
+
+
+def _accuracy(settings: Settings) -> str:
+    _find_examples()
+    from examples.accuracy import accuracy
+
+    return accuracy(settings.home).report()
+
+
+def _is_of_example(home: Path) -> bool:
+    """Whether the home's catalogue is of the example, or there is none yet. Raises CatalogError."""
+    from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
+    from vlm_assets.catalog.image_root import ImageRoot
+
+    try:
+        catalog = Catalog.open(home)
+    except CatalogMissingError:
+        return True
+    return catalog.images.real == ImageRoot.at(home / EXAMPLE).real
+
+
+def _find_examples() -> None:
+    """Make the checkout's ``examples`` importable, from any working directory. Raises CommandError."""
+    if not (_FOLDER / "rendered_properties.py").is_file():
+        raise CommandError(
+            "The example properties and the example model are part of a checkout of this project, not of the"
+            " installed package. Run this command in a checkout, or use your own images:"
+            f" set {PREFIX}SOURCE and {PREFIX}MODEL."
+        )
+    if str(CHECKOUT) not in sys.path:
+        sys.path.insert(0, str(CHECKOUT))
+
+
+_LOG_SECONDS = 30.0
+"""Between two lines of progress without a terminal."""
+
+_FORMATS = """\b
+A SOURCE is one of these. Image paths are relative to the listing's folder,
+or to --image-root; absolute paths may lie inside it.
+\b
+Folder tree    each folder is a property, its name the id
+  listings/4711/front.jpg
+  listings/4711/kitchen.jpg
+On S3          the same; credentials from the AWS environment
+  s3://bucket/listings
+\b
+CSV, a row a property: images separated by |, or a JSON array
+  property_id,images
+  4711,4711/front.jpg|4711/kitchen.jpg
+  4712,"[""4712/a.jpg"", ""4712/b.jpg""]"
+\b
+CSV, a row an image: the rows of an id may stand anywhere
+  property_id,image
+  4711,4711/front.jpg
+  4711,4711/kitchen.jpg
+\b
+JSONL, a line a property
+  {"property_id": "4711", "images": ["4711/front.jpg", "4711/kitchen.jpg"]}
+\b
+Parquet        property_id (text or whole numbers) and images (list of text),
+               or a row an image with image (text)
+\b
+Column names   the id: property_id or id
+               several images: images or image_uris
+               one image: image, image_uri or image_path
+               other columns are not looked at
+Delimiter      found out: comma, semicolon, tab or |
+Encoding       UTF-8 and UTF-16 are found out; for others give --encoding
+\b
+vlm-assets ingest /srv/listings
+vlm-assets ingest list.csv --image-root /srv/photos --skip-bad"""
+
+
+@app.command("ingest", epilog=_FORMATS)
+def ingest_command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Folder tree ID/*.jpg, here or at s3://BUCKET/PREFIX, or a CSV, JSONL or parquet listing."
+        ),
+    ],
+    home: Home = None,
+    range_size: Annotated[int | None, typer.Option(min=1, help="Properties a partition.")] = None,
+    image_root: Annotated[
+        str | None,
+        typer.Option(help="Folder, here or on S3, that image paths are relative to and may not leave."),
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Take changed images of known properties too.")
+    ] = False,
+    close: Annotated[
+        bool, typer.Option("--close", help="Make a partition of the last properties, however few.")
+    ] = False,
+    skip_bad: Annotated[
+        bool,
+        typer.Option("--skip-bad", help="Write bad entries to a reject file in the home, and take the rest."),
+    ] = False,
+    delimiter: Annotated[
+        str | None, typer.Option(help="Of a CSV, one character or 'tab'. Default: found out.")
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Of a CSV or JSONL, such as windows-1252. Default: found out.")
+    ] = None,
+    image_separator: Annotated[str, typer.Option(help="Between several images of one CSV field.")] = "|",
+    as_json: AsJson = False,
+) -> None:
+    """Take properties into the catalogue. What is in it already never moves."""
+    from resources.store.bucket import place_of
+    from vlm_assets.catalog.ingest import ingest as take_in
+    from vlm_assets.catalog.listing import ReadingOptions
+
+    delimiter = "\t" if delimiter == "tab" else delimiter
+    if delimiter is not None and len(delimiter) != 1:
+        raise typer.BadParameter("The delimiter is one character, or the word tab.")
+    if not image_separator:
+        raise typer.BadParameter("The image separator has at least one character.")
+    current = chosen_settings(home)
+    with shown_progress() as progress:
+        report = take_in(
+            place_of(source),
+            current.home,
+            range_size=range_size or current.range_size,
+            image_root=place_of(image_root) if image_root else current.image_root,
+            update=update,
+            close=close,
+            skip_bad=skip_bad,
+            options=ReadingOptions(delimiter, encoding, image_separator),
+            max_images=current.max_images,
+            progress=progress,
+            store=current.store,
+        )
+    said = list(report.sentences())
+    if report.new_ranges:
+        from vlm_assets.operate.dagster_server.api import reload_running
+
+        said.append(reload_running(current.dagster_home))
+    if as_json:
+        ranges = {name: [one.key for one in getattr(report, name)] for name in ("new_ranges", "stale_ranges")}
+        say_as_json(vars(report) | ranges | {"said": said})
+        return
+    for sentence in said:
+        say(sentence)
+
+
+@contextmanager
+def shown_progress() -> Iterator[TellProgress]:
+    """A progress bar on the terminal; without a terminal, a line every half minute. Both on stderr."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    from vlm_assets.operate.terminal_console import TerminalConsole
+
+    console = TerminalConsole(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(20),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[images]:,} images"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("reading", total=None, images=0)
+    told = time.monotonic()
+
+    def show(now: IngestProgress) -> None:
+        nonlocal told
+        bar.update(
+            task, description=now.stage, completed=now.done, total=now.total or None, images=now.images
+        )
+        if not console.is_terminal and time.monotonic() - told > _LOG_SECONDS:
+            told = time.monotonic()
+            share = f"{now.done / now.total:.0%}, " if now.total else ""
+            say(f"{now.stage}: {share}{now.properties:,} properties, {now.images:,} images", err=True)
+
+    with bar:
+        yield show

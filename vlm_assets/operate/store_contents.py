@@ -1,0 +1,173 @@
+"""What the store holds, against its own records and what is published here: for audit and prune.
+
+What lives here: finding what is missing or damaged there, and what is needed no more. What does not: putting
+things there (``resources/publishing/stored.py``, ``resources/store/stored_journal.py``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from resources.journal.high_water_mark import read_mark
+from resources.publishing.publishing_errors import PublishedError
+from resources.publishing.stored import StoredPartitions
+from resources.storage.layout import AssetFolders
+from resources.store.bucket import S3Folder, StoreError
+from resources.store.stored_journal import HEAD, HeadDamagedError, StoredJournal
+from vlm_assets.assets.partition_state import Kind, PartitionState, Problem
+from vlm_assets.settings import Settings
+
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class StoredLeftover:
+    """What is in the store of a journal that nobody goes on with. objects: without its head."""
+
+    asset: str
+    key: str
+    generation: str
+    objects: int
+    bytes: int
+
+
+def store_problems(settings: Settings, states: Sequence[PartitionState], *, deep: bool) -> Iterator[Problem]:
+    """What is wrong in the store, or worth knowing; nothing where none is set.
+
+    deep: compare the digests of all published files there with their records; else of those whose size is not
+    that of what is published here.
+    """
+    if (store := settings.store) is None:
+        return
+    try:
+        for asset in (settings.descriptions, settings.embeddings):
+            here = {one.key: one.record.bytes for one in states if one.asset == asset.name and one.record}
+            listed = _published(asset, store)
+            yield from _published_problems(asset, store, here, listed, deep=deep)
+            yield from _journal_problems(asset, store, listed)
+    except StoreError as error:
+        yield Problem(Kind.STORE_UNREAD, settings.descriptions.name, None, str(error), str(store))
+
+
+def store_leftovers(settings: Settings) -> list[StoredLeftover]:
+    """Journals in the store whose rows are published, or were given up here. Raises StoreError."""
+    if (store := settings.store) is None:
+        return []
+    found = []
+    for asset in (settings.descriptions, settings.embeddings):
+        for (key, generation), sizes in _journals(asset, store).items():
+            rest = {name: size for name, size in sizes.items() if name != HEAD}
+            if rest and _is_closed(asset, store, key, generation):
+                found.append(StoredLeftover(asset.name, key, generation, len(rest), sum(rest.values())))
+    return found
+
+
+def remove_leftovers(settings: Settings, leftovers: Sequence[StoredLeftover]) -> Iterator[str]:
+    """Remove them from the store, each looked at again right before. Raises StoreError."""
+    for one in leftovers if settings.store is not None else ():
+        asset = settings.layout.asset(one.asset)
+        assert settings.store is not None
+        if _is_closed(asset, settings.store, one.key, one.generation):
+            journal = StoredJournal(asset.partition(one.key), one.generation, settings.store)
+            journal.look()
+            journal.close()
+            yield f"Removed {one.objects} objects below {journal.where.removesuffix(HEAD)}."
+
+
+def _published_problems(
+    asset: AssetFolders, store: S3Folder, here: dict[str, int], listed: dict[str, int], *, deep: bool
+) -> Iterator[Problem]:
+    doubtful = sorted({*here, *listed} if deep else (key for key in here if listed.get(key) != here[key]))
+    stored = StoredPartitions(asset, store)
+
+    def look(key: str) -> str | None:
+        try:
+            return stored.trouble(key)
+        except PublishedError as error:
+            return f"{error}"
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="audit-store") as pool:
+        for key, trouble in zip(doubtful, pool.map(look, doubtful), strict=True):
+            if trouble is not None:
+                yield Problem(Kind.STORE, asset.name, key, trouble, str(store))
+
+
+def _published(asset: AssetFolders, store: S3Folder) -> dict[str, int]:
+    """The sizes of the published files that the store lists, by partition."""
+    return {
+        name.rpartition("/")[2].removesuffix(".parquet"): size
+        for name, size in store.names(f"{asset.name}/")
+        if name.endswith(".parquet")
+    }
+
+
+def _journal_problems(asset: AssetFolders, store: S3Folder, published: Collection[str]) -> Iterator[Problem]:
+    for (key, generation), sizes in _journals(asset, store).items():
+        if key in published and not sizes.keys() - {HEAD}:
+            continue  # Closed, as each published partition's is.
+        journal = StoredJournal(asset.partition(key), generation, store)
+        try:
+            manifest = journal.look()
+        except HeadDamagedError as error:
+            yield Problem(Kind.STORE, asset.name, key, str(error), journal.where)
+            continue
+        if sizes.keys() - {HEAD} and _is_closed(asset, store, key, generation):
+            sentence = (
+                f"{journal.where} was closed, and objects are left below it. `vlm-assets prune` removes them."
+            )
+            yield Problem(Kind.STORE_LEFTOVER, asset.name, key, sentence, journal.where)
+        elif journal.head is None:
+            sentence = (
+                f"{journal.where} is not there, and {len(sizes)} segments are: did a lifecycle rule or a"
+                " person remove it? The machine that has the rows puts it back when the partition is started"
+                " there."
+            )
+            yield Problem(Kind.STORE, asset.name, key, sentence, journal.where)
+        elif lost := [one for one in manifest.segments if not journal.holds(one)] if manifest else []:
+            rows = sum(one.rows for one in lost)
+            sentence = (
+                f"{len(lost)} segments ({rows} rows) that {journal.where} lists are not there, or other"
+                f" bytes are, such as {lost[0].name}. The machine that computed them puts them back when the"
+                " partition is started there."
+            )
+            yield Problem(Kind.STORE, asset.name, key, sentence, journal.where)
+
+
+def _journals(asset: AssetFolders, store: S3Folder) -> dict[tuple[str, str], dict[str, int]]:
+    """The objects of each journal, by partition and generation."""
+    below = f"{asset.journals.relative_to(asset.home.root)}/"
+    found: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for name, size in store.names(below):
+        key, generation, rest = (*name.removeprefix(below).split("/", 2), "", "")[:3]
+        if rest:
+            found[key, generation][rest] = size
+    return found
+
+
+def _is_closed(asset: AssetFolders, store: S3Folder, key: str, generation: str) -> bool:
+    """Whether no start goes on with a journal: its rows are published and there, or were given up here.
+
+    Where it cannot be told, the journal stays.
+    """
+    paths = asset.partition(key)
+    try:
+        manifest = StoredJournal(paths, generation, store).look()
+    except HeadDamagedError:
+        return False
+    if manifest is None:
+        return False
+    if manifest.retired:
+        return True
+    mark = read_mark(paths.high_water_mark(generation), key=key, generation=generation).mark
+    if mark is not None and mark.retired:
+        return True
+    stored = StoredPartitions(asset, store)
+    try:
+        record = stored.published(key)
+        published = record is not None and record.metadata.get("generation") == generation
+        return published and stored.trouble(key) is None
+    except PublishedError:
+        return False
