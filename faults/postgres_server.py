@@ -54,9 +54,7 @@ class PostgresServer:
                 f"listen_addresses = '{self.address}'\nunix_socket_directories = '{self._folder}'\n"
             )
         self.start()
-        as_postgres = ("-h", self._folder, "-p", str(self._port), "-U", "postgres", "-v", "ON_ERROR_STOP=1")
-        databases = (DEPLOY / "databases.sql").read_text()
-        self._run("psql", "-q", "-X", *as_postgres, "postgres", said=databases)
+        self._say((DEPLOY / "databases.sql").read_text())
         return self
 
     def __exit__(
@@ -72,6 +70,14 @@ class PostgresServer:
     def stop(self) -> None:
         """End it as a power cut does, but for what was written."""
         self._run("pg_ctl", "-D", self._data, "-m", "immediate", "stop")
+
+    def empty(self) -> None:
+        """Make its database anew; whoever is connected to it is cut off."""
+        self._say("DROP DATABASE vlm_assets WITH (FORCE); CREATE DATABASE vlm_assets OWNER vlm_assets;")
+
+    def _say(self, statements: str) -> None:
+        as_postgres = ("-h", self._folder, "-p", str(self._port), "-U", "postgres", "-v", "ON_ERROR_STOP=1")
+        self._run("psql", "-q", "-X", *as_postgres, "postgres", said=statements)
 
     @property
     def _data(self) -> Path:

@@ -12,12 +12,19 @@ from resources.store.bucket import S3Folder, client
 
 
 @pytest.fixture(scope="session")
-def postgres_url(left_out: Callable[[str], NoReturn]) -> Iterator[str]:
-    """The URL of an empty Postgres that ends with the tests."""
+def postgres_server(left_out: Callable[[str], NoReturn]) -> Iterator[PostgresServer]:
+    """A real Postgres that ends with the tests."""
     if programs() is None:
         left_out("postgresql")
     with PostgresServer() as server:
-        yield server.url
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> str:
+    """The URL of its database, empty for each test."""
+    postgres_server.empty()
+    return postgres_server.url
 
 
 @pytest.fixture(scope="session")

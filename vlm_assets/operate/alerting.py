@@ -1,4 +1,4 @@
-"""Builds the alerts that the settings name, and is ``vlm-assets alerts``, which shows what is wrong and was told.
+"""Builds the alerts that the settings name, and is ``vlm-assets alerts``: what is wrong, and what was told.
 
 What does not live here: how alerts are delivered (``resources/alerts``), and the sensor.
 Dagster is not imported: alerts are delivered whatever has become of it.

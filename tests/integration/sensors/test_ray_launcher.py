@@ -13,7 +13,6 @@ from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext
 from dagster._core.storage.dagster_run import DagsterRunStatus
 
-from resources.state import tables
 from resources.state.database import open_state
 from resources.state.nodes import NodeRecord, Nodes
 from resources.state.pause import pause_node, resume_node
@@ -62,7 +61,6 @@ def cluster(tmp_path, postgres_url, monkeypatch):
         launcher = instance.run_launcher
         jobs = launcher.__dict__["client"] = Jobs()
         yield SimpleNamespace(instance=instance, launcher=launcher, jobs=jobs, nodes=nodes)
-    open_state(tmp_path, postgres_url).beat(lambda connection: connection.execute(tables.nodes.delete()))
 
 
 def launch(cluster, tags, *, assets=("described",)):

@@ -123,7 +123,7 @@ def test_batches_that_differ_widen_the_band(uneven) -> None:
 
 
 def test_a_prediction_is_compared_once_all_of_its_partitions_were_made(uneven, monkeypatch) -> None:
-    """After the run, the plan is compared with it, pauses left out. The result is kept and widens the next band."""
+    """After the run, the plan is compared with it, without the pauses; the result widens the next band."""
     made = plan_of(uneven)
     keep_prediction(uneven, made)
     assert compare_with_run(uneven) is None
