@@ -10,6 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
@@ -33,9 +34,11 @@ from resources.storage.files import (
     sha256_of,
     write_replacing,
 )
+from resources.storage.lock_files import LockFile, taken
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.published_table import Mask, chosen, published_records
 from vlm_assets.operate.terminal import (
     AsJson,
@@ -59,7 +62,7 @@ class Format(StrEnum):
 
 
 _SHARDS: Final = ".shards"
-"""Folder of what is known of each finished shard, for a resumption."""
+"""Folder of what is known of each finished shard, for a resumption, and of the lock."""
 
 _SUMS: Final = "SHA256SUMS"
 _ABOUT: Final = "export.json"
@@ -104,12 +107,43 @@ def export(
     if not records:
         raise CommandError("No description is published yet: `vlm-assets run`.")
     question = {"catalog_id": catalog.catalog_id, "rows_as": format_, "where": where}
-    _claim(folder, question)
-    ranges = {one.key: one for one in catalog.ranges}
+    expected = sum(one.rows for one in records.values())
     if mask is not None:
-        records = {
-            key: one for key, one in records.items() if mask[ranges[key].start : ranges[key].stop].any()
-        }
+        chosen_rows = {key: int(np.count_nonzero(mask[_slice(key)])) for key in records}
+        records = {key: one for key, one in records.items() if chosen_rows[key]}
+        expected = sum(chosen_rows.values())
+    with closing(_lock(folder)):
+        _claim(folder, question)
+        done, kept = _write_shards(settings, catalog, folder, format_, records, mask, advance)
+        _remove_others(folder, format_, set(done))
+        _verify(folder, done, expected=expected)
+        found = Exported(
+            str(folder),
+            format_,
+            rows=expected,
+            shards=len(done),
+            kept=kept,
+            without_vector=sum(one["without_vector"] for one in done.values()),
+        )
+        _finish(settings, folder, question, done, found)
+    return found
+
+
+def _slice(key: str) -> slice:
+    wanted = PropertyRange.from_key(key)
+    return slice(wanted.start, wanted.stop)
+
+
+def _write_shards(
+    settings: Settings,
+    catalog: Catalog,
+    folder: Path,
+    format_: Format,
+    records: Mapping[str, PublishedRecord],
+    mask: Mask | None,
+    advance: Callable[[int, int], None],
+) -> tuple[dict[str, dict[str, Any]], int]:
+    """Write the shards that are not there yet. Returns what is known of each by name, and how many were."""
     schemas: dict[str, pa.Schema] = {}
     embedded = published_records(settings.embeddings, catalog)
     width = _width(settings, embedded)
@@ -136,36 +170,27 @@ def export(
             }
             write_sealed(folder / _SHARDS / f"{key}.json", done[name])
         advance(number + 1, len(records))
-    _remove_others(folder, format_, set(done))
-    found = Exported(
-        str(folder),
-        format_,
-        rows=sum(one["rows"] for one in done.values()),
-        shards=len(done),
-        kept=kept,
-        without_vector=sum(one["without_vector"] for one in done.values()),
-    )
-    _finish(settings, folder, question, done, found)
-    expected = (
-        sum(one.rows for one in records.values()) if mask is None else _chosen_rows(records, ranges, mask)
-    )
-    _verify(folder, done, expected=expected)
-    return found
+    return done, kept
 
 
-def _chosen_rows(records: Mapping[str, PublishedRecord], ranges: Mapping[str, Any], mask: Mask) -> int:
-    return int(sum(np.count_nonzero(mask[ranges[key].start : ranges[key].stop]) for key in records))
+def _lock(folder: Path) -> LockFile:
+    """Make the folder, and keep other exports out of it until this one's death. Raises CommandError."""
+    make_directory(folder.absolute())
+    if not (folder / _SHARDS).is_dir() and any(folder.iterdir()):
+        raise CommandError(f"{folder} holds other files: name an empty folder, or a new one.")
+    make_directory((folder / _SHARDS).absolute())
+    lock = taken(folder / _SHARDS / "lock")
+    if lock is None:
+        raise CommandError(f"Another export writes into {folder} now: wait for it, or name another folder.")
+    return lock
 
 
 def _claim(folder: Path, question: Mapping[str, object]) -> None:
-    """Make the folder, or go on in one that was begun with the same question. Raises CommandError."""
-    make_directory(folder.absolute())
+    """Note the question, or go on where the same one was asked before. Raises CommandError."""
     asked = folder / _SHARDS / "question.json"
     try:
         before = read_sealed(asked)
     except FileNotFoundError:
-        if any(one.name != _SHARDS for one in folder.iterdir()):
-            raise CommandError(f"{folder} holds other files: name an empty folder, or a new one.") from None
         write_sealed(asked, question)
         return
     except BrokenSealError as error:
@@ -223,8 +248,7 @@ def _shard(
     if of_vectors is not None and not _are_of(of_vectors, record):
         vectors = None  # Made from other texts than these: no vectors of these rows.
     rows = rows.combine_chunks()
-    slice_ = next(one for one in catalog.ranges if one.key == key)
-    listed = catalog.slice(slice_)
+    listed = catalog.slice(PropertyRange.from_key(key))
     at = pc.index_in(rows["ordinal"], value_set=listed["ordinal"].combine_chunks())
     texts = [None if one is None else description_text(one) for one in rows["description"].to_pylist()]
     rows = rows.append_column("text", pa.array(texts, pa.string()))

@@ -1,0 +1,78 @@
+"""An export that is killed, or beside which another one begins, ends with the same files all the same."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resources.storage.lock_files import taken
+from vlm_assets.operate.export import Format, export
+from vlm_assets.operate.terminal import CommandError
+from vlm_assets.settings import CHECKOUT
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from faults.file_operations import FileOperations, strike_at
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.export import Format, export
+from vlm_assets.settings import load_settings
+settings, results = load_settings(model="example", home=Path(sys.argv[1])), Path(sys.argv[2])
+for number in range(1, 10_000):
+    child = os.fork()  # Before pyarrow has started a thread.
+    if child == 0:
+        FileOperations(results, strike_at(number, torn=True)).install()
+        export(settings, Catalog.open(settings.home), results / str(number), Format.jsonl)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status):
+        sys.exit(os.WEXITSTATUS(status))
+"""
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file that the export names, and what names them."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_an_export_killed_at_any_file_operation_goes_on_to_the_same_files(dataset, tmp_path):
+    """SIGKILL before each of its operations: what it said until then is true, and the next one finishes."""
+    results = tmp_path / "results"
+    results.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, dataset.settings.home, results],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    folders = sorted(results.iterdir(), key=lambda one: int(one.name))
+    whole = content(folders.pop())
+    assert len(folders) > 30
+    kept = set()
+    for folder in folders:
+        left = content(folder)
+        if "export.json" in left:
+            assert json.loads(left["export.json"])["rows"] == 9
+            assert {name: left[name] for name in whole if name.endswith(".jsonl")}.items() <= whole.items()
+        again = export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+        assert (again.rows, again.shards) == (9, 3)
+        assert content(folder) == whole
+        kept.add(again.kept)
+    assert kept == {0, 1, 2, 3}
+
+
+def test_two_exports_into_one_folder_are_kept_apart(dataset, tmp_path):
+    """The second would take the first one's unfinished files for left ones; it is refused until then."""
+    folder = tmp_path / "out"
+    first = export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    other = taken(folder / ".shards" / "lock")
+    with pytest.raises(CommandError, match="Another export"):
+        export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    other.close()
+    again = export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    assert (again.rows, again.kept) == (first.rows, first.shards)
