@@ -25,7 +25,7 @@ _Z: Final = 1.959964
 REVIEWS: Final = "review.jsonl"
 """The home's file of verdicts."""
 
-_REVIEWS_FORMAT: Final = 1
+_REVIEWS_FORMAT: Final = 2
 
 _IDS: Final = ("property_id", "id")
 _STRUCTS: Final = ("description", "truth")
@@ -43,12 +43,13 @@ class TruthError(ValueError):
 class FieldVerdict:
     """What a person said of a property. known: what is right of its fields, corrections included.
 
-    fingerprint: of the answer that was judged. why: it was suspicious; empty where it was drawn.
+    answer: a digest of the answer that was judged and of what it was made from; in format 1 the fingerprint
+    of its row. why: it was suspicious; empty where it was drawn.
     """
 
     property_id: str
     at: str
-    fingerprint: str
+    answer: str
     right: tuple[str, ...]
     wrong: tuple[str, ...]
     known: Mapping[str, Any]
@@ -60,7 +61,7 @@ class FieldVerdict:
             "format": _REVIEWS_FORMAT,
             "property_id": self.property_id,
             "at": self.at,
-            "fingerprint": self.fingerprint,
+            "answer": self.answer,
             "right": self.right,
             "wrong": self.wrong,
             "why": self.why,
@@ -94,31 +95,44 @@ def wilson(count: int, of: int) -> Share:
 
 
 def read_truth(path: Path, *, hard_too: bool = True) -> dict[str, dict[str, Any]]:
-    """The known fields of properties, by id: a CSV, JSONL or parquet file with an id and the fields.
+    """The known fields of properties, by id: a review, or a CSV, JSONL or parquet file with id and fields.
 
     The fields may be one struct. An empty cell is not known. In JSONL the last line of a property counts.
-    hard_too: rows with a value in ``hard`` as well. A review is read by ``verdicts``.
+    hard_too: rows with a value in ``hard`` as well.
 
     Raises TruthError.
     """
     try:
-        rows = _rows(path)
-        column = next((one for one in _IDS if rows and one in rows[0]), None)
-        if column is None:
-            raise TruthError(f"{path} has no rows with a column property_id or id.")
-        found: dict[str, dict[str, Any]] = {}
-        for row in rows:
-            name = str(row[column])
-            if name in found and path.suffix != ".jsonl":
-                raise TruthError(f"{path} has {name!r} twice: which of the two is true?")
-            if hard_too or row.get("hard") in (None, ""):
-                found[name] = _fields(row)
+        found = _reviewed(path.parent) if path.name == REVIEWS else _listed(path, hard_too=hard_too)
     except (OSError, ValueError, AttributeError, KeyError, csv.Error, pa.ArrowException) as error:
         if isinstance(error, TruthError):
             raise
         raise TruthError(f"{path} does not read: {error}") from error
     if not any(found.values()):
         raise TruthError(f"{path} says nothing of any property.")
+    return found
+
+
+def _reviewed(home: Path) -> dict[str, dict[str, Any]]:
+    """What a person said is right, without the fields that they left open or took away."""
+    return {
+        name: {key: one for key, one in verdict.known.items() if one not in (None, "")}
+        for name, verdict in verdicts(home).items()
+    }
+
+
+def _listed(path: Path, *, hard_too: bool) -> dict[str, dict[str, Any]]:
+    rows = _rows(path)
+    column = next((one for one in _IDS if rows and one in rows[0]), None)
+    if column is None:
+        raise TruthError(f"{path} has no rows with a column property_id or id.")
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        name = str(row[column])
+        if name in found and path.suffix != ".jsonl":
+            raise TruthError(f"{path} has {name!r} twice: which of the two is true?")
+        if hard_too or row.get("hard") in (None, ""):
+            found[name] = _fields(row)
     return found
 
 
@@ -164,9 +178,10 @@ def verdicts(home: Path) -> dict[str, FieldVerdict]:
             try:
                 said = json.loads(line)
                 refuse_newer_format(said.get("format", 0), _REVIEWS_FORMAT, path)
+                answer = said["answer"] if "answer" in said else said["fingerprint"]
                 one = FieldVerdict(
-                    said["property_id"], said["at"], said["fingerprint"], tuple(said["right"]),
-                    tuple(said["wrong"]), said["description"], said.get("why", ""),
+                    said["property_id"], said["at"], answer, tuple(said["right"]), tuple(said["wrong"]),
+                    said["description"], said.get("why", ""),
                 )  # fmt: skip
             except FormatVersionError:
                 raise

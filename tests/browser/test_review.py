@@ -30,10 +30,8 @@ def home(tmp_path):
     ingest(tmp_path / "images", settings.home, close=True)
     (one,) = Catalog.open(settings.home).ranges
     ids = Catalog.open(settings.home).slice(one)["property_id"].to_pylist()
-    rows = [
-        {"property_id": id_, "ordinal": n, "status": "ok", "fingerprint": "f", "description": ANSWER}
-        for n, id_ in enumerate(ids)
-    ]
+    made = {"status": "ok", "fingerprint": "f", "inputs_digest": "i", "description": ANSWER}
+    rows = [{"property_id": id_, "ordinal": n, **made} for n, id_ in enumerate(ids)]
     table = pa.Table.from_pylist(rows)
     published = PublishedPartitions(settings.descriptions)
     staged = published.stage(

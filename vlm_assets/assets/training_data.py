@@ -14,14 +14,13 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from resources.publishing.stored import StoredPartitions
-from resources.storage.sealed_json import FormatVersionError
 from resources.training.training_plan import Sample, TrainingError
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.settings import EXAMPLE, Settings
-from vlm_assets.truth import TruthError, read_truth, verdicts
+from vlm_assets.truth import REVIEWS, TruthError, read_truth
 from vlm_assets.variants import Variant
 
 
@@ -88,7 +87,7 @@ def _targets(settings: Settings, variant: Variant) -> Targets:
     if variant.data == "truth":
         return _of_file(settings.home / EXAMPLE / "truth.parquet")
     if variant.data == "review":
-        return _reviewed(settings.home)
+        return _of_file(settings.home / REVIEWS)
     return _of_file(Path(variant.data).expanduser())
 
 
@@ -119,16 +118,3 @@ def _of_file(path: Path) -> Targets:
             " or JSONL file with the column property_id and the known fields."
         ) from error
     return {one: fields for one, fields in found.items() if fields}
-
-
-def _reviewed(home: Path) -> Targets:
-    """What a person said is right, fields that they left open or took away not. Raises TrainingError."""
-    try:
-        found = verdicts(home)
-    except (TruthError, FormatVersionError) as error:
-        raise TrainingError(str(error)) from error
-    known = {
-        one: {name: value for name, value in verdict.known.items() if value not in (None, "")}
-        for one, verdict in found.items()
-    }
-    return {one: fields for one, fields in known.items() if fields}

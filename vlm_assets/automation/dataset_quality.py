@@ -9,7 +9,7 @@ import base64
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 import io
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import dagster as dg
@@ -20,10 +20,9 @@ from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.quality import FieldSummary, PartitionSummary, Quality, Suspicion, look_at_quality
-from vlm_assets.operate.review import accuracy
+from vlm_assets.operate.review import Accuracy, accuracy, published_answers
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
-from vlm_assets.truth import Share
 
 ASSET = "dataset_quality"
 SENSOR = "dataset_quality_due"
@@ -38,9 +37,9 @@ _CHECKS = {
 _SHOWN, _SHOWN_VALUES = 20, 4
 
 
-def quality_table(found: Quality, reviewed: Mapping[str, Share]) -> str:
+def quality_table(found: Quality, reviewed: Accuracy) -> str:
     """Each field, its most frequent answers, its nulls, and how often it is right, as markdown."""
-    right = {name: f"{share.sentence()} of {share.of:,} reviewed" for name, share in reviewed.items()}
+    right = {name: f"{share.sentence()} of {share.of:,} reviewed" for name, share in reviewed.fields.items()}
     right |= {name: f"{share.sentence()} of {share.of:,}" for name, share in found.agreement.items()}
     lines = ["| field | answers | null | right |", "| --- | --- | --: | --- |"]
     for name, one in found.fields.items():
@@ -53,7 +52,7 @@ def quality_table(found: Quality, reviewed: Mapping[str, Share]) -> str:
     return "\n".join(lines)
 
 
-def quality_metadata(found: Quality, reviewed: Mapping[str, Share]) -> dict[str, dg.MetadataValue]:
+def quality_metadata(found: Quality, reviewed: Accuracy) -> dict[str, dg.MetadataValue]:
     """What a person wants to see; the numbers are plotted over time."""
     picture = quality_picture(found)
     metadata: dict[str, dg.MetadataValue] = {}
@@ -72,8 +71,10 @@ def quality_metadata(found: Quality, reviewed: Mapping[str, Share]) -> dict[str,
     metadata["failed"] = dg.MetadataValue.int(sum(found.failed.values()))
     for kind, count in sorted(found.failed.items()):
         metadata[f"failed: {kind}"] = dg.MetadataValue.int(count)
-    for name, share in {**reviewed, **found.agreement}.items():
+    for name, share in {**reviewed.fields, **found.agreement}.items():
         metadata[f"right: {name}"] = dg.MetadataValue.float(round(share.share, 4))
+    if reviewed.note:
+        metadata["review"] = dg.MetadataValue.text(reviewed.note)
     metadata["partitions"] = dg.MetadataValue.int(len(found.partitions))
     if found.unread:
         metadata["could not be read"] = dg.MetadataValue.md("\n".join(f"- {one}" for one in found.unread))
@@ -121,27 +122,37 @@ def build_dataset_quality(settings: Settings, *, of: Sequence[str]) -> dg.Assets
         ),
     )
     def dataset_quality(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
-        published = len(settings.descriptions.published_keys())
-        found = look_at_quality(settings, Catalog.open(settings.home))
+        changed = last_publication(settings)
+        catalog = Catalog.open(settings.home)
+        found = look_at_quality(settings, catalog)
         for one in found.findings[:_SHOWN]:
             context.log.warning(_sentence(one))
-        metadata = quality_metadata(found, accuracy(settings.home))
-        # Not those that could be read: one that cannot would have it look again for ever.
-        metadata["published"] = dg.MetadataValue.int(published)
+        metadata = quality_metadata(found, accuracy(settings.home, published_answers(settings, catalog)))
+        metadata["changed"] = dg.MetadataValue.float(changed)
         yield dg.MaterializeResult(metadata=metadata, check_results=check_results(found))
 
     return dataset_quality
 
 
-def why_due(last: tuple[float, int] | None, published: int, *, works: bool, now: float) -> str | None:
-    """Why a look is due now; None if it is not. last: the last look (unix seconds) and its partitions."""
-    if not published or (last is not None and last[1] == published):
+def why_due(last: tuple[float, float] | None, changed: float, *, works: bool, now: float) -> str | None:
+    """Why a look is due now; None if it is not. All in unix seconds.
+
+    last: the last look, and what ``changed`` was then. changed: the last publication; 0 before the first.
+    """
+    if not changed or (last is not None and last[1] == changed):
         return None
     if not works:
-        return f"{published} partitions are published, and everything is at rest."
+        return "Partitions were published, and everything is at rest."
     if last is None or now - last[0] >= AGAIN_SECONDS:
-        return f"{published} partitions are published, and the last look is old."
+        return "Partitions were published, and the last look is old."
     return None
+
+
+def last_publication(settings: Settings) -> float:
+    """When a description file was published last; 0 where none is. Also for one that replaces another."""
+    if not settings.descriptions.published_keys():
+        return 0.0
+    return settings.descriptions.published.stat().st_mtime
 
 
 def build_quality_sensor(settings: Settings, quality: dg.AssetsDefinition) -> dg.SensorDefinition:
@@ -153,12 +164,12 @@ def build_quality_sensor(settings: Settings, quality: dg.AssetsDefinition) -> dg
         if pause:
             return Decided(f"Nothing is started: {pause.sentence()}.")
         known = at.dagster.latest_materialization(ASSET)
-        last = None if known is None else (known[0], int(known[1].get("published", 0)))
-        published = len(settings.descriptions.published_keys())
-        why = why_due(last, published, works=bool(Workers(state).living()), now=at.now)
+        last = None if known is None else (known[0], float(known[1].get("changed", 0)))
+        changed = last_publication(settings)
+        why = why_due(last, changed, works=bool(Workers(state).living()), now=at.now)
         if why is None:
             return Decided("No look is due.")
-        run_key = f"{last[0] if last else 0:.0f} {published}"
+        run_key = f"{last[0] if last else 0:.0f} {changed}"
         return Decided(why, requests=[dg.RunRequest(run_key=run_key, tags={"vlm-assets/why": why})])
 
     return build_sensor(

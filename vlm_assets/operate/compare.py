@@ -375,7 +375,9 @@ def compare_command(
     processor_options: Annotated[
         Many, typer.Option(help="Other processor options, as JSON; repeat it.")
     ] = None,
-    truth: Annotated[Path | None, typer.Option(help="CSV or parquet with ids and true fields.")] = None,
+    truth: Annotated[
+        Path | None, typer.Option(help="CSV or parquet with ids and true fields, or HOME/review.jsonl.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Properties to describe with each.")] = 50,
     twice: Annotated[
         bool, typer.Option("--twice", help="Ask each twice: does it agree with itself?")

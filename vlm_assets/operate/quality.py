@@ -129,18 +129,20 @@ def look_at_quality(settings: Settings, catalog: Catalog) -> Quality:
     there = frozenset(settings.descriptions.published_keys())
     for key in (one.key for one in catalog.ranges if one.key in there):
         try:
+            # Each publication is a new file, so that its record is read no more often than its rows.
+            file = published.path(key).stat()
+            made_of = f"{file.st_ino} {file.st_size} {file.st_mtime_ns} {asked}"
+            known = before.get(key)
+            if known is not None and known[0] == made_of:
+                summaries.append(known[1])
+                continue
             record = published.record(key)
             if record is None:
                 continue
-            digest = f"{record.sha256} {asked}"
-            known = before.get(key)
-            if known is None or known[0] != digest:
-                summary = summarize(
-                    published.path(key), schema, key, record.published_at, conditions=conditions, truth=truth
-                )
-                kept.write(summary, digest)
-            else:
-                summary = known[1]
+            summary = summarize(
+                published.path(key), schema, key, record.published_at, conditions=conditions, truth=truth
+            )
+            kept.write(summary, made_of)
             summaries.append(summary)
         except (RecordDamagedError, OSError, pa.ArrowException) as error:
             unread.append(f"{key}: {error}")

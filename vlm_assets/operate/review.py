@@ -3,7 +3,7 @@
 What lives here: the sample, keeping verdicts, and how often each field is right. What does not: the page
 (``review_page.py``), and reading verdicts (``vlm_assets/truth.py``), as training does too (``data: review``).
 The file ``HOME/review.jsonl`` is append-only: one line a verdict, durable before the page shows the next
-property; the latest line of a property counts.
+property. The latest line of a property counts, as long as the answer that it judges is the published one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from resources.storage.files import make_directory, sync_directory, write_replacing
+from vlm_assets.assets.fingerprint import digest_of
+from vlm_assets.assets.partition import INPUTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.published_table import published_records
 from vlm_assets.operate.quality import look_at_quality
@@ -31,7 +35,10 @@ from vlm_assets.operate.terminal import CommandError
 from vlm_assets.settings import Settings
 from vlm_assets.truth import REVIEWS, FieldVerdict, Share, verdicts, wilson
 
-_COLUMNS = ["property_id", "ordinal", "status", "description", "fingerprint"]
+_COLUMNS = ["property_id", "ordinal", "status", "description", INPUTS, "fingerprint"]
+
+Answer = tuple[str, str]
+"""Names of one answer: the digest that a verdict has, and the fingerprint that a verdict of format 1 has."""
 
 
 class VerdictError(ValueError):
@@ -45,7 +52,7 @@ class Reviewed:
     property_id: str
     key: str
     ordinal: int
-    fingerprint: str
+    answer: Answer
     description: Mapping[str, Any] = field(repr=False)
     why: str = ""
 
@@ -89,16 +96,21 @@ def draw_sample(
     return [*first, *others][:count]
 
 
-def _rows(settings: Settings, key: str) -> list[dict[str, Any]]:
-    path = settings.descriptions.partition(key).published
-    rows: list[dict[str, Any]] = pq.read_table(path, columns=_COLUMNS).to_pylist()
+def _rows(settings: Settings, key: str, ordinals: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    table = pq.read_table(settings.descriptions.partition(key).published, columns=_COLUMNS)
+    if ordinals is not None:
+        table = table.filter(pc.is_in(table["ordinal"], value_set=pa.array(ordinals, pa.int64())))
+    rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
 
 def _reviewed(key: str, row: Mapping[str, Any], why: str = "") -> Reviewed:
-    return Reviewed(
-        row["property_id"], key, row["ordinal"], row["fingerprint"], row["description"] or {}, why
-    )
+    return Reviewed(row["property_id"], key, row["ordinal"], _answer(row), row["description"] or {}, why)
+
+
+def _answer(row: Mapping[str, Any]) -> Answer:
+    # The inputs too: if verdicts on a new model's like answers counted, those on its others would be missing.
+    return digest_of([row[INPUTS], row["description"]]), row["fingerprint"]
 
 
 def verdict_of(
@@ -122,7 +134,7 @@ def verdict_of(
     return FieldVerdict(
         reviewed.property_id,
         at,
-        reviewed.fingerprint,
+        reviewed.answer[0],
         tuple(sorted(right)),
         tuple(sorted(wrong)),
         known,
@@ -144,19 +156,54 @@ def keep(home: Path, verdict: FieldVerdict) -> None:
     sync_directory(home)
 
 
-def accuracy(home: Path) -> dict[str, Share]:
-    """Of each field, how often it was judged right; what was judged because it was suspicious is left out.
+@dataclass(frozen=True)
+class Accuracy:
+    """Of each field, how often it is right. replaced: verdicts on answers that are published no more."""
 
-    Raises TruthError, FormatVersionError, OSError.
+    fields: Mapping[str, Share]
+    replaced: int
+
+    @property
+    def note(self) -> str:
+        """What does not count, for people; empty where everything does."""
+        if not self.replaced:
+            return ""
+        return f"Not counted: {self.replaced:,} verdicts on answers that are published no more."
+
+
+def published_answers(settings: Settings, catalog: Catalog) -> dict[str, Answer]:
+    """What is published now of the properties that have a verdict.
+
+    Only the partitions of these are read. One that does not read has no answers: the audit says why.
+
+    Raises TruthError, CatalogError, FormatVersionError.
+    """
+    of_range: dict[str, list[int]] = {}
+    for ordinal in catalog.ordinals_of(verdicts(settings.home)):
+        of_range.setdefault(catalog.range_of(ordinal).key, []).append(ordinal)
+    found = {}
+    for key, ordinals in of_range.items():
+        with contextlib.suppress(OSError, pa.ArrowException):
+            found.update({row["property_id"]: _answer(row) for row in _rows(settings, key, ordinals)})
+    return found
+
+
+def accuracy(home: Path, published: Mapping[str, Answer]) -> Accuracy:
+    """How often each field was judged right, of what is published.
+
+    A verdict counts for the answer that it was given for and for no other: not for an earlier model's. What
+    was judged because it was suspicious is left out too. Raises TruthError, FormatVersionError, OSError.
     """
     right: Counter[str] = Counter()
     judged: Counter[str] = Counter()
+    replaced = 0
     for one in verdicts(home).values():
-        if one.why:
-            continue  # It says nothing of the rest.
-        right.update(one.right)
-        judged.update((*one.right, *one.wrong))
-    return {name: wilson(right[name], judged[name]) for name in sorted(judged)}
+        if one.answer not in published.get(one.property_id, ()):
+            replaced += 1
+        elif not one.why:  # What is suspicious says nothing of the rest.
+            right.update(one.right)
+            judged.update((*one.right, *one.wrong))
+    return Accuracy({name: wilson(right[name], judged[name]) for name in sorted(judged)}, replaced)
 
 
 def forget_verdicts(home: Path, ids: Collection[str]) -> int:

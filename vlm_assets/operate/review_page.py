@@ -11,7 +11,7 @@ import base64
 import contextlib
 import json
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,11 +22,13 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.dagster_server.server import free_port
 from vlm_assets.operate.html_page import thumbnails
 from vlm_assets.operate.review import (
+    Answer,
     Reviewed,
     VerdictError,
     accuracy,
     draw_sample,
     keep,
+    published_answers,
     verdict_of,
 )
 from vlm_assets.operate.terminal import AsJson, Home, Port, app, chosen_settings, say, say_as_json
@@ -102,7 +104,7 @@ function draw() {
     line.append(element("td", name), element("td", said), element("td", marks[name] || ""));
     line.addEventListener("click", () => { field = row; draw(); });
     return line; }));
-  at("accuracy").textContent = shown.accuracy.map(([name, said]) => `${name} ${said}`).join(" · ");
+  at("accuracy").textContent = shown.accuracy.join(" · ");
 }
 async function show(wanted) {
   shown = await ask(`/property/${wanted}`);
@@ -152,6 +154,7 @@ def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed])
     from starlette.routing import Route
 
     headers = {"content-security-policy": _POLICY, "cache-control": "no-store"}
+    answers = {**published_answers(settings, catalog), **{one.property_id: one.answer for one in sample}}
 
     def at(request: Request) -> int | None:
         number: int = request.path_params["number"]
@@ -168,7 +171,7 @@ def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed])
         if number is None:
             return PlainTextResponse("There is no such property in the sample.", 404)
         try:
-            found = await run_in_threadpool(_shown, settings, catalog, sample, number)
+            found = await run_in_threadpool(_shown, settings, catalog, sample, number, answers)
         except (TruthError, FormatVersionError, OSError) as error:
             return PlainTextResponse(str(error), 500)
         return JSONResponse(found, headers=headers)
@@ -232,13 +235,20 @@ async def _body(request: Request) -> dict[str, Any] | None:
 
 
 def _shown(
-    settings: Settings, catalog: Catalog, sample: Sequence[Reviewed], number: int
+    settings: Settings,
+    catalog: Catalog,
+    sample: Sequence[Reviewed],
+    number: int,
+    answers: Mapping[str, Answer],
 ) -> dict[str, object]:
-    one, known = sample[number], verdicts(settings.home)
+    one = sample[number]
+    known = {
+        name: said for name, said in verdicts(settings.home).items() if said.answer in answers.get(name, ())
+    }
     before = known.get(one.property_id)
-    is_same = before is not None and before.fingerprint == one.fingerprint
-    marks = dict.fromkeys(before.right, "right") if is_same and before is not None else {}
-    marks |= dict.fromkeys(before.wrong, "wrong") if is_same and before is not None else {}
+    marks = {}
+    if before is not None:
+        marks = dict.fromkeys(before.right, "right") | dict.fromkeys(before.wrong, "wrong")
     return {
         "number": number,
         "of": len(sample),
@@ -248,11 +258,12 @@ def _shown(
         "images": [_data_url(image) for image in _images(catalog, one.property_id)],
         "fields": [[name, _said(value)] for name, value in one.description.items()],
         "marks": marks,
-        "corrections": {name: _said(before.known[name]) for name in before.wrong if name in before.known}
-        if is_same and before is not None
-        else {},
+        "corrections": {}
+        if before is None
+        else {name: _said(before.known[name]) for name in before.wrong if name in before.known},
         "accuracy": [
-            [name, f"{share.sentence()} of {share.of}"] for name, share in accuracy(settings.home).items()
+            f"{name} {share.sentence()} of {share.of}"
+            for name, share in accuracy(settings.home, answers).fields.items()
         ],
     }
 
@@ -301,20 +312,24 @@ def review_command(
     """Mark fields of a sample right or wrong, on a page in a browser.
 
     You mark fields by keyboard; verdicts are kept in HOME/review.jsonl.
-    With --json: no page, but how often each field was right so far, with a 95% interval.
+    With --json: no page, but how often each field is right so far, with a 95% interval. A verdict counts as
+    long as the answer that it was given for is the published one.
     """
     current = chosen_settings(home)
-    if as_json:
-        shares = accuracy(current.home)
-        say_as_json({name: asdict(share) for name, share in shares.items()})
-        return
-    verdicts(current.home)  # A line that does not read is said before a person begins.
     catalog = Catalog.open(current.home)
+    # A line that does not read is said before a person begins.
+    right = accuracy(current.home, published_answers(current, catalog))
+    if as_json:
+        say_as_json({name: asdict(share) for name, share in right.fields.items()})
+        return
     drawn = draw_sample(current, catalog, count=sample, seed=seed, suspicious=suspicious)
 
     def ready(address: str) -> None:
         say(f"{len(drawn)} properties: {address} (Ctrl-C ends it; each verdict is kept at once)")
 
     serve_review(current, catalog, drawn, port=port, ready=ready)
-    for name, share in accuracy(current.home).items():
+    right = accuracy(current.home, published_answers(current, catalog))
+    for name, share in right.fields.items():
         say(f"{name}: right in {share.sentence()} of {share.of}")
+    if right.note:
+        say(right.note)

@@ -35,6 +35,7 @@ DESCRIPTIONS = pa.schema(
         ("error", pa.string()),
         ("raw_text", pa.string()),
         ("images_seen", pa.int32()),
+        ("inputs_digest", pa.string()),
         ("device", pa.string()),
         ("described_at", pa.timestamp("us", tz="UTC")),
         ("description", pa.struct([("floors", pa.int64()), ("has_pool", pa.bool_())])),
@@ -97,6 +98,7 @@ class Dataset:
                 "error": "its image is gone" if row["status"] == "failed" else None,
                 "raw_text": text,
                 "images_seen": 2,
+                "inputs_digest": f"in-{settings}",
                 "device": "cpu-0",
                 # A batch of one property each two seconds.
                 "described_at": BEGAN + timedelta(seconds=2 * (row["ordinal"] or 0)),

@@ -58,7 +58,7 @@ def files_with(home, property_id):
 def keep_beside(settings, gone, stays):
     """What else names properties: a review, the page's table, and what a variant was trained on."""
     for one in (gone, stays):
-        house = Reviewed(one, KEY, 0, "f", {"floors": 2})
+        house = Reviewed(one, KEY, 0, ("a", "f"), {"floors": 2})
         keep(settings.home, verdict_of(house, right=["floors"], wrong=[], corrections={}))
     shown = settings.state_directory / "explore" / "shown.parquet"
     shown.parent.mkdir(parents=True)

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from resources.engine.schema import DescriptionSchema
+from resources.publishing.published import PublishedPartitions
 from vlm_assets.automation.dataset_quality import quality_picture
 from vlm_assets.operate import quality
 from vlm_assets.operate.quality import FAILURE, judge, look_at_quality, summarize
@@ -148,19 +149,24 @@ def test_agreement_with_the_truth_comes_with_an_interval(tmp_path):
 
 
 def test_a_second_look_reads_what_is_new_alone(dataset, monkeypatch):
-    """Thousands of partitions are summarized once; a new file is read again."""
+    """Thousands of partitions are summarized once: neither their rows nor their records are read again."""
     before = look_at_quality(dataset.settings, dataset.catalog)
     assert before.ok + sum(before.failed.values()) == dataset.catalog.rows
-    read = []
+    read, recorded = [], []
 
     def counted(file, *rest, **named):
         read.append(file.stem)
         return summarize(file, *rest, **named)
 
     monkeypatch.setattr(quality, "summarize", counted)
+    record = PublishedPartitions.record
+    monkeypatch.setattr(
+        PublishedPartitions, "record", lambda self, key: recorded.append(key) or record(self, key)
+    )
     assert look_at_quality(dataset.settings, dataset.catalog) == before
-    assert read == []
+    assert (read, recorded) == ([], [])
     key = dataset.keys[1]
     dataset.describe(key, lambda rows: [{**row, "error": "again"} for row in rows])
+    recorded.clear()
     look_at_quality(dataset.settings, dataset.catalog)
-    assert read == [key]
+    assert (read, recorded) == ([key], [key])

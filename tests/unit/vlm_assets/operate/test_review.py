@@ -27,13 +27,15 @@ from vlm_assets.operate.review import (
     draw_sample,
     forget_verdicts,
     keep,
+    published_answers,
     verdict_of,
 )
 from vlm_assets.settings import Settings
-from vlm_assets.truth import REVIEWS, TruthError, verdicts
+from vlm_assets.truth import REVIEWS, TruthError, read_truth, verdicts
 from vlm_assets.variants import Variant
 
-HOUSE = Reviewed("p1", "k", 1, "f", {"floors": 2, "has_pool": False, "kind": "villa"})
+HOUSE = Reviewed("p1", "k", 1, ("a", "f"), {"floors": 2, "has_pool": False, "kind": "villa"})
+PUBLISHED = dict.fromkeys(("p1", "p2"), HOUSE.answer)
 
 
 @pytest.fixture
@@ -52,14 +54,14 @@ from pathlib import Path
 from vlm_assets.operate.review import Reviewed, keep, verdict_of
 home, name = Path(sys.argv[1]), sys.argv[2]
 for number in range(1_000_000):
-    one = Reviewed(f"{name}-{number}", "k", number, "f", {"floors": 2})
+    one = Reviewed(f"{name}-{number}", "k", number, ("a", "f"), {"floors": 2})
     keep(home, verdict_of(one, right=["floors"], wrong=[], corrections={}))
     print(f"{name}-{number}", flush=True)
 """
 
 
 def say(home, property_id="p1", right=(), wrong=(), **corrections):
-    house = Reviewed(property_id, "k", 1, "f", HOUSE.description)
+    house = Reviewed(property_id, "k", 1, HOUSE.answer, HOUSE.description)
     keep(home, verdict_of(house, right=right, wrong=wrong, corrections=corrections))
 
 
@@ -68,7 +70,7 @@ def test_the_latest_verdict_counts_and_earlier_ones_stay(tmp_path):
     say(tmp_path, right=["floors", "kind"])
     say(tmp_path, right=["kind"], wrong=["floors"], floors=3)
     say(tmp_path, "p2", right=["floors"])
-    assert {name: (one.share, one.of) for name, one in accuracy(tmp_path).items()} == {
+    assert {name: (one.share, one.of) for name, one in accuracy(tmp_path, PUBLISHED).fields.items()} == {
         "floors": (0.5, 2), "kind": (1.0, 1),
     }  # fmt: skip
     assert verdicts(tmp_path)["p1"].known == {"kind": "villa", "floors": 3}
@@ -80,8 +82,40 @@ def test_what_was_judged_for_being_suspicious_does_not_count_as_drawn(tmp_path):
     say(tmp_path, right=["floors"])
     odd = replace(HOUSE, property_id="p2", why="In k, floors is 9.")
     keep(tmp_path, verdict_of(odd, right=[], wrong=["floors"], corrections={}))
-    assert accuracy(tmp_path)["floors"].of == 1
+    assert accuracy(tmp_path, PUBLISHED).fields["floors"].of == 1
     assert verdicts(tmp_path)["p2"].wrong == ("floors",)
+
+
+def test_a_verdict_counts_for_the_answer_that_it_was_given_for_and_for_no_other(dataset):
+    """A new model's accuracy has no verdicts on the old one's answers, though it says the same of some.
+
+    They stay in the file. Nor does one count on an answer that was computed again and is another.
+    """
+    settings, catalog = dataset.settings, dataset.catalog
+    drawn = draw_sample(settings, catalog, count=50, seed=4, suspicious=False)
+    for one in drawn:
+        keep(settings.home, verdict_of(one, right=["floors"], wrong=[], corrections={}))
+
+    def counted():
+        found = accuracy(settings.home, published_answers(settings, catalog))
+        return found.fields["floors"].of, found.replaced
+
+    assert counted() == (len(drawn), 0)
+    of_first = sum(one.key == dataset.keys[0] for one in drawn)
+    dataset.describe(dataset.keys[0], settings="another model")
+    assert counted() == (len(drawn) - of_first, of_first)
+    page = TestClient(review_page.review_app(settings, catalog, drawn)).get("/property/0").json()
+    assert page["marks"] == {"floors": "right"}
+    again = draw_sample(settings, catalog, count=50, seed=4, suspicious=False)
+    page = TestClient(review_page.review_app(settings, catalog, again))
+    shown = [page.get(f"/property/{number}").json() for number in range(len(again))]
+    assert [bool(one["marks"]) for one in shown] == [one.key != dataset.keys[0] for one in again]
+    assert {one["reviewed"] for one in shown} == {len(drawn) - of_first}
+    pool = {"floors": 2, "has_pool": True}
+    dataset.describe(dataset.keys[2], lambda rows: [{**row, "description": pool} for row in rows])
+    of_last = sum(one.key == dataset.keys[2] for one in drawn)
+    assert counted() == (len(drawn) - of_first - of_last, of_first + of_last)
+    assert len(verdicts(settings.home)) == len(drawn)
 
 
 @pytest.mark.parametrize(
@@ -135,19 +169,20 @@ def test_a_line_that_does_not_read_is_named(tmp_path):
     with (tmp_path / REVIEWS).open("ab") as file:
         file.write(b"not JSON\n")
     with pytest.raises(TruthError, match="line 2"):
-        accuracy(tmp_path)
+        accuracy(tmp_path, PUBLISHED)
 
 
 def test_a_file_of_the_previous_format_is_read_and_one_of_a_newer_one_is_refused(tmp_path):
-    """Lines were without a format at first; what a newer version says is not guessed at."""
+    """It has the fingerprint of the row that was judged; what a newer version says is not guessed at."""
     say(tmp_path, right=["kind"])
     path = tmp_path / REVIEWS
     said = json.loads(path.read_bytes())
-    assert said.pop("format") == 1
-    path.write_text(json.dumps(said) + "\n")
-    assert verdicts(tmp_path)["p1"].right == ("kind",)
-    path.write_text(json.dumps({**said, "format": 2}) + "\n")
-    with pytest.raises(FormatVersionError, match="has format 2 and this version reads 1"):
+    assert (said.pop("format"), said.pop("answer")) == (2, "a")
+    path.write_text(json.dumps({**said, "format": 1, "fingerprint": "f"}) + "\n")
+    assert accuracy(tmp_path, PUBLISHED).fields["kind"].of == 1
+    assert accuracy(tmp_path, {"p1": ("a", "another")}).replaced == 1
+    path.write_text(json.dumps({**said, "format": 3}) + "\n")
+    with pytest.raises(FormatVersionError, match="has format 3 and this version reads 2"):
         verdicts(tmp_path)
 
 
@@ -187,10 +222,11 @@ def test_what_chance_drew_counts_though_it_is_suspicious(dataset, monkeypatch):
 def test_a_line_that_does_not_read_is_said_before_a_person_begins_and_on_the_page(dataset, monkeypatch):
     """Nobody judges where nothing can be shown: they read which line to put right, no bare server error."""
     sample = draw_sample(dataset.settings, dataset.catalog, count=2, seed=4, suspicious=False)
+    page = TestClient(review_page.review_app(dataset.settings, dataset.catalog, sample))
     say(dataset.settings.home)
     with (dataset.settings.home / REVIEWS).open("ab") as file:
         file.write(b"not JSON\n")
-    answer = TestClient(review_page.review_app(dataset.settings, dataset.catalog, sample)).get("/property/0")
+    answer = page.get("/property/0")
     assert answer.status_code == 500
     assert "line 2 does not read" in answer.text
     monkeypatch.setattr(review_page, "serve_review", pytest.fail)
@@ -209,6 +245,7 @@ def test_training_reads_a_review_as_everything_else_does(settings_with_images):
     path.write_bytes(whole + b'{"property_id": "p1", "at"')
     (sample,), _ = training_samples(settings_with_images, variant)
     assert sample.target == {"kind": "villa"}
-    path.write_bytes(whole.replace(b'"format": 1', b'"format": 2'))
-    with pytest.raises(TrainingError, match="has format 2"):
+    assert read_truth(path) == {"p1": {"kind": "villa"}}
+    path.write_bytes(whole.replace(b'"format": 2', b'"format": 3'))
+    with pytest.raises(TrainingError, match="has format 3"):
         training_samples(settings_with_images, variant)
