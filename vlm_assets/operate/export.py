@@ -64,6 +64,9 @@ class Format(StrEnum):
 _SHARDS: Final = ".shards"
 """Folder of what is known of each finished shard, for a resumption, and of the lock."""
 
+_NOTE_FORMAT: Final = 2
+"""Of what is known of a shard; format 1 did not name the models."""
+
 _SUMS: Final = "SHA256SUMS"
 _ABOUT: Final = "export.json"
 _ATTEMPTS: Final = 3
@@ -125,7 +128,7 @@ def export(
             kept=kept,
             without_vector=sum(one["without_vector"] for one in done.values()),
         )
-        _finish(settings, folder, question, done, found)
+        _finish(folder, question, done, found)
     return found
 
 
@@ -166,9 +169,10 @@ def _write_shards(
                 "bytes": size,
                 "sha256": sha256,
                 "without_vector": missing or 0,
+                "models": sorted(set(table["model"].to_pylist()) - {None}),
                 "schema": str(table.schema),
             }
-            write_sealed(folder / _SHARDS / f"{key}.json", done[name])
+            write_sealed(folder / _SHARDS / f"{key}.json", done[name], format_=_NOTE_FORMAT)
         advance(number + 1, len(records))
     return done, kept
 
@@ -201,9 +205,10 @@ def _claim(folder: Path, question: Mapping[str, object]) -> None:
 
 def _known(folder: Path, key: str) -> dict[str, Any] | None:
     try:
-        return read_sealed(folder / _SHARDS / f"{key}.json")
+        known = read_sealed(folder / _SHARDS / f"{key}.json", format_=_NOTE_FORMAT)
     except (OSError, BrokenSealError):
         return None  # The shard is written anew.
+    return known if "models" in known else None
 
 
 def _holds(path: Path, known: Mapping[str, Any]) -> bool:
@@ -367,7 +372,6 @@ def _remove_others(folder: Path, format_: Format, names: set[str]) -> None:
 
 
 def _finish(
-    settings: Settings,
     folder: Path,
     question: Mapping[str, object],
     done: Mapping[str, Mapping[str, Any]],
@@ -385,12 +389,13 @@ def _finish(
     write_replacing(folder / _SUMS, sums.encode())
     if found.format == "huggingface":
         schema = next((one["schema"] for one in done.values()), "")
-        card = _card(settings, question, found, schema)
+        models = sorted({name for one in done.values() for name in one["models"]})
+        card = _card(models, question, found, schema)
         write_replacing(folder / "README.md", card.encode())
 
 
-def _card(settings: Settings, question: Mapping[str, object], found: Exported, schema: str) -> str:
-    model = (settings.model or "at an address").rstrip("/").rpartition("/")[2]
+def _card(models: Sequence[str], question: Mapping[str, object], found: Exported, schema: str) -> str:
+    made_by = ", ".join(f"`{name.rstrip('/').rpartition('/')[2]}`" for name in models)
     columns = "\n".join(f"    {line}" for line in schema.splitlines())
     where = f"Rows: those where `{question['where']}`." if question["where"] else "Rows: all published ones."
     return f"""---
@@ -408,7 +413,7 @@ configs:
 
 **Licence: fill this in before you publish.** Images are named by their paths and not part of this folder.
 
-{found.rows:,} properties, each described from its images by `{model}` (column `model`, exact revision in
+{found.rows:,} properties, each described from its images by {made_by} (column `model`, exact revision in
 `model_revision`), with the description as columns (`description`) and as text (`text`), and a vector of the
 text (`embedding`, by `embedding_model`; {found.without_vector:,} rows have none yet). `status` is `ok`, or
 `failed` with the reason. {where}

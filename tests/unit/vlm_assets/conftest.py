@@ -36,13 +36,15 @@ DESCRIPTIONS = pa.schema(
         ("raw_text", pa.string()),
         ("images_seen", pa.int32()),
         ("inputs_digest", pa.string()),
+        ("model", pa.string()),
+        ("model_revision", pa.string()),
         ("device", pa.string()),
         ("described_at", pa.timestamp("us", tz="UTC")),
         ("description", pa.struct([("floors", pa.int64()), ("has_pool", pa.bool_())])),
     ]
 )
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
-EMBEDDINGS = pa.schema([*COMMON, ("embedding", pa.list_(pa.float32(), 2))])
+EMBEDDINGS = pa.schema([*COMMON, ("embedding", pa.list_(pa.float32(), 2)), ("model", pa.string())])
 
 Rows = list[dict[str, Any]]
 
@@ -99,6 +101,7 @@ class Dataset:
                 "raw_text": text,
                 "images_seen": 2,
                 "inputs_digest": f"in-{settings}",
+                "model": f"model-{settings}",
                 "device": "cpu-0",
                 # A batch of one property each two seconds.
                 "described_at": BEGAN + timedelta(seconds=2 * (row["ordinal"] or 0)),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from resources.storage.lock_files import taken
+from resources.storage.sealed_json import read_sealed, write_sealed
 from vlm_assets.operate.export import Format, export
 from vlm_assets.operate.terminal import CommandError
 from vlm_assets.settings import CHECKOUT
@@ -76,3 +77,18 @@ def test_two_exports_into_one_folder_are_kept_apart(dataset, tmp_path):
     other.close()
     again = export(dataset.settings, dataset.catalog, folder, Format.jsonl)
     assert (again.rows, again.kept) == (first.rows, first.shards)
+
+
+def test_the_card_names_the_models_of_the_rows_whatever_the_settings_say_now(dataset, tmp_path):
+    """Rows are handed on under the names of what made them; a note of format 1, without them, is renewed."""
+    folder = tmp_path / "out"
+    dataset.describe(dataset.keys[0], settings="other")
+    export(dataset.settings, dataset.catalog, folder, Format.huggingface)
+    card = (folder / "README.md").read_text()
+    assert "9 properties, each described from its images by `model-other`, `model-s`" in card
+    path = folder / ".shards" / f"{dataset.keys[1]}.json"
+    note = read_sealed(path, format_=2)
+    assert note.pop("models") == ["model-s"]
+    write_sealed(path, note)
+    assert export(dataset.settings, dataset.catalog, folder, Format.huggingface).kept == 2
+    assert (folder / "README.md").read_text() == card
