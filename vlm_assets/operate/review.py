@@ -181,7 +181,7 @@ def published_answers(settings: Settings, catalog: Catalog) -> dict[str, Answer]
     of_range: dict[str, list[int]] = {}
     for ordinal in catalog.ordinals_of(verdicts(settings.home)):
         of_range.setdefault(catalog.range_of(ordinal).key, []).append(ordinal)
-    found = {}
+    found: dict[str, Answer] = {}
     for key, ordinals in of_range.items():
         with contextlib.suppress(OSError, pa.ArrowException):
             found.update({row["property_id"]: _answer(row) for row in _rows(settings, key, ordinals)})

@@ -246,7 +246,7 @@ def _shown(
         name: said for name, said in verdicts(settings.home).items() if said.answer in answers.get(name, ())
     }
     before = known.get(one.property_id)
-    marks = {}
+    marks: dict[str, str] = {}
     if before is not None:
         marks = dict.fromkeys(before.right, "right") | dict.fromkeys(before.wrong, "wrong")
     return {

@@ -86,11 +86,12 @@ def test_what_was_judged_for_being_suspicious_does_not_count_as_drawn(tmp_path):
     assert verdicts(tmp_path)["p2"].wrong == ("floors",)
 
 
-def test_a_verdict_counts_for_the_answer_that_it_was_given_for_and_for_no_other(dataset):
+def test_a_verdict_counts_for_the_answer_that_it_was_given_for_and_for_no_other(dataset, monkeypatch):
     """A new model's accuracy has no verdicts on the old one's answers, though it says the same of some.
 
     They stay in the file. Nor does one count on an answer that was computed again and is another.
     """
+    monkeypatch.setattr(review_page, "_images", lambda *_: [])
     settings, catalog = dataset.settings, dataset.catalog
     drawn = draw_sample(settings, catalog, count=50, seed=4, suspicious=False)
     for one in drawn:
