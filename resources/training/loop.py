@@ -413,8 +413,8 @@ class Training:
         if world > 1 and self._ranks.is_first:
             of_ranks = [[float(one[5]) for one in numbers[rank::world]] for rank in range(world)]
             seconds = [statistics.median([one for one in times if one] or [0.0]) for times in of_ranks]
-            for rank, said in self._slow.take(seconds, self._ids(start, stop), time.monotonic()):
-                self._say("slow", {"said": said, "rank": rank})
+            for event, rank, said in self._slow.take(seconds, self._ids(start, stop), time.monotonic()):
+                self._say(event, {"said": said, "rank": rank})
 
     def _take_gradient(self) -> list[Any]:
         """The gradient that a backward pass has left, without a copy; zeros where it reached nothing."""

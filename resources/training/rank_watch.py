@@ -155,8 +155,11 @@ class SlowRanks:
         self._since: dict[int, float] = {}
         self._told: set[int] = set()
 
-    def take(self, seconds: Sequence[float], ids: Sequence[str], now: float) -> list[tuple[int, str]]:
-        """Of each rank the seconds a microbatch of a step. Returns ranks to tell of now, with a sentence."""
+    def take(self, seconds: Sequence[float], ids: Sequence[str], now: float) -> list[tuple[str, int, str]]:
+        """Of each rank the seconds a microbatch of a step. ids: of the step's batch.
+
+        Returns what is to be told now: ``slow`` or ``keeps pace``, the rank, and a sentence.
+        """
         self._steps.append((seconds, ids))
         if len(seconds) < 2 or len(self._steps) < _WINDOW_AT_LEAST:
             return []
@@ -166,12 +169,15 @@ class SlowRanks:
             others = statistics.median(usual[:rank] + usual[rank + 1 :])
             if own * (1.0 - self._share) <= others:
                 self._since.pop(rank, None)
-                self._told.discard(rank)
+                if rank in self._told:
+                    self._told.remove(rank)
+                    told.append(("keeps pace", rank, f"Rank {rank} keeps pace with the others again."))
             elif now - self._since.setdefault(rank, now) >= self._seconds and rank not in self._told:
                 self._told.add(rank)
                 _, slowest = max(self._steps, key=lambda one: one[0][rank])
                 told.append(
                     (
+                        "slow",
                         rank,
                         f"Rank {rank} is slow: it needs {own:.2f} s for a microbatch and the others"
                         f" {others:.2f} s (median of {len(self._steps)} steps), for"

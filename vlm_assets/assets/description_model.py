@@ -20,6 +20,8 @@ from typing import Any, Self
 
 import dagster as dg
 
+from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
 from resources.devices.device_errors import DeviceError, NoDeviceFreeError
 from resources.devices.leases import LeaseHolder
 from resources.devices.resource import GpuResource
@@ -118,9 +120,9 @@ def build_description_model(settings: Settings, *, upstream: str) -> dg.AssetsDe
                         grace=settings.grace_seconds,
                         limits=step_limits(settings),
                     )
-                    told = _Told(context, settings, beat)
-                    for event in ranks.events():
-                        told.take(event)
+                    with contextlib.closing(_Told(context, settings, beat)) as told:
+                        for event in ranks.events():
+                            told.take(event)
                 if told.finished is None:
                     raise TrainingError(f"The training of {name} ended without a word: start it again.")
                 beat.enter(Phase.PUBLISHING)
@@ -136,12 +138,21 @@ def build_description_model(settings: Settings, *, upstream: str) -> dg.AssetsDe
     return description_model
 
 
+_AFTER_STUCK = (
+    "Nothing for now: it is killed, and the training goes on from the last finished step with the ranks that"
+    " are left. If it happens again on the same device, look at `nvidia-smi` and the kernel log; if a step"
+    " does take that long, raise VLM_ASSETS_STUCK_SECONDS."
+)
+_AFTER_SLOW = "Look at its device: temperature, clocks, other users (`nvidia-smi`). The training goes on."
+
+
 class _Told:
-    """What the ranks say, passed on: to the run's page, its log and the heartbeat."""
+    """What the ranks say, passed on: to the run's page, its log, the heartbeat and the alerts."""
 
     def __init__(self, context: dg.AssetExecutionContext, settings: Settings, beat: WorkerBeat) -> None:
         self.finished: Mapping[str, Any] | None = None
         self._context, self._state, self._beat = context, control_state(settings), beat
+        self._outbox = Outbox(self._state)
         self._reported = self._beaten = time.monotonic()
         self._first: tuple[float, int] | None = None
 
@@ -156,6 +167,7 @@ class _Told:
                     f" A checkpoint every {event['interval']} s: a failure in {event['mtbf']} s is expected."
                 )
                 self._observe(event)
+                self._recovered(f"It goes on at step {event['step']}; its ranks: {event['ranks']}.")
                 self._beat.resume(restored=event["step"])
                 self._beat.enter(Phase.WORKING)
             case "step":
@@ -170,18 +182,65 @@ class _Told:
                 self._context.log.warning(event["said"])
                 self._observe(event)
                 self._beat.enter(Phase.WORKING)
-            case "warning" | "slow":
+            case "warning":
                 self._context.log.warning(event["said"])
                 self._observe(event)
+            case "slow":
+                self._context.log.warning(event["said"])
+                self._observe(event)
+                self._alert(event, is_stuck=False)
             case "stuck":
                 self._context.log.warning(event["said"])
                 self._observe(event)
+                self._alert(event, is_stuck=True)
                 self._beat.enter(Phase.LOADING)
+            case "keeps pace":
+                self._context.log.info(event["said"])
+                self._recovered(event["said"], rank=event["rank"])
             case "refused":
                 raise TrainingError(event["said"])
             case "finished":
                 self.finished = event
         end_if_paused(self._context, self._state)
+
+    def close(self) -> None:
+        """No rank runs any more: none is stuck or slow."""
+        self._recovered("The run of the training has ended.")
+
+    def _alert(self, event: Mapping[str, Any], *, is_stuck: bool) -> None:
+        """Tell a person of a rank. The training goes on where that cannot be written down."""
+        name, now = self._context.partition_key, time.time()
+        alert = Alert(
+            kind="rank_stuck" if is_stuck else "rank_slow",
+            subject=f"{self._subjects}{event['rank']}",
+            occurrence=f"{self._context.run.run_id}/{now}",
+            severity="error" if is_stuck else "warning",
+            title=f"Rank {event['rank']} of {ASSET} {name} on {event['device']} is {event['event']}",
+            next_step=_AFTER_STUCK if is_stuck else _AFTER_SLOW,
+            partition=name,
+            found=event["said"],
+            page=f"runs/{self._context.run.run_id}",
+            at=now,
+        )
+        try:
+            self._outbox.post_all([alert], once_while_open=True)
+        except OSError as error:
+            self._context.log.warning(f"No alert tells of it: {error}")
+
+    def _recovered(self, sentence: str, *, rank: int | None = None) -> None:
+        """Note that no rank, or not this one, is stuck or slow any more."""
+        subjects = [f"{self._subjects}{rank}"]
+        try:
+            if rank is None:
+                opened = self._outbox.open_subjects()
+                subjects = [one for one in opened if one.startswith(self._subjects)]
+            self._outbox.recovered_all(dict.fromkeys(subjects, sentence), at=time.time())
+        except OSError as error:
+            self._context.log.warning(f"Alerts of ranks stay open: {error}")
+
+    @property
+    def _subjects(self) -> str:
+        return f"{ASSET}/{self._context.partition_key}/rank "
 
     def _step(self, event: Mapping[str, Any], now: float) -> None:
         self._first = self._first or (now, event["step"])

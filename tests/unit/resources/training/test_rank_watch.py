@@ -79,22 +79,27 @@ def test_a_step_may_take_what_steps_take() -> None:
 
 
 def test_a_slow_rank_is_named_once_while_it_lasts() -> None:
-    """Far above the others' median for long: its number, its seconds and the batch at which it was worst."""
-    watch, told = SlowRanks(seconds=60.0), []
+    """Far above the others' median for long: its number, its seconds and the batch at which it was worst.
+
+    And once when it is over.
+    """
+    watch, told = SlowRanks(seconds=60.0), list[tuple[str, int, str]]()
     for step in range(100):
         own = 2.0 if step == 30 else 0.5
         told += watch.take([0.2, own], [f"p{step}"], float(step))
-    ((rank, said),) = told
-    assert rank == 1
+    ((event, rank, said),) = told
+    assert (event, rank) == ("slow", 1)
     assert "Rank 1 is slow: it needs 0.50 s for a microbatch and the others 0.20 s" in said
     assert "slowest in the batch of p30" in said
+    told = [one for step in range(100, 200) for one in watch.take([0.2, 0.2], ["p"], float(step))]
+    assert told == [("keeps pace", 1, "Rank 1 keeps pace with the others again.")]
 
 
 def test_ranks_that_keep_pace_are_not_named() -> None:
     """A little slower, or slow for a moment, is no reason to wake anybody."""
     watch = SlowRanks(seconds=10.0)
     assert not [
-        said
+        one
         for step in range(300)
-        for said in watch.take([0.2, 2.0 if step % 10 == 0 else 0.25], ["p"], float(step))
+        for one in watch.take([0.2, 2.0 if step % 10 == 0 else 0.25], ["p"], float(step))
     ]

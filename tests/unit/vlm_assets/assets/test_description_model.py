@@ -1,11 +1,13 @@
 """Which devices the ranks of a training see, and which model is kept when a publication is killed."""
 
+import contextlib
 import logging
 from types import SimpleNamespace
 
 import dagster as dg
 import pytest
 
+from resources.alerts.outbox import Outbox
 from resources.devices import find, process_lease, resource
 from resources.devices.leases import LeaseHolder
 from resources.devices.nvml import GpuReading
@@ -54,6 +56,41 @@ def test_nobody_expects_a_step_where_none_can_come(tmp_path):
             assert beat.worker.phase is Phase.LOADING
             told.take({"event": "skipped", "said": "It is skipped."})
             assert beat.worker.phase is Phase.WORKING
+
+
+def test_a_stuck_or_slow_rank_is_an_alert_until_it_is_over(tmp_path):
+    """It is told once, names the rank, its device and the batch, and ends with a start, or with the run."""
+    settings = load_settings(home=tmp_path)
+    state = control_state(settings)
+    outbox = Outbox(state)
+    values = {"asset_key": dg.AssetKey("a"), "run": SimpleNamespace(run_id="r1")}
+    context = SimpleNamespace(log=LOG, log_event=print, partition_key="tiny", **values)
+
+    def kinds():
+        return [one.kind for one in outbox.open_subjects().values()]
+
+    with Workers(state).begin(run_id="r1", asset="a", partition="tiny", expected=9) as beat:
+        told = _Told(context, settings, beat)
+        with contextlib.closing(told):
+            stuck = {"event": "stuck", "rank": 1, "device": "GPU-1", "said": "Rank 1 was loading p7."}
+            told.take(stuck)
+            told.take(stuck)
+            (alert,) = outbox.open_subjects().values()
+            assert (alert.kind, alert.partition, alert.page) == ("rank_stuck", "tiny", "runs/r1")
+            assert "Rank 1 of description_model tiny on GPU-1" in alert.title and "p7" in alert.found
+            counts = dict.fromkeys(("step", "steps", "samples", "skipped", "starts", "interval", "mtbf"), 1)
+            told.take({"event": "restored", "ranks": 1, **counts})
+            assert kinds() == []
+            for rank in (0, 2):
+                told.take({"event": "slow", "rank": rank, "device": "cpu", "said": "Rank is slow."})
+            assert kinds() == ["rank_slow", "rank_slow"]
+            told.take({"event": "keeps pace", "rank": 2, "device": "cpu", "said": "It keeps pace."})
+            assert kinds() == ["rank_slow"]
+        assert kinds() == []
+    assert [event.what for event in outbox.recent(9)] == [
+        *("raised", "recovered"),
+        *("raised", "raised", "recovered", "recovered"),
+    ]
 
 
 def work_of(home, text):
