@@ -620,7 +620,8 @@ class Training:
                 "metric": state.epochs[-1]["metric"],
                 "best": state.best,
                 "epochs": state.epochs,
-                "skips": state.skips,
+                # Not their ids: the record stays where a property is withdrawn, and checkpoints go.
+                "skipped": len(state.skips),
                 "seconds": state.seconds,
                 "starts": state.starts,
                 "order": state.order,

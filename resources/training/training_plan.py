@@ -12,11 +12,14 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from resources.engine.model_source import ModelSource
 from resources.engine.protocol import ImageLimits
 from resources.storage.files import write_replacing
+
+SAMPLES: Final = "samples.jsonl"
+"""In a training's folder: what it learns from, unless a function makes that."""
 
 
 class TrainingError(RuntimeError):

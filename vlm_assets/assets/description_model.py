@@ -43,7 +43,7 @@ from resources.training.checkpoints import Checkpoints, step_in
 from resources.training.rank import PLAN
 from resources.training.rank_processes import RankProcesses
 from resources.training.rank_watch import StepLimits
-from resources.training.training_plan import TrainingError, TrainingPlan, is_name, write_samples
+from resources.training.training_plan import SAMPLES, TrainingError, TrainingPlan, is_name, write_samples
 from resources.training.training_store import StoredCheckpoints, StoredModel
 from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets.fingerprint import Fingerprint
@@ -313,9 +313,7 @@ class TrainingWork:
         plan = TrainingPlan(
             variant=name,
             base=base,
-            samples=data
-            if is_name(variant.data)
-            else str(paths.journal(fingerprint.digest) / "samples.jsonl"),
+            samples=data if is_name(variant.data) else str(paths.journal(fingerprint.digest) / SAMPLES),
             schema=settings.description_schema,
             prompt=prompt.text,
             microbatches=variant.parts,
@@ -517,7 +515,7 @@ class TrainingWork:
             "steps": dg.MetadataValue.int(int(record.get("step", 0))),
             "seconds": dg.MetadataValue.float(round(float(record.get("seconds", 0.0)), 1)),
             "starts": dg.MetadataValue.int(int(record.get("starts", 0))),
-            "batches skipped": dg.MetadataValue.json(record.get("skips", {})),
+            "batches skipped": dg.MetadataValue.int(int(record.get("skipped", 0))),
             "right": dg.MetadataValue.md(f"Of {record['asked']}:\n\n{table}" if figures else "Not measured."),
             "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
         }
@@ -534,7 +532,7 @@ class TrainingWork:
             f" {finished['train']} properties.\n"
             f"{finished['held_out']} others, chosen by a hash of their ids, were never trained on.\n\n"
             f"Metric at the end ({finished['epochs'][-1]['of']}): {finished['metric']:.6f}.\n"
-            f"Batches skipped: {len(finished['skips'])}.\n\n"
+            f"Batches skipped: {finished['skipped']}.\n\n"
             f"## Right, of {finished['asked']}\n\n{figures or 'Not measured.'}\n\n"
             f"## What decided the result\n\n{parts}\n\nWeights' base and data are named by their digests.\n"
         )

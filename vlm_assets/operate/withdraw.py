@@ -9,9 +9,7 @@ listing knows that it was withdrawn.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,11 +25,12 @@ from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.stored import StoredPartitions
 from resources.state.workers import Workers
-from resources.storage.files import sync_directory, write_replacing
+from resources.storage.files import sync_directory
 from resources.storage.layout import AssetFolders, PartitionPaths
 from resources.storage.sealed_json import read_sealed, write_sealed
 from resources.store.bucket import S3Folder
 from resources.store.stored_journal import StoredJournal, pull_others, stored_generations
+from resources.training.training_plan import SAMPLES, SampleFile
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
 from vlm_assets.assets.property_descriptions import DescriptionWork, remembered
@@ -58,7 +57,7 @@ from vlm_assets.settings import Settings
 from vlm_assets.truth import REVIEWS
 
 TRAINED = "description_model"
-"""The asset of trained models, which keeps the list of what each was trained on."""
+"""The asset of trained models. A training keeps the list of what it learns from."""
 
 _ABOUT = "A withdrawal under way. It is removed when all is done; `vlm-assets withdraw` finishes it."
 
@@ -121,7 +120,8 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     ModelLoadError or OSError with everything not yet said still to do.
     """
     at_work = {one.partition for one in Workers(control_state(settings)).living()}
-    if busy := sorted(at_work.intersection(wanted.keys)):
+    trained = {folder.parent.name for folder in _trainings_with(settings, wanted.tombstones)}
+    if busy := sorted(at_work.intersection((*wanted.keys, *trained))):
         raise CommandError(
             f"A run works on {', '.join(busy[:3])}. Nothing was changed. Wait for it, or `vlm-assets pause`,"
             " then do it again."
@@ -148,8 +148,8 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
         yield from _withdraw_stored(settings, key)
     forget_summaries(settings, wanted.keys)
     forget_tables(settings)
-    for path in _withdraw_samples(settings, wanted.tombstones):
-        yield f"Removed them from {path}."
+    for folder in _withdraw_trainings(settings, wanted.tombstones):
+        yield f"Removed the training {folder}: its variant is trained anew, without them."
     if forget_verdicts(settings.home, wanted.tombstones):
         yield f"Removed what was said of them from {settings.home / REVIEWS}."
     plan = plan_prune(settings, catalog, keys=wanted.keys)
@@ -186,20 +186,31 @@ def _pull(settings: Settings, key: str) -> Iterator[str]:
             yield from pull_others(asset.partition(key), "", store)
 
 
-def _withdraw_samples(settings: Settings, ids: Collection[str]) -> Iterator[Path]:
-    """Take properties out of the lists of what variants were trained on, and of where killed ranks stood."""
-    for path in sorted(settings.layout.asset(TRAINED).journals.glob("*/*/rank-*.at")):
-        with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
-            if any(json.dumps(one).encode() in file.read() for one in ids):
-                file.truncate(0)  # In place: a rank that lives goes on writing there.
-                os.fsync(file.fileno())
-                yield path
-    for path in sorted(settings.layout.asset(TRAINED).journals.glob("*/*/samples.jsonl")):
-        lines = path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if json.loads(line)["property_id"] not in ids]
-        if len(kept) < len(lines):
-            write_replacing(path, b"".join(kept))
-            yield path
+def _trainings_with(settings: Settings, ids: Collection[str]) -> list[Path]:
+    """The folders of trainings that learn from these properties."""
+    listings = sorted(settings.layout.asset(TRAINED).journals.glob(f"*/*/{SAMPLES}"))
+    return [path.parent for path in listings if not set(ids).isdisjoint(SampleFile(path).ids)]
+
+
+def _withdraw_trainings(settings: Settings, ids: Collection[str]) -> Iterator[Path]:
+    """Remove trainings that learn from these properties, with all of their checkpoints.
+
+    Nothing would go on with them: without these properties it is another training.
+    """
+    for folder in _trainings_with(settings, ids):
+        if (store := settings.store) is not None:
+            for name, _ in list(store.names(f"{folder.relative_to(settings.home)}/")):
+                store.delete(name)
+        shutil.rmtree(settings.layout.asset(TRAINED).partition(folder.parent.name).quarantine, True)
+        # The list of samples goes last: a withdrawal that was cut short finds the rest by it.
+        for path in sorted(folder.iterdir(), key=lambda one: one.name == SAMPLES):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        folder.rmdir()
+        sync_directory(folder.parent)
+        yield folder
 
 
 def _withdraw_published(settings: Settings, catalog: Catalog, key: str, wanted: Withdrawal) -> Iterator[str]:

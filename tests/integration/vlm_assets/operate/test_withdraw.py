@@ -11,7 +11,11 @@ import pytest
 from faults.file_operations import FileOperations
 from resources.devices.resource import GpuResource
 from resources.publishing.published import PublishedPartitions
+from resources.state.workers import Workers
+from resources.storage.files import set_aside
+from resources.training.checkpoints import Checkpoints, newest_state
 from resources.training.rank_watch import PositionFile
+from resources.training.state import TrainingState
 from resources.training.training_plan import Sample, write_samples
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
@@ -19,7 +23,9 @@ from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.audit import audit
 from vlm_assets.operate.review import Reviewed, keep, verdict_of
 from vlm_assets.operate.status import read_status
+from vlm_assets.operate.terminal import CommandError
 from vlm_assets.operate.withdraw import Withdrawal, pending_withdrawal, plan_withdrawal, withdraw
+from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import load_settings
 from vlm_assets.truth import verdicts
 
@@ -56,18 +62,24 @@ def files_with(home, property_id):
 
 
 def keep_beside(settings, gone, stays):
-    """What else names properties: a review, the page's table, and what a variant was trained on."""
+    """What else names properties: a review, the page's table, a training and its passed-over batches."""
     for one in (gone, stays):
         house = Reviewed(one, KEY, 0, ("a", "f"), {"floors": 2})
         keep(settings.home, verdict_of(house, right=["floors"], wrong=[], corrections={}))
     shown = settings.state_directory / "explore" / "shown.parquet"
     shown.parent.mkdir(parents=True)
     pq.write_table(pa.table({"property_id": [gone, stays]}), shown)
-    trained = settings.layout.asset("description_model").partition("tiny").journal("g") / "samples.jsonl"
-    trained.parent.mkdir(parents=True)
-    write_samples(trained, [Sample(one, (), {"floors": 2}) for one in (gone, stays)])
-    PositionFile(trained.parent / "rank-0.at").begin([gone])
-    return [settings.home / "review.jsonl", shown, trained]
+    paths = settings.layout.asset("description_model").partition("tiny")
+    for name, ids in (("with", [gone, stays]), ("without", [stays])):
+        checkpoints = Checkpoints(paths.journal(name) / "checkpoints", paths.quarantine)
+        checkpoints.sweep()
+        checkpoints.write(TrainingState(skips={0: ids}), {})
+        write_samples(paths.journal(name) / "samples.jsonl", [Sample(one, (), {"floors": 2}) for one in ids])
+    training = paths.journal("with")
+    PositionFile(training / "rank-0.at").begin([gone])
+    (checkpoint,) = (training / "checkpoints").iterdir()
+    set_aside(checkpoint, paths.quarantine, keep=True)
+    return [settings.home / "review.jsonl", shown, training / "samples.jsonl", checkpoint]
 
 
 def done(settings, ids) -> list[str]:
@@ -126,6 +138,9 @@ def test_unpublished_work_of_the_others_is_kept(desk):
         done(desk.settings, [gone])
         assert files_with(desk.settings.home, gone) == []
         assert verdicts(desk.settings.home).keys() == {rows[6]["property_id"]}
+        trainings = desk.settings.layout.asset("description_model").partition("tiny").journals
+        assert [one.name for one in trainings.iterdir()] == ["without"], "the other training goes on"
+        assert newest_state(trainings / "without" / "checkpoints")
     finally:
         for folder in folders:
             folder.with_name(f"{folder.name}.away").rename(folder)
@@ -153,6 +168,7 @@ def test_a_withdrawal_that_is_killed_anywhere_is_finished_by_the_next(desk, tmp_
     """Whatever was done before, nothing is left of the property and nothing of the others is lost."""
     assert desk.materialize(*ASSETS, config={"recompute": True}).success
     gone = ids_of(desk.settings)[2:3]
+    keep_beside(desk.settings, gone[0], ids_of(desk.settings)[3])
     kills = 0
     for at in range(1, 10_000, max(1, 17 // ROUNDS)):
         home = tmp_path / f"home-{at}"
@@ -187,6 +203,18 @@ def test_a_withdrawal_that_is_killed_anywhere_is_finished_by_the_next(desk, tmp_
         if finished:
             break
     assert kills > 10, "the sweep met fewer file operations than a withdrawal has"
+
+
+def test_a_property_that_a_run_trains_on_is_not_withdrawn(desk):
+    """While a run trains on a property nothing is changed: it would publish what it learned from it."""
+    gone, stays = ids_of(desk.settings)[:2]
+    keep_beside(desk.settings, gone, stays)
+    workers = Workers(control_state(desk.settings))
+    with workers.begin(run_id="r", asset="description_model", partition="tiny", expected=1):
+        with pytest.raises(CommandError, match="A run works on tiny"):
+            done(desk.settings, [gone])
+        assert gone in ids_of(desk.settings) and pending_withdrawal(desk.settings) is None
+        done(desk.settings, ids_of(desk.settings)[2:3])
 
 
 def test_status_names_a_withdrawal_that_was_cut_short(desk):

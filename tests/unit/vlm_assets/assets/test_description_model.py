@@ -105,7 +105,7 @@ def publish(work):
     work.history.write_text("")
     epochs = [{"of": "loss"}]
     counts = dict.fromkeys(("parameters", "step", "samples", "train", "held_out", "metric", "asked"), 1)
-    work.publish({"event": "finished", "figures": {}, "skips": {}, "epochs": epochs, **counts})
+    work.publish({"event": "finished", "figures": {}, "skipped": 0, "epochs": epochs, **counts})
 
 
 @pytest.mark.parametrize("line", ["exchange", "write_sealed"])
