@@ -8,6 +8,7 @@ and its images are jittered, so that random numbers would show. What does not: s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import math
@@ -37,6 +38,8 @@ from resources.training.training_plan import Sample, TrainingPlan, write_samples
 from vlm_assets.settings import EXAMPLE_MODEL
 
 WORKERS, RANKS = (0, 2, 4), (1, 2)
+FALLEN = "fallen"
+"""In a training's folder: the signal of ``FallenObjective`` was sent."""
 
 
 class ShakenObjective(DescribeObjective):
@@ -69,6 +72,19 @@ class PoisonedObjective(DescribeObjective):
         return replace(
             made, tensors={**made.tensors, "pixel_values": made.tensors["pixel_values"] * float("nan")}
         )
+
+
+class FallenObjective(ShakenObjective):
+    """The same, and the variant's name is a signal and a property: the rank that loads it first gets it."""
+
+    def features(self, sample: Sample, seed: int) -> Any:
+        """See Objective."""
+        name, _, fatal = self._plan.variant.partition(" ")
+        if sample.property_id == fatal:
+            with contextlib.suppress(FileExistsError):
+                Path(self._plan.samples).with_name(FALLEN).touch(exist_ok=False)
+                os.kill(os.getpid(), signal.Signals[name])
+        return super().features(sample, seed)
 
 
 @dataclass(frozen=True)

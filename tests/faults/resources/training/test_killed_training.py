@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -16,10 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from faults.training import Outcome, children, make_plan, outcome, prepare, processes, run_killed, start
+from faults.training import FALLEN, Outcome, make_plan, outcome, prepare, processes, run_killed, start
+from resources.processes import is_stopped
 from resources.training.checkpoints import Checkpoints
 from resources.training.loop import BadBatchesError, Training
-from resources.training.rank_watch import StepLimits, StepWatch
+from resources.training.order import SampleOrder
+from resources.training.rank import PLAN
+from resources.training.rank_watch import Doing, Position, StepLimits, StepWatch
 from resources.training.ranks import Ranks
 from resources.training.training_plan import Sample, TrainingPlan
 
@@ -56,48 +58,55 @@ def test_killed_again_and_again_it_comes_out_the_same(
     assert steps == list(range(1, STEPS + 1)), "the whole history, no step twice"
 
 
+def falling(folder: Path, samples: list[Sample], name: str) -> str:
+    """Plan that rank 1 of 2 gets a signal in the second step. Returns the property that it then loads."""
+    plan = make_plan(folder, samples, steps=STEPS, checkpoint_seconds=3600.0)
+    ids = [one.property_id for one in samples if not plan.is_held_out(one.property_id)]
+    fatal = ids[SampleOrder(len(ids), plan.seed).index(plan.batch + 1)]
+    changes = {"variant": f"{name} {fatal}", "objective": "faults.training:FallenObjective"}
+    replace(plan, **changes).write(folder / "work" / PLAN)
+    return fatal
+
+
 @pytest.mark.timeout(600)
 def test_one_of_two_ranks_dies_and_the_other_goes_on(
     samples: list[Sample], whole: Outcome, tmp_path: Path
 ) -> None:
     """The one that is left writes down the last finished step and goes on alone, to the same bits."""
     folder = tmp_path / "training"
-    make_plan(folder, samples, steps=STEPS, checkpoint_seconds=3600.0)
-    command = [sys.executable, "-m", "faults.training", "--start", str(folder), "2", "0"]
-    said, killed = [], False
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            said.append(json.loads(line))
-            if not killed and said[-1]["event"] == "step" and said[-1]["step"] == 3:
-                killed = True
-                os.kill(children(child.pid)[1], signal.SIGKILL)
-    assert child.returncode == 0
+    falling(folder, samples, "SIGKILL")
+    ranks = processes(folder, ranks=2, grace=120.0)
+    said = list(ranks.events())
+    ranks.lock.close()
     (warning,) = [one["said"] for one in said if one["event"] == "warning"]
     assert "rank 1 was killed by SIGKILL" in warning and "Going on with 1 of 2 ranks" in warning
-    first, second = [one for one in said if one["event"] == "restored"]
-    assert (first["ranks"], second["ranks"]) == (2, 1) and second["step"] >= 3
+    starts = [(one["ranks"], one["step"]) for one in said if one["event"] == "restored"]
+    assert starts == [(2, 0), (1, 1)]
     assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
 
 
 @pytest.mark.timeout(600)
 def test_a_rank_that_stands_still_is_named_and_the_other_goes_on(
-    samples: list[Sample], whole: Outcome, tmp_path: Path
+    samples: list[Sample], whole: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped in the middle: which rank, at which properties; the others go on to the same bits."""
     folder = tmp_path / "training"
-    make_plan(folder, samples, steps=STEPS, checkpoint_seconds=3600.0)
-    ranks = processes(folder, ranks=2, limits=StepLimits(least=5.0, most=30.0))
-    told: list[dict[str, Any]] = []
-    for event in ranks.events():
-        told.append(dict(event))
-        if event.get("step") == 4 and not [one for one in told if one["event"] == "stuck"]:
-            os.kill(ranks._running[1].pid, signal.SIGSTOP)
+    fatal = falling(folder, samples, "SIGSTOP")
+    ranks = processes(folder, ranks=2, grace=120.0)
+
+    def still(_: StepWatch, now: float) -> float | None:
+        """Its time is over as soon as the other one waits for it: a slow machine makes nobody stuck."""
+        work = folder / "work"
+        waits = Position.read(work / "rank-0.at").doing is Doing.WAITING
+        return now if waits and (work / FALLEN).exists() and is_stopped(ranks._running[-1].pid) else None
+
+    monkeypatch.setattr(StepWatch, "still", still)
+    told = list(ranks.events())
     ranks.lock.close()
     (stuck,) = [one for one in told if one["event"] == "stuck"]
     assert (stuck["rank"], stuck["device"]) == (1, "cpu")
-    assert "rank 1 was" in stuck["said"] and any(one.property_id in stuck["said"] for one in samples)
-    assert [one["ranks"] for one in told if one["event"] == "restored"] == [2, 1]
+    assert f"rank 1 was loading the images of {fatal}. It is killed" in stuck["said"]
+    assert [(one["ranks"], one["step"]) for one in told if one["event"] == "restored"] == [(2, 0), (1, 1)]
     assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
 
 
