@@ -248,7 +248,7 @@ class Training:
             self.state.order, self.state.count = self._order.digest(), self._order.count
         else:
             self._load(path)
-            self._leaks.check_run(self.state.consumed, self.state.delivered)
+            self._check_samples()
         self.state.starts += 1
         state = self.state
         if self._ranks.is_first:
@@ -273,6 +273,12 @@ class Training:
                 "mtbf": round(mean_time_between_failures(state)),
             },
         )
+
+    def _check_samples(self) -> None:
+        """Compare what was delivered since the last epoch's end, where all before was compared."""
+        last = self.state.epochs[-1] if self.state.epochs else {}
+        since = (last["samples"], last["delivered"]) if "delivered" in last else (0, 0)
+        self._leaks.check_run(self.state.consumed, self.state.delivered, since=since)
 
     def _newest(self) -> Path | None:
         # One of them sets a damaged file aside; the others pass it over.
@@ -325,7 +331,7 @@ class Training:
                     if self._ranks.is_first:
                         self._writer.save(self.state, self._tensors())
                     raise TrainingStoppedError
-        self._leaks.check_run(self.state.consumed, self.state.delivered)
+        self._check_samples()
         if not self.state.epochs or self.state.epochs[-1]["step"] != self.state.step:
             self._measure()
 
@@ -440,7 +446,7 @@ class Training:
             },
         )
         if step.ends_epoch:
-            self._leaks.check_run(state.consumed, state.delivered)
+            self._check_samples()
             self._measure()
         if self._ranks.is_first and not self._is_done() and self._writer.is_due(state):
             self._writer.begin(state, self._tensors())
@@ -562,7 +568,7 @@ class Training:
             "write": round(self._writer.write_seconds, 3),
             "interval": round(self._writer.interval(state), 1),
         }
-        state.epochs.append(measured)
+        state.epochs.append({**measured, "delivered": state.delivered})
         self._say("epoch", {**measured, "best": state.best, "steps": self.total_steps})
 
     def _write_history(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -52,16 +52,17 @@ class SampleOrder:
         """What a delivered sample adds to the sum of its run: 64 bits of its epoch and its index."""
         return int(_marks(self.seed, number // self.count, np.array([index], np.uint64))[0])
 
-    def expected(self, consumed: int) -> int:
-        """The sum of the marks of the first ``consumed`` samples, modulo 2**64.
+    def expected(self, start: int, stop: int) -> int:
+        """The sum of the marks of the samples ``start`` to ``stop``, modulo 2**64.
 
         Whole epochs are summed in their plain order: a permutation that is none would differ.
         """
-        epochs, rest = divmod(consumed, self.count)
-        total = sum(_sum_of_epoch(self.count, self.seed, epoch) for epoch in range(epochs))
-        if rest:
-            shown = _permutation(self.count, self.seed, epochs)[:rest].astype(np.uint64)
-            total += int(_marks(self.seed, epochs, shown).sum(dtype=np.uint64))
+        total = 0
+        for epoch in range(start // self.count, -(-stop // self.count)):
+            first, last = max(start - epoch * self.count, 0), min(stop - epoch * self.count, self.count)
+            is_whole = last - first == self.count
+            shown = np.arange(last) if is_whole else _permutation(self.count, self.seed, epoch)[first:last]
+            total += int(_marks(self.seed, epoch, shown.astype(np.uint64)).sum(dtype=np.uint64))
         return total % _WORD
 
 
@@ -77,9 +78,14 @@ class LeakDetector:
         if due % _WORD != delivered % _WORD:
             raise LeakError(f"The samples {start} to {stop - 1} are not those that were delivered.")
 
-    def check_run(self, consumed: int, delivered: int) -> None:
-        """Raise LeakError unless each sample of every epoch so far was delivered or skipped once."""
-        if self._order.expected(consumed) != delivered % _WORD:
+    def check_run(self, consumed: int, delivered: int, *, since: tuple[int, int] = (0, 0)) -> None:
+        """Raise LeakError unless each sample so far was delivered or skipped once an epoch.
+
+        since: how many were consumed, and their sum, when that was compared last. It costs the same however
+        long a training is.
+        """
+        start, before = since
+        if (before + self._order.expected(start, consumed)) % _WORD != delivered % _WORD:
             raise LeakError(
                 f"Of the first {consumed} samples some were repeated or left out. The checkpoints are kept;"
                 " this is a defect of this program: please open an issue."
@@ -91,11 +97,6 @@ def _permutation(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     # Raw bits, sorted: numpy promises them for ever, and ``Generator.permutation`` may change.
     bits = np.random.Philox(key=seed_of("order", seed, epoch)).random_raw(count)
     return np.argsort(bits, kind="stable")
-
-
-@cache
-def _sum_of_epoch(count: int, seed: int, epoch: int) -> int:
-    return int(_marks(seed, epoch, np.arange(count, dtype=np.uint64)).sum(dtype=np.uint64))
 
 
 def _marks(seed: int, epoch: int, indexes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

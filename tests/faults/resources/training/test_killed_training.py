@@ -59,7 +59,7 @@ def test_killed_again_and_again_it_comes_out_the_same(
 
 
 def falling(folder: Path, samples: list[Sample], name: str) -> str:
-    """Plan that rank 1 of 2 gets a signal in the second step. Returns the property that it then loads."""
+    """Plan that rank 1 of several gets a signal in the second step. Returns the property that it then loads."""
     plan = make_plan(folder, samples, steps=STEPS, checkpoint_seconds=3600.0)
     ids = [one.property_id for one in samples if not plan.is_held_out(one.property_id)]
     fatal = ids[SampleOrder(len(ids), plan.seed).index(plan.batch + 1)]
@@ -92,13 +92,14 @@ def test_a_rank_that_stands_still_is_named_and_the_other_goes_on(
     """Stopped in the middle: which rank, at which properties; the others go on to the same bits."""
     folder = tmp_path / "training"
     fatal = falling(folder, samples, "SIGSTOP")
-    ranks = processes(folder, ranks=2, grace=120.0)
+    ranks = processes(folder, ranks=4, grace=120.0)
 
     def still(_: StepWatch, now: float) -> float | None:
-        """Its time is over as soon as the other one waits for it: a slow machine makes nobody stuck."""
-        work = folder / "work"
-        waits = Position.read(work / "rank-0.at").doing is Doing.WAITING
-        return now if waits and (work / FALLEN).exists() and is_stopped(ranks._running[-1].pid) else None
+        """Its time is over as soon as the others wait for it: a slow machine makes nobody stuck."""
+        others = [Position.read(folder / "work" / f"rank-{number}.at") for number in (0, 2, 3)]
+        waited_for = all(one.doing is Doing.WAITING for one in others)
+        fallen = waited_for and (folder / "work" / FALLEN).exists() and is_stopped(ranks._running[1].pid)
+        return now if fallen else None
 
     monkeypatch.setattr(StepWatch, "still", still)
     told = list(ranks.events())
@@ -106,7 +107,7 @@ def test_a_rank_that_stands_still_is_named_and_the_other_goes_on(
     (stuck,) = [one for one in told if one["event"] == "stuck"]
     assert (stuck["rank"], stuck["device"]) == (1, "cpu")
     assert f"rank 1 was loading the images of {fatal}. It is killed" in stuck["said"]
-    assert [(one["ranks"], one["step"]) for one in told if one["event"] == "restored"] == [(2, 0), (1, 1)]
+    assert [(one["ranks"], one["step"]) for one in told if one["event"] == "restored"] == [(4, 0), (3, 1)]
     assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
 
 
@@ -238,6 +239,14 @@ def test_a_poisoned_batch_is_skipped_and_named(
     assert list(state.skips.values()) == [one["ids"] for one in skipped]
     assert state.step == 2 and state.consumed == (2 + len(skipped)) * plan.batch
     assert all(torch.isfinite(one).all() for one in training._parameters.values())
+    # Two ranks go back together, to the same bits.
+    other = tmp_path / "other"
+    make_plan(other, samples, steps=2, variant=bad, objective=POISONED, held_out=0.0)
+    ranks = processes(other, ranks=2)
+    events = [one["event"] for one in ranks.events()]
+    ranks.lock.close()
+    assert events.count("skipped") == len(skipped) and events.count("restored") == 1
+    assert outcome(other) == outcome(folder)
 
 
 def test_too_many_poisoned_batches_stop_it(samples: list[Sample], tmp_path: Path, in_process: Any) -> None:

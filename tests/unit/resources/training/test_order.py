@@ -33,12 +33,16 @@ def test_the_order_is_always_the_same() -> None:
 def test_a_repeated_or_missing_sample_is_noticed(data: st.DataObject) -> None:
     """Whichever sample takes the place of another, in a batch or over the run."""
     order = SampleOrder(20, 5)
-    number = data.draw(st.integers(0, 39))
+    number, since = data.draw(st.integers(0, 39)), data.draw(st.integers(0, 40))
     other = data.draw(st.integers(0, 19).filter(lambda index: index != order.index(number)))
     marks = [order.mark(one, order.index(one)) for one in range(40)]
+    before = since, sum(marks[:since])
+    LeakDetector(order).check_run(40, sum(marks), since=before)
     marks[number] = order.mark(number, other)
     start = number // 8 * 8
     with pytest.raises(LeakError):
         LeakDetector(order).check_batch(start, start + 8, sum(marks[start : start + 8]))
     with pytest.raises(LeakError):
         LeakDetector(order).check_run(40, sum(marks))
+    with pytest.raises(LeakError):
+        LeakDetector(order).check_run(40, sum(marks), since=before)
