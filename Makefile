@@ -119,7 +119,8 @@ test-deps:
 example-model: .venv/installed
 	VLM_ASSETS_HOME=data/example-model VLM_ASSETS_VARIANTS=examples/variants.yaml $(BIN)/dagster asset materialize \
 		-m vlm_assets.definitions --select description_model --partition example
-	cd data/example-model/description_model/example && cp *.json *.jinja *.safetensors $(CURDIR)/examples/model/
+	cd data/example-model/description_model/example && cp *.json *.jinja *.safetensors $(CURDIR)/examples/model/ \
+		&& cat README.md
 
 bench: .venv/installed bench-environments
 	@$(BIN)/python -m benchmarks.bench $(ARGS)

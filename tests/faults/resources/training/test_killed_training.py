@@ -59,7 +59,7 @@ def test_killed_again_and_again_it_comes_out_the_same(
 
 
 def falling(folder: Path, samples: list[Sample], name: str) -> str:
-    """Plan that rank 1 of several gets a signal in the second step. Returns the property that it then loads."""
+    """Plan that rank 1 gets a signal in the second step. Returns the property that it then loads."""
     plan = make_plan(folder, samples, steps=STEPS, checkpoint_seconds=3600.0)
     ids = [one.property_id for one in samples if not plan.is_held_out(one.property_id)]
     fatal = ids[SampleOrder(len(ids), plan.seed).index(plan.batch + 1)]
