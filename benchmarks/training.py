@@ -20,7 +20,7 @@ from resources.training.loop import Training
 from resources.training.ranks import Ranks
 
 DAY = 86_400.0
-FEW, MANY = 100, 20_000
+FEW, MANY = 1_000, 20_000
 """Steps after which a training is resumed."""
 
 

@@ -22,6 +22,7 @@ _INTERVALS: Final = 20
 _WINDOW: Final = 64
 _WINDOW_AT_LEAST: Final = 16
 _SHOWN: Final = 5
+_BESIDE: Final = ("warning", "slow", "keeps pace")
 
 
 class Doing(StrEnum):
@@ -125,7 +126,9 @@ class StepWatch:
     _doing: str = ""
 
     def take(self, event: str, now: float) -> None:
-        """An event has come."""
+        """An event has come. What is said beside the steps, by another thread too, is no sign of life."""
+        if event in _BESIDE:
+            return
         if event == "step" and self._doing == "step":
             self._intervals.append(now - self._at)
         self._at, self._doing = now, event

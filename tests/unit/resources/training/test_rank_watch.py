@@ -67,7 +67,8 @@ def test_a_step_may_take_what_steps_take() -> None:
     for at in (50.0, 51.0, 55.0):
         watch.take("step", at)
     assert watch.allowed == 1.5 * 4.0
-    assert watch.still(60.0) is None and watch.still(61.5) == 6.5
+    watch.take("warning", 60.0)
+    assert watch.still(60.0) is None and watch.still(61.5) == 6.5, "a warning is no step"
     watch.take("measuring", 62.0)
     assert watch.allowed == 100.0
     watch.take("epoch", 300.0)
