@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Literal, Self
 
 import numpy as np
@@ -165,9 +165,20 @@ class WorkerPool:
             raise WorkerPoolError("The workers are not running: use the pool in a with statement.")
         return self._feed(iter(batches))
 
-    def load(self, job: PropertyJob, max_images: int | None = None) -> LoadedProperty:
-        """Load one property, before those that wait. Raises WorkerPoolError, StoreAwayError."""
+    def load(
+        self,
+        job: PropertyJob,
+        max_images: int | None = None,
+        *,
+        given_up: Mapping[int, tuple[ImageErrorKind, str]] = MappingProxyType({}),
+    ) -> LoadedProperty:
+        """Load one property, before those that wait. given_up: images that are not opened, by their number.
+
+        Raises WorkerPoolError, StoreAwayError.
+        """
         loading = self._loading(job, max_images or self.max_images)
+        loading.failed.update(given_up)  # Nor are they fetched.
+        loading.give_up(given_up)
         self._want([loading], first=True)
         self._wait_for([loading])
         assert loading.loaded is not None
@@ -450,5 +461,6 @@ class _Loading(Fetch):
             seconds["processing"],
             {name: (parcel.arrays[name], join) for name, join in note["tensors"].items()},
             note["refusal"],
-            partial(load, self.job),
+            # What failed once is not shown later either: the row lists it as failed.
+            partial(load, self.job, given_up=failed),
         )

@@ -7,8 +7,11 @@ the time, as torchvision's processors would, whose build for the CPU's torch is 
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
+
+from resources.engine.protocol import ModelLoadError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,11 +21,16 @@ if TYPE_CHECKING:
 _FILTERS: Final = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of the filters that torch has too."""
 
+_RESIZED: Final = "0fcb8fc8a3022f6e"
+"""Digest of a picture that torch has resized by each filter. Another torch or another kind of CPU may bring
+another kernel. Where its pixels are others, DECODING must be raised, or this machine must not describe."""
+
 
 def made_fast(image_processor: Any) -> Any:
     """The image processor with these operations, if it is one that works with Pillow; else as it is.
 
-    Pixels differ from Pillow's by a level or two of 256, in one byte of two hundred.
+    Pixels differ from Pillow's by a level or two of 256, in one byte of two hundred. Raises ModelLoadError
+    where torch makes other pixels on this machine than elsewhere: the fingerprint would not tell them apart.
     """
     from transformers.image_processing_backends import PilBackend
 
@@ -32,10 +40,33 @@ def made_fast(image_processor: Any) -> Any:
     return image_processor
 
 
+def resized_digest() -> str:
+    """A digest of a picture that torch resizes here, smaller and larger, in both orders of memory."""
+    import torch
+
+    values = torch.arange(3 * 230 * 310) * 7919 % 65_521 % 256
+    picture = values.to(torch.uint8).view(1, 3, 230, 310)
+    digest = hashlib.sha256()
+    for order in (torch.contiguous_format, torch.channels_last):
+        shown = picture.contiguous(memory_format=order)
+        for mode in _FILTERS.values():
+            for size in ((97, 141), (300, 200)):
+                made = torch.nn.functional.interpolate(shown, size=size, mode=mode, antialias=True)
+                digest.update(made.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
 @cache
 def _fast(family: Any) -> Any:
     import torch
     from transformers.image_processing_backends import PilBackend
+
+    if resized_digest() != _RESIZED:
+        raise ModelLoadError(
+            f"torch {torch.__version__} resizes an image to other pixels on this machine than it should, and"
+            " the rows would count as the same; install the torch that constraints.txt names, or use another"
+            " kind of machine"
+        )
 
     class Fast(PilBackend):  # type: ignore[misc]  # transformers is not typed
         """Stands between a family's image processor and Pillow."""

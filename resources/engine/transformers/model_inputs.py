@@ -187,7 +187,8 @@ def _shown(one: LoadedProperty, attempt: Attempt) -> LoadedProperty:
     if attempt.images is None or one.seen <= attempt.images or one.with_images is None:
         return one
     fewer = one.with_images(attempt.images)
-    if not fewer.tensors:
+    # The row lists the first images that could be read at first. These must be the ones that are shown.
+    if not fewer.tensors or (fewer.seen, fewer.failed) != (attempt.images, one.failed):
         raise EngineError(fewer.refusal or "its images can no longer be read")
     return fewer
 

@@ -1,8 +1,18 @@
 """property_descriptions.py: how the work of a range is cut, and what a run says of too coarse a cut."""
 
-import pytest
+import itertools
+from dataclasses import replace
+from typing import Literal
 
-from resources.engine.ladder import Described
+import pyarrow as pa
+import pytest
+from pydantic import BaseModel
+
+from resources.devices.find import find_devices
+from resources.engine.ladder import Described, describe_batch
+from resources.engine.protocol import Answer, ImageTokens, RequestTooLargeError
+from resources.engine.schema import DescriptionSchema
+from resources.images.images import ImageFailure, LoadedProperty
 from vlm_assets.assets.property_descriptions import DescriptionWork, long_batch
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.resource_settings import build_vision_language_model
@@ -38,3 +48,74 @@ def test_a_batch_has_so_many_images_at_most(dataset):
     assert all(len(batch) == 1 or sum(one.images for one in batch) <= 1 for batch in batches)
     whole = DescriptionWork.of(dataset.settings, catalog, catalog.ranges[0], model)
     assert len(whole.plan(frozenset())) < len(batches)
+
+
+class Roof(BaseModel):
+    """A short answer."""
+
+    roof: Literal["flat", "hip"]
+
+
+class Short:
+    """An engine that takes so many images of a property, and remembers which it was shown at last."""
+
+    model = revision = "short"
+
+    def __init__(self, holds, allowed, fitting):
+        self.image_tokens = None
+        if fitting is not None:
+            self.image_tokens = ImageTokens(64, 20, allowed, fitting, 4096, 1024, {})
+        self.shown = []
+        self._holds = holds
+
+    def describe(self, batch, *, attempt):
+        (one,) = batch
+        self.shown = one.images[: attempt.images]
+        if len(self.shown) > self._holds:
+            return [RequestTooLargeError("prompt_too_long", "it is too long")]
+        return [Answer('{"roof": "hip"}', "stop", 10, 10)]
+
+
+@pytest.mark.parametrize(
+    ("broken", "allowed", "fitting", "holds"),
+    list(itertools.product([(), (1, 4)], [12, 8], [None, 8, 5], [12, 6, 2, 0])),
+)
+def test_a_row_names_the_images_that_were_shown_and_why_not_the_others(
+    dataset, broken, allowed, fitting, holds
+):
+    """No property is described from fewer images than it has without its row saying which, and why."""
+    settings = dataset.settings.model_copy(update={"max_images": allowed})
+    catalog = Catalog.open(settings.home)
+    model = build_vision_language_model(settings)
+    work = DescriptionWork.of(settings, catalog, catalog.ranges[0], model)
+    uris = [f"{at}.jpg" for at in range(10)]
+    columns = {"property_id": [work.ids[0]], "ordinal": [0], "image_uris": [uris], "inputs_digest": [""]}
+    work = replace(work, properties=pa.table(columns), schema=DescriptionSchema(Roof))
+    engine = Short(holds, allowed, fitting)
+
+    # As the worker pool loads it.
+    failed, images = [], []
+    for at, uri in enumerate(uris):
+        if len(images) == min(allowed, fitting or allowed):
+            break
+        if at in broken:
+            failed.append(ImageFailure(uri, "unreadable", "it is broken"))
+        else:
+            images.append(uri)
+    loaded = LoadedProperty(work.ids[0], 0, images, len(images), tuple(failed), 0.0)
+    (found,) = describe_batch(engine, work.schema, [loaded], work.ladder)
+    (row,) = work.rows([found], engine, find_devices("cpu:1", {})[0]).to_pylist()
+
+    named = [one["uri"] for one in row["images_failed"]]
+    assert row["status"] == ("ok" if holds else "failed")
+    assert row["images_used"] == engine.shown
+    assert sorted(row["images_used"] + row["images_not_used"] + named) == uris
+    assert bool(row["images_not_used"]) == bool(row["images_not_used_reason"])
+    if holds and len(engine.shown) < len(images):
+        assert row["images_not_used_reason"] == "prompt_too_long: it is too long"
+    elif holds and row["images_not_used"]:
+        known = engine.image_tokens
+        short = known is not None and fitting < allowed
+        assert row["images_not_used_reason"] == (
+            known.sentence() if short else f"VLM_ASSETS_MAX_IMAGES is {allowed}"
+        )

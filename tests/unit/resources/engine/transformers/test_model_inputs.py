@@ -135,6 +135,24 @@ def test_images_that_have_gone_meanwhile_cost_their_property(model_folder, prepa
             Path(f"{path}.away").rename(path)
 
 
+def test_a_retry_shows_the_images_that_the_row_lists(model_folder, preparation, jobs, load):
+    """A retry with fewer images shows the first of those that could be read at first, or none: not others."""
+    [one] = load(jobs[3:4], Tensors(ModelSource(str(model_folder)), PROMPT.text, "float32"))
+    first, broken = map(Path, jobs[3].image_paths[:2])
+    fewer = Attempt(number=2, max_new_tokens=60, images=2)
+    expected = preparation().take([one], fewer)
+    content = broken.read_bytes()
+    try:
+        broken.write_bytes(first.read_bytes())
+        assert_equal(preparation().take([one], fewer), expected)
+        first.rename(f"{first}.away")
+        with pytest.raises(EngineError, match="can no longer be read"):
+            preparation().take([one], fewer)
+    finally:
+        broken.write_bytes(content)
+        Path(f"{first}.away").rename(first)
+
+
 def test_what_was_prepared_is_kept_in_any_order(preparation, load_property):
     """A batch that was long in preparing is not pushed out by the places of those that were taken."""
     batches = [[load_property(f"p{batch}{at}", 1 + at % 3) for at in range(3)] for batch in range(4)]
