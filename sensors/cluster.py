@@ -59,7 +59,7 @@ class ClusterWatch:
     slots: int = 0
 
     def look(self, look: Look, runs: Iterable[RunState]) -> None:
-        """Take note of what there is now."""
+        """Take note of what there is now. runs: those that are watched."""
         if look.now - self.at > _GAP_SECONDS or look.now < self.at:
             self.since = look.now
         self.at = look.now
@@ -78,16 +78,26 @@ class ClusterWatch:
 
 
 def why_over(
-    run: RunState, watch: ClusterWatch, look: Look, *, has_ended: Callable[[str], bool]
+    run: RunState,
+    watch: ClusterWatch,
+    look: Look,
+    *,
+    has_ended: Callable[[str], bool],
+    has_begun: Callable[[str], bool],
 ) -> str | None:
     """Why the process of a run under way is certainly gone, as a sentence; None where it may live.
 
-    has_ended: whether Ray says that a job has ended; asked only where heartbeats leave it open.
+    has_ended: whether Ray says that a job has ended; asked only where heartbeats leave it open. has_begun:
+    whether the process of a run on this machine has said so; the reconciliation ends those that have.
     """
     job = _job(run)
     name = watch.on.get(run.run_id)
     if name is None:
         age = watch.at - max(watch.first[run.run_id], watch.since)
+        if run.is_here:
+            if age <= STARTING_SECONDS or has_begun(run.run_id):
+                return None
+            return f"Its process on this machine did not begin within {age:.0f} s."
         if age > STARTING_SECONDS:
             return f"No node began it within {age:.0f} s."
         return "Ray's job of it ended before it began." if age > _SETTLED_SECONDS and has_ended(job) else None
@@ -99,13 +109,24 @@ def why_over(
         return f"The node {name}, where it ran, is silent for {silence:.0f} s."
     if silence > SILENT_SECONDS:
         return f"Ray's job of it on {name} has ended." if has_ended(job) else None
-    if run.run_id in node.record.runs:
+    # Between its two assets a run that a person started by hand holds nothing: its node itself ends it.
+    if run.run_id in node.record.runs or run.ray_job is None:
         return None
     return f"Its process on {name} is gone without a word: it was killed, or the node was started anew."
 
 
+def _is_watched(run: RunState, look: Look) -> bool:
+    """Whether it is Ray's, or has not begun, or is being cancelled, or a node says that it has it.
+
+    Left alone is what works elsewhere: the reconciliation knows the runs of this machine's code server, and
+    nobody knows what a person started by hand on a machine that is no node.
+    """
+    is_at_work = run.status is dg.DagsterRunStatus.STARTED
+    return run.ray_job is not None or not is_at_work or look.of_run(run.run_id) is not None
+
+
 def _job(run: RunState) -> str:
-    """Its job; one whose launch was cut short may have been submitted before its tag was written."""
+    """Its job; one whose launch was cut short has no tag yet."""
     return run.ray_job or first_ray_job(run.run_id)
 
 
@@ -126,16 +147,24 @@ class ClusterWatcher:
         Raises ControlStateError, and then nothing was concluded.
         """
         # Before the nodes: a run that is under way now, and whose process is gone a moment later, has ended.
-        runs = [one for one in dagster.runs_in(UNDER_WAY) if one.ray_job is not None or not one.is_here]
+        under_way = dagster.runs_in(UNDER_WAY)
         look = self.nodes.look()
+        runs = [one for one in under_way if _is_watched(one, look)]
         watch.look(look, runs)
         said = []
         for run in runs:
-            why = why_over(run, watch, look, has_ended=dagster.ray_job_has_ended)
+            why = why_over(
+                run,
+                watch,
+                look,
+                has_ended=dagster.ray_job_has_ended,
+                has_begun=lambda run_id: dagster.process_of(run_id) is not None,
+            )
             if why is None:
                 continue
-            # So that it cannot begin later, where it waits in Ray.
-            dagster.stop_ray_job(_job(run))
+            if not run.is_here:
+                # So that it cannot begin later, where it waits in Ray.
+                dagster.stop_ray_job(_job(run))
             if dagster.end_interrupted(run.run_id, why + _GOES_ON):
                 said.append(f"Run {run.run_id} was ended. {why}")
         slots = sum(

@@ -66,7 +66,7 @@ def end_dead_runs(
             if process is None:
                 said = dagster.process_of(run_id)
                 if said is None:
-                    continue  # Not begun: Dagster's own monitoring gives a start 180 seconds.
+                    continue  # Not begun: Dagster's monitoring ends it, or the sensor of a cluster.
                 process = ProcessIdentity.that_spoke(*said)
             if process is not None and process.lives():
                 still[run_id] = process

@@ -16,6 +16,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,16 @@ class Look:
         return sum(node.record.slots for node in self.nodes.values() if node.takes_runs)
 
     def of_run(self, run_id: str) -> Node | None:
-        """The node that says that it has the run's process."""
-        return next((node for node in self.nodes.values() if run_id in node.record.runs), None)
+        """The node that says that it has the run's process, or a materialization of it."""
+        return self._of_runs.get(run_id)
+
+    @cached_property
+    def _of_runs(self) -> Mapping[str, Node]:
+        found: dict[str, Node] = {}
+        for node in self.nodes.values():
+            at_work = (name.partition(".")[0] for name in node.record.workers)
+            found.update(dict.fromkeys((*node.record.runs, *at_work), node))
+        return found
 
 
 class Nodes:

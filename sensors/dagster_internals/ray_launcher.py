@@ -119,7 +119,6 @@ class ClusterRunLauncher(RayRunLauncher):
                 )
             )
         job = self._submit(run.run_id, _command(run, self._instance.get_ref()), names)
-        self._instance.add_run_tags(run.run_id, {RAY_JOB: job})
         self._instance.report_engine_event(
             f"Submitted to Ray as {job}, for one of the nodes {', '.join(names)}.", run, cls=self.__class__
         )
@@ -177,7 +176,12 @@ class ClusterRunLauncher(RayRunLauncher):
         try:
             for number in range(1, 1000):
                 job = first_ray_job(run_id) + (f"-{number}" if number > 1 else "")
-                if (known := self._status(job)) is None:
+                known = self._status(job)
+                if known in _ENDED:
+                    continue
+                # First: whoever finds a run of Ray's without a node must know that it is Ray's.
+                self._instance.add_run_tags(run_id, {RAY_JOB: job})
+                if known is None:
                     self.client.submit_job(
                         submission_id=job,
                         entrypoint=command,
@@ -185,9 +189,7 @@ class ClusterRunLauncher(RayRunLauncher):
                         entrypoint_label_selector={NODE_LABEL: f"in({','.join(names)})"},
                         metadata={"dagster/run-id": run_id},
                     )
-                    return job
-                if known not in _ENDED:
-                    return job
+                return job
         except Exception as error:
             self._forget_client()
             raise DagsterUserCodeUnreachableError(

@@ -93,9 +93,22 @@ class NodeWatch:
             self.watch = Watch.read(None, now=now, unix=time.time())
         self.watch = Watch.read(self.watch.cursor(), now=now, unix=time.time())
         said = build_health_watcher(self.settings).look(self.watch, dagster)
-        for worker in self.workers.dead():
-            self.workers.forget(worker)
+        said += self._end_what_was_started_by_hand(dagster)
         return [*said, *self._end_runs_that_are_over(dagster, now)]
+
+    def _end_what_was_started_by_hand(self, dagster: DagsterFacts) -> list[str]:
+        """The cluster sees the end of Ray's runs; of others, only a worker's free lock tells it, and here."""
+        dead = self.workers.dead()
+        states = dagster.run_states({worker.run_id for worker in dead})
+        said = []
+        for worker in dead:
+            run = states.get(worker.run_id)
+            if run is not None and not run.finished and run.ray_job is None:
+                why = f"Its process on {worker.host} is gone without a word. What it had committed is there."
+                if dagster.end_interrupted(run.run_id, why):
+                    said.append(f"Run {run.run_id}, which Ray did not launch, was ended. {why}")
+            self.workers.forget(worker)
+        return said
 
     def _end_runs_that_are_over(self, dagster: DagsterFacts, now: float) -> list[str]:
         """A node that was cut off meets runs that were ended, and go on elsewhere: theirs here end.

@@ -151,6 +151,19 @@ def test_a_run_that_is_launched_again_has_one_job_that_lives(cluster):
     ]
 
 
+def test_a_run_whose_launch_is_killed_is_known_as_rays(cluster):
+    """A run that works, with no tag and on no node that beats, counts as started by hand: nobody ends it."""
+
+    def killed(**asked):
+        raise SystemExit
+
+    cluster.jobs.submit_job = killed
+    with pytest.raises(SystemExit):
+        launch(cluster, PARTITION)
+    (run,) = cluster.instance.get_runs()
+    assert run.tags[RAY_JOB] == f"dagster-run-{run.run_id}"
+
+
 def test_a_cancel_stops_the_job_of_its_own_run_alone(cluster):
     """A tag that the parent left, or a person chose, names another run's job."""
     run = launch(cluster, PARTITION)

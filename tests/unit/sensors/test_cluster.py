@@ -41,6 +41,7 @@ class Cluster:
         self.dagster = InstanceFacts(self.instance)
         monkeypatch.setattr(InstanceFacts, "ray_job_has_ended", lambda _, job: job in self.ended)
         monkeypatch.setattr(InstanceFacts, "stop_ray_job", lambda _, job: self.stopped.append(job))
+        self.workers = {"one": set(), "two": set()}
         self.instance.event_log_storage.set_concurrency_slots("gpu", 2)
         self.outbox = Outbox(open_state(path))
         self.watcher = ClusterWatcher(self, self.outbox, "gpu")
@@ -50,7 +51,15 @@ class Cluster:
         """As ``Nodes`` answers."""
         nodes = {}
         for name, beat in self.beats.items():
-            record = NodeRecord(name, f"boot {name}", 1, "10.0.0.1", 1, runs=frozenset(self.runs[name]))
+            record = NodeRecord(
+                name,
+                f"boot {name}",
+                1,
+                "10.0.0.1",
+                1,
+                runs=frozenset(self.runs[name]),
+                workers=frozenset(self.workers.get(name, ())),
+            )
             nodes[name] = Node(record, beat, self.now - beat, self.pauses.get(name))
         return Look(self.now, nodes)
 
@@ -151,6 +160,54 @@ def test_a_launch_that_was_cut_short_is_ended_and_no_other_runs_job_is_stopped(t
     assert cluster.stopped == [JOB]
 
 
+OF_THIS_MACHINE = {".dagster/grpc_info": json.dumps({"host": "localhost"})}
+"""What the launcher of this machine's processes tags a run with, before it starts one."""
+
+
+@pytest.mark.parametrize(
+    ("status", "then"),
+    [
+        (DagsterRunStatus.STARTING, DagsterRunStatus.FAILURE),
+        (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED),
+    ],
+)
+def test_no_run_of_this_machine_stands_in_starting(tmp_path, monkeypatch, status, then):
+    """What has no partition runs beside Dagster: killed before it said its pid, nobody else would end it."""
+    cluster = Cluster(tmp_path, monkeypatch)
+    cluster.runs["one"] = set()
+    cluster.starts(status, OF_THIS_MACHINE)
+    cluster.looks()
+    cluster.passes(45)
+    assert cluster.status is status
+    cluster.passes(5)
+    assert cluster.status is then
+    assert not cluster.stopped, "Ray never had it"
+
+
+def test_a_run_of_this_machine_that_has_begun_is_the_reconciliations(tmp_path, monkeypatch):
+    """It has said its pid: whether that lives is seen on this machine, and not by any heartbeat."""
+    cluster = Cluster(tmp_path, monkeypatch)
+    cluster.runs["one"] = set()
+    cluster.starts(DagsterRunStatus.STARTING, OF_THIS_MACHINE)
+    monkeypatch.setattr(InstanceFacts, "process_of", lambda _, run_id: (4711, 1.0) if run_id == RUN else None)
+    cluster.passes(300)
+    assert cluster.status is DagsterRunStatus.STARTING
+
+
+@pytest.mark.parametrize("is_node", [True, False])
+def test_a_run_that_a_person_starts_by_hand_is_no_run_of_rays(tmp_path, monkeypatch, is_node):
+    """`dagster asset materialize`: no launcher, no tag. Between its two assets no heartbeat speaks of it."""
+    cluster = Cluster(tmp_path, monkeypatch)
+    cluster.runs["one"] = set()
+    cluster.starts(tags={"a": "b"})
+    for worker in (f"{RUN}.property_descriptions", None, f"{RUN}.property_embeddings"):
+        cluster.workers["one"] = {worker} - {None} if is_node else set()
+        cluster.passes(100)
+        assert cluster.status is DagsterRunStatus.STARTED
+    cluster.passes(30, beating=("two",))
+    assert cluster.status is (DagsterRunStatus.FAILURE if is_node else DagsterRunStatus.STARTED)
+
+
 def test_the_pool_follows_the_nodes(cluster):
     """A paused node counts no more, a new one does; a lower limit that a person set is kept."""
 
@@ -191,7 +248,8 @@ def test_a_look_at_a_hundred_machines_with_eight_devices_is_short():
     watch, look = ClusterWatch(), Look(1000.0, nodes)
     began = time.process_time()
     watch.look(look, runs)
-    assert [why_over(run, watch, look, has_ended=lambda _: True) for run in runs] == [None] * 800
+    asked = {"has_ended": lambda _: True, "has_begun": lambda _: False}
+    assert [why_over(run, watch, look, **asked) for run in runs] == [None] * 800
     assert time.process_time() - began < 1.0
     assert look.slots == 800
     assert len(json.dumps(asdict(watch))) < 50_000

@@ -11,6 +11,7 @@ import pytest
 from resources.state.nodes import NodeDevice, NodeRecord, RunLocks
 from resources.state.workers import Workers
 from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.runs import RAY_JOB
 from vlm_assets.cluster.node import LOOKED_SECONDS, NodeWatch, as_looked_at
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import load_settings
@@ -65,6 +66,28 @@ def test_a_cancel_is_carried_out_without_ray(watch):
         now[0] += grace
         assert "SIGKILL" in " ".join(watch.look(InstanceFacts(instance)))
         assert process.wait(10) == -signal.SIGKILL
+
+
+def test_a_run_that_was_started_by_hand_and_killed_is_ended(watch):
+    """Ray knows nothing of it, and no launcher's process is asked for: nobody else would ever end it."""
+    work = (
+        "import os, sys, pathlib\n"
+        "from resources.state.database import open_state\n"
+        "from resources.state.workers import Workers\n"
+        "workers = Workers(open_state(pathlib.Path(sys.argv[1])))\n"
+        "workers.begin(run_id=sys.argv[2], asset='a', partition='k', expected=9)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        for run_id, tags in ((RUN, {}), (RUN[:-1] + "2", {RAY_JOB: f"dagster-run-{RUN[:-1]}2"})):
+            instance.create_run_for_job(nothing, run_id=run_id, status=dg.DagsterRunStatus.STARTED, tags=tags)
+            command = [sys.executable, "-c", work, str(watch.settings.state_directory), run_id]
+            assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        assert RUN in " ".join(watch.look(InstanceFacts(instance)))
+        ended, rays = (instance.get_run_by_id(one).status for one in (RUN, RUN[:-1] + "2"))
+    assert ended is dg.DagsterRunStatus.FAILURE
+    assert rays is dg.DagsterRunStatus.STARTED, "whether it lives, the cluster says"
+    assert not watch.workers.dead()
 
 
 def test_a_node_whose_look_hangs_is_given_nothing_and_says_why():
