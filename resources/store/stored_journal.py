@@ -195,6 +195,21 @@ class StoredJournal:
             self._find_own()
         return manifest
 
+    def copy_left(self) -> bool:
+        """Copy what a run of this machine had committed when it died; whether anything was to be copied.
+
+        Only where the head is still this machine's: else its next start here takes over what another one
+        did. A run that starts meanwhile puts a head of its own, and this changes nothing then; one that
+        starts at the moment of this head's put is interrupted, and tried again. Raises HeadDamagedError,
+        TakenOverError.
+        """
+        theirs = self.look()
+        if self.head is None or self.head.home != self._new_head(0).home or (theirs and theirs.retired):
+            return False
+        before = self.head
+        self.copy()
+        return self.head is not before
+
     def close(self) -> None:
         """Say in the store that no row of this journal is wanted any more, then remove all but its head.
 

@@ -26,6 +26,7 @@ from sensors.catalog_watch import CatalogWatch, build_catalog_watch_sensor
 from sensors.cluster import build_cluster_sensor, build_taking_over_sensor
 from sensors.device_health import DeviceWatcher
 from sensors.leases_after_end import LeasesAfterEnd
+from sensors.left_copies import LeftCopies, build_left_copies_sensor
 from sensors.new_ranges import NewRanges, build_new_ranges_sensor
 from sensors.published_file_drift import DriftWatcher, build_published_file_drift_sensor
 from sensors.reconciliation import build_reconciliation_sensor
@@ -109,7 +110,15 @@ def _liveness_sensors(
         grace=health.limits.grace,
         silence=health.limits.loading,
     )
-    return [build_worker_health_sensor(health, leases, pool=POOL, ticks=ticks)]
+    watching = [build_worker_health_sensor(health, leases, pool=POOL, ticks=ticks)]
+    if settings.store is not None:
+        left = LeftCopies(assets, settings.store, lambda: _worked_on(Workers(control_state(settings))))
+        watching.append(build_left_copies_sensor(left, ticks=ticks))
+    return watching
+
+
+def _worked_on(workers: Workers) -> set[tuple[str, str]]:
+    return {(worker.asset, worker.partition) for worker in workers.living()}
 
 
 def build_health_watcher(settings: Settings) -> HealthWatcher:

@@ -1,0 +1,92 @@
+"""What a run that died had committed and not copied to the store: it is copied, whether or not it runs again.
+
+What lives here: which journals are looked at, and when. What does not: copying (``resources/store``), and the
+runs of a cluster, whose partitions go on at once on any machine from what the store has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import dagster as dg
+
+from resources.journal import manifests
+from resources.journal.journal_errors import JournalError
+from resources.storage.layout import AssetFolders, PartitionPaths
+from resources.store.bucket import S3Folder, StoreAwayError, StoreError
+from resources.store.stored_journal import StoredJournal
+from sensors.sensor_definition import Decided, build_sensor
+from sensors.ticks import Ticks
+
+NAME = "left_copies"
+INTERVAL_SECONDS = 60
+
+_LOOK_SECONDS = 20.0
+"""Of a tick; the rest follows."""
+
+_AWAY_SECONDS = 300.0
+"""A store that was away is asked again after so long: it would hold up the other sensors."""
+
+
+@dataclass
+class LeftCopies:
+    """assets: whose journals are looked at. Looks are repeated, and remember what was copied.
+
+    working: asset and partition of each run that lives, which copies what it commits itself.
+    """
+
+    assets: Sequence[AssetFolders]
+    store: S3Folder
+    working: Callable[[], Collection[tuple[str, str]]]
+    clock: Callable[[], float] = time.monotonic
+    _known: dict[Path, int] = field(default_factory=dict, init=False)
+    _not_before: float = field(default=float("-inf"), init=False)
+
+    def look(self) -> list[str]:
+        """Copy what waits and nobody works on; returns sentences. Raises OSError."""
+        began = self.clock()
+        if began < self._not_before:
+            return ["The store was away a moment ago."]
+        said: list[str] = []
+        working = self.working()
+        for asset in self.assets:
+            for key in asset.journal_keys():
+                if (asset.name, key) in working:
+                    continue
+                paths = asset.partition(key)
+                for journal in sorted(paths.journals.glob("*")):
+                    if self.clock() - began > _LOOK_SECONDS:
+                        return said
+                    try:
+                        if self._copies(paths, journal):
+                            said.append(f"What was committed of {asset.name} {key} is in the store now.")
+                    except StoreAwayError as error:
+                        self._not_before = self.clock() + _AWAY_SECONDS
+                        return [*said, f"Committed rows of {asset.name} {key} wait here: {error}"]
+                    except (StoreError, JournalError, OSError) as error:
+                        # Its next start says so too, and decides: nothing of it changes until then.
+                        said.append(f"{asset.name} {key} cannot be copied: {error}")
+        return said
+
+    def _copies(self, paths: PartitionPaths, journal: Path) -> bool:
+        """Copy one journal, unless it is what was looked at before; whether the store was behind."""
+        newest = max(manifests.sequences(journal), default=0) if journal.is_dir() else 0
+        if self._known.get(journal, 0) == newest:
+            return False
+        was_behind = StoredJournal(paths, journal.name, self.store).copy_left()
+        self._known[journal] = newest
+        return was_behind
+
+
+def build_left_copies_sensor(left: LeftCopies, *, ticks: Ticks) -> dg.SensorDefinition:
+    """The sensor of a machine that works alone over a store."""
+    return build_sensor(
+        NAME,
+        lambda at: Decided(" ".join(left.look()) or "What nobody works on is in the store."),
+        interval_seconds=INTERVAL_SECONDS,
+        description="Copies to the store what a run that died had committed. It starts nothing.",
+        ticks=ticks,
+    )

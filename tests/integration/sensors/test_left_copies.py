@@ -1,0 +1,61 @@
+"""Committed rows reach the store though their partition is never started again."""
+
+import pytest
+
+from resources.store import bucket as bucket_module
+from resources.store.bucket import client
+from sensors.left_copies import LeftCopies
+from tests.integration.resources.store.test_stored_journal import Machine, away, commit
+
+
+@pytest.fixture
+def machines(tmp_path, bucket, monkeypatch):
+    """Two machines over one store, which notice an outage at the first request."""
+    monkeypatch.setattr(bucket_module, "PATIENCE_SECONDS", 0.0)
+    client.cache_clear()
+    return Machine(tmp_path / "a", bucket), Machine(tmp_path / "b", bucket)
+
+
+def leave(machine, s3_proxy, *ordinals):
+    """A run that ends while the store is away: the last rows wait on its disk alone."""
+    with machine.at_work() as (journal, copying):
+        copying.flush()
+        s3_proxy.breaks(away)
+        commit(journal, *ordinals)
+
+
+def test_what_a_run_left_is_copied_without_another_run(machines, bucket, s3_proxy):
+    """A machine that is lost weeks later, with the partition cancelled or given up, loses none of it."""
+    a, b = machines
+    now = [0.0]
+    working = {(a.paths.asset.name, a.paths.key)}
+    left = LeftCopies([a.paths.asset], bucket, lambda: working, clock=lambda: now[0])
+    a.commit(0)
+    leave(a, s3_proxy, 1, 2)
+    assert left.look() == [], "who works on it copies it"
+    working.clear()
+    (said,) = left.look()
+    assert "wait here" in said
+    s3_proxy.heal()
+    assert "a moment ago" in left.look()[0], "it would hold up other sensors"
+    now[0] += 300.0
+    (said,) = left.look()
+    assert "is in the store now" in said
+    asked = len(s3_proxy.requests)
+    assert left.look() == []
+    assert len(s3_proxy.requests) == asked, "what is known to be there costs nothing"
+    assert b.rows() == [0, 1, 2]
+
+
+def test_nothing_is_copied_over_another_machines_work(machines, bucket, s3_proxy):
+    """It took the partition over, or published it: the next start here sorts out whose rows count."""
+    a, b = machines
+    left = LeftCopies([a.paths.asset], bucket, set)
+    a.commit(0)
+    leave(a, s3_proxy, 1)
+    s3_proxy.heal()
+    b.commit(2)
+    head = b.stored.look()
+    assert left.look() == []
+    assert b.stored.look() == head
+    assert a.rows() == [0, 1, 2]
