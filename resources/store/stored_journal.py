@@ -262,8 +262,14 @@ class StoredJournal:
                 f" committed rows, {len(here - there)} segments of them here alone. The recovery that follows"
                 " keeps each property once and names what it puts aside; nothing is deleted."
             )
-        if theirs is not None and there - here and (ours is None or not forked or epoch >= ours.epoch):
-            self._put_in_front(theirs, forget_mark=forked or (mark is not None and epoch > mark.epoch))
+        # A person gave it up on another machine: what is gone here too is no loss any more.
+        gone = theirs is not None and any(
+            one.name in theirs.given_up and not self._has(one) for one in (ours.segments if ours else ())
+        )
+        is_ahead = there - here and (ours is None or not forked or epoch >= ours.epoch)
+        if theirs is not None and (gone or is_ahead):
+            newer = mark is not None and epoch > mark.epoch
+            self._put_in_front(theirs, forget_mark=forked or gone or newer)
         standing = read_mark(self._mark, key=self.key, generation=self.generation).mark
         if standing is None or standing.epoch < epoch:
             # So that the epoch of this opening is above the one in the store.

@@ -12,6 +12,7 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +27,8 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.publishing_errors import NotPublishedError, PublishedError
 from resources.publishing.record import PublishedRecord
 from resources.storage import files
+from resources.store.bucket import S3Folder
+from resources.store.stored_journal import Copying, StoredJournal, stored_generations
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.assets.partition_state import Kind, Problem, State
 from vlm_assets.assets.stored_settings import accept_settings as forget_settings
@@ -300,12 +303,16 @@ class Loss:
 
 
 def find_losses(settings: Settings, catalog: Catalog, key: str) -> list[Loss]:
-    """The losses of a partition, of either asset, under the settings of now.
+    """The losses of a partition, of either asset, under the settings of now; of the store too, if one is set.
 
-    Raises CatalogError, InvalidRangeError, ModelLoadError, JournalError.
+    Raises CatalogError, InvalidRangeError, ModelLoadError, JournalError, StoreError.
     """
     losses = []
     for partition, schema in _partitions(settings, catalog, PropertyRange.from_key(key)):
+        if (store := settings.store) is not None:
+            for generation in stored_generations(partition.paths, store):
+                if generation.startswith(partition.fingerprint.digest):
+                    StoredJournal(partition.paths, generation, store).pull()
         for generation in _generations(partition, PublishedPartitions(partition.paths.asset).record(key)):
             try:
                 partition.open_journal(generation, schema).close()
@@ -314,12 +321,26 @@ def find_losses(settings: Settings, catalog: Catalog, key: str) -> list[Loss]:
     return losses
 
 
-def accept_loss(loss: Loss) -> str:
-    """Record that a person gives the rows up, and open the journal with what is left; says what that is."""
+def accept_loss(loss: Loss, store: S3Folder | None) -> str:
+    """Record that a person gives the rows up, and open the journal with what is left; says what that is.
+
+    Returns when the store has it too: whichever machine starts the partition goes on with what is left.
+    """
     said = (
         f"{getpass.getuser()} accepted the loss of {loss.lost_rows} rows with vlm-assets repair --accept-loss"
     )
-    with loss.partition.open_journal(loss.generation, loss.schema, accept_loss=said) as journal:
+    with ExitStack() as stack:
+        copying = None
+        if store is not None:
+            stored = StoredJournal(loss.partition.paths, loss.generation, store)
+            stored.pull()
+            copying = stack.enter_context(Copying(stored, most_bytes=0))
+        journal = stack.enter_context(
+            loss.partition.open_journal(loss.generation, loss.schema, accept_loss=said)
+        )
+        if copying is not None:
+            copying.begin(journal)
+            copying.flush()
         return journal.recovery.sentence()
 
 
@@ -507,5 +528,5 @@ def _accept_loss(current: Settings, key: str, yes: bool) -> int:
     if not agreed("Give these rows up? They are computed again at the next start.", yes):
         return 1
     for loss in losses:
-        say(accept_loss(loss))
+        say(accept_loss(loss, current.store))
     return 0

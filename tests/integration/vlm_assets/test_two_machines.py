@@ -27,6 +27,7 @@ from vlm_assets.catalog.stored_catalog import pull_catalog, put_catalog
 from vlm_assets.cluster import node as node_module
 from vlm_assets.definitions import build_defs
 from vlm_assets.operate import run as run_module
+from vlm_assets.operate.repair import accept_loss, find_losses
 from vlm_assets.resource_settings import build_vision_language_model
 
 KEY = "000000000-000000007"
@@ -158,6 +159,26 @@ def test_a_new_machine_goes_on_with_work_under_way(machines, bucket):
     assert done.published[0].metadata["restored rows"].value == 4
     # What is published is in no journal any more, here or there.
     assert not [name for name, _ in bucket.names(".journal/") if "segment" in name]
+
+
+def test_a_loss_is_given_up_on_any_machine_for_all(machines, bucket, tmp_path):
+    """The store lost rows of a machine that is gone: a person gives them up once, and any machine goes on."""
+    gone, second = machines
+    third = replace(gone.changed(home=tmp_path / "third"), instance=dg.DagsterInstance.ephemeral())
+    pull_catalog(gone.settings.home, bucket)
+    second_batch.append(lose_the_device)
+    assert not gone.materialize(vision_language_model=Interrupted(model=gone.settings.model)).success
+    for name, _ in bucket.names(".journal/"):
+        if "segment-" in name:
+            bucket.delete(name)
+    assert f"--accept-loss {KEY}" in second.materialize().failure
+    catalog = pull_catalog(third.settings.home, bucket) and Catalog.open(third.settings.home)
+    (loss,) = find_losses(third.settings, catalog, KEY)
+    assert loss.lost_rows == 4
+    accept_loss(loss, bucket)
+    done = second.materialize()
+    assert done.success, done.failure
+    assert find_losses(third.settings, catalog, KEY) == []
 
 
 def test_a_machine_that_was_taken_over_publishes_nothing_and_it_is_no_attempt(machines, bucket):

@@ -144,7 +144,7 @@ def test_a_loss_stops_every_start_until_a_person_accepts_it(interrupted, gone):
     assert isinstance(loss.error, JournalLossError)
     assert (loss.lost_rows, loss.error.restorable_rows) == (4, 0)
     assert not interrupted.materialize().success, "looking accepts nothing"
-    said = accept_loss(loss)
+    said = accept_loss(loss, None)
     assert "accepted the loss of 4 rows" in said
     assert find_losses(interrupted.settings, Catalog.open(interrupted.settings.home), KEY) == []
     assert interrupted.materialize().success
