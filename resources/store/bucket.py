@@ -27,6 +27,10 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 30.0
 """For which a request is repeated while the store is down; the last of them may take its timeout longer."""
 
+CONNECT_SECONDS: Final = 5.0
+SILENCE_SECONDS: Final = 20.0
+"""After which a store that says nothing more counts as down."""
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 
 CONNECTIONS: Final = 32
@@ -319,8 +323,8 @@ def client() -> Any:
         "s3",
         config=Config(
             retries={"mode": "standard", "total_max_attempts": 1},
-            connect_timeout=5,
-            read_timeout=20,
+            connect_timeout=CONNECT_SECONDS,
+            read_timeout=SILENCE_SECONDS,
             max_pool_connections=CONNECTIONS,
             s3={"addressing_style": "path"} if elsewhere else {},
         ),

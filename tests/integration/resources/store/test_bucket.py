@@ -1,6 +1,8 @@
 """A folder of a bucket: what the answers of a real server mean, and of one that is not well."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -48,10 +50,11 @@ def test_what_is_missing_or_empty_is_said_so(bucket, put):
 
 
 def test_all_names_are_listed(bucket, put):
-    """A listing goes on over its pages, and stays inside the folder."""
-    for number in range(5):
-        put(f"p/{number}.jpg", b"12")
-    assert sorted(bucket.names()) == [(f"p/{number}.jpg", 2) for number in range(5)]
+    """A listing goes on over its pages, of 1,000 objects each, and stays inside the folder."""
+    names = [f"p/{number:04}.jpg" for number in range(1005)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: put(name, b"12"), names))
+    assert list(bucket.names()) == [(name, 2) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +74,48 @@ def test_throttling_and_bad_credentials_are_outages(bucket, put, s3_proxy, statu
         with pytest.raises(StoreAwayError, match=code) as raised:
             ask()
     assert module.client().meta.endpoint_url and "testsecret" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_store_that_takes_a_call_and_says_nothing_is_an_outage(bucket, put, s3_proxy, monkeypatch):
+    """It is told at the end of a time limit: no run, and no look at the store, hangs for ever."""
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.5)
+    put("a.jpg", b"12")
+    over = threading.Event()
+
+    def say_nothing(passing):
+        over.wait(60)
+        return passing.hang_up()
+
+    def stop_in_the_body(passing):
+        passing.send_response(200)
+        passing.send_header("Content-Length", "100")
+        passing.end_headers()
+        passing.wfile.write(b"x")
+        passing.wfile.flush()
+        return say_nothing(passing)
+
+    try:
+        for how, calls in (
+            (
+                say_nothing,
+                [
+                    lambda: bucket.get("a.jpg", most=9),
+                    lambda: bucket.head("a.jpg"),
+                    lambda: bucket.put("b.jpg", b"12", over=None),
+                    lambda: list(bucket.names()),
+                ],
+            ),
+            (stop_in_the_body, [lambda: bucket.get("a.jpg", most=999)]),
+        ):
+            s3_proxy.breaks(how)
+            for call in calls:
+                began = time.monotonic()
+                with pytest.raises(StoreAwayError):
+                    call()
+                assert time.monotonic() - began < 10
+    finally:
+        over.set()
 
 
 @pytest.mark.usefixtures("quick")

@@ -276,6 +276,28 @@ def test_an_emptied_bucket_is_named_and_filled_again(machines, bucket, s3_server
     assert b.rows() == [0, 1, 2, 3]
 
 
+def test_a_stale_list_loses_and_doubles_nothing(machines, s3_proxy):
+    """No list decides what counts: a store may list what is gone, and not yet what is there."""
+    a, b = machines
+    a.commit(0)
+    known = {}
+
+    def stale(passing):
+        if "list-type=2" not in passing.path:
+            return False
+        answer = known.setdefault(passing.path, None) or passing.forward()
+        known[passing.path] = answer
+        return passing.pass_on(answer)
+
+    s3_proxy.breaks(stale)
+    a.commit(1)
+    b.commit(2, 3)
+    a.commit(4)
+    assert a.rows() == b.rows() == [0, 1, 2, 3, 4]
+    assert any("journal" in path for path in known)
+    assert (a.aside(), b.aside()) == ([], [])
+
+
 def test_a_segment_that_is_gone_is_named_and_put_back_by_who_has_it(machines, bucket):
     """A machine without it refuses to begin over the loss; one that has it puts it back."""
     a, b = machines
