@@ -7,8 +7,9 @@ import pytest
 import sqlalchemy as sa
 
 from resources.state import tables
-from resources.state.database import ControlState
+from resources.state.database import ControlState, open_state
 from resources.state.sqlite_file import ControlStateError
+from tests.unit.resources.state.test_database import ROUNDS, THREADS, count_by_threads
 
 _COUNT = """
 import sys
@@ -54,3 +55,8 @@ def test_a_postgres_that_fails_over_is_an_outage(postgres_url):
 
     with pytest.raises(ControlStateError, match="read-only"):
         ControlState(None, postgres_url).beat(write)
+
+
+def test_threads_of_one_process_share_it(postgres_url, tmp_path):
+    """The daemon of a cluster looks with four sensors at once, which begin on an empty database."""
+    assert count_by_threads(lambda: open_state(tmp_path, postgres_url)) == THREADS * ROUNDS

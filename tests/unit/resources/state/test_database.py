@@ -8,7 +8,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
@@ -44,6 +46,36 @@ def flip(path, position):
 def closed(state):
     """The database as a machine that lost power leaves it: files alone, no connection open."""
     state._store._file._close()
+
+
+THREADS, ROUNDS = 8, 12
+
+
+def count_by_threads(opened):
+    """Count on one row with many threads, which all begin at once; gives what it counted to.
+
+    More of them than sensors of a daemon, each opens it, beats, reads and copies as they do.
+    """
+    begin = threading.Barrier(THREADS)
+
+    def work(number):
+        begin.wait()
+        for _ in range(ROUNDS):
+            state = opened()
+            state.write(count, copy=number == 0)
+            state.beat(lambda connection: connection.execute(tables.workers.delete()))
+            state.read_beats(lambda connection: connection.execute(sa.select(tables.workers)).all())
+            state.copy_if_due()
+
+    def count(connection):
+        at = connection.execute(sa.select(tables.pause.c.since)).scalar()
+        connection.execute(tables.pause.delete())
+        connection.execute(tables.pause.insert().values(id=1, since=(at or 0) + 1, reason="because"))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [pool.submit(work, number) for number in range(THREADS)]:
+            done.result(60)
+    return opened().read(lambda connection: connection.execute(sa.select(tables.pause.c.since)).scalar())
 
 
 @pytest.fixture
@@ -383,3 +415,8 @@ def test_heartbeats_of_another_version_are_begun_anew(directory):
         == []
     )
     later.beat(lambda connection: connection.execute(tables.quality_summaries.delete()))
+
+
+def test_threads_of_one_process_share_it(directory):
+    """The daemon looks with four sensors at once: no change is lost, none fails, none waits for ever."""
+    assert count_by_threads(lambda: open_state(directory)) == THREADS * ROUNDS
