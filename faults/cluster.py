@@ -33,6 +33,11 @@ from faults.postgres_server import PostgresServer
 from faults.s3_server import BUCKET, KEY, SECRET, S3Server
 
 ASSETS = ("property_descriptions", "property_embeddings")
+STORE, POSTGRES, DAGSTER, RAY = PARTS = ("the store", "Postgres", "Dagster's daemon", "Ray's head")
+"""What all machines depend on, and what may be restarted while they work."""
+
+_KILLED = {DAGSTER: "dagster-daemon run", RAY: "gcs_server"}
+"""What the command of the process has in it, on the head."""
 HEAD_PORT, JOBS_PORT = 6379, 8265
 _PROGRAM = Path(sys.executable).with_name("vlm-assets")
 _CHECKOUT = Path(__file__).resolve().parent.parent
@@ -56,7 +61,7 @@ _SETTINGS = {
 _BACKFILL = f"""
 import json, sys, time
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.dagster_server.api import DagsterApi, DagsterUnreachableError
+from vlm_assets.operate.dagster_server.api import DagsterApi, DagsterApiError
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.settings import load_settings
 
@@ -65,7 +70,17 @@ api = DagsterApi(running_address(settings.dagster_home))
 keys = [one.key for one in Catalog.open(settings.home).ranges]
 config = {{"ops": {{asset: {{"config": json.loads(sys.argv[1])}} for asset in {ASSETS!r}}}}}
 backfill = api.launch_backfill({ASSETS!r}, keys, title="all", tags={{}}, run_config=config)
-while api.backfill(backfill, {ASSETS[0]!r}).unfinished:
+
+def is_unfinished():
+    # Dagster, or its database, may be away: it goes on with the backfill when it is back.
+    try:
+        address = running_address(settings.dagster_home)
+        return address is None or DagsterApi(address).backfill(backfill, {ASSETS[0]!r}).unfinished
+    except DagsterApiError as error:
+        print(error, flush=True)
+        return True
+
+while is_unfinished():
     time.sleep(1)
 """
 """Run on the head, for Dagster's pages are on its loopback."""
@@ -243,6 +258,22 @@ class Cluster:
         """Start a machine that lost its power, with its disk, and have it be a node again."""
         machine.start()
         self.start_node(machine)
+
+    def kill(self, part: str) -> None:
+        """End a part as a power cut does. Dagster and Ray come back by themselves, the others by ``mend``."""
+        if part == STORE:
+            self.store.kill()
+        elif part == POSTGRES:
+            self.postgres.stop()
+        elif code := self.head.run("pkill", "-KILL", "-f", _KILLED[part], log=self.logs / "killed.log"):
+            raise ClusterError(f"{part} was not there to be killed: pkill ended with exit code {code}")
+
+    def mend(self, part: str) -> None:
+        """Start again what ``kill`` has ended."""
+        if part == STORE:
+            self.store.start()
+        elif part == POSTGRES:
+            self.postgres.start()
 
     def told_secrets(self) -> list[Path]:
         """Files that hold a password, outside of what Postgres and the store keep for themselves."""

@@ -17,12 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.cluster import ASSETS, Beat, Cluster, ClusterError
+from faults.cluster import ASSETS, PARTS, Beat, Cluster, ClusterError
 from faults.machines import Machine, NoMachinesError, go_inside
 
 KILL, CUT = "loses its power", "is cut off"
 _LOOK_SECONDS = 0.25
 _ELSEWHERE_SECONDS = 300.0
+_AWAY_SECONDS = 15.0
+"""For which the store or Postgres is away: long enough to be met, and shorter than any patience."""
+
 _FRESH_SECONDS = 3.0
 """A heartbeat that has not changed for longer is of a machine that stands, or is gone."""
 
@@ -53,15 +56,19 @@ class Strike:
 class Story:
     """Everything is described, with faults on the way. kinds: of the faults, in their order.
 
-    at_once: a fault does not wait until the one before has come to its end.
+    A kind is what befalls a machine, or the name of a part that is killed and started again. at_once: a
+    fault of a machine does not wait until the one before has come to its end.
     """
 
     def __init__(
         self, cluster: Cluster, *, kinds: Sequence[str], at_once: bool, chance: random.Random, minutes: float
     ) -> None:
         self.faults: list[Fault] = []
+        self.restarts: list[str] = []
+        """Parts after whose restart work went on."""
         self._cluster = cluster
         self._kinds = list(kinds)
+        self._restarted: tuple[str, float] | None = None
         self._at_once = at_once
         self._chance = chance
         self._standing: list[Strike] = []
@@ -84,13 +91,38 @@ class Story:
 
     def _describe_all(self, config: dict[str, bool]) -> None:
         ended = self._cluster.backfill(config)
-        while not ended() or self._standing:
+        while not (is_over := ended()) or self._standing or self._restarted:
             for strike in list(self._standing):
                 self._follow(strike)
+            self._follow_restart(is_over=is_over)
             free = self._at_once or not self._standing
-            if self._kinds and free and (victim := self._victim()) is not None:
-                self._strike(self._kinds.pop(0), *victim)
+            if self._kinds and free and self._restarted is None and (victim := self._victim()) is not None:
+                if (kind := self._kinds.pop(0)) in PARTS:
+                    self._restart(kind)
+                else:
+                    self._strike(kind, *victim)
             self._pass_time("the backfill ends")
+
+    def _restart(self, part: str) -> None:
+        self.say(f"{part} is killed, in the middle of the backfill.")
+        self._cluster.kill(part)
+        time.sleep(_AWAY_SECONDS)
+        self._cluster.mend(part)
+        self._restarted = part, time.monotonic()
+
+    def _follow_restart(self, *, is_over: bool) -> None:
+        """Say when somebody works again after a restart, or all is done. Raises ClusterError."""
+        if self._restarted is None:
+            return
+        part, at = self._restarted
+        took = time.monotonic() - at
+        beats = list(self._cluster.beats.values())
+        if is_over or any(one.changed_at > at and one.phase in _AT_WORK for one in beats):
+            self.say(f"Work goes on {took:.0f} s after {part} was back.")
+            self.restarts.append(part)
+            self._restarted = None
+        elif took > _ELSEWHERE_SECONDS:
+            raise ClusterError(f"Nobody worked within {took:.0f} s after {part} was restarted")
 
     def _victim(self) -> tuple[Machine, Beat] | None:
         """A machine in the middle of a partition, never the head; drawn among those that are."""
@@ -165,6 +197,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=7, help="of the example and of the faults (default: 7)")
     parser.add_argument("--kills", type=int, default=1, help="power cuts of a machine (default: 1)")
     parser.add_argument("--cuts", type=int, default=1, help="machines cut off and brought back (default: 1)")
+    parser.add_argument(
+        "--restarts",
+        action="store_true",
+        help=f"also kill and restart {', '.join(PARTS)}, one after the other, while machines work",
+    )
     parser.add_argument("--at-once", action="store_true", help="do not wait between two faults")
     parser.add_argument(
         "--minutes", type=float, help="give up after (default: 10, and 4 more for each fault)"
@@ -178,6 +215,8 @@ def main(arguments: list[str]) -> int:
         return 1
     kinds = [KILL] * asked.kills + [CUT] * asked.cuts
     chance = random.Random(asked.seed)
+    if asked.restarts:
+        kinds += PARTS
     if len(kinds) > 2:
         chance.shuffle(kinds)
     folder = Path(tempfile.mkdtemp(prefix="machines-"))
@@ -199,7 +238,8 @@ def main(arguments: list[str]) -> int:
         "recomputed": sum(fault.recomputed for fault in story.faults),
         "seconds_until_elsewhere": max((one.seconds_until_elsewhere for one in story.faults), default=0.0),
     }
-    failed = bool(result["lost"] or result["doubled"] or told or len(story.faults) < len(kinds))
+    came_to_an_end = len(story.faults) + len(story.restarts) == len(kinds)
+    failed = bool(result["lost"] or result["doubled"] or told or not came_to_an_end)
     for path in told:
         print(f"A secret stands in {path}.")
     if failed or asked.keep:
