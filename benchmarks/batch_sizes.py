@@ -2,15 +2,18 @@
 
 Real partitions through the product, in one process: first ``VLM_ASSETS_BATCH_IMAGES=auto`` describes the same
 properties again and again, as later partitions would, and learns; then each size and ``auto`` take turns, so
-that the ratio holds on a busy machine. Models: the example model on rendered properties, or a shape of
-gpu_models.py with random weights. The target: auto reaches 95% of the best size whose batches take 20 s.
+that the ratio holds on a busy machine. There are as many rounds as there is time for. Models: the example
+model on rendered properties, or a shape of gpu_models.py with random weights. The target: auto reaches 95% of
+the best size whose batches take 20 s at most.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,10 +60,11 @@ def main() -> None:
     parser.add_argument("--model", default="example", help="example, or a shape such as tiny-qwen2.5-vl")
     parser.add_argument("--properties", type=int, default=1000, help="of the partition")
     parser.add_argument("--images", type=int, default=3, help="of a property; every other has one less")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 128, 256, 512, 1024, 2048])
-    parser.add_argument("--learn", type=int, default=5, help="partitions by auto before it is compared")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 128, 256, 512])
+    parser.add_argument("--learn", type=int, default=4, help="partitions by auto before it is compared")
+    parser.add_argument("--minutes", type=float, default=11.0, help="one round is finished in any case")
     options = parser.parse_args()
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as name, dg.DagsterInstance.ephemeral() as instance:
         key, chosen = prepared(options, Path(name))
 
@@ -77,11 +81,15 @@ def main() -> None:
             describe("auto")
         sizes: list[Size] = [*options.sizes, "auto"]
         measured: dict[Size, list[tuple[float, float, str]]] = {size: [] for size in sizes}
-        for number in range(options.rounds):
+        for number in itertools.count():
             print(f"round {number + 1}")
+            round_began = time.monotonic()
             for at in range(len(sizes)):
                 size = sizes[(at + number) % len(sizes)]
                 measured[size].append(describe(size))
+            ended = time.monotonic()
+            if ended - began + (ended - round_began) > 60 * options.minutes:
+                break
     rates = {size: statistics.median(one[0] for one in taken) for size, taken in measured.items()}
     longest = {size: statistics.median(one[1] for one in taken) for size, taken in measured.items()}
     print("images a batch   properties/s   longest batch")

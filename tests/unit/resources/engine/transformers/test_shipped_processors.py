@@ -141,6 +141,18 @@ def test_the_table_says_what_images_cost(name, sources):
     assert row in DOCUMENTED.read_text()
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_more_images_cost_resolution_only_where_they_do_not_fit(name, sources):
+    """One resolution holds for all properties of a run; docs/models.md says which families pay for that."""
+    costs = [
+        fitted_processor(sources[name], PROMPT.text, limits(images=images, answer_tokens=512))[1]
+        for images in (3, 12, 30)
+    ]
+    short = {"smolvlm2": (419, 419, 84), "internvl3": (1539, 1539, 1027)}
+    assert tuple(one.each for one in costs) == short.get(name, (costs[0].each,) * 3)
+    assert [one.fitting for one in costs] == [3, 12, 30]
+
+
 @pytest.mark.parametrize("changed", [{}, {"tokens": 3000}, {"pixels": 300_000}, {"images": 1}], ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_images_cost_is_what_the_processor_makes(name, changed, sources):
