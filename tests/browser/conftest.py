@@ -1,4 +1,7 @@
-"""One Dagster with a small example for all browser tests, and a browser to look at it."""
+"""One Dagster with a small example for all browser tests, and a browser to look at it.
+
+Both end with the tests of this folder: a Dagster that waits takes a sixth of a core.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ class Desk:
             self.server.group.watch(0.5)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     """Dagster over three ranges of six properties; the listing holds one range more."""
     home = tmp_path_factory.mktemp("home")
@@ -112,7 +115,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     receiver.down()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser(program: Callable[[str], Path]) -> Iterator[Browser]:
     """Debian's Chromium."""
     # As long as a page's own limit below: a machine that runs a model beside it shows things late.

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     output = tmp_path_factory.mktemp("bench") / "latest.json"
-    options = ["--only", "loader,ours", "--properties", "40", "--batches", "8", "--rounds", "1"]
+    options = ["--only", "loader,ours", "--properties", "16", "--batches", "8", "--rounds", "1"]
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.bench", *options, "--output", str(output)],
         cwd=ROOT,

@@ -10,6 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 
+# Two minutes of two cores for what `make bench-gpu` does itself where there is a GPU.
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):

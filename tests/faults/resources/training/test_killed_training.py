@@ -26,7 +26,7 @@ from resources.training.ranks import Ranks
 from resources.training.training_plan import Sample, TrainingPlan
 
 STEPS = 12
-KILLS = 6
+KILLS = 3
 POISONED = "faults.training:PoisonedObjective"
 
 
