@@ -1,4 +1,4 @@
-"""dataset_plan: what describing the rest will take, as an asset whose page has figures and a what-if table.
+"""dataset_plan: what describing the rest will take, as an asset whose page has figures and what-ifs.
 
 What lives here: what the page shows. What does not: the plan (``operate/plan.py``). ``vlm-assets plan`` says
 the same; it also measures, where nothing was measured under the settings of now.
@@ -26,24 +26,23 @@ _DAY = 86_400.0
 def plan_metadata(plan: "Plan") -> dict[str, dg.MetadataValue]:
     """What a person wants to know before the run; the numbers are plotted over time."""
     low, high = (duration(one * _DAY) for one in plan.days_band)
-    counts = list(plan.what_if[0].days)
-    table = [
-        f"| days on devices | {' | '.join(map(str, counts))} |",
-        "|" + " --- |" * (len(counts) + 1),
-        *(f"| {one.row} | {' | '.join(f'{one.days[n]:.3g}' for n in counts)} |" for one in plan.what_if),
+    # A list: the page cuts a table of sixteen devices off at its right side.
+    what_if = [
+        f"- {one.row}: {', '.join(f'{days:.3g} days on {count}' for count, days in one.days.items())}"
+        for one in plan.what_if
     ]
     metadata: dict[str, dg.MetadataValue] = {
-        "what is left": dg.MetadataValue.text(
+        "all of it anew" if plan.is_anew else "what is left": dg.MetadataValue.text(
             f"{plan.properties:,} properties, {plan.images:,} images, {plan.partitions:,} partitions:"
             f" {low} to {high} on {plan.devices} devices"
         ),
-        "what if": dg.MetadataValue.md("\n".join(table)),
-        "days": dg.MetadataValue.float(plan.days),
-        "failures expected": dg.MetadataValue.float(plan.failures_expected),
-        "odds of no failure": dg.MetadataValue.float(plan.no_failure),
+        "what if": dg.MetadataValue.md("\n".join(what_if)),
+        "days": dg.MetadataValue.float(float(f"{plan.days:.4g}")),
+        "failures expected": dg.MetadataValue.float(float(f"{plan.failures_expected:.4g}")),
+        "odds of no failure": dg.MetadataValue.float(round(plan.no_failure, 4)),
         "best commit interval (s)": dg.MetadataValue.float(round(plan.commit_seconds_best, 1)),
         "range size for 2% start-up": dg.MetadataValue.int(plan.range_size),
-        "disk (bytes)": dg.MetadataValue.float(plan.disk_bytes),
+        "disk (bytes)": dg.MetadataValue.int(round(plan.disk_bytes)),
         "disk free (bytes)": dg.MetadataValue.int(plan.disk_free_bytes),
     }
     if plan.notes:

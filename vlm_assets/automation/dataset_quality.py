@@ -214,7 +214,15 @@ def quality_picture(quality: Quality) -> bytes | None:
             share = _share(Counter(one.counts), value, values)
             whole.barh(0, share, left=left, color=_COLOURS[number])
             if share > 0.09:
-                whole.text(left + share / 2, 0, value[:14], ha="center", va="center", size=6.5, color="white")
+                whole.text(
+                    left + share / 2,
+                    0,
+                    value if len(value) < 15 else f"{value[:13]}…",
+                    ha="center",
+                    va="center",
+                    size=6.5,
+                    color="white",
+                )
             left += share
         said = [_counted(step, name) for step in steps]
         shares = [[_share(counts, value, values) for counts in said] for value in values]

@@ -56,7 +56,7 @@ def test_a_plan_is_measured_once_kept_and_compared_with_its_run(desk, monkeypatc
     assert re.search(r"Cost: 0\.\d\d to 0\.\d\d\.", again)
     page = dg.materialize([build_dataset_plan(desk.settings)])
     (shown,) = page.asset_materializations_for_node("dataset_plan")
-    assert "| days on devices | 1 | 2 | 4 | 8 | 16 |" in shown.metadata["what if"].value
+    assert all(f" days on {count}" in shown.metadata["what if"].value for count in (1, 2, 4, 8, 16))
     assert compare_with_run(desk.settings) is None
     for key in ("000000000-000000007", "000000008-000000015"):
         assert desk.materialize("property_descriptions", "property_embeddings", key=key).success
