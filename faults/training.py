@@ -31,7 +31,7 @@ from examples.rendered_properties import write_example
 from resources.storage.lock_files import taken
 from resources.training.checkpoints import Checkpoints, newest_state
 from resources.training.objective import DescribeObjective
-from resources.training.order import SampleOrder
+from resources.training.order import SampleOrder, seed_of
 from resources.training.rank import PLAN
 from resources.training.rank_processes import RankProcesses
 from resources.training.training_plan import Sample, TrainingPlan, write_samples
@@ -75,12 +75,12 @@ class PoisonedObjective(DescribeObjective):
 
 
 class FallenObjective(ShakenObjective):
-    """The same, and the variant's name is a signal and a property: the rank that loads it first gets it."""
+    """The same, and the variant's name is a signal and a number: the rank that loads that sample gets it once."""
 
     def features(self, sample: Sample, seed: int) -> Any:
         """See Objective."""
-        name, _, fatal = self._plan.variant.partition(" ")
-        if sample.property_id == fatal:
+        name, number = self._plan.variant.split()
+        if seed == seed_of("sample", self._plan.seed, int(number)):
             with contextlib.suppress(FileExistsError):
                 Path(self._plan.samples).with_name(FALLEN).touch(exist_ok=False)
                 os.kill(os.getpid(), signal.Signals[name])

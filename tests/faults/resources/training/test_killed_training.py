@@ -62,10 +62,10 @@ def falling(folder: Path, samples: list[Sample], name: str) -> str:
     """Plan that rank 1 gets a signal in the second step. Returns the property that it then loads."""
     plan = make_plan(folder, samples, steps=STEPS, checkpoint_seconds=3600.0)
     ids = [one.property_id for one in samples if not plan.is_held_out(one.property_id)]
-    fatal = ids[SampleOrder(len(ids), plan.seed).index(plan.batch + 1)]
+    fatal = plan.batch + 1
     changes = {"variant": f"{name} {fatal}", "objective": "faults.training:FallenObjective"}
     replace(plan, **changes).write(folder / "work" / PLAN)
-    return fatal
+    return ids[SampleOrder(len(ids), plan.seed).index(fatal)]
 
 
 @pytest.mark.timeout(600)
