@@ -75,7 +75,7 @@ class PoisonedObjective(DescribeObjective):
 
 
 class FallenObjective(ShakenObjective):
-    """The same, and the variant's name is a signal and a number: the rank that loads that sample gets it once."""
+    """The same. The variant is named after a signal and a sample number: who loads it gets that, once."""
 
     def features(self, sample: Sample, seed: int) -> Any:
         """See Objective."""
