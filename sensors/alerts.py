@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 
 import dagster as dg
 
-from resources.alerts.alert import DAY_SECONDS, Alert, alerts_cannot_be_written
-from resources.alerts.delivery import Delivered, Delivery
+from resources.alerts.alert import DAY_SECONDS, Alert, Message
+from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.state.database import StateRestoration
 from sensors import run_alerts
@@ -90,8 +90,7 @@ class AlertScan:
         self._history = PartitionHistory(assets)
         self._since: float | None = None
         # In memory, to save work; after a restart the outbox knows them.
-        self._posted_runs: dict[str, None] = {}
-        self._refused_runs: dict[str, None] = {}
+        self._told_runs: dict[str, None] = {}
 
     def scan(self, dagster: DagsterFacts, cursor: Cursor, *, now: float) -> tuple[Cursor, str]:
         """Post what is new; returns where to go on, and a sentence. Raises ControlStateError."""
@@ -101,14 +100,14 @@ class AlertScan:
         failed, runs = run_alerts.failed_runs(dagster, cursor.runs, now=now)
         evaluations, until = new_evaluations(dagster, cursor.evaluations, self._assets)
         found = [alert for one in evaluations if (alert := alert_of(one)) is not None]
-        self._refused_runs |= {one.run_id: None for one in evaluations if one.stops and one.run_id}
-        new = [one for one in failed if one.run_id not in self._posted_runs]
+        # A run whose failed check is told, by this process or one before it, is not told too.
+        self._told_runs |= {one.run_id: None for one in evaluations if one.stops and one.run_id}
+        new = [one for one in failed if one.run_id not in self._told_runs]
         opened = self.outbox.open_subjects()
         if new:
-            # A run whose failed check is told, by this process or one before it, is not told too.
             refused = {alert.occurrence for alert in opened.values() if alert.kind == CHECK_FAILED}
-            told = [one for one in new if one.run_id not in refused | self._refused_runs.keys()]
-            found += run_alerts.alerts_of(dagster, told, self._history, by_hand=self._by_hand)
+            new = [one for one in new if one.run_id not in refused]
+            found += run_alerts.alerts_of(dagster, new, self._history, by_hand=self._by_hand)
         found += self.ticks.silent_sensors(self._watched, since=self._since, now=now)
         paused = self._paused()
         # Told already why nothing is started: the queue waits on purpose.
@@ -120,15 +119,16 @@ class AlertScan:
         # Looked at after the heartbeats: one that begins in between is silent for one look.
         working = self._working()
         silent = [] if paused else run_alerts.silent_runs(dagster, working, cursor.silent, now=now)
-        times = {one.run_id: one.since for one in silent}
-        found += [run_alerts.run_stuck(one, now=now) for one in silent if now - one.since > self._silence]
+        times = {run.run_id: since for run, since in silent}
+        stuck = [(run, since) for run, since in silent if now - since > self._silence]
+        found += [run_alerts.run_stuck(run, since, now=now) for run, since in stuck]
         posted = self.outbox.post_all(found, once_while_open=True)
         # Told again at every restoration: each is trouble of its own.
         restorations = self.outbox.state.restorations()
         posted += self.outbox.post_all(_restored(restorations, now))
-        self._posted_runs |= {one.run_id: None for one in new}
-        _forget_oldest(self._posted_runs)
-        _forget_oldest(self._refused_runs)
+        self._told_runs |= {one.run_id: None for one in failed}
+        while len(self._told_runs) > _REMEMBERED:
+            del self._told_runs[next(iter(self._told_runs))]
 
         opened = self.outbox.open_subjects()
         right = passed_again(evaluations) | run_alerts.going_on(opened.values(), times.keys())
@@ -163,11 +163,6 @@ def _restored(restorations: Sequence[StateRestoration], now: float) -> list[Aler
         for latest in restorations[-1:]
         if now - latest.at < DAY_SECONDS
     ]
-
-
-def _forget_oldest(known: dict[str, None]) -> None:
-    while len(known) > _REMEMBERED:
-        del known[next(iter(known))]
 
 
 def new_evaluations(
@@ -252,7 +247,9 @@ def build_alerts_sensor(
         # A database that is busy for once is not told.
         if failures > 1 and abs(now - unrecorded_at) > _UNRECORDED_AGAIN_SECONDS:
             unrecorded_at = now
-            delivery.send_at_once(alerts_cannot_be_written(str(error)), seconds=DELIVERY_SECONDS)
+            title = "Alerts cannot be written down"
+            body = f"{error}\nUntil then nothing else is told. Look: `vlm-assets status`."
+            delivery.send_at_once(Message("unwritten", title, body, "failure"), seconds=DELIVERY_SECONDS)
 
     def decide(at: Situation) -> Decided:
         try:
@@ -261,7 +258,8 @@ def build_alerts_sensor(
         except OSError as error:
             noted(error, at.now)
             raise
-        return Decided(f"{said}; {_sentence(delivered)}", json.dumps(asdict(cursor)))
+        told = delivered.sentence if delivered is not None else "another process is delivering."
+        return Decided(f"{said}; {told}", json.dumps(asdict(cursor)))
 
     return build_sensor(
         NAME,
@@ -275,10 +273,3 @@ def build_alerts_sensor(
         noted=noted,
         clock=clock,
     )
-
-
-def _sentence(delivered: Delivered | None) -> str:
-    if delivered is None:
-        return "another process is delivering."
-    told = f"{delivered.told} messages delivered, {delivered.waiting} alerts waiting."
-    return " ".join((told, *delivered.troubles))

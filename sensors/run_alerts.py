@@ -8,7 +8,6 @@ Dagster retries by itself, and that failed because of a check whose own alert sa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import dagster as dg
 
@@ -121,28 +120,22 @@ def queue_stands(queued: int, *, since: float, now: float) -> Iterator[Alert]:
     )
 
 
-@dataclass(frozen=True)
-class SilentRun:
-    """A run of a partition that has begun and has no heartbeat, since (unix seconds) the first look."""
-
-    run_id: str
-    partition: str
-    since: float
-
-
 def silent_runs(
     dagster: DagsterFacts, working: Collection[str], before: Mapping[str, float], *, now: float
-) -> list[SilentRun]:
-    """Those at this moment. working: runs with a heartbeat. before: what the last look saw, since when."""
+) -> list[tuple[RunState, float]]:
+    """Runs of partitions that have begun and have no heartbeat, and since when (unix seconds of a look).
+
+    working: ids of runs with a heartbeat. before: what the last look saw, by id.
+    """
     begun = [one for one in dagster.runs_in(UNDER_WAY) if one.is_here or one.ray_job is not None]
     return [
-        SilentRun(run.run_id, run.partition, before.get(run.run_id, now))
+        (run, before.get(run.run_id, now))
         for run in begun
         if run.status is dg.DagsterRunStatus.STARTED and run.partition and run.run_id not in working
     ]
 
 
-def run_stuck(run: SilentRun, *, now: float) -> Alert:
+def run_stuck(run: RunState, since: float, *, now: float) -> Alert:
     """An alert of a run whose process lives and that does not work: nobody could judge its worker."""
     return Alert(
         kind=STUCK,
@@ -152,7 +145,7 @@ def run_stuck(run: SilentRun, *, now: float) -> Alert:
         title=f"The run of partition {run.partition} does not begin to work",
         partition=run.partition,
         expected="a materialization under way",
-        found=f"a run that was started, and no heartbeat for {(now - run.since) / 60:.0f} minutes",
+        found=f"a run that was started, and no heartbeat for {(now - since) / 60:.0f} minutes",
         next_step=(
             "Open the run: its last event says what it waits for (a model hub, a network disk). Terminate it"
             " there; what is committed stays, and launched again by hand it goes on."
@@ -176,13 +169,10 @@ def right_again(
 ) -> dict[str, str]:
     """Sentences, by subject, of failed runs whose output was materialized since."""
     found = {}
-    looked = False
-    for alert in open_alerts:
-        if alert.kind != FAILED:
-            continue
-        if not looked:
-            history.look(dagster)
-            looked = True
+    failed = [alert for alert in open_alerts if alert.kind == FAILED]
+    if failed:
+        history.look(dagster)
+    for alert in failed:
         names = alert.subject.split("/")[0].split("+")
         if alert.partition is not None:
             if not set(names) <= set(history.assets):

@@ -1,8 +1,9 @@
 """Delivery: what was posted reaches every target, once, whatever dies or is down.
 
-What lives here: what each target was told (a row of ``meta``), storms, and back-off. What does not: the words
-(``alert.py``), the sending (``targets.py``). A message is written down before it is sent and marked after the
-target took it: a kill in between sends the same id again, and nothing else can repeat or lose one.
+What lives here: which message a target gets next, storms, and back-off. What does not: the words
+(``alert.py``), the sending (``targets.py``). The outbox writes a row of ``alert_deliveries`` for each event
+and target. The id of a message is written into the rows of its events before it is sent, and the time after
+the target took it: a kill in between sends the same id again, and nothing else can repeat or lose one.
 """
 
 from __future__ import annotations
@@ -10,35 +11,30 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
-from pydantic import BaseModel, Field, TypeAdapter
 
-from resources.alerts.alert import (
-    DAY_SECONDS,
-    SHOWN,
-    SINGLY,
-    AlertEvent,
-    Message,
-    Sender,
-    message_of_many,
-    message_of_one,
-)
-from resources.alerts.outbox import TOLD, Outbox
+from resources.alerts.alert import DAY_SECONDS, SHOWN, AlertEvent, Message, Sender, digest
+from resources.alerts.outbox import IS_TOLD, Outbox
 from resources.alerts.targets import Target, sending
 from resources.processes import ProcessIdentity, boot_id
-from resources.state import tables
+from resources.state.tables import alert_deliveries as _deliveries
 from resources.state.tables import alert_events as _events
+from resources.state.tables import alert_targets as _targets
 
 FIRST_WAIT_SECONDS = 30.0
 LONGEST_WAIT_SECONDS = 1800.0
 """How long a target that is down is left alone: twice as long each time, up to this."""
+
+SINGLY = 3
+"""Alerts of a kind that wait at once and are still told one by one; more become one message."""
 
 BURST = 10
 """Alerts of a kind that are told within BURST_SECONDS before the kind has to wait."""
@@ -51,11 +47,14 @@ GRACE_SECONDS = 10.0
 PATIENT_TRIES = 3
 """Failures up to which a target, or a message, is thought to be all right in a moment."""
 
-_NOBODY = ""
-"""Stands for the targets of a home that has none."""
-
-_MOST_CLAIMED = 10
 _TIME_FOR_ONE = 1.0
+
+_MOST_TRIES = 10
+"""Counted no further: the longest wait is reached long before."""
+
+_BOTH = sa.join(_deliveries, _events, _deliveries.c.seq == _events.c.seq)
+_KIND = _events.c.what, _events.c.kind
+_UNTOLD = _deliveries.c.told_at.is_(None)
 
 
 @dataclass(frozen=True)
@@ -69,100 +68,11 @@ class Delivered:
     troubles: tuple[str, ...] = ()
     waiting: int = 0
 
-
-class _Claimed(BaseModel):
-    """A message that was written down for one target. first: the first event that it tells. at: when."""
-
-    message: Message
-    group: str
-    first: int
-    at: float
-    refused: int = 0
-    taken: bool = False
-
-
-class _Progress(BaseModel):
-    """How far one target is. told_up_to: the last event up to which messages were made, and of the groups in
-    ``held``, of which too many were told lately, up to which.
-
-    messages: those not taken yet, and those of the last BURST_SECONDS. tries: how often in a row it was down.
-    busy_until: unix seconds until which the process ``busy`` has it. waiting: numbers and ids of events
-    without a message, by group; not kept.
-    """
-
-    told_up_to: int = 0
-    held: dict[str, int] = {}
-    messages: list[_Claimed] = []
-    tries: int = 0
-    next_at: float = 0.0
-    busy_until: float = 0.0
-    busy: ProcessIdentity | None = None
-    waiting: dict[str, list[tuple[int, str]]] = Field(default={}, exclude=True)
-
     @property
-    def left(self) -> list[_Claimed]:
-        """What it has not taken, the next first: what was refused often is last, and in turns."""
-        left = [one for one in self.messages if not one.taken]
-        return sorted(left, key=lambda one: one.refused if one.refused > PATIENT_TRIES else 0)
-
-    @property
-    def untold(self) -> int:
-        """Alerts and recoveries that it was not told."""
-        return sum(map(len, self.waiting.values())) + sum(one.message.tells for one in self.left)
-
-    @property
-    def floor(self) -> int:
-        """The last event up to which messages were made of all."""
-        return min([self.told_up_to, *self.held.values()])
-
-    @property
-    def has_room(self) -> bool:
-        """Whether more is claimed: what waits for a target that stays down is told in groups then."""
-        return self.tries < PATIENT_TRIES or len(self.left) < _MOST_CLAIMED
-
-    def is_busy(self, now: float) -> bool:
-        """Whether a process tells it at this moment; one that is dead, or out of its time, does not."""
-        is_dead = self.busy is not None and self.busy.boot_id == boot_id() and not self.busy.lives()
-        return now < self.busy_until <= now + LONGEST_WAIT_SECONDS and not is_dead
-
-    def is_due(self, now: float) -> bool:
-        """Whether it is to be told now. Times too far ahead are those of a clock that was put back: past."""
-        if not self.untold or self.is_busy(now):
-            return False
-        if not now < self.next_at <= now + LONGEST_WAIT_SECONDS:
-            return True
-        # Where it waits for messages alone that it never takes, it may be up for a new one.
-        refused = [one.refused for one in self.left if one.refused]
-        is_new = len(refused) < len(self.left) or (self.has_room and bool(self.waiting.keys() - self.held))
-        return min(refused, default=0) > PATIENT_TRIES and is_new
-
-    def not_told(self, group: str) -> int:
-        """The last event of a group before the first that it was not told."""
-        first = [one.first - 1 for one in self.left if one.group == group]
-        return min([self.held.get(group, self.told_up_to), *first])
-
-    def take(self, id_: str) -> None:
-        """Note that it took a message, so that it is up."""
-        for one in self.messages:
-            one.taken |= one.message.id == id_
-        self.tries, self.next_at = 0, 0.0
-
-    def end(self, refused: Sequence[str], *, told: int, now: float) -> None:
-        """Note what it did not take, and that nobody tells it any more."""
-        self.busy_until = 0.0
-        for one in self.messages:
-            one.refused += one.message.id in refused
-        if refused:
-            self.tries = 1 if told else self.tries + 1
-            self.next_at = now + self.wait
-
-    @property
-    def wait(self) -> float:
-        """Seconds for which it is left alone after its last failure."""
-        return min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** (self.tries - 1))
-
-
-_KEPT = TypeAdapter(dict[str, _Progress])
+    def sentence(self) -> str:
+        """For people."""
+        told = f"{self.told} messages delivered, {self.waiting} alerts waiting."
+        return " ".join((told, *self.troubles))
 
 
 class Delivery:
@@ -176,8 +86,8 @@ class Delivery:
         self.targets = targets
         self._state = outbox.state
         self._home = home
-        # Taken, but perhaps not marked: on a full disk, where nothing can be marked, nothing is repeated.
-        self._taken: set[tuple[str, str]] = set()
+        # Taken, but perhaps not noted: on a full disk, where nothing can be noted, nothing is repeated.
+        self._taken: defaultdict[str, set[str]] = defaultdict(set)
 
     def deliver(self, *, now: float, seconds: float, address: str | None) -> Delivered | None:
         """Tell every target what is new and what is due again; None where another process is at it.
@@ -186,30 +96,20 @@ class Delivery:
         address: of the pages, for links. Raises ControlStateError where nothing can be written down.
         """
         deadline = time.monotonic() + seconds
-        standing = self._state.read(_standing)
-        claimed: dict[str, list[_Claimed]] = {}
-        if not self.targets:
-            standing = self._tell_nobody(standing)
-        elif self._keys.keys() != standing.keys() or any(one.is_due(now) for one in standing.values()):
-            # A look that finds nothing to tell writes nothing.
-            sender = Sender(str(self._home), socket.gethostname(), address)
-            busy_until = now + seconds + GRACE_SECONDS
-            claimed = self._state.write(
-                lambda connection: self._claim(connection, now, sender, busy_until=busy_until)
-            )
-            standing = self._state.read(_standing)
-        if not claimed and any(one.is_busy(now) for one in standing.values()):
+        sender = Sender(str(self._home), socket.gethostname(), address)
+        # A look that finds nothing to tell writes nothing.
+        if self._keys and self._state.read(_known_targets) != self._keys.keys():
+            self._state.write(lambda connection: _settle_targets(connection, self._keys, now))
+        due = self._state.read(lambda connection: [key for key in self._keys if _next(connection, key, now)])
+        until = now + seconds + GRACE_SECONDS
+        mine = self._state.write(lambda connection: _take(connection, due, now, until)) if due else []
+        if due and not mine:
             return None
-        done: list[tuple[int, str]] = []
-        if claimed:
-            with ThreadPoolExecutor(len(claimed)) as pool:
-                done = list(pool.map(lambda key: self._send(key, claimed[key], now, deadline), claimed))
-            standing = self._state.read(_standing)
-        self.outbox.prune(now, told_up_to=min((one.floor for one in standing.values()), default=0))
-        troubles = tuple(trouble for _, trouble in done if trouble)
-        return Delivered(
-            sum(told for told, _ in done), troubles, sum(one.untold for one in standing.values())
-        )
+        with ThreadPoolExecutor(len(mine) or 1) as pool:
+            done = list(pool.map(lambda key: self._tell(key, sender, now, deadline), mine))
+        self.outbox.prune(now)
+        waiting = sum(self._state.read(_untold).values())
+        return Delivered(sum(told for told, _ in done), tuple(said for _, said in done if said), waiting)
 
     def send_at_once(self, message: Message, *, seconds: float) -> list[tuple[Target, str | None]]:
         """Send a message to every target, unrecorded. What each said: None of one that took it."""
@@ -221,172 +121,178 @@ class Delivery:
         with ThreadPoolExecutor(max(1, len(self.targets))) as pool:
             return list(zip(self.targets, pool.map(send, self.targets), strict=True))
 
+    def send_trial(self, address: str | None, *, seconds: float) -> list[tuple[Target, str | None]]:
+        """Send every target a test message. What each said: None of one that took it."""
+        said = (
+            f"Alerts of {self._home} on {socket.gethostname()} reach you here. Pages: {address or 'not up'}"
+        )
+        return self.send_at_once(Message("test", "This is a test", said, "info"), seconds=seconds)
+
     def backlog(self) -> dict[str, tuple[int, int]]:
         """For each target by name: how much it has still to be told, and how often in a row it was down."""
-        standing = self._state.read(_standing)
-        found = {target.name: standing.get(key, _Progress()) for key, target in self._keys.items()}
-        return {name: (one.untold, one.tries) for name, one in found.items()}
+        untold, tries = self._state.read(lambda connection: (_untold(connection), _known_targets(connection)))
+        return {one.name: (untold.get(key, 0), tries.get(key, 0)) for key, one in self._keys.items()}
 
     @cached_property
     def _keys(self) -> dict[str, Target]:
         """The targets, by what they are called in the database."""
         return {target.key(str(self._home).encode()): target for target in self.targets}
 
-    def _claim(
-        self, connection: sa.Connection, now: float, sender: Sender, *, busy_until: float
-    ) -> dict[str, list[_Claimed]]:
-        """Make messages of what waits for targets that are due. Returns what this process is to send."""
-        newest = _newest(connection)
-        first = _newest(connection, before=now - DAY_SECONDS)
-        standing = _matched(_standing(connection), self._keys, newest, first=first)
-        for key, id_ in self._taken:
-            if key in standing:
-                standing[key].take(id_)
-        self._taken.clear()
-        _look_for_waiting(connection, standing)
-        claimed = {}
-        for key, one in standing.items():
-            if not one.is_due(now):
-                continue
-            if one.has_room:
-                _make_messages(connection, one, newest, now, sender)
-            if one.left:
-                claimed[key] = one.left
-                one.busy_until, one.busy = busy_until, ProcessIdentity.of(os.getpid())
-        _keep(connection, standing)
-        return claimed
-
-    def _tell_nobody(self, standing: dict[str, _Progress]) -> dict[str, _Progress]:
-        """Pass over the events so far: there is no target, and the first one hears of later events.
-
-        What targets that were removed have still to be told waits for the next one.
-        """
-        if standing.keys() - {_NOBODY} or (standing and not standing[_NOBODY].untold):
-            return standing
-
-        def write(connection: sa.Connection) -> dict[str, _Progress]:
-            passed = {_NOBODY: _Progress(told_up_to=_newest(connection))}
-            _keep(connection, passed)
-            return passed
-
-        return self._state.write(write)
-
-    def _send(self, key: str, claimed: Sequence[_Claimed], now: float, deadline: float) -> tuple[int, str]:
-        """Send a target's messages. Returns how many it took, and the trouble with it, if any."""
+    def _tell(self, key: str, sender: Sender, now: float, deadline: float) -> tuple[int, str]:
+        """Send a target what is due, one by one. Returns how many messages it took, and the trouble."""
         told, said = 0, ""
         refused: list[str] = []
+
+        def claim(connection: sa.Connection) -> Message | None:
+            # What an earlier look could not note is not sent again.
+            _mark_told(connection, key, self._taken[key], now)
+            return _claim(connection, key, sender, now, refused)
+
         with sending(self._keys[key], seconds=deadline - time.monotonic()) as send:
-            for one in claimed:
-                # One may be to blame itself; where a second is refused too, the target is.
-                is_late = deadline - time.monotonic() < _TIME_FOR_ONE
-                if len(refused) > 1 or (is_late and (told or refused)):
+            # One message may be to blame itself; where a second is refused too, the target is.
+            while len(refused) < 2 and time.monotonic() < deadline - _TIME_FOR_ONE:
+                message = self._state.write(claim)
+                if message is None:
                     break
-                answer = send(one.message)
+                answer = send(message)
                 if answer is None:
                     told += 1
-                    self._taken.add((key, one.message.id))
-                    self._change(key, partial(_Progress.take, id_=one.message.id))
-                    self._taken.discard((key, one.message.id))
+                    self._taken[key].add(message.id)
+                    self._state.write(lambda connection: _mark_told(connection, key, self._taken[key], now))
+                    self._taken[key].clear()
                 else:
-                    refused.append(one.message.id)
+                    refused.append(message.id)
                     said = answer
-        after = self._change(key, lambda progress: progress.end(refused, told=told, now=now))
+        wait = self._state.write(lambda connection: _leave(connection, key, refused, told > 0, now))
         if not refused:
             return told, ""
-        name, count = self._keys[key].name, len(claimed) - told
-        return told, f"{name} did not take {count} messages; next try in {after.wait:.0f} s. {said}"
-
-    def _change(self, key: str, change: Callable[[_Progress], None]) -> _Progress:
-        def write(connection: sa.Connection) -> _Progress:
-            standing = _kept(connection)
-            one = standing.get(key, _Progress())  # another process with other targets may have removed it
-            change(one)
-            _keep(connection, standing)
-            return one
-
-        return self._state.write(write)
+        name = self._keys[key].name
+        return told, f"{name} did not take {len(refused)} messages; next try in {wait:.0f} s. {said}"
 
 
-def _kept(connection: sa.Connection) -> dict[str, _Progress]:
-    query = sa.select(tables.meta.c.value).where(tables.meta.c.name == tables.ALERTS_TOLD)
-    return _KEPT.validate_json(connection.execute(query).scalar() or "{}")
+def _next(
+    connection: sa.Connection, key: str, now: float, refused: Collection[str] = ()
+) -> sa.Row[Any] | None:
+    """What a target is to be told next, if anything is due. refused: ids that it did not take at this look.
 
-
-def _keep(connection: sa.Connection, standing: dict[str, _Progress]) -> None:
-    this = tables.meta.c.name == tables.ALERTS_TOLD
-    value = _KEPT.dump_json(standing).decode()
-    if not connection.execute(tables.meta.update().where(this).values(value=value)).rowcount:
-        connection.execute(tables.meta.insert().values(name=tables.ALERTS_TOLD, value=value))
-
-
-def _standing(connection: sa.Connection) -> dict[str, _Progress]:
-    """How far each target is, by its key, with what waits for it."""
-    standing = _kept(connection)
-    _look_for_waiting(connection, standing)
-    return standing
-
-
-def _look_for_waiting(connection: sa.Connection, standing: Mapping[str, _Progress]) -> None:
-    since = min((one.floor for one in standing.values()), default=0)
-    query = sa.select(_events.c.seq, _events.c.id, _events.c.what, _events.c.kind)
-    query = query.where(_events.c.seq > since, _events.c.what.in_(TOLD)).order_by(_events.c.seq)
-    events = connection.execute(query).all() if standing else []
-    for one in standing.values():
-        one.waiting = {}
-        for event in events:
-            group = f"{event.what} {event.kind}"
-            if event.seq > one.held.get(group, one.told_up_to):
-                one.waiting.setdefault(group, []).append((event.seq, event.id))
-
-
-def _make_messages(
-    connection: sa.Connection, one: _Progress, newest: int, now: float, sender: Sender
-) -> None:
-    """Make messages of what waits for a target. A group that was told too often lately waits on."""
-    one.messages = [kept for kept in one.messages if not kept.taken or abs(kept.at - now) < BURST_SECONDS]
-    told: Counter[str] = Counter()
-    for recent in one.messages:
-        told[recent.group] += recent.message.tells if abs(recent.at - now) < BURST_SECONDS else 0
-    held = {group: one.held.get(group, one.told_up_to) for group in one.waiting if told[group] >= BURST}
-    for group in one.waiting.keys() - held.keys():
-        for first, message in _worded(connection, one.waiting[group], sender):
-            one.messages.append(_Claimed(message=message, group=group, first=first, at=now))
-    one.messages.sort(key=lambda message: message.first)
-    one.told_up_to, one.held = newest, held
-
-
-def _worded(
-    connection: sa.Connection, waiting: Sequence[tuple[int, str]], sender: Sender
-) -> list[tuple[int, Message]]:
-    """The messages of a group, each with the number of its first event: one each of a few, one of many."""
-    shown = [seq for seq, _ in waiting[:SHOWN]]
-    query = sa.select(_events.c.event).where(_events.c.seq.in_(shown)).order_by(_events.c.seq)
-    events = [AlertEvent.from_json(event) for event in connection.scalars(query)]
-    if len(waiting) > SINGLY:
-        return [(shown[0], message_of_many(events, (id_ for _, id_ in waiting), sender))]
-    return [(seq, message_of_one(event, sender)) for seq, event in zip(shown, events, strict=True)]
-
-
-def _matched(
-    standing: dict[str, _Progress], targets: Mapping[str, Target], newest: int, *, first: int
-) -> dict[str, _Progress]:
-    """A progress for each target of the settings; a new one is told what removed ones were not.
-
-    Beside others a new one is told from now on; the first one of a home what came after ``first``.
+    A row stands for the events of a message, or for those of a kind of which none was made (message None).
+    First come messages that were made, then new events, then what was refused often: it may never be taken.
     """
-    gone = [one for key, one in standing.items() if key not in targets]
-    if gone:
-        groups = {group for one in gone for group in [*one.held, *(left.group for left in one.left)]}
-        new = _Progress(
-            told_up_to=min(one.told_up_to for one in gone),
-            held={group: min(one.not_told(group) for one in gone) for group in groups},
-        )
-    else:
-        new = _Progress(told_up_to=newest if standing else first)
-    return {key: standing.get(key) or new.model_copy(deep=True) for key in targets}
+    seq, message, tries = _deliveries.c.seq, _deliveries.c.message, sa.func.max(_deliveries.c.tries)
+    first, last, size = sa.func.min(seq), sa.func.max(seq), sa.func.count()
+    columns = first.label("first"), last.label("last"), size.label("size"), tries.label("tries")
+    query = sa.select(*_KIND, message, *columns).select_from(_BOTH).group_by(*_KIND, message)
+    query = query.where(_deliveries.c.target == key, _UNTOLD).order_by(first)
+    waiting = connection.execute(query).all()
+    patient = [one for one in waiting if one.message and one.tries <= PATIENT_TRIES]
+    stubborn = sorted((one for one in waiting if one.tries > PATIENT_TRIES), key=lambda one: one.tries)
+    new = [one for one in waiting if not one.message]
+    if new:
+        stormy = _stormy(connection, key, now)
+        new = [one for one in new if (one.what, one.kind) not in stormy]
+    due = connection.scalar(sa.select(_targets.c.due).where(_targets.c.key == key)) or 0.0
+    if _is_ahead(due, now):
+        if any(one.tries for one in patient):
+            return None
+        # It waits for messages alone that it never takes, so it may be up for a new one.
+        stubborn = []
+    return next((one for one in [*patient, *new, *stubborn] if one.message not in refused), None)
 
 
-def _newest(connection: sa.Connection, *, before: float = float("inf")) -> int:
-    """The number of the last event, or of the last one before a time in unix seconds; 0 without any."""
-    query = sa.select(sa.func.max(_events.c.seq)).where(_events.c.at < before)
-    return connection.execute(query).scalar() or 0
+def _stormy(connection: sa.Connection, key: str, now: float) -> set[tuple[str, str]]:
+    """The kinds of which a target was told so much lately that what is new has to wait."""
+    is_lately = _deliveries.c.told_at.between(now - BURST_SECONDS + 1, now + BURST_SECONDS - 1)
+    query = sa.select(*_KIND).select_from(_BOTH).where(_deliveries.c.target == key, is_lately)
+    rows = connection.execute(query.group_by(*_KIND).having(sa.func.count() >= BURST))
+    return {(row.what, row.kind) for row in rows}
+
+
+def _claim(
+    connection: sa.Connection, key: str, sender: Sender, now: float, refused: Collection[str]
+) -> Message | None:
+    """Write down which message a target gets next."""
+    found = _next(connection, key, now, refused)
+    if found is None:
+        return None
+    count, last = found.size, found.last
+    if found.message is None and count <= SINGLY:
+        count, last = 1, found.first
+    group = sa.and_(_events.c.what == found.what, _events.c.kind == found.kind, _events.c.seq <= last)
+    its = sa.and_(_deliveries.c.target == key, _UNTOLD, _deliveries.c.message == found.message)
+    query = sa.select(_events.c.event).select_from(_BOTH).where(its, group).order_by(_events.c.seq)
+    events = [AlertEvent.from_json(row) for row in connection.scalars(query.limit(SHOWN))]
+    id_ = found.message or (events[0].id if count == 1 else digest("many", events[0].id, str(count)))
+    its = sa.and_(its, _deliveries.c.seq.in_(sa.select(_events.c.seq).where(group)))
+    connection.execute(_deliveries.update().where(its).values(message=id_))
+    return sender.message(id_, events, count)
+
+
+def _mark_told(connection: sa.Connection, key: str, ids: Collection[str], now: float) -> None:
+    its = _deliveries.c.target == key, _UNTOLD, _deliveries.c.message.in_(ids)
+    if ids:
+        connection.execute(_deliveries.update().where(*its).values(told_at=now))
+
+
+def _leave(connection: sa.Connection, key: str, refused: Collection[str], is_up: bool, now: float) -> float:
+    """Free a target for other processes. Returns the seconds for which one that refused is left alone."""
+    its = _deliveries.c.target == key, _deliveries.c.message.in_(refused)
+    connection.execute(_deliveries.update().where(*its).values(tries=_deliveries.c.tries + 1))
+    tries = 0 if is_up else _known_targets(connection).get(key, 0)
+    tries = min(tries + 1, _MOST_TRIES) if refused else 0
+    wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** (tries - 1)) if refused else 0.0
+    this = _targets.update().where(_targets.c.key == key)
+    connection.execute(this.values(tries=tries, due=now + wait, busy_until=0.0))
+    return wait
+
+
+def _take(connection: sa.Connection, keys: Sequence[str], now: float, until: float) -> list[str]:
+    """Take those targets for this process that no other one tells now."""
+    rows = connection.execute(sa.select(_targets).where(_targets.c.key.in_(keys)))
+    free = [row.key for row in rows if not _is_busy(row, now)]
+    process = ProcessIdentity.of(os.getpid())
+    busy = asdict(process) if process is not None else None
+    connection.execute(_targets.update().where(_targets.c.key.in_(free)).values(busy_until=until, busy=busy))
+    return free
+
+
+def _is_busy(target: sa.Row[Any], now: float) -> bool:
+    """Whether a process tells it at this moment; one that is dead, or out of its time, does not."""
+    process = ProcessIdentity(**target.busy) if target.busy else None
+    is_dead = process is not None and process.boot_id == boot_id() and not process.lives()
+    return _is_ahead(target.busy_until, now) and not is_dead
+
+
+def _is_ahead(at: float, now: float) -> bool:
+    # A time too far ahead is of a clock that was put back: it is past.
+    return now < at <= now + LONGEST_WAIT_SECONDS
+
+
+def _settle_targets(connection: sa.Connection, wanted: Collection[str], now: float) -> None:
+    """Bring the targets in line with the settings; a new one is told what removed ones were not.
+
+    Beside others a new one is told from now on; the first one of a home what was posted within a day.
+    """
+    known = _known_targets(connection).keys()
+    gone = known - wanted
+    untold = sa.select(_deliveries.c.seq).where(_deliveries.c.target.in_(gone), _UNTOLD).distinct()
+    if not known:
+        untold = sa.select(_events.c.seq).where(IS_TOLD, _events.c.at >= now - DAY_SECONDS)
+    seqs = [{"seq": seq} for seq in connection.scalars(untold)]
+    connection.execute(_deliveries.delete().where(_deliveries.c.target.in_(gone)))
+    connection.execute(_targets.delete().where(_targets.c.key.in_(gone)))
+    for key in wanted - known:
+        connection.execute(_targets.insert().values(key=key))
+        if seqs:
+            connection.execute(_deliveries.insert().values(target=key), seqs)
+
+
+def _known_targets(connection: sa.Connection) -> dict[str, int]:
+    """The keys of the targets, and how often in a row each was down."""
+    rows = connection.execute(sa.select(_targets.c.key, _targets.c.tries))
+    return {row.key: row.tries for row in rows}
+
+
+def _untold(connection: sa.Connection) -> dict[str, int]:
+    """How many alerts and recoveries each target has still to be told, by its key."""
+    query = sa.select(_deliveries.c.target, sa.func.count()).where(_UNTOLD).group_by(_deliveries.c.target)
+    return {row[0]: row[1] for row in connection.execute(query)}

@@ -12,23 +12,18 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import re
-import signal
 import subprocess
 import sys
 import threading
-import warnings
-from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote
 
 from resources.alerts.alert import Message
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
-_GRACE_SECONDS = 5.0
 _SHORTEST_SECRET = 3
 _LONGEST_ANSWER = 300
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,30})://", re.IGNORECASE)
@@ -43,10 +38,7 @@ class Target:
     """One address. number: its place in the settings, from 1."""
 
     number: int
-    url: str
-
-    def __repr__(self) -> str:
-        return f"Target({self.number})"
+    url: str = field(repr=False)
 
     @property
     def scheme(self) -> str:
@@ -71,35 +63,25 @@ def checked_targets(urls: Sequence[str]) -> tuple[Target, ...]:
     import apprise
     from apprise.manager_plugins import NotificationManager
 
-    known: Container[str] = NotificationManager()  # type: ignore[no-untyped-call]  # apprise types it so
-    bad = []
+    # Its records quote addresses.
+    logging.getLogger("apprise").disabled = True
+    known = set(NotificationManager())  # type: ignore[no-untyped-call]  # apprise types it so
     in_memory = apprise.AppriseAsset(storage_mode="memory")
-    with _silent(logging.getLogger("apprise")):
-        for number, url in enumerate(urls, start=1):
-            if not apprise.Apprise(asset=in_memory).add(url):
-                scheme = Target(number, url).scheme
-                # What is no scheme may be a password.
-                told = scheme if scheme in known else "no scheme that apprise knows"
-                bad.append(f"number {number} ({told})")
+    # One that is named twice is one target.
+    targets = [Target(number, url) for number, url in enumerate(dict.fromkeys(urls), start=1)]
+    # What is no scheme may be a password.
+    bad = [
+        f"number {one.number} ({one.scheme if one.scheme in known else 'no scheme that apprise knows'})"
+        for one in targets
+        if not apprise.Apprise(asset=in_memory).add(one.url)
+    ]
     if bad:
         raise AlertTargetError(
             f"Alert targets that cannot be used: {', '.join(bad)}. An address has the form that"
             " https://appriseit.com/services/ gives for its service, and several are separated by blanks;"
             " characters such as @, : and / inside a password are written as %40, %3A and %2F."
         )
-    # One that is named twice is one target.
-    return tuple(Target(number, url) for number, url in enumerate(dict.fromkeys(urls), start=1))
-
-
-@contextlib.contextmanager
-def _silent(logger: logging.Logger) -> Iterator[None]:
-    """No record of a logger reaches anyone: it may quote an address."""
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before
+    return tuple(targets)
 
 
 @contextlib.contextmanager
@@ -108,39 +90,27 @@ def sending(target: Target, *, seconds: float) -> Iterator[Callable[[Message], s
 
     seconds: for all messages together; then what hangs is ended.
     """
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=_CHECKOUT,
-        )
-    except OSError as error:
-        said = f"no process could be started for it ({error.strerror})"
-        yield lambda message: said
-        return
-    over = threading.Event()
-
-    def end() -> None:
-        over.set()
-        process.kill()
-
-    timer = threading.Timer(max(0.0, seconds), end)
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=_CHECKOUT,
+        text=True,
+    )
+    timer = threading.Timer(max(0.0, seconds), process.kill)
     timer.start()
 
     def send(message: Message) -> str | None:
-        # Not in its arguments, which every user of the machine can read.
-        order = {"url": target.url, "message": asdict(message), "parent": os.getpid(), "seconds": seconds}
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(order).encode() + b"\n")
-            process.stdin.flush()
-            answer = json.loads(process.stdout.readline())
+            # Not in its arguments, which every user of the machine can read.
+            print(json.dumps({"url": target.url, **asdict(message)}), file=process.stdin, flush=True)
+            said: str | None = json.loads(process.stdout.readline())
         except (OSError, ValueError):
-            return "no answer in time" if over.is_set() else "the sending process ended"
-        return None if answer["took"] else str(answer["said"] or "it was refused")
+            return "no answer in time"
+        return said
 
     try:
         yield send
@@ -161,36 +131,26 @@ def scrubbed(text: str, url: str) -> str:
     return text
 
 
-def _notify(order: dict[str, Any]) -> dict[str, Any]:
-    """Send a message. Where its parent was killed since this process ends: the next one sends it."""
+def _send_what_is_ordered() -> None:
+    """The process of its own: an answer for each line of its input, null or what the target said."""
     import apprise
 
+    # A plugin that prints must not answer.
+    answers, sys.stdout = sys.stdout, sys.stderr
     # In memory: a plugin would keep its tokens in a file of the home folder otherwise.
-    target = apprise.Apprise(asset=apprise.AppriseAsset(app_id="vlm-assets", storage_mode="memory"))
-    target.add(order["url"])
-    message = order["message"]
-    if os.getppid() != order["parent"]:
-        sys.exit()
-    try:
+    asset = apprise.AppriseAsset(app_id="vlm-assets", storage_mode="memory")
+    # iter(readline) and not the file itself, which would read ahead and wait for more.
+    for line in iter(sys.stdin.readline, ""):
+        order = json.loads(line)
+        target = apprise.Apprise(asset=asset)
+        target.add(order["url"])
         result = target.notify(
-            title=message["title"], body=message["body"], notify_type=message["type"], body_format="text"
+            title=order["title"], body=order["body"], notify_type=order["type"], body_format="text"
         )
-        took, said = bool(result), [entry.message for entry in result.logs()]
-    except Exception as error:
-        # Whatever a plugin of the seventy raises: the target did not take it, and the next is tried later.
-        took, said = False, [type(error).__name__]
-    text = " ".join(scrubbed(one, order["url"]) for one in said if one.strip())
-    return {"took": took, "said": text[:_LONGEST_ANSWER]}
+        logs = " ".join(scrubbed(entry.message, order["url"]) for entry in result.logs())
+        answer = None if result else logs[:_LONGEST_ANSWER] or "it was refused"
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    answers = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    warnings.simplefilter("ignore")
-    # iter(readline) and not the file itself, which would read ahead and wait for more.
-    for line in iter(sys.stdin.readline, ""):
-        wanted = json.loads(line)
-        # Its parent ends it in time, unless that was killed or stopped.
-        signal.setitimer(signal.ITIMER_REAL, max(0.0, wanted["seconds"]) + _GRACE_SECONDS)
-        os.write(answers, json.dumps(_notify(wanted)).encode() + b"\n")
+    _send_what_is_ordered()

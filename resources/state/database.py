@@ -219,6 +219,12 @@ class _SqliteStore:
                 f"{path} was written by a newer version of this program (schema {version}; this one knows"
                 f" {tables.VERSION}). Install that version again; nothing was changed."
             )
+        if version < tables.VERSION:
+            # Tables were only added since.
+            connection.execute("BEGIN IMMEDIATE")
+            create_tables(connection, tables.metadata)
+            connection.execute("UPDATE meta SET value = ? WHERE name = 'version'", (str(tables.VERSION),))
+            connection.execute("COMMIT")
         check_seals(connection, tables.metadata, path)
         for copy in self._copies.listed():
             if copy.changes > changes and self._copies.is_good(copy):
@@ -367,6 +373,9 @@ class _PostgresStore:
                 f"The database of VLM_ASSETS_STATE_URL was written by a newer version of this program (schema"
                 f" {version}; this one knows {tables.VERSION}). Install that version; nothing was changed."
             )
+        elif int(version) < tables.VERSION:
+            its = tables.meta.update().where(tables.meta.c.name == "version")
+            connection.execute(its.values(value=str(tables.VERSION)))
 
     def forget_in_forked_child(self) -> None:
         engine, self._engine = self._engine, None

@@ -312,12 +312,13 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 
 def create_tables(connection: sqlite3.Connection, wanted: sa.MetaData) -> None:
-    """Create the tables and the triggers that seal their rows, in the transaction that is open."""
+    """Create what is missing of the tables, and the triggers that seal rows, in the open transaction."""
     dialect = sa.create_engine("sqlite://").dialect
     for table in wanted.sorted_tables:
-        connection.execute(str(sa.schema.CreateTable(table).compile(dialect=dialect)))
+        connection.execute(str(sa.schema.CreateTable(table, if_not_exists=True).compile(dialect=dialect)))
         for index in table.indexes:
-            connection.execute(str(sa.schema.CreateIndex(index).compile(dialect=dialect)))
+            create = sa.schema.CreateIndex(index, if_not_exists=True)
+            connection.execute(str(create.compile(dialect=dialect)))
         names = _sealed_columns(table)
         if not names:
             continue
@@ -325,7 +326,8 @@ def create_tables(connection: sqlite3.Connection, wanted: sa.MetaData) -> None:
         own = ", ".join(f'"{name}"' for name in names)
         for event in ("INSERT", f"UPDATE OF {own}"):
             connection.execute(
-                f'CREATE TRIGGER "{table.name}_{event[:6].lower()}" AFTER {event} ON "{table.name}" BEGIN'  # noqa: S608
+                f'CREATE TRIGGER IF NOT EXISTS "{table.name}_{event[:6].lower()}"'  # noqa: S608
+                f' AFTER {event} ON "{table.name}" BEGIN'
                 f' UPDATE "{table.name}" SET seal = row_seal({sealed}) WHERE rowid = NEW.rowid; END'
             )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-VERSION = 1
+VERSION = 2
 """Of this schema. A database with a newer one is refused; one with an older one is brought up to date."""
 
 metadata = sa.MetaData()
@@ -21,9 +21,6 @@ liveness = sa.MetaData()
 
 CANCELS_LOOKED_UNTIL = "cancels_looked_until"
 """Name in ``meta``: unix seconds; runs that a person ended before it are in ``cancels``."""
-
-ALERTS_TOLD = "alerts_told"
-"""Name in ``meta``: how far each alert target is, in JSON (``resources/alerts/delivery.py``)."""
 
 
 def _seal() -> sa.Column[str]:
@@ -142,9 +139,35 @@ alert_events = sa.Table(
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("event", sa.JSON, nullable=False),
     _seal(),
-    # The number of a pruned event is never another's: a target's place in the history stays true.
+    # The number of a pruned event is never another's.
     sqlite_autoincrement=True,
     comment="Outbox and history in one: see resources/alerts/outbox.py",
+)
+
+alert_targets = sa.Table(
+    "alert_targets",
+    metadata,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("due", sa.Double, nullable=False, server_default="0"),
+    sa.Column("busy_until", sa.Double, nullable=False, server_default="0"),
+    sa.Column("busy", sa.JSON),
+    _seal(),
+    comment="Whom alerts are sent to. tries: how often in a row it was down; due: until then it is left"
+    " alone; busy: the process that tells it until busy_until. See resources/alerts/delivery.py",
+)
+
+alert_deliveries = sa.Table(
+    "alert_deliveries",
+    metadata,
+    sa.Column("target", sa.Text, primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("message", sa.Text),
+    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("told_at", sa.Double),
+    _seal(),
+    comment="An event for each target that is to be told. message: the id under which it is told, null before"
+    " a message was made; tries: how often that was refused; told_at: null until the target took it",
 )
 
 workers = sa.Table(

@@ -7,7 +7,6 @@ Dagster is not imported: alerts are delivered whatever has become of it.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Annotated
 
 import typer
 
-from resources.alerts.alert import Alert, Sender, trial
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.alerts.targets import AlertTargetError, Target, checked_targets
@@ -76,21 +74,25 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
     standing = list(delivery.outbox.open_subjects().values())
     recent = delivery.outbox.recent(limit)
     if as_json:
-        found = {
-            "open": [alert.as_json() | {"id": alert.id} for alert in standing],
-            "recent": [one.as_json() for one in recent],
-        }
-        say_as_json(found)
+        opened, events = ([one.as_json() | {"id": one.id} for one in some] for some in (standing, recent))
+        say_as_json({"open": opened, "recent": events})
         return
     say(f"{len(standing)} open", bold=True)
     for alert in standing[-limit:]:
-        say(_line(alert))
+        found = f": expected {alert.expected}, found {alert.found}" if alert.expected and alert.found else ""
+        say(f"{_clock(alert.at)}  {alert.kind}  {alert.title}{found}")
+        say(f"    {alert.next_step}\n    subject: {alert.subject}")
     if len(standing) > limit:
         say(f"... and {len(standing) - limit} older ones; --limit shows more")
     say("\nLately", bold=True)
     for event in recent:
         say(f"{_clock(event.at)}  {_SIGNS[event.what]}{event.alert.kind}  {event.alert.title}")
-    _say_how_delivery_stands(delivery.backlog())
+    say("")
+    for name, (untold, tries) in delivery.backlog().items():
+        down = f", down at the last {tries} tries" if tries else ""
+        say(f"{name}: {untold} to tell{down}")
+    if not delivery.targets:
+        say("No targets are set (VLM_ASSETS_ALERT_TARGETS): nobody is told but who looks here.")
 
 
 @app.command(epilog="vlm-assets alerts test")
@@ -105,12 +107,10 @@ def test(home: Home = None) -> None:
             " https://appriseit.com/services/ lists them."
         )
         raise typer.Exit(1)
-    message = trial(Sender(str(current.home), socket.gethostname(), pages_address(current)))
-    refused = False
-    for target, said in delivery.send_at_once(message, seconds=_SECONDS):
-        refused |= said is not None
-        say(f"{target.name}: {'took it' if said is None else said}")
-    raise typer.Exit(1 if refused else 0)
+    answers = delivery.send_trial(pages_address(current), seconds=_SECONDS)
+    for target, said in answers:
+        say(f"{target.name}: {said or 'took it'}")
+    raise typer.Exit(1 if any(said for _, said in answers) else 0)
 
 
 @app.command(epilog="vlm-assets alerts close SUBJECT --reason 'the card was taken out'")
@@ -149,28 +149,11 @@ def deliver(home: Home = None) -> None:
     if done is None:
         say("Another process is delivering.")
         return
-    say(f"{done.told} messages delivered, {done.waiting} alerts waiting.")
-    for trouble in done.troubles:
-        say(trouble)
+    say(done.sentence)
     raise typer.Exit(1 if done.troubles else 0)
 
 
-def _line(alert: Alert) -> str:
-    found = f": expected {alert.expected}, found {alert.found}" if alert.expected and alert.found else ""
-    said = f"{_clock(alert.at)}  {alert.kind}  {alert.title}{found}\n    {alert.next_step}"
-    return f"{said}\n    subject: {alert.subject}"
-
-
 _SIGNS = {"raised": "      ", "recovered": "right ", "closed": "closed "}
-
-
-def _say_how_delivery_stands(backlog: dict[str, tuple[int, int]]) -> None:
-    say("")
-    for name, (untold, tries) in backlog.items():
-        down = f", down at the last {tries} tries" if tries else ""
-        say(f"{name}: {untold} to tell{down}")
-    if not backlog:
-        say("No targets are set (VLM_ASSETS_ALERT_TARGETS): nobody is told but who looks here.")
 
 
 def _clock(at: float) -> str:

@@ -549,7 +549,6 @@ def _store(settings: Settings) -> Said:
 
 
 def _alerts(settings: Settings) -> Said:
-    from resources.alerts.alert import Sender, trial
     from vlm_assets.operate.alerting import build_delivery, pages_address
 
     delivery = build_delivery(settings)
@@ -559,8 +558,7 @@ def _alerts(settings: Settings) -> Said:
             f"Nobody is told of trouble: set {PREFIX}ALERT_TARGETS, then `vlm-assets alerts test`.",
         )
     else:
-        message = trial(Sender(str(settings.home), os.uname().nodename, pages_address(settings)))
-        for target, said in delivery.send_at_once(message, seconds=_ALERT_SECONDS):
+        for target, said in delivery.send_trial(pages_address(settings), seconds=_ALERT_SECONDS):
             if said is None:
                 yield "ok", f"{target.name} took a test message."
             else:

@@ -48,7 +48,7 @@ class Steps:
         """Count from now on."""
         sa.event.listen(sa.Engine, "before_cursor_execute", lambda *_: self.step("statement"))
         sa.event.listen(sa.Engine, "commit", lambda *_: self.step("commit"))
-        sending, change = module.sending, Delivery._change
+        sending, mark = module.sending, module._mark_told
 
         @contextlib.contextmanager
         def counted(*arguments: object, **named: object) -> Iterator[object]:
@@ -62,10 +62,12 @@ class Steps:
 
                 yield sent
 
-        def changed(*arguments: object) -> object:
-            return change(*arguments[:-1], lambda progress: (arguments[-1](progress), self.step("marked")))
+        def marked(*arguments: object) -> None:
+            mark(*arguments)
+            if arguments[2]:
+                self.step("marked")
 
-        module.sending, Delivery._change = counted, changed
+        module.sending, module._mark_told = counted, marked
 
     def step(self, name: str) -> None:
         """One more."""

@@ -260,6 +260,19 @@ def test_a_newer_schema_is_refused(directory):
         cancelled(ControlState(directory))
 
 
+def test_an_older_schema_is_brought_up_to_date_and_loses_nothing(directory):
+    """After an upgrade what was paused is paused: a table that the older program had not is no damage."""
+    state = ControlState(directory)
+    note_cancel(state, "a")
+    older = tables.meta.update().where(tables.meta.c.name == "version").values(value="1")
+    state.write(lambda connection: (connection.execute(older), tables.alert_targets.drop(connection)))
+    closed(state)
+    state = ControlState(directory)
+    state.write(lambda connection: connection.execute(tables.alert_targets.insert().values(key="x")))
+    assert cancelled(ControlState(directory)) == {"a"}
+    assert state.restorations() == []
+
+
 def test_heartbeats_that_do_not_read_are_begun_anew(directory):
     """They say only what is true now."""
     state = ControlState(directory)
