@@ -16,7 +16,7 @@ import typer
 
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
-from resources.alerts.targets import AlertTargetError, Target, checked_targets
+from resources.alerts.targets import AlertTargetError, checked_targets
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.terminal import AsJson, Home, chosen_settings, say, say_as_json
 from vlm_assets.operate.terminal import app as commands
@@ -41,19 +41,14 @@ def build_outbox(settings: Settings) -> Outbox:
     return Outbox(control_state(settings))
 
 
-def targets(settings: Settings) -> tuple[Target, ...]:
-    """Whom to tell. Raises SettingsError, which names a bad one by position and scheme, never its text."""
-    if settings.alert_targets is None:
-        return ()
+def build_delivery(settings: Settings) -> Delivery:
+    """What brings the outbox to the targets. Raises SettingsError: it names a bad one, never its text."""
+    secret = settings.alert_targets
     try:
-        return checked_targets(settings.alert_targets.get_secret_value().split())
+        targets = checked_targets(secret.get_secret_value().split() if secret is not None else ())
     except AlertTargetError as error:
         raise SettingsError(f"{PREFIX}ALERT_TARGETS: {error}") from None
-
-
-def build_delivery(settings: Settings) -> Delivery:
-    """What brings the outbox to the targets. Raises SettingsError."""
-    return Delivery(build_outbox(settings), targets(settings), home=settings.home)
+    return Delivery(build_outbox(settings), targets, home=settings.home)
 
 
 def pages_address(settings: Settings) -> str | None:
