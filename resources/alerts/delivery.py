@@ -98,7 +98,7 @@ class Delivery:
         deadline = time.monotonic() + seconds
         sender = Sender(str(self._home), socket.gethostname(), address)
         # A look that finds nothing to tell writes nothing.
-        if self._keys and self._state.read(_known_targets) != self._keys.keys():
+        if self._keys and self._state.read(_known_targets).keys() != self._keys.keys():
             self._state.write(lambda connection: _settle_targets(connection, self._keys, now))
         due = self._state.read(lambda connection: [key for key in self._keys if _next(connection, key, now)])
         until = now + seconds + GRACE_SECONDS

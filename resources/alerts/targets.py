@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -65,7 +65,7 @@ def checked_targets(urls: Sequence[str]) -> tuple[Target, ...]:
 
     # Its records quote addresses.
     logging.getLogger("apprise").disabled = True
-    known = set(NotificationManager())  # type: ignore[no-untyped-call]  # apprise types it so
+    known: Container[str] = NotificationManager()  # type: ignore[no-untyped-call]  # apprise types it so
     in_memory = apprise.AppriseAsset(storage_mode="memory")
     # One that is named twice is one target.
     targets = [Target(number, url) for number, url in enumerate(dict.fromkeys(urls), start=1)]
