@@ -95,7 +95,8 @@ def main() -> None:
     print("images a batch   properties/s   longest batch")
     for size in sizes:
         print(f"{size!s:>14} {rates[size]:14.2f} {longest[size]:13.1f} s")
-    best = max((size for size in options.sizes if longest[size] <= BATCH_SECONDS), key=rates.__getitem__)
+    allowed = [size for size in options.sizes if longest[size] <= BATCH_SECONDS] or [min(options.sizes)]
+    best = max(allowed, key=rates.__getitem__)
     ratio = rates["auto"] / rates[best]
     each = [auto[0] / hand[0] for auto, hand in zip(measured["auto"], measured[best], strict=True)]
     print(
