@@ -6,6 +6,7 @@ will not do when asked (throttle, answer slowly, lose a reply) the proxy does.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -143,8 +144,10 @@ class S3Server:
         client = self.client()
         while True:
             try:
+                there = (client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou)
+                with contextlib.suppress(*there):  # it was started before
+                    client.create_bucket(Bucket=BUCKET)
                 # The first put waits until there is a volume to write to.
-                client.create_bucket(Bucket=BUCKET)
                 client.put_object(Bucket=BUCKET, Key="ready", Body=b"ready")
                 return
             except Exception as error:
