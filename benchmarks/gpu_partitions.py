@@ -229,7 +229,8 @@ def offline(bench: Bench, command: str) -> Outcome:
         )
     if ran.returncode:
         raise RuntimeError(ran.stderr[-2000:])
-    found = json.loads(ran.stdout.splitlines()[-1])
+    # vLLM writes there too, while it ends.
+    found = json.loads(next(one for one in reversed(ran.stdout.splitlines()) if one.startswith("{")))
     images = sum(len(row["images"]) for row in bench.rows())
     whole = time.monotonic() - began
     return Outcome("vLLM offline", bench.properties, images, whole, found["seconds"], samples.means()["busy"])
