@@ -104,16 +104,18 @@ class Outbox:
     def open_subjects(self) -> dict[str, Alert]:
         """What is wrong and not right again: each subject's latest alert, oldest first."""
         newest = sa.select(_events.c.seq, _events.c.id).order_by(_events.c.seq.desc()).limit(1)
+        # Looked at once: another thread may put an older look in its place.
+        before = self._opened
 
         def read(connection: sa.Connection) -> tuple[object, dict[str, Alert]]:
             row = connection.execute(newest).first()
             # Whatever changes what is open adds an event.
-            if row is None or row == self._opened[0]:
-                return row, self._opened[1] if row else {}
+            if row is None or row == before[0]:
+                return row, before[1] if row else {}
             return row, {event.alert.subject: event.alert for event in _open(connection)}
 
-        self._opened = self.state.read(read)
-        return dict(self._opened[1])
+        self._opened = opened = self.state.read(read)
+        return dict(opened[1])
 
     def recent(self, count: int) -> list[AlertEvent]:
         """The last events that were told, oldest first."""

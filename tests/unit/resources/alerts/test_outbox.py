@@ -70,6 +70,34 @@ def test_what_comes_again_while_it_is_open_is_noted_and_not_told(outbox, alert):
     assert [one.alert.occurrence for one in outbox.recent(9)] == ["run-1", "run-4", "run-5", "run-7"]
 
 
+class Raced(Outbox):
+    """Another thread's older look is put in place as soon as this one has looked at what is kept."""
+
+    older = None
+
+    @property
+    def _opened(self):
+        found, self.kept, self.older = self.kept, self.older or self.kept, None
+        return found
+
+    @_opened.setter
+    def _opened(self, opened) -> None:
+        self.kept = opened
+
+
+def test_an_older_look_of_another_thread_hides_nothing_that_is_open(state, alert):
+    """A subject that is missing from what is open would never be told right again."""
+    outbox = Raced(state)
+    outbox.post(alert("a"))
+    outbox.open_subjects()
+    older = outbox.kept
+    outbox.post(alert("b"))
+    outbox.open_subjects()
+    outbox.older = older
+    assert list(outbox.open_subjects()) == ["a", "b"]
+    assert list(outbox.open_subjects()) == ["a", "b"]
+
+
 def test_only_what_is_open_recovers_and_only_once(outbox, alert):
     """No notice of a recovery for what nobody was told of."""
     again = {"sentence": "It passed.", "at": 2.0}
