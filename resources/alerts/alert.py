@@ -91,8 +91,9 @@ class AlertEvent:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> AlertEvent:
-        """What ``as_json`` gave."""
-        return cls(**found | {"alert": Alert(**found["alert"])})
+        """What ``as_json`` gave. Version 1 of the tables has the event's id in it too."""
+        alert = Alert(**found["alert"])
+        return cls(found["what"], alert, found["at"], found["since"], found["sentence"])
 
 
 @dataclass(frozen=True)

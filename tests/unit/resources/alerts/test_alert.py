@@ -25,6 +25,12 @@ def test_parts_never_run_into_each_other(alert):
     assert alert("a/b", "c").id != alert("a", "b/c").id
 
 
+def test_an_event_that_version_1_wrote_is_read(alert):
+    """After an upgrade what was open is open: version 1 wrote the event's id beside the rest."""
+    wrote = {"what": "raised", "id": alert().id, "at": NOW, "since": NOW, "sentence": ""}
+    assert AlertEvent.from_json(wrote | {"alert": alert().as_json()}) == raised(alert())
+
+
 def test_long_texts_are_cut_where_they_are_written_down_and_the_id_stays(alert):
     """A stack trace of megabytes does not fill the file, and a long subject is still itself."""
     long = alert("s" * 3000, found="x" * 100_000)
