@@ -8,6 +8,7 @@ the target took it: a kill in between sends the same id again, and nothing else 
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -28,6 +29,7 @@ from resources.processes import ProcessIdentity, boot_id
 from resources.state.tables import alert_deliveries as _deliveries
 from resources.state.tables import alert_events as _events
 from resources.state.tables import alert_targets as _targets
+from resources.state.tables import meta as _meta
 
 FIRST_WAIT_SECONDS = 30.0
 LONGEST_WAIT_SECONDS = 1800.0
@@ -272,6 +274,8 @@ def _settle_targets(connection: sa.Connection, wanted: Collection[str], now: flo
 
     Beside others a new one is told from now on; the first one of a home what was posted within a day.
     """
+    if not _known_targets(connection):
+        _take_over(connection)
     known = _known_targets(connection).keys()
     gone = known - wanted
     untold = sa.select(_deliveries.c.seq).where(_deliveries.c.target.in_(gone), _UNTOLD).distinct()
@@ -284,6 +288,32 @@ def _settle_targets(connection: sa.Connection, wanted: Collection[str], now: flo
         connection.execute(_targets.insert().values(key=key))
         if seqs:
             connection.execute(_deliveries.insert().values(target=key), seqs)
+
+
+def _take_over(connection: sa.Connection) -> None:
+    """Bring over what version 1 of the tables noted of its targets: a row of ``meta``, in JSON.
+
+    A target was told all up to ``told_up_to``, or ``held`` for a kind, except messages that it did not take.
+    The key "" stands for a home without targets.
+    """
+    this = _meta.c.name == "alerts_told"
+    noted = json.loads(connection.scalar(sa.select(_meta.c.value).where(this)) or "{}")
+    rows = connection.execute(sa.select(_events.c.seq, *_KIND).where(IS_TOLD).order_by(_events.c.seq)).all()
+    for key, one in noted.items():
+        untold: dict[int, str | None] = {
+            row.seq: None
+            for row in rows
+            if row.seq > one["held"].get(f"{row.what} {row.kind}", one["told_up_to"])
+        }
+        for made in one["messages"]:
+            its = [row.seq for row in rows if f"{row.what} {row.kind}" == made["group"]]
+            its = [seq for seq in its if seq >= made["first"]][: made["message"]["tells"]]
+            untold |= {} if made["taken"] else dict.fromkeys(its, made["message"]["id"])
+        connection.execute(_targets.insert().values(key=key))
+        if untold:
+            left = [{"seq": seq, "message": id_} for seq, id_ in untold.items()]
+            connection.execute(_deliveries.insert().values(target=key), left)
+    connection.execute(_meta.delete().where(this))
 
 
 def _known_targets(connection: sa.Connection) -> dict[str, int]:

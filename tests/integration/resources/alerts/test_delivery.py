@@ -1,6 +1,7 @@
 """Delivery to a real HTTP receiver: up, down, hanging, refusing, and what is never told on the way."""
 
 import contextlib
+import json
 import logging
 import multiprocessing
 import os
@@ -26,7 +27,7 @@ from resources.alerts.outbox import HISTORY_SECONDS, Outbox
 from resources.alerts.targets import checked_targets
 from resources.state.database import ControlState, open_state
 from resources.state.sqlite_file import ControlStateError
-from resources.state.tables import alert_deliveries, alert_events, alert_targets
+from resources.state.tables import alert_deliveries, alert_events, alert_targets, meta
 
 NOW = 1_790_000_000.0
 SECRET = "s3cret-pw"
@@ -271,6 +272,45 @@ def test_the_first_target_of_a_home_is_told_what_was_posted_before_its_first_loo
     outbox.post_all([alert("old", at=NOW - 1e6), alert()])
     assert deliver(delivery_to(outbox, receiver.url())).told == 1
     assert receiver.titles == ["alert 0"]
+
+
+def test_after_an_upgrade_a_target_is_told_what_it_was_not_and_nothing_twice(outbox, delivery, receiver):
+    """Version 1 noted in one row of ``meta`` what each target was told; a weekend later that still counts."""
+    old = NOW - 3 * DAY_SECONDS
+    outbox.post_all(alert(number, at=old) for number in range(4))
+    outbox.post_all(alert(number, at=old, kind="run_failed") for number in range(4, 7))
+    outbox.post(alert(7))
+    message = {"id": "made", "title": "t", "body": "b", "type": "failure", "tells": 2}
+    made = {"message": message, "group": "raised check_failed", "at": old, "refused": 9}
+    noted = {
+        "told_up_to": 7,
+        "held": {"raised run_failed": 6},
+        "messages": [
+            made | {"first": 2, "taken": False},
+            made | {"first": 4, "taken": True, "message": message | {"tells": 1}},
+        ],
+        "tries": 9,
+        "next_at": NOW + 60.0,
+        "busy_until": 0.0,
+        "busy": None,
+    }
+    (key,) = delivery._keys
+    row = meta.insert().values(name="alerts_told", value=json.dumps({key: noted}))
+    outbox.state.write(lambda connection: connection.execute(row))
+    assert deliver(delivery).told == 3
+    assert receiver.titles == ["2 alerts of the kind check_failed", "alert 6", "alert 7"]
+    assert "Id: made" in receiver.messages[0]["message"], "it may have been sent: the id is the same"
+    assert deliver(delivery).told == 0
+
+
+def test_a_home_without_targets_is_not_told_what_version_1_passed_over(outbox, delivery, receiver):
+    """Its first target hears of what came after."""
+    outbox.post_all([alert(0), alert(1)])
+    noted = {"": {"told_up_to": 1, "held": {}, "messages": []}}
+    row = meta.insert().values(name="alerts_told", value=json.dumps(noted))
+    outbox.state.write(lambda connection: connection.execute(row))
+    assert deliver(delivery).told == 1
+    assert receiver.titles == ["alert 1"]
 
 
 def test_a_full_disk_does_not_repeat_what_cannot_be_struck_off(outbox, delivery, receiver, monkeypatch):
