@@ -138,6 +138,8 @@ def build_description_model(settings: Settings, *, upstream: str) -> dg.AssetsDe
     return description_model
 
 
+_STUCK = "no step in the time allowed; the run's page says what it was doing"
+_SLOW = "slower than the other ranks for long; the run's page names its batch"
 _AFTER_STUCK = (
     "Nothing for now: it is killed, and the training goes on from the last finished step with the ranks that"
     " are left. If it happens again on the same device, look at `nvidia-smi` and the kernel log; if a step"
@@ -218,7 +220,8 @@ class _Told:
             title=f"Rank {event['rank']} of {ASSET} {name} on {event['device']} is {event['event']}",
             next_step=_AFTER_STUCK if is_stuck else _AFTER_SLOW,
             partition=name,
-            found=event["said"],
+            # Without the ids of the batch: alerts stay where a property is withdrawn.
+            found=_STUCK if is_stuck else _SLOW,
             page=f"runs/{self._context.run.run_id}",
             at=now,
         )
