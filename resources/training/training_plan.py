@@ -7,6 +7,7 @@ come from (``vlm_assets``) and what is done with them (``loop.py``). Needs no to
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -16,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from resources.engine.model_source import ModelSource
 from resources.engine.protocol import ImageLimits
-from resources.storage.files import write_replacing
+from resources.storage.files import sync_directory, write_replacing
 
 SAMPLES: Final = "samples.jsonl"
 """In a training's folder: what it learns from, unless a function makes that."""
@@ -123,6 +124,17 @@ def write_samples(path: Path, samples: Sequence[Sample]) -> None:
     """Write samples durably, one a line."""
     lines = (json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in samples)
     write_replacing(path, "".join(lines).encode())
+
+
+def remove_training(folder: Path) -> None:
+    """Remove a training's folder, the list of samples last: by it the rest is found. Raises OSError."""
+    for path in sorted(folder.iterdir(), key=lambda one: one.name == SAMPLES):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    folder.rmdir()
+    sync_directory(folder.parent)
 
 
 def named(name: str) -> Any:

@@ -43,13 +43,22 @@ from resources.training.checkpoints import Checkpoints, step_in
 from resources.training.rank import PLAN
 from resources.training.rank_processes import RankProcesses
 from resources.training.rank_watch import StepLimits
-from resources.training.training_plan import SAMPLES, TrainingError, TrainingPlan, is_name, write_samples
+from resources.training.training_plan import (
+    SAMPLES,
+    TrainingError,
+    TrainingPlan,
+    is_name,
+    remove_training,
+    write_samples,
+)
 from resources.training.training_store import StoredCheckpoints, StoredModel
 from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.materialize import Metadata, note_run, wait_until_available
 from vlm_assets.assets.run_progress import end_if_paused, wait_while_paused
 from vlm_assets.assets.training_data import pull_data, training_samples
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.resource_settings import build_vision_language_model, control_state
 from vlm_assets.settings import Settings
 from vlm_assets.variants import Variant, read_variants
@@ -101,6 +110,7 @@ def build_description_model(settings: Settings, *, upstream: str) -> dg.AssetsDe
                     " Wait for it, or end it; nothing was changed."
                 )
             with contextlib.closing(lock), work.beat(context.run.run_id) as beat:
+                work.refuse_withdrawn()
                 with_store(work.pull)
                 if work.is_complete():
                     with_store(work.push, "No store to publish in")
@@ -367,6 +377,19 @@ class TrainingWork:
         workers = Workers(control_state(self.settings))
         return workers.begin(run_id=run_id, asset=ASSET, partition=self.name, expected=steps)
 
+    def refuse_withdrawn(self) -> None:
+        """Learn from nothing that is withdrawn. A withdrawal that begins later sees the heartbeat.
+
+        Raises TrainingError, CatalogError.
+        """
+        ids = {one.property_id for one in self.samples}
+        is_under_way = withdrawal_note(self.settings.state_directory).exists()
+        if is_under_way or (ids and len(Catalog.open(self.settings.home).ordinals_of(ids)) < len(ids)):
+            raise TrainingError(
+                f"Properties are being withdrawn, or were withdrawn while {self.name} was read. Finish"
+                " `vlm-assets withdraw`, then start the variant again; nothing was changed."
+            )
+
     @contextlib.contextmanager
     def devices(
         self, gpu: GpuResource, holder: LeaseHolder, context: dg.AssetExecutionContext
@@ -492,7 +515,8 @@ class TrainingWork:
         # What other plans had begun of this variant. The last checkpoint stays: it can make the model again.
         for other in self.paths.journals.glob("*"):
             if other != self.folder:
-                shutil.rmtree(other, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    remove_training(other)
 
     @property
     def _kept(self) -> Path:

@@ -9,6 +9,7 @@ listing knows that it was withdrawn.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,13 +25,14 @@ from resources.journal.high_water_mark import read_marks, slots
 from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.stored import StoredPartitions
-from resources.state.workers import Workers
+from resources.state.workers import Phase, Workers
 from resources.storage.files import sync_directory
 from resources.storage.layout import AssetFolders, PartitionPaths
 from resources.storage.sealed_json import read_sealed, write_sealed
 from resources.store.bucket import S3Folder
 from resources.store.stored_journal import StoredJournal, pull_others, stored_generations
-from resources.training.training_plan import SAMPLES, SampleFile
+from resources.training.rank import PLAN
+from resources.training.training_plan import SAMPLES, TrainingPlan, is_name, remove_training
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
 from vlm_assets.assets.property_descriptions import DescriptionWork, remembered
@@ -119,14 +121,9 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     Raises CommandError with nothing changed; PublishedError, JournalError, CatalogError,
     ModelLoadError or OSError with everything not yet said still to do.
     """
-    at_work = {one.partition for one in Workers(control_state(settings)).living()}
-    trained = {folder.parent.name for folder in _trainings_with(settings, wanted.tombstones)}
-    if busy := sorted(at_work.intersection((*wanted.keys, *trained))):
-        raise CommandError(
-            f"A run works on {', '.join(busy[:3])}. Nothing was changed. Wait for it, or `vlm-assets pause`,"
-            " then do it again."
-        )
     note = withdrawal_note(settings.state_directory)
+    goes_on = note.exists()
+    # First: a training that begins later reads it, and one that began before is seen below.
     write_sealed(
         note,
         {
@@ -136,6 +133,14 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
             "texts": dict(wanted.texts),
         },
     )
+    if busy := _at_work(settings, wanted):
+        if not goes_on:
+            note.unlink()
+            sync_directory(note.parent)
+        raise CommandError(
+            f"A run works on {', '.join(busy[:3])}. Nothing was changed. Wait for it, or `vlm-assets pause`,"
+            " then do it again."
+        )
     for path in replace_by_tombstones(settings.home, wanted.tombstones, settings.store):
         yield f"Removed {len(wanted.tombstones)} properties from {path}."
     for key in wanted.keys:
@@ -163,6 +168,19 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     sync_directory(note.parent)
 
 
+def _at_work(settings: Settings, wanted: Withdrawal) -> list[str]:
+    """What runs work on now that may write down what is to be withdrawn."""
+    living = Workers(control_state(settings)).living()
+    trained = {folder.parent.name for folder in _trainings_with(settings, wanted.tombstones)}
+    return sorted(
+        one.partition or one.asset
+        for one in living
+        if one.partition in trained.union(wanted.keys)
+        # It has not written yet from what it learns.
+        or (one.asset == TRAINED and one.phase is Phase.PREPARING)
+    )
+
+
 def _withdraw_stored(settings: Settings, key: str) -> Iterator[str]:
     """Have the store hold what is published here now, and no journal that may hold the properties."""
     if (store := settings.store) is None:
@@ -187,9 +205,27 @@ def _pull(settings: Settings, key: str) -> Iterator[str]:
 
 
 def _trainings_with(settings: Settings, ids: Collection[str]) -> list[Path]:
-    """The folders of trainings that learn from these properties."""
-    listings = sorted(settings.layout.asset(TRAINED).journals.glob(f"*/*/{SAMPLES}"))
-    return [path.parent for path in listings if not set(ids).isdisjoint(SampleFile(path).ids)]
+    """The folders of trainings that learn from these properties, or may."""
+    folders = sorted(settings.layout.asset(TRAINED).journals.glob("*/*/"))
+    return [one for one in folders if _may_learn_from(one, ids)]
+
+
+def _may_learn_from(folder: Path, ids: Collection[str]) -> bool:
+    try:
+        with (folder / SAMPLES).open(encoding="utf-8") as lines:
+            return any(json.loads(line)["property_id"] in ids for line in lines)
+    except FileNotFoundError:
+        # A function makes its samples, or a kill came before the list, or in the middle of a removal.
+        return any(folder.iterdir()) and not _has_made_samples(folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+
+
+def _has_made_samples(folder: Path) -> bool:
+    try:
+        return is_name(TrainingPlan.read(folder / PLAN).samples)
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _withdraw_trainings(settings: Settings, ids: Collection[str]) -> Iterator[Path]:
@@ -202,14 +238,7 @@ def _withdraw_trainings(settings: Settings, ids: Collection[str]) -> Iterator[Pa
             for name, _ in list(store.names(f"{folder.relative_to(settings.home)}/")):
                 store.delete(name)
         shutil.rmtree(settings.layout.asset(TRAINED).partition(folder.parent.name).quarantine, True)
-        # The list of samples goes last: a withdrawal that was cut short finds the rest by it.
-        for path in sorted(folder.iterdir(), key=lambda one: one.name == SAMPLES):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        folder.rmdir()
-        sync_directory(folder.parent)
+        remove_training(folder)
         yield folder
 
 

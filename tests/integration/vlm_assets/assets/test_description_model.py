@@ -9,10 +9,15 @@ import pytest
 from resources.devices.device_errors import NoDeviceFreeError
 from resources.devices.resource import GpuResource
 from resources.engine.model_source import ModelSource, exact_revision
-from resources.storage.sealed_json import read_sealed
+from resources.storage.lock_files import taken
+from resources.storage.sealed_json import read_sealed, write_sealed
 from sensors.dagster_internals.runs import NO_ATTEMPT
+from vlm_assets.assets import description_model
 from vlm_assets.assets.description_model import ASSET
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.operate.withdraw import plan_withdrawal, withdraw
 
 VARIANTS = """
 variants:
@@ -91,6 +96,26 @@ def test_data_that_is_not_there_is_named(training_desk):
     done = training_desk.materialize(ASSET, key="half")
     assert not done.success
     assert "nothing is not published" in done.failure and "materialize" in done.failure
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_training_learns_from_nothing_withdrawn_while_it_is_read(training_desk, monkeypatch, is_done):
+    """Neither beside a withdrawal nor after it does a training write down what it read before."""
+    settings = training_desk.settings
+    gone = Catalog.open(settings.home).slice(Catalog.open(settings.home).ranges[0])["property_id"].to_pylist()
+
+    def taken_late(path, *, seconds):
+        if is_done:
+            list(withdraw(settings, plan_withdrawal(settings, gone)))
+        else:
+            write_sealed(withdrawal_note(settings.state_directory), {})
+        return taken(path, seconds=seconds)
+
+    monkeypatch.setattr(description_model, "taken", taken_late)
+    done = training_desk.materialize(ASSET, key="tiny")
+    assert not done.success
+    assert "withdrawn" in done.failure
+    assert not list(settings.home.rglob("samples.jsonl"))
 
 
 def test_another_machine_takes_the_finished_model_from_the_store(training_desk, bucket, listing, tmp_path):

@@ -11,12 +11,12 @@ import pytest
 from faults.file_operations import FileOperations
 from resources.devices.resource import GpuResource
 from resources.publishing.published import PublishedPartitions
-from resources.state.workers import Workers
+from resources.state.workers import Phase, Workers
 from resources.storage.files import set_aside
 from resources.training.checkpoints import Checkpoints, newest_state
 from resources.training.rank_watch import PositionFile
 from resources.training.state import TrainingState
-from resources.training.training_plan import Sample, write_samples
+from resources.training.training_plan import Sample, TrainingPlan, write_samples
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
 from vlm_assets.catalog.ingest import ingest
@@ -210,11 +210,53 @@ def test_a_property_that_a_run_trains_on_is_not_withdrawn(desk):
     gone, stays = ids_of(desk.settings)[:2]
     keep_beside(desk.settings, gone, stays)
     workers = Workers(control_state(desk.settings))
-    with workers.begin(run_id="r", asset="description_model", partition="tiny", expected=1):
+    with workers.begin(run_id="r", asset="description_model", partition="tiny", expected=1) as beat:
+        beat.enter(Phase.WORKING)
         with pytest.raises(CommandError, match="A run works on tiny"):
             done(desk.settings, [gone])
         assert gone in ids_of(desk.settings) and pending_withdrawal(desk.settings) is None
         done(desk.settings, ids_of(desk.settings)[2:3])
+
+
+def test_a_training_that_has_not_written_its_samples_yet_holds_up_a_withdrawal(desk, monkeypatch):
+    """It would write down after the withdrawal what it read before; one that begins later finds the note."""
+    gone = ids_of(desk.settings)[:1]
+    living = Workers.living
+
+    def looked(workers):
+        assert pending_withdrawal(desk.settings) is not None, "the note stands before anyone is looked for"
+        return living(workers)
+
+    monkeypatch.setattr(Workers, "living", looked)
+    wanted = plan_withdrawal(desk.settings, gone)
+    beats = Workers(control_state(desk.settings))
+    with beats.begin(run_id="r", asset="description_model", partition="tiny", expected=1):
+        with pytest.raises(CommandError, match="A run works on tiny"):
+            list(withdraw(desk.settings, wanted))
+        assert pending_withdrawal(desk.settings) is None
+    steps = withdraw(desk.settings, wanted)
+    next(steps)
+    steps.close()
+    with beats.begin(run_id="r", asset="description_model", partition="tiny", expected=1):
+        with pytest.raises(CommandError, match="A run works on tiny"):
+            list(withdraw(desk.settings, wanted))
+        assert pending_withdrawal(desk.settings) == wanted, "one that was cut short is still to be finished"
+
+
+@pytest.mark.parametrize("left", ["torn list", "no list", "no list, its plan", "no list, a function's plan"])
+def test_a_training_that_may_learn_from_a_property_is_removed(desk, left):
+    """A list that does not read, or that a kill took away, hides no checkpoint and stops no withdrawal."""
+    folder = desk.settings.layout.asset("description_model").partition("tiny").journal("some")
+    (folder / "checkpoints").mkdir(parents=True)
+    if left == "torn list":
+        (folder / "samples.jsonl").write_text('{"property_id": "other"}\n{"prop')
+    if left.endswith("plan"):
+        samples = "module:made" if "function" in left else str(folder / "samples.jsonl")
+        TrainingPlan("tiny", "a:b", samples, "s", "Describe.", 0.1, seed=1, batch=1, microbatches=1).write(
+            folder / "plan.json"
+        )
+    done(desk.settings, ids_of(desk.settings)[:1])
+    assert folder.exists() == ("function" in left)
 
 
 def test_status_names_a_withdrawal_that_was_cut_short(desk):

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import dagster as dg
@@ -107,6 +108,24 @@ def publish(work):
     epochs = [{"of": "loss"}]
     counts = dict.fromkeys(("parameters", "step", "samples", "train", "held_out", "metric", "asked"), 1)
     work.publish({"event": "finished", "figures": {}, "skipped": 0, "epochs": epochs, **counts})
+
+
+def test_what_another_plan_had_begun_goes_with_its_list_last(tmp_path, monkeypatch):
+    """Killed in between, a withdrawal still finds the checkpoints that are left by what they learn from."""
+    other = work_of(tmp_path, "other").folder
+    (other / "checkpoints").mkdir(parents=True)
+    (other / "samples.jsonl").write_text("")
+    removed = []
+    unlink = Path.unlink
+
+    def seen(path, **options):
+        removed.append((path, (other / "checkpoints").exists()))
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", seen)
+    publish(work_of(tmp_path, "new"))
+    assert (other / "samples.jsonl", False) in removed
+    assert not other.exists()
 
 
 @pytest.mark.parametrize("line", ["exchange", "write_sealed"])
