@@ -68,7 +68,7 @@ class Story:
         """Parts after whose restart work went on."""
         self._cluster = cluster
         self._kinds = list(kinds)
-        self._restarted: tuple[str, float] | None = None
+        self._restarted: tuple[str, float, set[str]] | None = None
         self._at_once = at_once
         self._chance = chance
         self._standing: list[Strike] = []
@@ -108,17 +108,19 @@ class Story:
         self._cluster.kill(part)
         time.sleep(_AWAY_SECONDS)
         self._cluster.mend(part)
-        self._restarted = part, time.monotonic()
+        before = {run_id for run_id, _, _ in list(self._cluster.beats)}
+        self._restarted = part, time.monotonic(), before
 
     def _follow_restart(self, *, is_over: bool) -> None:
         """Say when somebody works again after a restart, or all is done. Raises ClusterError."""
         if self._restarted is None:
             return
-        part, at = self._restarted
+        part, at, before = self._restarted
         took = time.monotonic() - at
         beats = list(self._cluster.beats.values())
-        if is_over or any(one.changed_at > at and one.phase in _AT_WORK for one in beats):
-            self.say(f"Work goes on {took:.0f} s after {part} was back.")
+        # A run that was not disturbed proves nothing of the part: another one has to be launched, and work.
+        if is_over or any(one.run_id not in before and one.phase in _AT_WORK for one in beats):
+            self.say(f"Another run works {took:.0f} s after {part} was back.")
             self.restarts.append(part)
             self._restarted = None
         elif took > _ELSEWHERE_SECONDS:

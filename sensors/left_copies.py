@@ -16,6 +16,7 @@ import dagster as dg
 from resources.journal import manifests
 from resources.journal.journal_errors import JournalError
 from resources.storage.layout import AssetFolders, PartitionPaths
+from resources.storage.sealed_json import FormatVersionError
 from resources.store.bucket import S3Folder, StoreAwayError, StoreError
 from resources.store.stored_journal import StoredJournal
 from sensors.sensor_definition import Decided, build_sensor
@@ -59,15 +60,16 @@ class LeftCopies:
                 paths = asset.partition(key)
                 for journal in sorted(paths.journals.glob("*")):
                     if self.clock() - began > _LOOK_SECONDS:
-                        return said
+                        return [*said, "The rest follows."]
                     try:
                         if self._copies(paths, journal):
                             said.append(f"What was committed of {asset.name} {key} is in the store now.")
                     except StoreAwayError as error:
+                        del self._known[journal]
                         self._not_before = self.clock() + _AWAY_SECONDS
                         return [*said, f"Committed rows of {asset.name} {key} wait here: {error}"]
-                    except (StoreError, JournalError, OSError) as error:
-                        # Its next start says so too, and decides: nothing of it changes until then.
+                    except (StoreError, JournalError, FormatVersionError, OSError) as error:
+                        # Its next start says so too, and decides: until its next manifest it is left alone.
                         said.append(f"{asset.name} {key} cannot be copied: {error}")
         return said
 
@@ -76,9 +78,8 @@ class LeftCopies:
         newest = max(manifests.sequences(journal), default=0) if journal.is_dir() else 0
         if self._known.get(journal, 0) == newest:
             return False
-        was_behind = StoredJournal(paths, journal.name, self.store).copy_left()
         self._known[journal] = newest
-        return was_behind
+        return StoredJournal(paths, journal.name, self.store).copy_left()
 
 
 def build_left_copies_sensor(left: LeftCopies, *, ticks: Ticks) -> dg.SensorDefinition:

@@ -50,6 +50,12 @@ class LockFile:
         assert self._descriptor is not None, "it is closed"
         return self._descriptor
 
+    def is_at(self, path: Path) -> bool:
+        """Whether the file still has this name. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self.fileno()), path.stat())
+        return False
+
     def close(self) -> None:
         """Free the lock. Safe to call twice."""
         if self._descriptor is not None:
@@ -81,13 +87,18 @@ def taken(path: Path, *, seconds: float = 0.0) -> LockFile | None:
 
 
 def is_held(path: Path) -> bool | None:
-    """Whether any process has the lock at this moment; None where the file is gone. Raises OSError."""
+    """Whether any process has the lock at this moment; None where the file is gone. Raises OSError.
+
+    Who ends well removes its file and then frees the lock: the free lock of a file that is gone says nothing.
+    """
     try:
         file = LockFile(path, create=False)
     except FileNotFoundError:
         return None
     try:
-        return not file.take(shared=True)
+        if not file.take(shared=True):
+            return True
+        return False if file.is_at(path) else None
     finally:
         file.close()
 

@@ -190,7 +190,8 @@ class StoredJournal:
         with ThreadPoolExecutor(min(_AT_ONCE, len(missing) or 1), thread_name_prefix="copy") as pool:
             list(pool.map(self._put_segment, missing))
         if self.head is None or self.head.manifest != data:
-            self._put_head(replace(self._new_head(manifest.epoch), manifest=data))
+            epoch = max(manifest.epoch, self.head.epoch if self.head is not None else 0)
+            self._put_head(replace(self._new_head(epoch), manifest=data))
         elif self._store.head(self._name(HEAD)) != self._at:
             self._find_own()
         return manifest
@@ -198,13 +199,17 @@ class StoredJournal:
     def copy_left(self) -> bool:
         """Copy what a run of this machine had committed when it died; whether anything was to be copied.
 
-        Only where the head is still this machine's: else its next start here takes over what another one
-        did. A run that starts meanwhile puts a head of its own, and this changes nothing then; one that
-        starts at the moment of this head's put is interrupted, and tried again. Raises HeadDamagedError,
-        TakenOverError.
+        Only where the head is still this machine's, and this disk has a newer manifest: else the next start
+        here takes over what another one did, or what this disk has lost. A run that starts meanwhile puts a
+        head of its own, and this changes nothing then; one that starts at the moment of this head's put is
+        interrupted, and tried again. Raises HeadDamagedError, TakenOverError.
         """
-        theirs = self.look()
-        if self.head is None or self.head.home != self._new_head(0).home or (theirs and theirs.retired):
+        theirs, ours = self.look(), manifests.newest_manifest(self.directory)
+        if self.head is None or self.head.home != self._new_head(0).home or ours is None:
+            return False
+        if theirs is not None and (
+            theirs.retired or (ours.epoch, ours.sequence) <= (theirs.epoch, theirs.sequence)
+        ):
             return False
         before = self.head
         self.copy()
@@ -262,14 +267,18 @@ class StoredJournal:
                 f" committed rows, {len(here - there)} segments of them here alone. The recovery that follows"
                 " keeps each property once and names what it puts aside; nothing is deleted."
             )
-        # A person gave it up on another machine: what is gone here too is no loss any more.
-        gone = theirs is not None and any(
-            one.name in theirs.given_up and not self._has(one) for one in (ours.segments if ours else ())
-        )
+        # A person gave it up on another machine: what is gone here too is no loss any more. What else is gone
+        # here, and nowhere else, is a loss that nobody has accepted: this disk's manifest stays, and says so.
+        gone = {
+            one.name
+            for one in (ours.segments if ours else ())
+            if one.name not in there and not self._has(one)
+        }
+        is_accepted = theirs is not None and gone <= set(theirs.given_up)
         is_ahead = there - here and (ours is None or not forked or epoch >= ours.epoch)
-        if theirs is not None and (gone or is_ahead):
+        if theirs is not None and is_accepted and (gone or is_ahead):
             newer = mark is not None and epoch > mark.epoch
-            self._put_in_front(theirs, forget_mark=forked or gone or newer)
+            self._put_in_front(theirs, forget_mark=forked or bool(gone) or newer)
         standing = read_mark(self._mark, key=self.key, generation=self.generation).mark
         if standing is None or standing.epoch < epoch:
             # So that the epoch of this opening is above the one in the store.

@@ -302,8 +302,12 @@ class Loss:
         return max(0, self.error.promised_rows - self.error.restorable_rows)
 
 
-def find_losses(settings: Settings, catalog: Catalog, key: str) -> list[Loss]:
+def find_losses(
+    settings: Settings, catalog: Catalog, key: str, *, told: Callable[[str], None] = lambda said: None
+) -> list[Loss]:
     """The losses of a partition, of either asset, under the settings of now; of the store too, if one is set.
+
+    told: called with what was fetched from the store, and what is missing there.
 
     Raises CatalogError, InvalidRangeError, ModelLoadError, JournalError, StoreError.
     """
@@ -312,7 +316,8 @@ def find_losses(settings: Settings, catalog: Catalog, key: str) -> list[Loss]:
         if (store := settings.store) is not None:
             for generation in stored_generations(partition.paths, store):
                 if generation.startswith(partition.fingerprint.digest):
-                    StoredJournal(partition.paths, generation, store).pull()
+                    for said in StoredJournal(partition.paths, generation, store).pull():
+                        told(said)
         for generation in _generations(partition, PublishedPartitions(partition.paths.asset).record(key)):
             try:
                 partition.open_journal(generation, schema).close()
@@ -510,8 +515,14 @@ def _compute(current: Settings, found: Audit, repairs: Sequence[Repair], tell: C
 
 
 def _accept_loss(current: Settings, key: str, yes: bool) -> int:
+    from resources.state.workers import Workers
+    from vlm_assets.resource_settings import control_state
 
-    losses = find_losses(current, Catalog.open(current.home), key)
+    working = [one for one in Workers(control_state(current)).living() if one.partition == key]
+    if working:
+        say(f"Run {working[0].run_id} works on {key} on {working[0].host}. Nothing was changed.")
+        return 1
+    losses = find_losses(current, Catalog.open(current.home), key, told=say)
     if not losses:
         say(f"Nothing of {key} is lost under these settings: a start goes on with all that is committed.")
         return 0

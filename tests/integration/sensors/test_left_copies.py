@@ -2,6 +2,7 @@
 
 import pytest
 
+from resources.journal import manifests
 from resources.store import bucket as bucket_module
 from resources.store.bucket import client
 from sensors.left_copies import LeftCopies
@@ -59,3 +60,33 @@ def test_nothing_is_copied_over_another_machines_work(machines, bucket, s3_proxy
     assert left.look() == []
     assert b.stored.look() == head
     assert a.rows() == [0, 1, 2]
+
+
+def test_nothing_is_copied_over_what_this_disk_has_lost(machines, bucket):
+    """A home put back from a copy of yesterday has fewer rows than the store: the next start fetches them."""
+    a, _ = machines
+    left = LeftCopies([a.paths.asset], bucket, set)
+    a.commit(0)
+    a.commit(1)
+    head = a.stored.look()
+    manifests.manifest_path(a.folder, max(manifests.sequences(a.folder))).unlink()
+    assert left.look() == []
+    assert a.stored.look() == head
+    assert a.rows() == [0, 1]
+
+
+def test_one_that_cannot_be_copied_is_left_alone_until_its_next_manifest(machines, bucket, s3_proxy):
+    """A damaged segment: said once, and those behind it are copied; its bytes are not sent at each look."""
+    a, _ = machines
+    left = LeftCopies([a.paths.asset], bucket, set)
+    a.commit(0)
+    leave(a, s3_proxy, 1)
+    s3_proxy.heal()
+    newest = manifests.newest_manifest(a.folder)
+    damaged = a.folder / newest.segments[-1].name
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    (said,) = left.look()
+    assert "cannot be copied" in said
+    asked = len(s3_proxy.requests)
+    assert left.look() == []
+    assert len(s3_proxy.requests) == asked

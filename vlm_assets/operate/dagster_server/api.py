@@ -6,6 +6,7 @@ What lives here: code location, partitions, backfills, failing checks. What does
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -97,7 +98,7 @@ class DagsterApi:
                 answer = json.load(response)
         except urllib.error.HTTPError as error:
             raise DagsterApiError(f"{self.url} answered {error.code}: {error.read(2000)!r}") from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise DagsterUnreachableError(f"Dagster does not answer at {self.url}: {error}") from error
         if answer.get("errors"):
             raise DagsterApiError("; ".join(str(error["message"]) for error in answer["errors"]))

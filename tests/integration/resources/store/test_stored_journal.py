@@ -60,7 +60,7 @@ class Machine:
     def stored(self) -> StoredJournal:
         return StoredJournal(self.paths, GENERATION, self.store)
 
-    def journal(self) -> Journal:
+    def journal(self, **options) -> Journal:
         return Journal.open(
             self.folder,
             key=KEY,
@@ -70,6 +70,7 @@ class Machine:
             expected_ids=[f"p{n}" for n in range(TOTAL)],
             high_water_mark=self.paths.high_water_mark(GENERATION),
             quarantine=self.paths.quarantine,
+            **options,
         )
 
     @contextmanager
@@ -331,6 +332,25 @@ def test_rows_that_were_lost_here_and_never_copied_are_not_forgotten(machines, s
     for path in a.folder.iterdir():
         path.unlink()
     with pytest.raises(JournalLossError, match="1 rows can be restored, 2 were committed"), a.at_work():
+        pass
+
+
+def test_a_loss_that_was_accepted_elsewhere_hides_no_other_one(machines, bucket):
+    """What is gone here and was never copied is named, though a person gave up what the store had lost."""
+    a, b = machines
+    a.commit(0)
+    (gone,) = (path.name for path in a.folder.glob("segment-*"))
+    with a.journal() as journal:
+        commit(journal, 1)
+    bucket.delete(f".journal/property_descriptions/{KEY}/{GENERATION}/{gone}")
+    stored = b.stored
+    stored.pull()
+    with Copying(stored, most_bytes=1 << 20) as copying, b.journal(accept_loss="a person") as journal:
+        copying.begin(journal)
+        copying.flush()
+    for path in a.folder.glob("segment-*"):
+        path.unlink()
+    with pytest.raises(JournalLossError), a.at_work():
         pass
 
 

@@ -28,6 +28,21 @@ def test_one_holder_at_a_time_and_looking_changes_nothing(path):
     other.close()
 
 
+def test_who_ends_well_while_somebody_looks_is_not_taken_for_dead(path, monkeypatch):
+    """It removes its file and frees the lock between the look's opening and its lock."""
+    holder = LockFile(path)
+    assert holder.take()
+    take = LockFile.take
+
+    def ended(self, **options):
+        path.unlink()
+        holder.close()
+        return take(self, **options)
+
+    monkeypatch.setattr(LockFile, "take", ended)
+    assert is_held(path) is None
+
+
 def test_closing_twice_frees_no_lock_but_its_own(path, tmp_path):
     """The number of a closed descriptor is soon another file's."""
     first = LockFile(path)
