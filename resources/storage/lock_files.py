@@ -8,6 +8,7 @@ on nothing else (``journal/writer_lock.py``).
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -21,9 +22,16 @@ class LockFile:
     """An open lock file of this process; never inherited through exec."""
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
-        """Open it, unlocked. Read-only is enough to lock, for any user. Raises OSError."""
-        flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        self._descriptor: int | None = os.open(path, flags, 0o644)
+        """Open it, unlocked; to write, for NFS locks exclusively nothing else. Raises OSError."""
+        flags = os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self._descriptor: int | None
+        try:
+            self._descriptor = os.open(path, flags | os.O_RDWR, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            # Another user's, or mounted to read: on a local disk that is enough to lock.
+            self._descriptor = os.open(path, flags | os.O_RDONLY, 0o644)
         _open.add(self)
 
     @property

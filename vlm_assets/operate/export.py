@@ -32,6 +32,7 @@ from resources.storage.files import (
     make_directory,
     publish_replacing,
     sha256_of,
+    sync_directory,
     write_replacing,
 )
 from resources.storage.lock_files import LockFile, taken
@@ -161,6 +162,7 @@ def _write_shards(
         else:
             table, sources = _shard(settings, catalog, key, mask, width)
             _refuse_other_schema(schemas, key, table.schema)
+            _unfinish(folder)
             size, sha256 = _write(folder / name, _encoded(table, format_))
             missing = pc.sum(pc.and_(pc.equal(table["status"], "ok"), pc.is_null(table["embedding"]))).as_py()
             done[name] = {
@@ -183,7 +185,13 @@ def _lock(folder: Path) -> LockFile:
     if not (folder / _SHARDS).is_dir() and any(folder.iterdir()):
         raise CommandError(f"{folder} holds other files: name an empty folder, or a new one.")
     make_directory((folder / _SHARDS).absolute())
-    lock = taken(folder / _SHARDS / "lock")
+    try:
+        lock = taken(folder / _SHARDS / "lock")
+    except OSError as error:
+        raise CommandError(
+            f"{folder} cannot be locked ({error.strerror or error}). Give this user the right to write there,"
+            " or name a folder on a file system that has locks."
+        ) from error
     if lock is None:
         raise CommandError(f"Another export writes into {folder} now: wait for it, or name another folder.")
     return lock
@@ -367,8 +375,16 @@ def _remove_others(folder: Path, format_: Format, names: set[str]) -> None:
         note = folder / _SHARDS / f"{path.stem.removeprefix('train-')}.json"
         # What has no note is a person's own file.
         if str(path.relative_to(folder)) not in names and note.exists():
+            _unfinish(folder)
             path.unlink()
             note.unlink()
+
+
+def _unfinish(folder: Path) -> None:
+    """Before a shard changes: nothing says that the folder is whole until ``_finish`` says it again."""
+    for name in (_ABOUT, _SUMS):
+        (folder / name).unlink(missing_ok=True)
+    sync_directory(folder)
 
 
 def _finish(

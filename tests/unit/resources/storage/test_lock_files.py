@@ -1,5 +1,7 @@
 """Locks that a dead process holds no more, and a forked child never."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import threading
@@ -41,6 +43,36 @@ def test_who_ends_well_while_somebody_looks_is_not_taken_for_dead(path, monkeypa
 
     monkeypatch.setattr(LockFile, "take", ended)
     assert is_held(path) is None
+
+
+def test_a_file_system_that_locks_only_what_is_open_to_write_is_enough(path, monkeypatch):
+    """NFSv4 on Linux gives no exclusive lock on a file that was opened to read."""
+    flock = fcntl.flock
+
+    def of_nfs(descriptor, how):
+        if how & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    with locked(path):
+        assert taken(path) is None
+
+
+@pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS])
+def test_the_lock_of_another_user_is_taken_all_the_same(path, monkeypatch, reason):
+    """Who may read the file may lock it, on a local disk; one that is mounted to read too."""
+    path.touch()
+    opened = os.open
+
+    def refused(name, flags, *rest):
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise OSError(reason, os.strerror(reason))
+        return opened(name, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refused)
+    with locked(path):
+        assert is_held(path)
 
 
 def test_closing_twice_frees_no_lock_but_its_own(path, tmp_path):

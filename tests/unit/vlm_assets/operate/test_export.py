@@ -1,5 +1,7 @@
 """An export that is killed, or beside which another one begins, ends with the same files all the same."""
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -10,6 +12,7 @@ import pytest
 
 from resources.storage.lock_files import taken
 from resources.storage.sealed_json import read_sealed, write_sealed
+from vlm_assets.operate import export as export_module
 from vlm_assets.operate.export import Format, export
 from vlm_assets.operate.terminal import CommandError
 from vlm_assets.settings import CHECKOUT
@@ -65,6 +68,36 @@ def test_an_export_killed_at_any_file_operation_goes_on_to_the_same_files(datase
         assert content(folder) == whole
         kept.add(again.kept)
     assert kept == {0, 1, 2, 3}
+
+
+def test_nothing_says_that_a_folder_is_whole_while_its_shards_are_replaced(dataset, tmp_path, monkeypatch):
+    """Killed between two shards, an export of other rows is not taken for the finished one before."""
+    folder = tmp_path / "out"
+    export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    whole = {"export.json", "SHA256SUMS"}
+    assert whole <= content(folder).keys()
+    dataset.describe(dataset.keys[0], settings="other")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(export_module, "write_sealed", killed)
+        export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    assert not whole & content(folder).keys()
+    export(dataset.settings, dataset.catalog, folder, Format.jsonl)
+    assert whole <= content(folder).keys()
+
+
+def killed(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_a_folder_that_cannot_be_locked_is_named(dataset, tmp_path, monkeypatch):
+    """A file system without locks is a person's to change, and no bare error."""
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(CommandError, match="out cannot be locked"):
+        export(dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl)
+
+
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
 def test_two_exports_into_one_folder_are_kept_apart(dataset, tmp_path):
