@@ -158,7 +158,10 @@ def keep(home: Path, verdict: FieldVerdict) -> None:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of each field, how often it is right. replaced: verdicts on answers that are published no more."""
+    """Of each field, how often it is right. replaced: verdicts on answers that are published no more.
+
+    One of format 1 names the fingerprint of its row: it ends with the next publication of its partition.
+    """
 
     fields: Mapping[str, Share]
     replaced: int
@@ -168,7 +171,10 @@ class Accuracy:
         """What does not count, for people; empty where everything does."""
         if not self.replaced:
             return ""
-        return f"Not counted: {self.replaced:,} verdicts on answers that are published no more."
+        return (
+            f"Not counted: {self.replaced:,} verdicts on answers that are published no more, or that an"
+            " earlier version kept before their partition was published again."
+        )
 
 
 def published_answers(settings: Settings, catalog: Catalog) -> dict[str, Answer]:
