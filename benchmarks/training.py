@@ -67,8 +67,8 @@ def go_on_from(training: Training, step: int) -> None:
 def main() -> None:
     """Print the ratio, the pause of a checkpoint and the seconds of a resume."""
     parser = argparse.ArgumentParser(description="The training loop against a plain one.")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=8)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-training-") as name:
         folder = Path(name)
