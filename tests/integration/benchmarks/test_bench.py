@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     output = tmp_path_factory.mktemp("bench") / "latest.json"
-    options = ["--only", "loader,ours", "--properties", "16", "--batches", "8", "--rounds", "1"]
+    options = ["--only", "loader,ours", "--properties", "40", "--batches", "8", "--rounds", "1"]
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.bench", *options, "--output", str(output)],
         cwd=ROOT,
@@ -28,6 +28,7 @@ def results(tmp_path_factory):
     return json.loads(output.read_text())
 
 
+@pytest.mark.long
 def test_every_figure_is_there(results):
     """Who reads latest.json finds each contender's figures with their spread, and on what they were taken."""
     assert {"date", "command", "commit", "seed", "machine", "floor", "contenders"} <= results.keys()
@@ -39,6 +40,7 @@ def test_every_figure_is_there(results):
         assert found["versions"]["torch"]
 
 
+@pytest.mark.long
 def test_the_same_work_is_compared(results):
     """In float32 a materialization and the bare loop give the same descriptions of the same ids."""
     assert results["floor"] == "loader"

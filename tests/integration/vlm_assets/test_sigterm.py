@@ -35,7 +35,7 @@ SETTINGS = {
     "VLM_ASSETS_DEVICES": "cpu:1",
 }
 
-pytestmark = [pytest.mark.serves, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.serves, pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 def ended(process: psutil.Process) -> bool:

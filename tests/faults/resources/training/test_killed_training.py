@@ -85,6 +85,7 @@ def test_one_of_two_ranks_dies_and_the_other_goes_on(
     assert outcome(folder).model == whole.model and outcome(folder).history == whole.history
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_rank_that_stands_still_is_named_and_the_other_goes_on(
     samples: list[Sample], whole: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

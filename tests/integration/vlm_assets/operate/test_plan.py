@@ -12,7 +12,7 @@ from vlm_assets.operate import measurement
 from vlm_assets.operate.main import app
 from vlm_assets.operate.plan import compare_with_run
 
-pytestmark = [pytest.mark.serves, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.serves, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_a_plan_is_measured_once_kept_and_compared_with_its_run(desk, monkeypatch, receiver):

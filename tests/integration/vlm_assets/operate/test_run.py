@@ -78,6 +78,7 @@ def test_interrupted_backfill_is_gone_on_with(tmp_path: Path) -> None:
         assert {file.stem for file in (home / asset).glob("*.parquet")} == keys
 
 
+@pytest.mark.long
 def test_run_uses_the_dagster_that_runs_and_takes_the_tail_when_asked(tmp_path: Path) -> None:
     """`run KEY` and `run` leave the tail alone; `run --missing` makes a partition of it and runs that.
 
