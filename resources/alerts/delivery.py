@@ -202,7 +202,7 @@ def _next(
 
 
 def _stormy(connection: sa.Connection, key: str, now: float) -> set[tuple[str, str]]:
-    """The kinds of which a target was told so much lately that what is new has to wait."""
+    """The kinds that must wait: a target was told of BURST alerts of each within BURST_SECONDS."""
     is_lately = _deliveries.c.told_at.between(now - BURST_SECONDS + 1, now + BURST_SECONDS - 1)
     query = sa.select(*_KIND).select_from(_BOTH).where(_deliveries.c.target == key, is_lately)
     rows = connection.execute(query.group_by(*_KIND).having(sa.func.count() >= BURST))

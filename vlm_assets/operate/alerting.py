@@ -1,4 +1,4 @@
-"""Builds the alerts that the settings name, and is ``vlm-assets alerts``: what is wrong, and what was told.
+"""Builds the delivery of alerts from the settings. The command ``vlm-assets alerts`` shows what is wrong.
 
 What does not live here: how alerts are delivered (``resources/alerts``), and the sensor.
 Dagster is not imported: alerts are delivered whatever has become of it.
