@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Final, Self
 
 from resources.devices.find import Device, named
@@ -45,6 +45,9 @@ RUN_ROWS: Final = 20
 
 STEADY_RUNS: Final = 4
 """Runs with all devices at work that are measured, at least."""
+
+_HELD_UP: Final = 3.0
+"""Times the median."""
 
 _SHARED: Final = ("leases", "models")
 """Folders of the state that the runs in a home of their own share: devices are leased as ever."""
@@ -78,6 +81,8 @@ class MeasuredRun:
         launched = sorted(began for began, _ in times)
         seconds = [ended - began for began, ended in sorted(times)]
         steady = seconds[devices:-1] if devices > 1 else seconds[devices:]
+        # One that a device or a machine held up for long is a failure, which is counted by itself.
+        steady = [one for one in steady if one <= _HELD_UP * median(steady)]
         gaps = [
             began - ended
             for began, ended in zip(launched[devices:], sorted(ended for _, ended in times), strict=False)
@@ -89,7 +94,7 @@ class MeasuredRun:
             first_seconds=fmean(seconds[:devices]),
             seconds=fmean(steady),
             alone_seconds=min(seconds[-1], fmean(steady)) if devices > 1 else fmean(steady),
-            between_seconds=max(0.0, fmean(gaps)),
+            between_seconds=max(0.0, median(gaps)),
         )
 
 
@@ -176,7 +181,7 @@ def keep_trial(settings: Settings, model: VisionLanguageModel, trial: Trial) -> 
         start_seconds=trial.start_seconds,
     )
     old = next((one for one in kept(settings) if one.name == measured.name), None)
-    return _keep(settings, replace(measured, run=old.run if old else None))
+    return keep(settings, replace(measured, run=old.run if old else None))
 
 
 def kept(settings: Settings) -> list[Measurement]:
@@ -211,7 +216,12 @@ def measure(
         run = _measured_run(settings, catalog, gpu.usable())
     if found is None:
         found = keep_trial(settings, model, run_trial(settings, catalog, gpu, model, limit=limit))
-    return found if found.run == run else _keep(settings, replace(found, run=run))
+    return found if found.run == run else keep(settings, replace(found, run=run))
+
+
+def runs_to_measure(devices: int) -> int:
+    """A first wave on all devices, at least ``STEADY_RUNS`` more, and one alone."""
+    return devices * (1 + math.ceil(STEADY_RUNS / devices)) + (devices > 1)
 
 
 def _measured_run(settings: Settings, catalog: Catalog, usable: Sequence[Device]) -> MeasuredRun:
@@ -224,7 +234,7 @@ def _measured_run(settings: Settings, catalog: Catalog, usable: Sequence[Device]
         raise CommandError("Every device is left out, so nothing can be measured: `vlm-assets devices`.")
     usual = max((len(one) for one in catalog.ranges), default=catalog.rows)
     size = min(RUN_ROWS, usual)
-    count = devices * (1 + math.ceil(STEADY_RUNS / devices)) + (devices > 1)
+    count = runs_to_measure(devices)
     rows = sample(catalog, size * count).to_pylist()
     with _scratch(settings) as folder:
         home = folder / "home"
@@ -312,7 +322,8 @@ def _commit_seconds(settings: Settings, size: int) -> float:
     return sorted(spent)[_COMMITS // 2]
 
 
-def _keep(settings: Settings, measured: Measurement) -> Measurement:
+def keep(settings: Settings, measured: Measurement) -> Measurement:
+    """Keep it in place of an earlier one of its name. Raises OSError."""
     write_sealed(_folder(settings) / f"{measured.name}.json", asdict(measured))
     return measured
 

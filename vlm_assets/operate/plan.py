@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from itertools import accumulate
+from statistics import fmean
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -28,7 +30,15 @@ from resources.publishing.publishing_errors import RecordDamagedError
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.expected_cost import GAP_SECONDS, ExpectedCost
-from vlm_assets.operate.measurement import MeasuredRun, Measurement, kept, measure, measurement_of_now
+from vlm_assets.operate.measurement import (
+    MeasuredRun,
+    Measurement,
+    keep,
+    kept,
+    measure,
+    measurement_of_now,
+    runs_to_measure,
+)
 from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, duration, say, say_as_json
 from vlm_assets.operate.trial import COPIES
 from vlm_assets.settings import PREFIX, Settings, require_models
@@ -429,6 +439,7 @@ def keep_prediction(settings: Settings, plan: Plan) -> None:
     low, high = plan.days_band
     content = {
         "at": time.time(),
+        "measured": plan.measured.name,
         "keys": list(plan.keys),
         "properties": plan.properties,
         "devices": plan.devices,
@@ -451,29 +462,34 @@ def compare_with_run(settings: Settings) -> PlanAndRun | None:
     """Compare the latest prediction with its run, once that is over, and keep it; None before.
 
     What the run took: from the launch of its first partition to the last publication, without times of more
-    than a quarter of an hour in which nobody worked, as the rate has it. Raises OSError.
+    than a quarter of an hour in which nobody worked, as the rate has it. The next plan stands on what these
+    partitions took. Raises OSError, CatalogError.
     """
     try:
         told = read_sealed(settings.state_directory / "plans" / "latest.json")
-        keys, at = list(told.pop("keys")), float(told["at"])
+        keys, name, at = list(told.pop("keys")), str(told.pop("measured")), float(told["at"])
         known = comparisons(settings)
         if any(one.at == at for one in known):
             return next(one for one in known if one.at == at)
-        worked = _worked(settings, keys, since=at)
-        if worked is None:
+        times = _launches_and_ends(settings, keys, since=at)
+        if not times:
             return None
-        found = PlanAndRun(**told, actual=worked)
+        found = PlanAndRun(**told, actual=_worked(times))
     except (FileNotFoundError, BrokenSealError, KeyError, TypeError):
         return None
+    _learn(settings, name, times)
     content = {"compared": [asdict(one) for one in [found, *known][:_KEPT]]}
     write_sealed(settings.state_directory / "plans" / "compared.json", content)
     return found
 
 
-def _worked(settings: Settings, keys: Sequence[str], *, since: float) -> float | None:
-    """Seconds in which these partitions were made; None while one is not, or was before."""
-    times = []
+def _launches_and_ends(
+    settings: Settings, keys: Sequence[str], *, since: float
+) -> dict[str, list[tuple[float, float]]] | None:
+    """Of each partition and asset: launch and publication; None while one is not made, or was before."""
+    times = {}
     for key in keys:
+        found = []
         for asset in (settings.descriptions, settings.embeddings):
             try:
                 record = PublishedPartitions(asset).record(key)
@@ -482,13 +498,36 @@ def _worked(settings: Settings, keys: Sequence[str], *, since: float) -> float |
             began = None if record is None else record.metadata.get("began")
             if record is None or began is None or began < since:
                 return None
-            times.append((float(began), datetime.fromisoformat(record.published_at).timestamp()))
+            found.append((float(began), datetime.fromisoformat(record.published_at).timestamp()))
+        times[key] = found
+    return times
+
+
+def _worked(times: Mapping[str, Sequence[tuple[float, float]]]) -> float:
+    """Seconds in which somebody worked."""
     total, end = 0.0, -math.inf
-    for began, ended in sorted(times):
+    for began, ended in sorted(one for asset in times.values() for one in asset):
         pause = began - end
         total += max(0.0, ended - max(began, end)) + (pause if 0 < pause <= GAP_SECONDS else 0.0)
         end = max(end, ended)
-    return total if times else None
+    return total
+
+
+def _learn(settings: Settings, name: str, times: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    """Let the measurement stand on what these real partitions took, where they are enough.
+
+    Raises OSError, CatalogError.
+    """
+    measured = next((one for one in kept(settings) if one.name == name), None)
+    spans = [(first[0], last[1]) for first, last in times.values()]
+    changes = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
+    at_once = max(accumulate(change for _, change in changes))
+    if measured is None or len(times) < runs_to_measure(at_once):
+        return
+    whole = _all_images(settings, Catalog.open(settings.home))
+    rows, images = zip(*(whole[key] for key in times if key in whole), strict=True)
+    run = MeasuredRun.of(spans, properties=round(fmean(rows)), images=fmean(images), devices=at_once)
+    keep(settings, replace(measured, run=run))
 
 
 _EXAMPLES = """\b

@@ -12,7 +12,8 @@ import pytest
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.measurement import MeasuredRun, Measurement, _environment, measure
+from vlm_assets.operate import measurement
+from vlm_assets.operate.measurement import MeasuredRun, Measurement, _environment, keep, kept, measure
 from vlm_assets.operate.plan import (
     Pace,
     best_commit_seconds,
@@ -145,6 +146,27 @@ def test_a_prediction_is_compared_once_all_of_its_partitions_were_made(uneven, m
     assert f"{found.off:+.1%}" in found.sentence()
     low = plan_of(uneven).days_band[0] / plan_of(uneven).days
     assert low == pytest.approx(1 - abs(found.off), rel=1e-2)
+
+
+def test_the_next_plan_stands_on_what_real_partitions_took(uneven, monkeypatch) -> None:
+    """A run that took twice as long as was measured: the next plan says so, whatever devices were named."""
+    monkeypatch.setattr(measurement, "STEADY_RUNS", 3)
+    keep(uneven, MEASURED)
+    made = plan_of(uneven, devices=8)
+    keep_prediction(uneven, made)
+    at = datetime.now().timestamp() + 10
+
+    def record(_: PublishedPartitions, key: str) -> PublishedRecord:
+        began = at + 61.0 * made.keys.index(key)
+        ended = datetime.fromtimestamp(began + 60).astimezone().isoformat()
+        return PublishedRecord(key, 1, "", 0, 2, "", "", ended, {"began": began})
+
+    monkeypatch.setattr(PublishedPartitions, "record", record)
+    assert compare_with_run(uneven) is not None
+    (learned,) = kept(uneven)
+    assert learned.run is not None
+    assert (learned.run.devices, learned.run.properties) == (1, 2)
+    assert plan_of(uneven, learned).days * 86_400 == pytest.approx(4 * 60 + 3 * 1, rel=0.02)
 
 
 @pytest.mark.usefixtures("published")
