@@ -186,7 +186,7 @@ class Settings(BaseSettings):
         None, description="The model's name at the URL. Default: the model's, or the only one served there."
     )
     server_requests: PositiveInt = Field(
-        32, description="Requests that a run has under way at once, at most; fewer where the server is slow."
+        128, description="Requests that a run has under way at once, at most; fewer where the server is slow."
     )
     server_token_seconds: PositiveFloat = Field(
         120.0, description="Seconds without a new token after which a server's answer is given up."

@@ -221,7 +221,7 @@ class RequestLimits:
     answer.
     """
 
-    most_at_once: int = 32
+    most_at_once: int = 128
     token_seconds: float = 120.0
     answer_seconds: float = 900.0
 

@@ -9,6 +9,7 @@ Everything here belongs to one event loop; nothing is locked.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +28,15 @@ _SLOW: Final = 4.0
 
 _SLACK_SECONDS: Final = 1.0
 """A delay below this is noise and never counts as slow."""
+
+_LATE: Final = 1 / 3
+"""Of the patience: whatever is usual, a first token that comes later waited in the server's queue ..."""
+
+_LATE_AT_LEAST: Final = 2.0
+"""... unless that is not so many times what is usual: the server is as slow as that."""
+
+_GROWS_UP_TO: Final = 0.5
+"""Of slow: an answer tells of the limit at which it was asked, and by then it has grown on."""
 
 _RECENT_ANSWERS: Final = 128
 """Recent answers that make the baseline. A server that became slower is the baseline after this many."""
@@ -47,13 +57,15 @@ class AdaptiveLimit:
 
     Doubles with each round of answers until the server first shows that it is too much, then grows by one a
     round. A refusal (429, 503) halves it; a first token that had to wait in line takes a tenth. What was
-    asked before the last cut cuts no second time.
+    asked before the last cut cuts no second time. patience: seconds without a first token after which a
+    request is given up.
     """
 
-    def __init__(self, most: int, *, clock: Callable[[], float]) -> None:
+    def __init__(self, most: int, *, clock: Callable[[], float], patience: float = math.inf) -> None:
         self._most = float(most)
         self._limit = min(_FIRST_LIMIT, self._most)
         self._clock = clock
+        self._patience = patience
         self._doubling = True
         self._cut_at = float("-inf")
         self._seconds_an_image: deque[float] = deque(maxlen=_RECENT_ANSWERS)
@@ -70,9 +82,10 @@ class AdaptiveLimit:
 
         first_token_seconds: None where they tell nothing, as for images that the server has in its cache.
         """
-        if first_token_seconds is not None and self._was_slow(first_token_seconds, max(images, 1)):
+        share = 0.0 if first_token_seconds is None else self._of_slow(first_token_seconds, max(images, 1))
+        if share > 1:
             self._cut(_CUT_WHEN_SLOW, asked_at)
-        elif full:
+        elif full and share <= _GROWS_UP_TO:
             # Once an answer: over a round of `limit` answers, twice as many, or one more.
             self._limit = min(self._limit + (1.0 if self._doubling else 1.0 / self._limit), self._most)
 
@@ -87,11 +100,13 @@ class AdaptiveLimit:
         self._cut_at = self._clock()
         self._seconds_an_image.clear()
 
-    def _was_slow(self, seconds: float, images: int) -> bool:
+    def _of_slow(self, seconds: float, images: int) -> float:
+        """The seconds to a first token, as a share of those from which on it was slow."""
         lately = self._seconds_an_image
         lately.append(seconds / images)
-        usual = sorted(lately)[int((len(lately) - 1) * _BASELINE_PERCENTILE)]
-        return seconds > usual * images * _SLOW + _SLACK_SECONDS
+        usual = images * sorted(lately)[int((len(lately) - 1) * _BASELINE_PERCENTILE)]
+        late = max(self._patience * _LATE, usual * _LATE_AT_LEAST)
+        return seconds / min(usual * _SLOW + _SLACK_SECONDS, late)
 
     def _cut(self, to: float, asked_at: float) -> None:
         if asked_at <= self._cut_at:

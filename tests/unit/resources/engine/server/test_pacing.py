@@ -2,10 +2,12 @@
 
 import asyncio
 import random
+from collections import deque
 from datetime import UTC, datetime
 
 import pytest
 
+from resources.engine.server.chat_completions import RequestLimits
 from resources.engine.server.pacing import (
     MOST_ASKED_SECONDS,
     AdaptiveLimit,
@@ -149,6 +151,41 @@ def holder(slots, entered, leave, *, alone=False, name=None):
             await leave.wait()
 
     return asyncio.create_task(hold())
+
+
+@pytest.mark.parametrize(
+    ("prompt_seconds", "step_seconds"),
+    [(0.06, 0.004), (0.3, 0.008), (5.4, 0.03)],
+    ids=["2B on an H100", "7B on an H100", "7B on a small GPU"],
+)
+def test_a_server_has_enough_to_do_and_not_too_much(clock, prompt_seconds, step_seconds):
+    """By default a server computes prompts without a pause, and answers each before it is given up as silent.
+
+    By arithmetic: prompts one after another, and beside each 0.12 s of them a step of all answers (128
+    tokens).
+    """
+    limits, properties = RequestLimits(), 600
+    limit = AdaptiveLimit(limits.most_at_once, clock=clock, patience=limits.token_seconds)
+    asked, waiting, answering = 0, deque(), []
+    while waiting or answering or asked < properties:
+        while asked < properties and (under_way := len(waiting) + len(answering)) < limit.requests:
+            asked += 1
+            waiting.append((clock.now, under_way + 1 >= limit.requests))
+        began = clock.now
+        if waiting:
+            asked_at, full = waiting.popleft()
+            clock.now += prompt_seconds
+            seconds = clock.now - asked_at
+            assert seconds < limits.token_seconds
+            answering.append((128.0, asked_at, full, seconds))
+        else:
+            clock.now += step_seconds
+        steps = max(1, (clock.now - began) // 0.12)
+        answering = [(left - steps, *of) for left, *of in answering]
+        for _, asked_at, full, seconds in [one for one in answering if one[0] <= 0]:
+            limit.answered(asked_at=asked_at, full=full, images=10, first_token_seconds=seconds)
+        answering = [one for one in answering if one[0] > 0]
+    assert properties * prompt_seconds / clock.now > 0.9  # the first ones, of which there are few, included
 
 
 def test_slots_admit_no_more_than_the_limit_in_order(limit, clock):

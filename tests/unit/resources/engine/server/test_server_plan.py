@@ -188,7 +188,7 @@ def test_vllm_on_a_mig_instance_is_refused_by_name() -> None:
     assert other.for_device(instance, None, answer_tokens=1, beside_bytes=0, cores=1).arguments(port=1)
 
 
-@pytest.mark.parametrize(("cores", "servers"), [(2, "1"), (16, "2"), (192, "8")])
+@pytest.mark.parametrize(("cores", "servers"), [(2, "1"), (16, "4"), (192, "8")])
 def test_requests_are_taken_apart_on_several_cores(cores: int, servers: str) -> None:
     """One process that decodes and cuts all images would starve the device."""
     assert after("--api-server-count", on(GPU, cores=cores)) == servers
