@@ -52,7 +52,7 @@ class ServerSettings:
     url: str | None = None
     key: str | None = field(default=None, repr=False)
     model: str | None = None
-    most_at_once: int = 32
+    most_at_once: int = 128
     token_seconds: float = 120.0
     answer_seconds: float = 900.0
     start_seconds: float = 1200.0
@@ -96,8 +96,9 @@ class VisionLanguageModel:
 
     model: a local folder or a hub id; empty where none is chosen. revision: commit, tag or branch on the hub.
     trust_remote_code: run Python code that comes with the model. records_directory: folder that remembers
-    which commit and weights the model is. speculative_tokens: see TransformersEngine. limits: what images may
-    cost; None: as the model's files say. server: what describes instead of an engine in this process.
+    which commit and weights the model is. speculative_tokens, lends_layers: see TransformersEngine. limits:
+    what images may cost; None: as the model's files say. server: what describes instead of an engine in this
+    process.
     """
 
     model: str
@@ -107,6 +108,7 @@ class VisionLanguageModel:
     speculative_tokens: int = 5
     limits: ImageLimits | None = None
     server: ServerSettings | None = None
+    lends_layers: bool = False
 
     @property
     def source(self) -> ModelSource:
@@ -207,6 +209,7 @@ class VisionLanguageModel:
             device=device.kind,
             speculative_tokens=self.speculative_tokens,
             limits=self.limits,
+            lends_layers=self.lends_layers,
         )
 
     def _server_engine(

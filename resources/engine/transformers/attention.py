@@ -1,12 +1,13 @@
-"""Which attention a model computes with: PyTorch's own, on a GPU flash attention for images, and one of ours.
+"""Which attention a model computes with: PyTorch's own, on a GPU flash attention for images, and two of ours.
 
-What lives here: that choice, attention for long padded prompts, and for steps of a few tokens. What does not:
-the layers themselves, which are transformers'. Terms: attn_implementation, SDPA backends, grouped-query
-attention, AttentionMaskInterface.
+What lives here: that choice, attention for long padded prompts, for steps of a few tokens, and for images
+that are sequences of their own. What does not: the layers themselves, which are transformers'. Terms:
+attn_implementation, SDPA backends, grouped-query attention, AttentionMaskInterface, cu_seqlens.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,17 @@ if TYPE_CHECKING:
 _FLASH: Final = "flash_attention_2"
 _SDPA: Final = "sdpa"
 _BY_ROWS: Final = "sdpa_by_rows"
+_BY_LENGTH: Final = "flash_by_length"
+"""By "flash" in its name it is given all sequences at once, and where each begins."""
 
 _FEW: Final = 64
 """Tokens of a step of guesses, at most."""
 
 _LONG: Final = 512
 """Tokens of a prompt from which on the mask of a batch is large, and a row alone is work enough for a GPU."""
+
+_TOGETHER: Final = 1 << 16
+"""Tokens of sequences that are computed at once: enough for any GPU, and a small part of its memory."""
 
 _log = logging.getLogger(__name__)
 
@@ -92,12 +98,34 @@ def attend_by_rows(model: Any) -> None:
         model.set_attn_implementation({names[0]: _SDPA})
 
 
+def attend_to_images_by_length(model: Any) -> None:
+    """Have layers for which each image or window is a sequence of its own take those of one length at once.
+
+    transformers asks PyTorch for each of them in each layer. Qwen2.5-VL cuts an image of a megapixel into 88
+    windows: of 256 images those are 600,000 questions of some microseconds each, in which a GPU waits.
+    """
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    images = getattr(model.config, "vision_config", None)
+    if images is None or images._attn_implementation != _SDPA:
+        return
+    layers = [one for one in model.modules() if getattr(one, "config", None) is images]
+    if any("cu_seqlens" in inspect.signature(one.forward).parameters for one in layers):
+        AttentionInterface.register(_BY_LENGTH, partial(_attention_by_length, sdpa_attention_forward))
+        images._attn_implementation = _BY_LENGTH
+
+
 def attend_as_shipped(model: Any) -> bool:
-    """Undo ``attend_by_rows``, for a family whose own code looks into masks; False where it was not done."""
+    """Undo both of ours, for a family whose own code does not get on with them; False where none was set."""
+    images: Any = getattr(model.config, "vision_config", None)
+    by_length = getattr(images, "_attn_implementation", None) == _BY_LENGTH
+    if by_length:
+        images._attn_implementation = _SDPA
     text = model.config.get_text_config(decoder=True)
     names = [name for name in model.config.sub_configs if getattr(model.config, name) is text]
     if text._attn_implementation != _BY_ROWS:
-        return False
+        return by_length
     model.set_attn_implementation({names[0]: _SDPA})
     return True
 
@@ -167,6 +195,41 @@ def _attention(
         return result
     assert attention_mask is not None
     return _shared_keys(query, key, value, attention_mask, options.get("scaling")), None
+
+
+def _attention_by_length(
+    otherwise: Any,
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention [1, tokens, heads, width] in which each sequence looks at itself. See AttentionInterface.
+
+    query, key, value: [1, heads, tokens, width], the sequences one after another. cu_seq_lens_q: where each
+    begins, and the end.
+    """
+    import torch
+
+    _, heads, tokens, width = query.shape
+    begins, lengths = cu_seq_lens_q[:-1], cu_seq_lens_q.diff()
+    attended = query.new_empty(tokens, heads, width)
+    for length in lengths.unique().tolist():
+        of_length = begins[lengths == length]
+        for some in of_length.split(max(1, _TOGETHER // max(1, length))):
+            at = (some[:, None] + torch.arange(length, device=some.device)).flatten()
+            shown = (
+                one[0].index_select(1, at).unflatten(1, (len(some), length)).transpose(0, 1)
+                for one in (query, key, value)
+            )
+            found = otherwise(module, *shown, None, scaling=scaling, is_causal=False)[0]
+            attended.index_copy_(0, at, found.flatten(0, 1))
+    return attended[None], None
 
 
 def _shared_keys(

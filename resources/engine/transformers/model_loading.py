@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from resources.engine.model_source import (
     CONFIG,
@@ -28,6 +28,15 @@ from resources.engine.transformers.fast_images import made_fast
 
 _TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
 """Modules that complain when the interpreter ends (nanobind's)."""
+
+_NOT_IN_VLLM = frozenset({"bitsandbytes"})
+"""Kinds of quantized weights that vLLM 0.32 does not load either."""
+
+_SCALES = (".weight_scale", ".weight_scale_inv")
+"""How names end of what quantized weights are multiplied by, whatever the configuration says of them."""
+
+_left: dict[tuple[str, str], Any] = {}
+"""Language layers that a describer has left in this process, by the model's revision and the device."""
 
 _INSTALL_TORCHVISION = ".venv/bin/pip install -c constraints.txt -e '.[torchvision]'"
 
@@ -170,6 +179,17 @@ def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
         return model.eval()
 
 
+def leave_language_layers(model: Any, revision: str, device: str) -> None:
+    """Keep the language layers of a model that is put away, for what embeds by them next in this process."""
+    _left.clear()
+    _left[revision, device] = model.get_decoder()
+
+
+def left_language_layers(revision: str, device: str) -> Any:
+    """The language layers of this very model, where a describer has left them; they are left no more."""
+    return _left.pop((revision, device), None)
+
+
 def load_sentence_transformer(source: ModelSource, folder: Path, *, device: str) -> Any:
     """A text embedder by sentence-transformers, in the number format that its files say.
 
@@ -209,13 +229,21 @@ def _prepare_device(source: ModelSource, device: str) -> None:
 
 
 def _refuse_quantized(source: ModelSource, config: Mapping[str, Any]) -> None:
-    if quantized := config.get("quantization_config"):
-        raise ModelLoadError(
-            f"model {source.name}: its weights are quantized ({quantized.get('quant_method')}), and in the"
-            " run's own process only plain ones are loaded. Take the model's plain weights, or describe with"
-            " vLLM (`make vllm`, VLM_ASSETS_ENGINE=server) and name a VLM_ASSETS_EMBEDDING_MODEL with plain"
-            " weights."
-        )
+    parts = [config, *(one for one in config.values() if isinstance(one, dict))]  # text_config, for one
+    quantized = [one["quantization_config"] for one in parts if one.get("quantization_config")]
+    if quantized:
+        _refuse_number_format(source, str(quantized[0].get("quant_method")))
+
+
+def _refuse_number_format(source: ModelSource, method: str) -> NoReturn:
+    way = (
+        ", or describe with vLLM (`make vllm`, VLM_ASSETS_ENGINE=server) and name a"
+        " VLM_ASSETS_EMBEDDING_MODEL with plain weights"
+    )
+    raise ModelLoadError(
+        f"model {source.name}: its weights are quantized ({method}), and in the run's own process only plain"
+        f" ones are loaded. Take the model's plain weights{'' if method in _NOT_IN_VLLM else way}."
+    )
 
 
 @contextmanager
@@ -245,6 +273,8 @@ def _refuse_incomplete(source: ModelSource, model: Any, report: Any, *, unused: 
             f"model {source.name}: its files lack {len(lacking)} of the weights of "
             f"{type(model).__name__}, first {', '.join(lacking[:3])}; they are incomplete or another's"
         )
+    if any(key.endswith(_SCALES) for key in report["unexpected_keys"]):
+        _refuse_number_format(source, "by scales beside them")
 
 
 def read_json(source: ModelSource, name: str) -> Any:

@@ -30,6 +30,7 @@ from resources.engine.protocol import (
 from resources.engine.transformers.attention import (
     attend_as_shipped,
     attend_by_rows,
+    attend_to_images_by_length,
     prefer_flash_attention,
 )
 from resources.engine.transformers.drafted_steps import Drafts, Guide, drafted_steps
@@ -37,7 +38,7 @@ from resources.engine.transformers.greedy_decoding import Begin, GreedyDecoding
 from resources.engine.transformers.guided import Grammar, SampledBatch
 from resources.engine.transformers.image_tokens import fitted_processor
 from resources.engine.transformers.model_inputs import InputPreparation, ModelInputs
-from resources.engine.transformers.model_loading import load_model
+from resources.engine.transformers.model_loading import leave_language_layers, load_model
 
 if TYPE_CHECKING:
     from resources.engine.prompt import Prompt
@@ -66,11 +67,13 @@ class TransformersEngine:
     device: ``cpu`` or ``cuda`` (the first that is visible; the lease sees to it that it is the only one).
     limits: what images may cost; None: they are processed as the model's files say.
     speculative_tokens: how many tokens are guessed from earlier answers and checked in one step, at most.
-    Answers stay the same, apart from bfloat16's rounding. Raises ModelLoadError, and SchemaError where the
-    schema cannot guide decoding.
+    Answers stay the same, apart from bfloat16's rounding. lends_layers: what embeds next in this process does
+    it by this model's language layers. Raises ModelLoadError, and SchemaError where the schema cannot guide
+    decoding.
     """
 
     batches_at_once = 1
+    _lends_layers = False
 
     image_tokens: ImageTokens | None
     """What images cost; None where it is not known."""
@@ -84,7 +87,9 @@ class TransformersEngine:
         device: Literal["cpu", "cuda"],
         speculative_tokens: int = 0,
         limits: ImageLimits | None = None,
+        lends_layers: bool = False,
     ) -> None:
+        self._lends_layers = lends_layers
         processor, self.image_tokens = fitted_processor(source, prompt.text, limits)
         from transformers import AutoModelForImageTextToText
 
@@ -149,6 +154,7 @@ class TransformersEngine:
         if device == "cuda":
             prefer_flash_attention(model)
         attend_by_rows(model)
+        attend_to_images_by_length(model)
         self._seconds = {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
 
     @property
@@ -186,9 +192,12 @@ class TransformersEngine:
         return answers
 
     def close(self) -> None:
-        """Give the model's memory back, and the host's that was pinned for its inputs."""
+        """Give the memory back: the model's but for what is lent, the host's that was pinned for inputs."""
         import torch
 
+        if self._lends_layers:
+            attend_as_shipped(self._model)
+            leave_language_layers(self._model, self.revision, self._device)
         del self._model, self._grammar, self._inputs
         gc.collect()
         if self._device == "cuda":
@@ -235,7 +244,8 @@ class TransformersEngine:
         prompts = list(itertools.compress(inputs.prompt_tokens, inputs.fitting))
         limits = [self._room(tokens, attempt) for tokens in prompts]
         guide = self._grammar.for_batch(len(batch))
-        processors: list[Any] = [_refuse_nan, guide]
+        # The guide first: it works on the host beside the step whose scores the other has to wait for.
+        processors: list[Any] = [guide, _refuse_nan]
         begin: Begin | None = None
         # The guide is all that decides about a token then: the generation's own settings are empty.
         if self._drafts.most > 0 and attempt.temperature == 0 and isinstance(guide, Guide):
@@ -246,10 +256,10 @@ class TransformersEngine:
         try:
             with torch.inference_mode():
                 sequences = self._generate(inputs, LogitsProcessorList(processors), limits, begin)
-        except (AttributeError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             if not attend_as_shipped(self._model):
                 raise
-            _log.warning("This model masks long prompts as a whole, which takes more memory: %s", error)
+            _log.warning("This model keeps its own attention, which is slower: %s", error)
             return self._asked(batch, attempt, inputs)
         generated = sequences[:, inputs.tensors["input_ids"].shape[1] :].tolist()
         return [

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from resources.engine.model_source import ModelSource
+from resources.engine.model_source import ModelSource, exact_revision
+from resources.engine.models import text_embedding
 from resources.engine.models.text_embedding import TextEmbedder
+from resources.engine.transformers.model_loading import leave_language_layers, load_model
 
 TEXTS = ["a", '{"roof":"flat","storeys":2}', "house " * 40, '{"roof":"gabled","storeys":2}', "näïve 屋根"]
 
@@ -93,3 +95,21 @@ def test_text_without_tokens(embedder):
     """A text without tokens has no mean; it is an error rather than a row of NaN."""
     with pytest.raises(ValueError, match="no tokens"):
         embedder.embed(["a", ""])
+
+
+def test_layers_of_the_describer_are_not_loaded_again(model_folder, encoder_folder, monkeypatch):
+    """What a describer leaves embeds as what is loaded, once, and never in the place of another model."""
+    from transformers import AutoModelForImageTextToText
+
+    source = ModelSource(str(model_folder))
+    loaded = TextEmbedder(source, device="cpu", pooling="mean").embed(TEXTS)
+    describer = load_model(source, AutoModelForImageTextToText, device="cpu")
+    leave_language_layers(describer, exact_revision(source), "cpu")
+    other = TextEmbedder(ModelSource(str(encoder_folder)), device="cpu", pooling="mean")
+    assert other.width == 32
+    with monkeypatch.context() as nothing_loads:
+        nothing_loads.delattr(text_embedding, "load_model")
+        embedder = TextEmbedder(source, device="cpu", pooling="mean")
+        assert np.array_equal(embedder.embed(TEXTS), loaded)
+        with pytest.raises(NameError, match="load_model"):
+            TextEmbedder(source, device="cpu", pooling="mean")

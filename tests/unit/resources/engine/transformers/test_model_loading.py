@@ -213,13 +213,34 @@ def test_an_adapter_is_refused(copied):
             attempt()
 
 
-def test_quantized_weights_are_refused(copied):
-    """They need other packages and other number formats: the sentence says what runs them."""
+@pytest.mark.parametrize(
+    ("method", "of", "way"),
+    [
+        ("awq", None, r".*`make vllm`"),
+        ("fp8", "text_config", r".*`make vllm`"),
+        ("bitsandbytes", None, r"[^,]*, and in the run's own process[^,]*$"),
+    ],
+)
+def test_quantized_weights_are_refused(method, of, way, copied):
+    """They need other packages and other number formats: the sentence says what runs them, if anything."""
     config = json.loads((copied / "config.json").read_text())
-    (copied / "config.json").write_text(
-        json.dumps(config | {"quantization_config": {"quant_method": "awq", "bits": 4}})
-    )
-    with pytest.raises(ModelLoadError, match=r"quantized \(awq\).*`make vllm`"):
+    part = config if of is None else config[of]
+    part["quantization_config"] = {"quant_method": method}
+    (copied / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=rf"quantized \({method}\){way}"):
+        load(copied)
+
+
+def test_quantized_weights_of_which_the_configuration_says_nothing_are_refused(torch, copied):
+    """Loaded without their scales they are other numbers of the right shape, and every answer is nonsense."""
+    import safetensors.torch
+
+    weights, name = weights_in(copied), "model.text_model.layers.0.mlp.up_proj.weight"
+    scale = weights[name].abs().max() / 448
+    weights[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
+    weights[f"{name}_scale"] = scale
+    safetensors.torch.save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match="weights are quantized"):
         load(copied)
 
 
