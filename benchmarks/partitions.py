@@ -7,6 +7,7 @@ folder, and a schema whose answers end whatever the weights say. What does not: 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -43,11 +44,18 @@ class House(BaseModel):
 
 
 def save_model(name: str, folder: Path, *, device: Literal["cpu", "cuda"], side: int) -> None:
-    """Save a model of a shape with random weights and its processor, as a repository has them."""
+    """Save a model of a shape with random weights and its processor, as a repository has them.
+
+    The device's memory is given back: the processes that come are to have all of it.
+    """
+    import torch
+
     shape = SHAPES[name]
     tokenizer = tokenizer_of(shape)
     save_processor_of(shape, tokenizer, folder, side=side, prompt=PROMPT.text)
     build_model(shape, tokenizer, device=device).save_pretrained(folder)
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def make_home(

@@ -86,11 +86,20 @@ def test_answers_are_valid_and_right_in_bfloat16(engine, schema, properties):
 def test_the_benchmark_measures_every_case(tmp_path):
     """What `make bench-gpu` does in minutes it does here with tiny models: no case fails."""
     output = tmp_path / "gpu.json"
-    options = ["--tiny", "--seconds", "0.5", "--workers", "2", "--output", str(output)]
+    options = ["--tiny", "--seconds", "0.5", "--workers", "2", "--partitions", "0", "--output", str(output)]
     subprocess.run([sys.executable, "-m", "benchmarks.gpu", *options], cwd=ROOT, check=True)
     for case in json.loads(output.read_text())["cases"]:
         assert not [name for name in case if "error" in name or "failed" in name]
         assert case["engine"]["decode_steps"] > 0
+
+
+def test_whole_partitions_are_made_on_it(tmp_path):
+    """Lease, workers, model, embedder, checks and publishing work on a GPU as they do on a CPU."""
+    output = tmp_path / "partitions.json"
+    options = ["--tiny", "--no-vllm", "--properties", "16", "--output", str(output)]
+    subprocess.run([sys.executable, "-m", "benchmarks.gpu_partitions", *options], cwd=ROOT, check=True)
+    for model in json.loads(output.read_text()):
+        assert (model["failures"], len(model["outcomes"])) == ({}, 2)
 
 
 def test_a_batch_that_does_not_fit_is_split_and_the_size_remembered(load, schema, properties):
