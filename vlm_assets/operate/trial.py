@@ -1,15 +1,14 @@
 """A look before weeks of spending: a few properties described, the rate, and what all of them would take.
 
-What lives here: sampling the catalogue, describing the sample with the engine of a real run, the arithmetic,
-and which of several batch sizes pays on a device. What does not: keeping what was measured
-(``measurement.py``), and partitions, for no row is written.
+What lives here: sampling the catalogue, describing the sample with the engine of a real run, and the
+arithmetic. What does not: keeping what was measured (``measurement.py``), and partitions, for no row is
+written.
 """
 
 from __future__ import annotations
 
 import io
 import logging
-import math
 import resource
 import subprocess
 import sys
@@ -17,25 +16,22 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Annotated, Final
+from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
 from resources.devices.resource import GpuResource
-from resources.engine.batch_sizes import AS_FAST, BATCH_SECONDS
 from resources.engine.ladder import Described
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import ImageTokens, MeasuringEngine
-from resources.engine.transformers.transformers_engine import TransformersEngine
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import SCHEMA as CATALOG_SCHEMA
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.terminal import (
     AsJson,
-    CommandError,
     Home,
     app,
     chosen_settings,
@@ -43,18 +39,12 @@ from vlm_assets.operate.terminal import (
     say,
     say_as_json,
 )
-from vlm_assets.settings import PREFIX, Settings, require_models
+from vlm_assets.settings import Settings, require_models
 
 COPIES = 2
 """Copies of a published file at rest: itself and its verified second copy."""
 
 _log = logging.getLogger(__name__)
-
-_BATCHES: Final = 4
-"""Of the largest size; the first one of each size is not counted: it pays for what is made once."""
-
-_LOOKED_AT: Final = 200
-"""Properties whose images are counted to know how many a batch takes."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +62,9 @@ class Trial:
     """What a sample took.
 
     seconds: after the model was loaded. bytes: of the sample's rows as parquet. batches: as they came out.
-    held: properties that the device's memory held at once, where it did not hold a batch. device_bytes: the
-    most of its memory that was taken, of a GPU that was used in this process. start_seconds: that the process
-    of a run takes to start. partition_rows: properties of a partition. image_tokens: what images cost, where
-    the engine knows. cpu_seconds: of this process and its workers, after the model was loaded.
+    start_seconds: that the process of a run takes to start. partition_rows: properties of a partition.
+    image_tokens: what images cost, where the engine knows. cpu_seconds: of this process and its workers,
+    after the model was loaded.
     """
 
     described: tuple[Described, ...]
@@ -86,8 +75,6 @@ class Trial:
     seconds: float
     bytes: int
     batches: tuple[TriedBatch, ...]
-    held: int | None = None
-    device_bytes: int | None = None
     start_seconds: float = 0.0
     partition_rows: int = 1
     image_tokens: ImageTokens | None = None
@@ -153,7 +140,6 @@ def run_trial(
     described: list[Described] = []
     tables: list[pa.Table] = []
     tried: list[TriedBatch] = []
-    in_process = model.server is None
     of_workers = _cpu_seconds(resource.RUSAGE_CHILDREN)
     with work.workers(lease.device, batches) as workers:
         started = time.monotonic()
@@ -167,7 +153,6 @@ def run_trial(
                 described += batch.described
                 tables.append(work.rows(batch.described, engine, lease.device))
             ended, spent = time.monotonic(), _cpu_seconds(resource.RUSAGE_SELF) - spent
-            device_bytes = _most_taken() if in_process and lease.device.kind == "cuda" else None
     spent += _cpu_seconds(resource.RUSAGE_CHILDREN) - of_workers
     stream = io.BytesIO()
     pq.write_table(pa.concat_tables(tables), stream, compression="zstd")
@@ -180,8 +165,6 @@ def run_trial(
         seconds=ended - loaded,
         bytes=stream.tell(),
         batches=tuple(tried),
-        held=engine.largest_batch if isinstance(engine, TransformersEngine) else None,
-        device_bytes=device_bytes,
         start_seconds=_start_seconds(),
         partition_rows=max(1, catalog.rows // max(1, len(catalog.ranges))),
         image_tokens=engine.image_tokens if isinstance(engine, MeasuringEngine) else None,
@@ -202,107 +185,11 @@ def _start_seconds() -> float:
     return time.monotonic() - began
 
 
-def _most_taken() -> int:
-    """Bytes of the GPU that this process has taken at most since it was asked before."""
-    import torch
-
-    taken = int(torch.cuda.max_memory_reserved())
-    torch.cuda.reset_peak_memory_stats()
-    return taken
-
-
-@dataclass(frozen=True)
-class BatchTrial:
-    """How one size did, from its second batch on. images: described together, at most."""
-
-    images: int
-    trial: Trial
-
-    @property
-    def seconds(self) -> float:
-        """From the end of the first batch to that of the last."""
-        return self.trial.batches[-1].out_at - self.trial.batches[0].out_at
-
-    @property
-    def properties_per_second(self) -> float:
-        """In the steady state."""
-        return sum(one.properties for one in self.trial.batches[1:]) / self.seconds
-
-    @property
-    def images_per_second(self) -> float:
-        """In the steady state."""
-        return sum(one.images for one in self.trial.batches[1:]) / self.seconds
-
-    @property
-    def longest(self) -> float:
-        """Seconds of the longest batch: what a kill may lose."""
-        return max(one.seconds for one in self.trial.batches[1:])
-
-    @property
-    def held(self) -> bool:
-        """Whether the device's memory held its batches."""
-        return self.trial.held is None
-
-
-def try_batches(
-    settings: Settings,
-    catalog: Catalog,
-    gpu: GpuResource,
-    model: VisionLanguageModel,
-    *,
-    sizes: Sequence[int],
-) -> Iterator[BatchTrial]:
-    """Describe the same properties in batches of so many images, one size after the other, smallest first.
-
-    Larger sizes are left out once the device's memory held one no more. Raises CommandError, and
-    what ``run_trial`` raises.
-    """
-    counts = [len(uris) for uris in sample(catalog, _LOOKED_AT)["image_uris"].to_pylist()]
-    mean = sum(min(count, settings.max_images) for count in counts) / len(counts)
-    limit = math.ceil(_BATCHES * max(sizes) / max(mean, 1.0))
-    for size in sorted(set(sizes)):
-        # As many properties as have so many images: what fills a device are images.
-        changed = settings.model_copy(update={"batch_size": size, "batch_images": size})
-        tried = BatchTrial(size, run_trial(changed, catalog, gpu, model, limit=limit))
-        if len(tried.trial.batches) < 2:
-            raise CommandError(
-                f"{len(tried.trial.described)} properties are one batch of {size} images, and no rate."
-                f" Try fewer images, or a catalogue of more than these {catalog.rows} properties."
-            )
-        yield tried
-        if not tried.held:
-            return
-
-
-def choose(tried: Sequence[BatchTrial]) -> BatchTrial | None:
-    """The smallest size that is about as fast as any that fits and of which a kill loses little enough.
-
-    None where all are too large, for the device's memory or for that.
-    """
-    fitting = [one for one in tried if one.held and one.longest <= BATCH_SECONDS]
-    best = max((one.properties_per_second for one in fitting), default=0.0)
-    return next((one for one in fitting if one.properties_per_second >= AS_FAST * best), None)
-
-
-_EXAMPLES = """\b
-vlm-assets try --limit 20
-vlm-assets try --batch-images 32 --batch-images 64    which batch pays"""
-
 Limit = Annotated[int, typer.Option(min=1, help="Properties to describe.")]
-Batches = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--batch-images",
-        min=1,
-        help="Find the batch that pays: images described together, such as 64; repeat it for each size.",
-    ),
-]
 
 
-@app.command("try", epilog=_EXAMPLES)
-def try_command(
-    home: Home = None, limit: Limit = 20, batch_images: Batches = None, as_json: AsJson = False
-) -> None:
+@app.command("try", epilog="vlm-assets try --limit 20")
+def try_command(home: Home = None, limit: Limit = 20, as_json: AsJson = False) -> None:
     """Describe a few properties: the answers, the rate, what all would take.
 
     No partition is made.
@@ -315,27 +202,12 @@ def try_command(
     catalog = Catalog.open(current.home)
     require_models(current)
     gpu, model = build_gpu(current), build_vision_language_model(current)
-    if not batch_images:
-        trial = run_trial(current, catalog, gpu, model, limit=limit)
-        keep_trial(current, model, trial)
-        if as_json:
-            say_as_json(_as_json(trial))
-        else:
-            _show(trial)
-        return
-    tried = []
-    for one in try_batches(current, catalog, gpu, model, sizes=batch_images):
-        if not as_json:
-            say(_line(one))
-        tried.append(one)
-        changed = {"batch_size": one.images, "batch_images": one.images}
-        keep_trial(current.model_copy(update=changed), model, one.trial)
+    trial = run_trial(current, catalog, gpu, model, limit=limit)
+    keep_trial(current, model, trial)
     if as_json:
-        chosen = choose(tried)
-        sizes = [_as_json(one.trial) | {"images_a_batch": one.images, "held": one.held} for one in tried]
-        say_as_json({"tried": sizes, "batch_images": None if chosen is None else chosen.images})
+        say_as_json(_as_json(trial))
     else:
-        say(_advice(tried))
+        _show(trial)
 
 
 def _as_json(trial: Trial) -> dict[str, object]:
@@ -375,28 +247,4 @@ def _show(trial: Trial) -> None:
         f"All {trial.catalogue_rows} would take {duration(86_400 * trial.days)} on {trial.devices}"
         f" device{'s' if trial.devices > 1 else ''} like it, and {trial.disk_bytes / 1e6:,.1f} MB of disk"
         " for the descriptions and their second copies."
-    )
-
-
-def _line(one: BatchTrial) -> str:
-    memory = one.trial.device_bytes
-    return (
-        f"{one.images:5d} images a batch: {one.properties_per_second:.2f} properties/s,"
-        f" {one.images_per_second:.1f} images/s, {one.longest:.1f} s the longest batch"
-        + (f", {memory / (1 << 30):.1f} GiB of the device" if memory else "")
-        + ("" if one.held else f"; too large for the device: it went on with {one.trial.held} properties")
-    )
-
-
-def _advice(tried: list[BatchTrial]) -> str:
-
-    chosen = choose(tried)
-    if chosen is None:
-        return (
-            f"All too large: the device does not hold them, or a kill loses more than {BATCH_SECONDS:.0f} s."
-            f" Try fewer images than {tried[0].images}."
-        )
-    return (
-        f"What pays: {PREFIX}BATCH_IMAGES={chosen.images} {PREFIX}BATCH_SIZE={chosen.images}."
-        " What is committed stays, whatever the batches."
     )
