@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from resources.publishing.partition_rows import PartitionRows
-from resources.publishing.staged_file import write_rows
+from resources.publishing.partition_rows import PartitionRows, write_rows
 from resources.storage.files import TemporaryFile, publish_replacing
 from vlm_assets.assets.property_embeddings import embedding_rows
 from vlm_assets.operate.search import scan

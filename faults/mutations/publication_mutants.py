@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from faults.mutations.mutant import Mutant
 
-_STAGED = "resources/publishing/staged_file.py"
+_ROWS = "resources/publishing/partition_rows.py"
 _FILES = "resources/publishing/partition_files.py"
 _PUBLISHED = "resources/publishing/published.py"
 _VERIFICATION = "resources/publishing/verification.py"
 
 MUTANTS = (
-    Mutant(_STAGED, "        if not self.ids.fits:\n", "        if False:\n", "a wrong id set is not published"),
-    Mutant(_STAGED, "        if damage := judge(self.path, self, deep=True):\n", "        if damage := ():\n", "what is published is what was read back"),
+    Mutant(_PUBLISHED, "        if not self.ids.fits:\n", "        if False:\n", "a wrong id set is not published"),
+    Mutant(_PUBLISHED, "        if damage := judge(self.path, self, deep=True):\n", "        if damage := ():\n", "what is published is what was read back"),
     Mutant(_VERIFICATION, "    if count != rows:\n", "    if False:\n", "a staged file has the rows that were written"),
-    Mutant(_STAGED, "write_page_checksum=True", "write_page_checksum=False", "published files: page checksums are written"),
-    Mutant(_STAGED, "        fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n", "", "a living process's temporary file is marked"),
-    Mutant(_STAGED, "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", "only an abandoned temporary file is removed"),
+    Mutant(_ROWS, "write_page_checksum=True", "write_page_checksum=False", "published files: page checksums are written"),
+    Mutant(_PUBLISHED, "                in_use.take()\n", "", "a living process's temporary file is marked"),
+    Mutant(_FILES, "            if is_held(path) is False:\n", "            if True:\n", "only an abandoned temporary file is removed"),
     Mutant(_PUBLISHED, "            sha256 = sink.seal()\n", "            sha256 = sink._digest.hexdigest()\n", "a staged file is sealed before it is read back"),
-    Mutant("resources/publishing/partition_rows.py", "pq.ParquetFile(self.path, page_checksum_verification=True, pre_buffer=False)",
+    Mutant(_ROWS, "pq.ParquetFile(self.path, page_checksum_verification=True, pre_buffer=False)",
            "pq.ParquetFile(self.path, pre_buffer=False)", "reading rows verifies page checksums"),
-    Mutant("resources/publishing/partition_rows.py", "pads.ParquetFragmentScanOptions(page_checksum_verification=True)",
+    Mutant(_ROWS, "pads.ParquetFragmentScanOptions(page_checksum_verification=True)",
            "pads.ParquetFragmentScanOptions()", "reading as a dataset verifies page checksums"),
-    Mutant(_FILES, "                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", "one publisher at a time (flock)"),
+    Mutant(_FILES, "taken(self.paths.publication_lock, ", "taken(files.temporary_name(self.paths.publication_lock), ", "one publisher at a time (flock)"),
     Mutant(_VERIFICATION, " and files.sha256_of(path) == record.sha256\n", "\n", "a file is a version by its SHA-256"),
     Mutant(_FILES, "        if sha256 != record.sha256:\n", "        if False:\n", "a copy is compared with its record"),
     Mutant(_FILES, "        files.sync_directory(self.published.parent)\n", "", "a rename that a killed process left is made durable"),

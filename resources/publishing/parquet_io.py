@@ -19,10 +19,9 @@ from dagster import (
 )
 
 from resources.publishing.partition_rows import PartitionRows
-from resources.publishing.published import PublishedPartitions
+from resources.publishing.published import PublishedPartitions, StagedFile
 from resources.publishing.publishing_errors import WrongPartitionError
 from resources.publishing.record import PublishedRecord
-from resources.publishing.staged_file import StagedFile
 from resources.publishing.stored import OvertakenError, StoredPartitions
 from resources.storage.layout import Home
 from resources.store.bucket import S3Folder, StoreAwayError, StoreError

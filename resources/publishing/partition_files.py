@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import os
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +25,12 @@ from resources.publishing.publishing_errors import (
     RecordDamagedError,
 )
 from resources.publishing.record import PartitionVersions, PendingPublication, PublishedRecord
-from resources.publishing.staged_file import InUseMark
 from resources.publishing.verification import is_whole
 from resources.storage import files
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
+from resources.storage.lock_files import is_held, taken
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,149}")
-_LOCK_PAUSE_SECONDS = 0.05
 
 
 class PartitionFiles:
@@ -62,27 +58,20 @@ class PartitionFiles:
     @contextlib.contextmanager
     def locked(self, wait_seconds: float) -> Iterator[None]:
         """Hold the partition's lock, which a dead process frees. Raises PartitionBusyError after the wait."""
-        lock = self.paths.publication_lock
-        for folder in (self.published.parent, self.record_path.parent, self.staging, lock.parent):
+        locks = self.paths.publication_lock.parent
+        for folder in (self.published.parent, self.record_path.parent, self.staging, locks):
             files.make_directory(folder)
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        deadline = time.monotonic() + wait_seconds
+        lock = taken(self.paths.publication_lock, seconds=wait_seconds)
+        if lock is None:
+            raise PartitionBusyError(
+                f"partition {self.key} in {self.published.parent} is being published or restored by another "
+                f"process, which did not finish within {wait_seconds:.0f} s. Nothing was changed: wait for "
+                "that run, or end it, and try again."
+            )
         try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise PartitionBusyError(
-                            f"partition {self.key} in {self.published.parent} is being published or restored "
-                            f"by another process, which did not finish within {wait_seconds:.0f} s. Nothing "
-                            "was changed: wait for that run, or end it, and try again."
-                        ) from None
-                    time.sleep(_LOCK_PAUSE_SECONDS)
             yield
         finally:
-            os.close(descriptor)
+            lock.close()
 
     def holds(self, path: Path, record: PublishedRecord | None) -> bool:
         """Whether a file is, to the byte, the version of the record. A file that cannot be read is not."""
@@ -245,8 +234,10 @@ class PartitionFiles:
         return next((path for path in unfinished if self.holds(path, record)), None)
 
     def _remove_abandoned(self) -> None:
+        # A process that still needs one has locked it, while it held this partition's lock.
         for path in self.staging.glob(f".{self.key}.*{files.TEMPORARY_SUFFIX}"):
-            InUseMark.remove_if_abandoned(path)
+            if is_held(path) is False:
+                path.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> PartitionVersions | RecordDamagedError | None:
         try:

@@ -1,11 +1,13 @@
-"""A lazy handle on the rows of one partition's file: nothing is read until rows or columns are asked for.
+"""The rows of one partition's file: a lazy handle that reads them, and streaming them into a new file.
 
-Every read verifies the page checksums: a flipped bit raises instead of coming back as another value.
+Page checksums are written, and every read verifies them: a flipped bit raises instead of coming back as
+another value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
+from resources.publishing.publishing_errors import WrongSchemaError
 from resources.publishing.record import PublishedRecord
+from resources.storage.files import TemporaryFile
 
 ID_COLUMN = "property_id"
 BATCH_ROWS = 1024
@@ -72,3 +76,60 @@ class PartitionRows:
     def _open(self) -> Any:
         # Buffering ahead would keep every row group that was read until the file is closed.
         return pq.ParquetFile(self.path, page_checksum_verification=True, pre_buffer=False)
+
+
+def write_rows(sink: TemporaryFile, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+    """Stream batches of any size into parquet, in row groups of 1,024 rows. Returns the number of rows.
+
+    Row groups do not follow the batches, so that the same rows give the same bytes however they came.
+    Raises WrongSchemaError for a batch with other columns, DurableWriteError where the disk fails.
+    """
+    # Numbers of a vector do not repeat: a dictionary of them made files 1.3 times as large, and zstd, which
+    # saves 9%, took two thirds of the time of a scan.
+    vectors = {field.name for field in schema if pa.types.is_fixed_size_list(field.type)}
+    dictionary = [name for name in schema.names if name not in vectors] if vectors else True
+    compression = (
+        {name: "none" if name in vectors else "zstd" for name in schema.names} if vectors else "zstd"
+    )
+    writer = pq.ParquetWriter(
+        sink, schema, compression=compression, write_page_checksum=True, use_dictionary=dictionary
+    )
+    rows = 0
+    try:
+        for group in _row_groups(batches, schema):
+            writer.write_table(group, row_group_size=BATCH_ROWS)
+            rows += group.num_rows
+        writer.close()
+    except BaseException:
+        # Closing what cannot be written raises once more, and would again when it is collected.
+        with contextlib.suppress(Exception):
+            writer.close()
+        writer.is_open = False
+        raise
+    return rows
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if not batch.schema.equals(schema):
+            raise WrongSchemaError(
+                f"a batch has the columns {_columns(batch.schema)} where the partition's file has "
+                f"{_columns(schema)}: nothing was published. Build every batch with the schema handed to "
+                "stage()."
+            )
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= BATCH_ROWS:
+            table = pa.Table.from_batches(waiting, schema)
+            whole = rows - rows % BATCH_ROWS
+            for start in range(0, whole, BATCH_ROWS):
+                yield table.slice(start, BATCH_ROWS)
+            waiting, rows = table.slice(whole).to_batches(), rows - whole
+    if rows:
+        yield pa.Table.from_batches(waiting, schema)
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{one.name}: {one.type}" for one in schema)

@@ -1,16 +1,16 @@
 """The published partitions of one asset: one parquet file a partition, its backups and its record.
 
-What lives here: what may be published, verified, restored and read. What does not: the order of the steps
-on disk (``resources.publishing.partition_files``), writing the next file
-(``resources.publishing.staged_file``), and Dagster
-(``resources.publishing.parquet_io``).
+What lives here: the next file, written and read back but not yet published, and what may be published,
+verified, restored and read. What does not: the order of the steps on disk (``partition_files.py``), and
+Dagster (``parquet_io.py``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,24 @@ from typing import Any
 import pyarrow as pa
 
 from resources.publishing.partition_files import PartitionFiles
-from resources.publishing.partition_rows import PartitionRows
+from resources.publishing.partition_rows import PartitionRows, write_rows
 from resources.publishing.publishing_errors import (
     CannotRestoreError,
+    DigestMismatchError,
     NotPublishedError,
     PartitionBusyError,
     PublishedByAnotherError,
     PublishedFileDamagedError,
     RecordDamagedError,
+    WrongIdSetError,
     WrongPartitionError,
 )
 from resources.publishing.record import PartitionVersions, PublishedRecord
-from resources.publishing.staged_file import InUseMark, StagedFile, write_rows
 from resources.publishing.verification import (
     PUT_BACK,
     Finding,
     FindingKind,
+    IdSet,
     Verification,
     compare,
     judge,
@@ -41,6 +43,69 @@ from resources.publishing.verification import (
 )
 from resources.storage import files
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
+from resources.storage.lock_files import LockFile
+
+
+@dataclass
+class StagedFile:
+    """A complete parquet file under a temporary name in the staging folder, verified by reading it back.
+
+    It lives until it is published or discarded; what a killed process leaves behind is removed by the next
+    stage of the same partition. ``sequence`` is that of the version it would replace (0: none).
+    ``notes`` are sentences about what an earlier interruption had left and how it was settled.
+    """
+
+    key: str
+    path: Path
+    asset: AssetFolders
+    rows: int
+    bytes: int
+    sha256: str
+    key_set_digest: str
+    ids: IdSet
+    schema: pa.Schema
+    fingerprint: str
+    metadata: Mapping[str, Any]
+    sequence: int
+    notes: tuple[str, ...]
+    in_use: LockFile = field(repr=False)
+    """Held while this process needs the temporary file."""
+
+    def read(self) -> PartitionRows:
+        """The staged rows, lazily: what the checks look at."""
+        return PartitionRows(self.path)
+
+    def refuse_unfit(self) -> None:
+        """Raise WrongIdSetError or DigestMismatchError where this file must not be published."""
+        if not self.ids.fits:
+            raise WrongIdSetError(
+                f"partition {self.key} is not published, because its ids are not the expected ones: "
+                f"{self.ids.sentence()}. {self.asset.partition(self.key).published} stays as it was. "
+                "Materialize the partition again; if it repeats, compare the catalogue's slice with the "
+                "journal."
+            )
+        if damage := judge(self.path, self, deep=True):
+            raise DigestMismatchError(
+                f"partition {self.key} is not published, because it changed after it was read back: "
+                f"{damage[1]} The published file stays as it was. Materialize the partition again, and look "
+                "at the disk's health."
+            )
+
+    def discard(self) -> None:
+        """Remove the temporary file. Publishing does this too; doing it twice does no harm."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the lock that says that this process still needs the temporary file."""
+        self.in_use.close()
+
+    def __enter__(self) -> StagedFile:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.discard()
 
 
 @dataclass(frozen=True)
@@ -108,18 +173,18 @@ class PublishedPartitions:
         """
         partition = PartitionFiles(self.asset, key)
         remembered = json.loads(json.dumps(dict(metadata or {})))
-        with partition.locked(self._lock_seconds):
-            manifest, repairs = partition.settle()
-            sink = files.TemporaryFile(partition.published, partition.staging)
-            mark = InUseMark(sink.path)
-        try:
+        with contextlib.ExitStack() as undo:
+            with partition.locked(self._lock_seconds):
+                manifest, repairs = partition.settle()
+                sink = files.TemporaryFile(partition.published, partition.staging)
+                undo.callback(sink.discard)
+                in_use = LockFile(sink.path, create=False)
+                undo.callback(in_use.close)
+                in_use.take()
             rows = write_rows(sink, batches, schema)
             sha256 = sink.seal()
             ids, digest = read_back(sink.path, rows=rows, expected_ids=expected_ids)
-        except BaseException:
-            sink.discard()
-            mark.release()
-            raise
+            undo.pop_all()
         return StagedFile(
             key=key,
             path=sink.path,
@@ -134,7 +199,7 @@ class PublishedPartitions:
             metadata=remembered,
             sequence=manifest.sequence,
             notes=tuple(repairs),
-            in_use=mark,
+            in_use=in_use,
         )
 
     def publish(self, staged: StagedFile) -> Publication:

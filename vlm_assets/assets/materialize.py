@@ -30,9 +30,8 @@ from resources.engine.server.running_server import ServerUnreachableError
 from resources.journal.journal import Journal, clear_retired
 from resources.journal.recovery import Recovery
 from resources.publishing.parquet_io import AlreadyPublished
-from resources.publishing.published import PublishedPartitions
+from resources.publishing.published import PublishedPartitions, StagedFile
 from resources.publishing.publishing_errors import CannotRestoreError
-from resources.publishing.staged_file import StagedFile
 from resources.publishing.stored import StoredPartitions
 from resources.state.workers import Phase, WorkerBeat, Workers
 from resources.store.bucket import ObjectDeniedError, StoreAwayError, StoreError

@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.publishing.partition_files import PartitionFiles
-from resources.publishing.published import Publication, PublishedPartitions
-from resources.publishing.staged_file import StagedFile
+from resources.publishing.published import Publication, PublishedPartitions, StagedFile
 from resources.storage.layout import Home
 
 

@@ -42,7 +42,8 @@ def files_of(home: Path) -> PartitionFiles:
 def publish(home: Path, text: str) -> None:
     partitions = published(home)
     batch = pa.record_batch([IDS, [text, text]], schema=SCHEMA)
-    partitions.publish(partitions.stage(KEY, [batch], SCHEMA, expected_ids=IDS, fingerprint=text))
+    with partitions.stage(KEY, [batch], SCHEMA, expected_ids=IDS, fingerprint=text) as staged:
+        partitions.publish(staged)
 
 
 def restore(directory: Path) -> None:
@@ -252,7 +253,6 @@ def test_disk_fails_at_every_operation(base: Path, name: str) -> None:
         with operations.watched(), pytest.raises(OSError, match=os.strerror(code)) as failure:
             publish(folder, "d")
         assert failure.value.errno == code
-        del failure
         assert_recovers(folder, base)
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from resources.publishing.parquet_io import AlreadyPublished, ParquetIOManager
 from resources.publishing.partition_rows import PartitionRows
-from resources.publishing.published import PublishedPartitions
+from resources.publishing.published import PublishedPartitions, StagedFile
 from resources.publishing.publishing_errors import NotPublishedError, WrongIdSetError, WrongPartitionError
-from resources.publishing.staged_file import StagedFile
 from resources.storage.layout import Home
 
 RANGES = dg.StaticPartitionsDefinition(["000-001", "002-003"])
