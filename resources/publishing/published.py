@@ -36,8 +36,6 @@ from resources.publishing.verification import (
     Finding,
     FindingKind,
     IdSet,
-    Verification,
-    compare,
     judge,
     read_back,
 )
@@ -87,8 +85,8 @@ class StagedFile:
         if damage := judge(self.path, self, deep=True):
             raise DigestMismatchError(
                 f"partition {self.key} is not published, because it changed after it was read back: "
-                f"{damage[1]} The published file stays as it was. Materialize the partition again, and look "
-                "at the disk's health."
+                f"{damage.sentence} The published file stays as it was. Materialize the partition again, and "
+                "look at the disk's health."
             )
 
     def discard(self) -> None:
@@ -128,6 +126,29 @@ class Restoration:
     record: PublishedRecord
     changed: bool
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The state of one partition. ``repairs`` are what was put right, without loss, while looking."""
+
+    key: str
+    record: PublishedRecord | None
+    findings: tuple[Finding, ...]
+    repairs: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the published file and its backups are what the record says."""
+        return not self.findings
+
+    def sentence(self) -> str:
+        """Everything found, for people."""
+        state = " ".join(one.sentence for one in self.findings) or (
+            f"Partition {self.key} is what its record says: {self.record.rows if self.record else 0} rows, "
+            f"digest {self.record.sha256[:12] if self.record else ''}."
+        )
+        return " ".join((state, *self.repairs))
 
 
 class PublishedPartitions:
@@ -265,13 +286,13 @@ class PublishedPartitions:
                 try:
                     with partition.locked(0.0):
                         manifest, repairs = partition.settle()
-                        return compare(partition, manifest, repairs, deep=deep)
+                        return _compare(partition, manifest, repairs, deep=deep)
                 except PartitionBusyError:
                     record = partition.peek()
             else:
                 record = partition.peek()
             # A publisher is at work, so the backups are on the move: only what readers see is judged.
-            return compare(partition, PartitionVersions(key, record), repairs, deep=deep, backups=False)
+            return _compare(partition, PartitionVersions(key, record), repairs, deep=deep, backups=False)
         except RecordDamagedError as error:
             return Verification(key, None, (Finding(FindingKind.RECORD_DAMAGED, f"{error}"),))
 
@@ -318,7 +339,7 @@ class PublishedPartitions:
             )
         damage = judge(partition.published, record, deep=False)
         if damage:
-            raise PublishedFileDamagedError(f"Partition {key}: {damage[1]} {PUT_BACK}")
+            raise PublishedFileDamagedError(f"Partition {key}: {damage.sentence} {PUT_BACK}")
         return PartitionRows(partition.published, record, tuple(columns) if columns is not None else None)
 
     def set_aside(self, key: str) -> tuple[str, ...]:
@@ -340,3 +361,44 @@ class PublishedPartitions:
             for number, version in enumerate(manifest.previous, start=1)
             if partition.holds(partition.slot(number), version)
         )
+
+
+def _compare(
+    partition: PartitionFiles,
+    manifest: PartitionVersions,
+    repairs: list[str],
+    *,
+    deep: bool,
+    backups: bool = True,
+) -> Verification:
+    """Compare a partition's file, and its backups, with the record. ``deep`` reads every byte."""
+    record = manifest.published
+    findings: list[Finding] = []
+    if record is None:
+        if partition.published.exists():
+            sentence = (
+                f"{partition.published} has no record: it was not published here. Move it away, or "
+                "materialize the partition, which keeps it in .quarantine."
+            )
+            findings.append(Finding(FindingKind.FOREIGN_FILE, sentence))
+        else:
+            sentence = f"Partition {partition.key} is not published in {partition.published.parent}."
+            findings.append(Finding(FindingKind.NOT_PUBLISHED, sentence))
+    else:
+        judged = judge(partition.published, record, deep=deep)
+        if judged:
+            findings.append(Finding(judged.kind, f"Partition {partition.key}: {judged.sentence} {PUT_BACK}"))
+        if backups:
+            for number, version in enumerate((record, *manifest.previous)):
+                judged = judge(partition.slot(number), version, deep=deep)
+                if judged:
+                    missing = judged.kind is FindingKind.MISSING
+                    kind = FindingKind.BACKUP_MISSING if missing else FindingKind.BACKUP_DIFFERS
+                    advice = (
+                        "`vlm-assets repair` makes it anew."
+                        if number == 0
+                        else "The next publication leaves it out."
+                    )
+                    said = f"Backup {number} of partition {partition.key}: {judged.sentence} {advice}"
+                    findings.append(Finding(kind, said))
+    return Verification(partition.key, record, tuple(findings), tuple(repairs))

@@ -20,7 +20,7 @@ from resources.journal.journal_errors import ACCEPT_LOSS_COMMAND
 from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.publishing_errors import RecordDamagedError
 from resources.publishing.record import PartitionVersions, PublishedRecord
-from resources.publishing.verification import FindingKind, judge
+from resources.publishing.verification import Finding, FindingKind, judge
 from resources.state.workers import Worker, Workers
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
 from resources.storage.sealed_json import BrokenSealError, FormatVersionError, read_sealed, write_sealed
@@ -190,7 +190,7 @@ class VerifiedFiles:
             with contextlib.suppress(OSError, BrokenSealError, KeyError, TypeError):
                 self._verified = dict(read_sealed(self._path)["files"])
 
-    def judge(self, path: Path, record: PublishedRecord) -> tuple[FindingKind, str] | None:
+    def judge(self, path: Path, record: PublishedRecord) -> Finding | None:
         """What is wrong with a file, or None; its bytes are read if they changed since they were verified."""
         name = f"{path.parent.name}/{path.name}"
         try:
@@ -354,7 +354,7 @@ class PartitionStates:
         else:
             judged = self._verified.judge(files.published, record)
         if judged:
-            problems.append(problem(Kind.FILE, judged[1], judged[0]))
+            problems.append(problem(Kind.FILE, judged.sentence, judged.kind))
         elif record.rows != expected:
             sentence = f"{record.rows} rows were published where the catalogue has {expected}."
             problems.append(problem(Kind.IDS, sentence))
@@ -363,7 +363,7 @@ class PartitionStates:
                 problem(kind, sentence)
                 for kind, sentence in self._copies(files, (record, *manifest.previous))
             ]
-        return state(record, *problems, countable=judged is None or judged[0] in _COUNTABLE)
+        return state(record, *problems, countable=judged is None or judged.kind in _COUNTABLE)
 
     def _copies(
         self, files: PartitionFiles, versions: tuple[PublishedRecord, ...]
@@ -375,7 +375,7 @@ class PartitionStates:
             judged = judge(path, version, deep=self._deep)
             if judged:
                 kind = Kind.EARLIER_VERSION if number else Kind.SECOND_COPY
-                yield kind, f"{'Earlier version' if number else 'Second copy'}: {judged[1]}"
+                yield kind, f"{'Earlier version' if number else 'Second copy'}: {judged.sentence}"
 
     def _staleness(
         self, asset: AssetFolders, wanted: PropertyRange, record: PublishedRecord

@@ -1,17 +1,14 @@
 """dataset_audit: the audit as an asset with a check, so that the pages show whether the dataset is whole.
 
-What lives here: Dagster's side, and when it is audited by itself: once a day, and again after files changed
-that were found wrong, so that a repair closes the alert of the audit before it. What does not: the audit
+What lives here: Dagster's side, and when it is audited by itself: once a day, and each hour while something
+is wrong, so that a repair closes the alert of the audit before it. What does not: the audit
 (``operate/audit.py``).
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
-import contextlib
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import dagster as dg
 
@@ -31,6 +28,8 @@ CHECK = "conserved"
 SENSOR = "dataset_audit_due"
 INTERVAL_SECONDS = 60
 DAY_SECONDS = 24 * 3600.0
+AGAIN_SECONDS = 3600.0
+"""After an audit that found a fault."""
 
 SHOWN = 50
 """Problems that are listed on the page; ``vlm-assets audit --json`` lists all."""
@@ -134,28 +133,14 @@ class LastAudit:
     problems: int
 
 
-@dataclass(frozen=True)
-class SeenFiles:
-    """Signatures of the published files: when an audit was last requested, and at the last tick."""
-
-    audited: str = ""
-    seen: str = ""
-
-
-def why_due(
-    last: LastAudit | None, files: SeenFiles, signature: str, *, works: bool, now: float
-) -> str | None:
-    """Why an audit is due now; None if it is not. signature: of the files now; empty: there are none."""
-    if not signature:
-        return None
+def why_due(last: LastAudit | None, *, works: bool, now: float) -> str | None:
+    """Why an audit of published files is due now; None if it is not."""
     if last is None:
         return None if works else "The data set was never audited."
     if now - last.at >= DAY_SECONDS:
         return "The last audit is a day old."
-    # A repair writes many files: the audit waits until they stand still for one tick.
-    is_settled = not works and signature == files.seen
-    if last.problems and is_settled and signature != files.audited:
-        return f"The last audit found {last.problems} faults, and files have changed since."
+    if last.problems and not works and now - last.at >= AGAIN_SECONDS:
+        return f"The last audit found {last.problems} faults."
     return None
 
 
@@ -166,46 +151,31 @@ def last_audit(dagster: DagsterFacts, asset: str) -> LastAudit | None:
 
 
 def build_audit_sensor(settings: Settings, audit_asset: dg.AssetsDefinition) -> dg.SensorDefinition:
-    """The sensor that audits once a day, and after files changed that an audit found wrong."""
+    """The sensor that audits once a day, and each hour while something is wrong."""
     state = control_state(settings)
 
     def decide(at: Situation) -> Decided:
         pause, now = pause_of(state), at.now
         if pause:
             return Decided(f"Nothing is started: {pause.sentence()}.")
-        last, files = last_audit(at.dagster, ASSET), at.remembered(SeenFiles)
-        if last is not None and not last.problems and now - last.at < DAY_SECONDS:
-            # The usual tick looks at no file.
-            return Decided("The last audit found nothing wrong.")
-        found = _signature(settings)
-        why = why_due(last, files, found, works=bool(Workers(state).living()), now=now)
+        if not any(asset.published_keys() for asset in (settings.descriptions, settings.embeddings)):
+            return Decided("There is nothing to audit yet.")
+        last = last_audit(at.dagster, ASSET)
+        why = why_due(last, works=bool(Workers(state).living()), now=now)
         if why is None:
-            return Decided("No audit is due.", json.dumps(asdict(SeenFiles(files.audited, found))))
-        # One run for each cause: a tick that is killed before its cursor is kept asks with the same key.
-        run_key = f"{last.at if last else 0:.0f} {int(now // DAY_SECONDS)} {found}"
-        request = dg.RunRequest(run_key=run_key, tags={"vlm-assets/why": why})
-        return Decided(why, json.dumps(asdict(SeenFiles(found, found))), requests=[request])
+            return Decided("No audit is due.")
+        # One run for each cause: a tick that is killed asks again with the same key.
+        run_key = f"{last.at if last else 0:.0f} {int(now // AGAIN_SECONDS)}"
+        return Decided(why, requests=[dg.RunRequest(run_key=run_key, tags={"vlm-assets/why": why})])
 
     return build_sensor(
         SENSOR,
         decide,
         interval_seconds=INTERVAL_SECONDS,
         description=(
-            "Audits the data set once a day, and again when files changed after an audit that found a fault,"
-            " so that the alert of a fault closes by itself."
+            "Audits the data set once a day, and each hour while something is wrong, so that the alert of a"
+            " fault closes by itself."
         ),
         ticks=Ticks(state),
         target=audit_asset,
     )
-
-
-def _signature(settings: Settings) -> str:
-    """Changes with every published file; empty where there is none."""
-    seen = []
-    for asset in (settings.descriptions, settings.embeddings):
-        for folder, pattern in ((asset.published, "*"), (asset.versions, "*"), (asset.journals, "*/*")):
-            for path in sorted(folder.glob(pattern)):
-                with contextlib.suppress(FileNotFoundError):
-                    stat = path.stat()
-                    seen.append((str(path), stat.st_size, stat.st_ctime_ns, stat.st_ino))
-    return hashlib.sha256(repr(seen).encode()).hexdigest()[:16] if seen else ""

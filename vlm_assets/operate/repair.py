@@ -1,15 +1,13 @@
 """What would put a dataset right: restored in place where a whole copy is there, else computed again.
 
-What lives here: the plan, made from an audit; the part of it that needs no device; what is computed again,
-through the running Dagster or by the commands to do it; and giving up lost rows of a journal, which a person
-does. What does not: how a loss is noticed and recorded (``resources/journal/recovery.py``).
+What lives here: the plan, made from an audit; the part of it that needs no device; what the running Dagster
+computes again; and giving up lost rows of a journal, which a person does. What does not: how a loss is
+noticed and recorded (``resources/journal/recovery.py``).
 """
 
 from __future__ import annotations
 
 import getpass
-import json
-import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -48,7 +46,7 @@ from vlm_assets.operate.terminal import (
     say_as_json,
     say_list,
 )
-from vlm_assets.settings import PREFIX, Settings
+from vlm_assets.settings import Settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -235,14 +233,6 @@ class Recomputation:
             return {}
         return {"ops": {asset: {"config": {option: True}} for asset, option in options.items()}}
 
-    def command(self, key: str) -> str:
-        """The command that materializes one of the partitions without a running Dagster."""
-        words = ["dagster", "asset", "materialize", "-m", "vlm_assets.definitions"]
-        words += ["--select", ",".join(self.assets), "--partition", key]
-        if self.run_config:
-            words += ["--config-json", json.dumps(self.run_config)]
-        return shlex.join(words)
-
 
 def recomputations(repairs: Iterable[Repair], descriptions: str, embeddings: str) -> list[Recomputation]:
     """Group repairs that compute by what is done to each partition.
@@ -276,15 +266,6 @@ def launch(api: DagsterApi, wanted: Sequence[Recomputation]) -> list[str]:
             f" {api.url}/runs/b/{backfill}"
         )
     return said
-
-
-def commands(settings: Settings, wanted: Sequence[Recomputation]) -> list[str]:
-    """The shell commands that compute all of it where no Dagster runs, one partition after the other."""
-    return [
-        f"export {PREFIX}HOME={shlex.quote(str(settings.home))}"
-        f" DAGSTER_HOME={shlex.quote(str(settings.dagster_home))}",
-        *(one.command(key) for one in wanted for key in one.keys),
-    ]
 
 
 @dataclass(frozen=True)
@@ -505,12 +486,10 @@ def _compute(current: Settings, found: Audit, repairs: Sequence[Repair], tell: C
         for sentence in launch(DagsterApi(address), wanted):
             tell(sentence)
         return True
+    keys = ", ".join(dict.fromkeys(key for one in wanted for key in one.keys))
     tell(
-        "No Dagster runs on this home. Start it (`vlm-assets serve` or `vlm-assets run`) and repair again,"
-        " or run:"
+        f"Not computed, for no Dagster runs on this home: {keys}. Start `vlm-assets serve` and repair again."
     )
-    for line in commands(current, wanted):
-        tell(f"  {line}")
     return False
 
 
