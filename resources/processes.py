@@ -6,6 +6,7 @@ not: whether a materialization lives (its lock says that, ``state/workers.py``).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -22,10 +23,9 @@ _SLACK_SECONDS = 60.0
 def process_start(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None where there is no such process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return int(_stat(pid)[19])  # field 22
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])  # field 22; the name before ")" may hold spaces
 
 
 @cache
@@ -132,6 +132,24 @@ def _is_zombie(pid: int) -> bool:
 def _state(pid: int) -> str:
     """The letter of a process's state; that of a dead one where there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return _stat(pid)[0]
     except (OSError, IndexError):
         return "X"
+
+
+def members(group: int) -> list[tuple[int, int]]:
+    """The processes of a group, zombies left out: the pid and the session of each."""
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of entries: no Path is made of each
+        if name.isdigit():
+            # A process may end between the listing and the reading.
+            with contextlib.suppress(OSError):
+                state, _, its_group, session = _stat(int(name))[:4]
+                if int(its_group) == group and state not in "ZX":
+                    found.append((int(name), int(session)))
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on. Raises OSError where there is none."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # The name may hold blanks.

@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(_RECOVERY, "        superseded=manifest.rows_written - manifest.rows,\n", "", "the mark promises superseded rows too"),
     Mutant(_SEGMENTS, "    return committed > 0 and (", "    return (", "an ok row is never superseded"),
     Mutant(_SEGMENTS, "tries > committed)", "tries >= committed)", "only a later try supersedes a failed row"),
-    Mutant("resources/journal/ordered_reading.py", "    if any(segment.record.superseding for segment in segments):\n", "    if False:\n", "of an id's rows the last one is read"),
+    Mutant(_SEGMENTS, "    if any(segment.record.superseding for segment in segments):\n", "    if False:\n", "of an id's rows the last one is read"),
     Mutant("resources/journal/identity.py", "        if any(number is None or number < 0 for number in numbers):\n", "        if False:\n", "a failed row says which try it was"),
     Mutant(_RECOVERY, "(str(files.set_aside(path, quarantine)), why)", "(str(path.unlink()), why)", "what does not verify is never deleted"),
     Mutant(_RECOVERY, "    write_mark(high_water_mark, mark_of(manifest))\n", "", "a recovery writes the mark"),

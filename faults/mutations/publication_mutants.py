@@ -19,8 +19,6 @@ MUTANTS = (
     Mutant(_PUBLISHED, "            sha256 = sink.seal()\n", "            sha256 = sink._digest.hexdigest()\n", "a staged file is sealed before it is read back"),
     Mutant(_ROWS, "pq.ParquetFile(self.path, page_checksum_verification=True, pre_buffer=False)",
            "pq.ParquetFile(self.path, pre_buffer=False)", "reading rows verifies page checksums"),
-    Mutant(_ROWS, "pads.ParquetFragmentScanOptions(page_checksum_verification=True)",
-           "pads.ParquetFragmentScanOptions()", "reading as a dataset verifies page checksums"),
     Mutant(_FILES, "taken(self.paths.publication_lock, ", "taken(files.temporary_name(self.paths.publication_lock), ", "one publisher at a time (flock)"),
     Mutant(_VERIFICATION, " and files.sha256_of(path) == record.sha256\n", "\n", "a file is a version by its SHA-256"),
     Mutant(_FILES, "        if sha256 != record.sha256:\n", "        if False:\n", "a copy is compared with its record"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import signal
 import socket
 import time
@@ -23,6 +22,7 @@ from urllib.parse import quote, unquote
 from resources.devices.device_errors import DeviceError
 from resources.devices.find import members
 from resources.processes import ProcessIdentity, boot_id
+from resources.processes import members as of_group
 from resources.storage.files import write_replacing
 from resources.storage.lock_files import LockFile, is_held, taken
 from resources.storage.sealed_json import refuse_newer_format
@@ -233,20 +233,8 @@ def _end_remnants(record: ServerRecord | None) -> None:
         return
     if record.host != socket.gethostname() or record.supervisor.boot_id != boot_id():
         return
-    for pid in _members(record.server.pid, record.supervisor.pid):
+    for pid, session in of_group(record.server.pid):
         one = ProcessIdentity.of(pid)
-        if one is not None:
+        if one is not None and session == record.supervisor.pid:
             with contextlib.suppress(PermissionError):
                 one.send(signal.SIGKILL)
-
-
-def _members(group: int, session: int) -> list[int]:
-    found = []
-    for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of entries: no Path is made of each
-        if name.isdigit():
-            # A process may end between the listing and the reading.
-            with contextlib.suppress(OSError):
-                stat = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-                if int(stat[2]) == group and int(stat[3]) == session:
-                    found.append(int(name))
-    return found

@@ -32,9 +32,8 @@ from resources.journal.journal_errors import (
     sample,
     storage_error,
 )
-from resources.journal.ordered_reading import read_in_order
 from resources.journal.recovery import Recovery, mark_of, refuse_loss, settle, survey
-from resources.journal.segments import Segment, SegmentRecord, may_supersede
+from resources.journal.segments import Segment, SegmentRecord, may_supersede, read_in_order
 from resources.journal.writer_lock import LOCK_NAME, WriterLock
 from resources.storage import files
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,10 +68,6 @@ class StagedFile:
     notes: tuple[str, ...]
     in_use: LockFile = field(repr=False)
     """Held while this process needs the temporary file."""
-
-    def read(self) -> PartitionRows:
-        """The staged rows, lazily: what the checks look at."""
-        return PartitionRows(self.path)
 
     def refuse_unfit(self) -> None:
         """Raise WrongIdSetError or DigestMismatchError where this file must not be published."""
@@ -326,7 +322,7 @@ class PublishedPartitions:
                 partition.restore_backup(record, notes)
         return Restoration(record, changed=not (file_whole and copy_whole), notes=tuple(notes))
 
-    def read(self, key: str, columns: Sequence[str] | None = None) -> PartitionRows:
+    def read(self, key: str) -> PartitionRows:
         """A lazy handle on the published rows. Raises NotPublishedError, PublishedFileDamagedError.
 
         Only size and row count are compared here; page checksums are verified as rows are read.
@@ -340,7 +336,7 @@ class PublishedPartitions:
         damage = judge(partition.published, record, deep=False)
         if damage:
             raise PublishedFileDamagedError(f"Partition {key}: {damage.sentence} {PUT_BACK}")
-        return PartitionRows(partition.published, record, tuple(columns) if columns is not None else None)
+        return PartitionRows(partition.published, record)
 
     def set_aside(self, key: str) -> tuple[str, ...]:
         """Move every file of a partition into ``.quarantine``: it then counts as never published.

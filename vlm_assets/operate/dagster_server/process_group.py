@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resources.processes import how_it_ended
+from resources.processes import how_it_ended, members
 
 _LOOK_SECONDS = 0.1
 _LOG_LOOK_SECONDS = 60.0
@@ -175,25 +175,12 @@ def last_lines(file: Path) -> str:
     return "(no log)"
 
 
-def members(group: int) -> list[int]:
-    """Pids of the living processes of a group, zombies left out."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            # A process may end between the listing and the reading.
-            with contextlib.suppress(OSError):
-                state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-                if int(its_group) == group and state != "Z":
-                    found.append(int(entry.name))
-    return found
-
-
 def _end_group(group: int, grace_seconds: float, reap: Callable[[], None] = lambda: None) -> None:
     """SIGTERM, wait for all but the group's leader (the watchdog) to go, SIGKILL to what is left."""
     deadline = time.monotonic() + grace_seconds
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGTERM)
-    while any(pid != group for pid in members(group)) and time.monotonic() < deadline:
+    while any(pid != group for pid, _ in members(group)) and time.monotonic() < deadline:
         reap()
         _let_pass(_LOOK_SECONDS)
     with contextlib.suppress(ProcessLookupError):

@@ -376,7 +376,7 @@ def test_killed_and_then_damaged(memory_path: Path, bad: str) -> None:
         partitions.verify(KEY)
         partitions.restore(KEY)
         assert text_of(partition.published) in ("c", "d")
-        assert partitions.read(KEY).ids() == IDS
+        assert partitions.read(KEY).to_table()["property_id"].to_pylist() == IDS
         publish(folder, "e")
         assert state(folder)[:2] == "ee"
         assert partitions.verify(KEY).ok

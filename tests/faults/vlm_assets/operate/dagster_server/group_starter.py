@@ -6,7 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
-from vlm_assets.operate.dagster_server.process_group import ProcessGroup, members
+from resources.processes import members
+from vlm_assets.operate.dagster_server.process_group import ProcessGroup
 
 CHILD = """
 import pathlib, signal, subprocess, sys, time
@@ -31,7 +32,7 @@ def main(kind: str, folder: Path, grace_seconds: float) -> None:
         )
         while not (folder / "parent").exists() or not (folder / "child").exists():
             group.watch(0.05)
-        print(json.dumps({"group": group.id, "members": members(group.id)}), flush=True)
+        print(json.dumps({"group": group.id, "members": [pid for pid, _ in members(group.id)]}), flush=True)
         signal.pause()
 
 

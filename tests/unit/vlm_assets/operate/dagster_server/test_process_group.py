@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from resources.processes import members
 from vlm_assets.operate.dagster_server.process_group import (
     ProcessEndedError,
     ProcessGroup,
     begin_anew_where_long,
-    members,
 )
 
 
