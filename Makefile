@@ -37,7 +37,7 @@ help:
 	@echo "make explore        charts, a table and a map of what was described; ARGS='--home DIR'"
 	@echo "make test           environment, lint, types and all tests"
 	@echo "make test-long      the tests that take many minutes and are left out of make test"
-	@echo "make test-gpu       devices, engine and embedder on a GPU, then its benchmark (20 minutes)"
+	@echo "make test-gpu       devices, engine and embedder on a GPU, then its benchmark (half an hour)"
 	@echo "make vllm           vLLM for this machine (CUDA or CPU) in an environment of its own (CPU: 3.1 GB)"
 	@echo "make test-vllm      describe through it; on a machine without a GPU"
 	@echo "make test-deps      what the tests need from apt (as root)"

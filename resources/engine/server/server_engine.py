@@ -60,9 +60,7 @@ class ServerEngine:
         self.image_tokens = image_tokens
         self.waiting: Callable[[], AbstractContextManager[object]] = nullcontext
         self._server = server
-        self._limit = AdaptiveLimit(
-            limits.most_at_once, clock=time.monotonic, patience=limits.token_seconds
-        )
+        self._limit = AdaptiveLimit(limits.most_at_once, clock=time.monotonic, patience=limits.token_seconds)
         self._largest_batch = 1
         self._lost: EngineLostError | None = None
         self._closing = threading.Lock()

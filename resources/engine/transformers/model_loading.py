@@ -161,6 +161,7 @@ def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
     import torch
 
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    _left.clear()  # who loads has no use for them, and for the memory
     _prepare_device(source, device)
     # Each tensor goes from its file to the device: the host never holds the whole model.
     straight = {} if device == "cpu" else {"device_map": device}

@@ -6,7 +6,11 @@ import pytest
 from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.models import text_embedding
 from resources.engine.models.text_embedding import TextEmbedder
-from resources.engine.transformers.model_loading import leave_language_layers, load_model
+from resources.engine.transformers.model_loading import (
+    leave_language_layers,
+    left_language_layers,
+    load_model,
+)
 
 TEXTS = ["a", '{"roof":"flat","storeys":2}', "house " * 40, '{"roof":"gabled","storeys":2}', "näïve 屋根"]
 
@@ -97,7 +101,7 @@ def test_text_without_tokens(embedder):
         embedder.embed(["a", ""])
 
 
-def test_layers_of_the_describer_are_not_loaded_again(model_folder, encoder_folder, monkeypatch):
+def test_layers_of_the_describer_are_not_loaded_again(model_folder, monkeypatch):
     """What a describer leaves embeds as what is loaded, once, and never in the place of another model."""
     from transformers import AutoModelForImageTextToText
 
@@ -105,11 +109,21 @@ def test_layers_of_the_describer_are_not_loaded_again(model_folder, encoder_fold
     loaded = TextEmbedder(source, device="cpu", pooling="mean").embed(TEXTS)
     describer = load_model(source, AutoModelForImageTextToText, device="cpu")
     leave_language_layers(describer, exact_revision(source), "cpu")
-    other = TextEmbedder(ModelSource(str(encoder_folder)), device="cpu", pooling="mean")
-    assert other.width == 32
+    assert left_language_layers("sha256:another", "cpu") is None
     with monkeypatch.context() as nothing_loads:
         nothing_loads.delattr(text_embedding, "load_model")
         embedder = TextEmbedder(source, device="cpu", pooling="mean")
         assert np.array_equal(embedder.embed(TEXTS), loaded)
         with pytest.raises(NameError, match="load_model"):
             TextEmbedder(source, device="cpu", pooling="mean")
+
+
+def test_left_layers_are_let_go_for_the_next_model(model_folder):
+    """The device may not hold them beside another describer, such as that of a next trial."""
+    from transformers import AutoModelForImageTextToText
+
+    source = ModelSource(str(model_folder))
+    describer = load_model(source, AutoModelForImageTextToText, device="cpu")
+    leave_language_layers(describer, exact_revision(source), "cpu")
+    load_model(source, AutoModelForImageTextToText, device="cpu")
+    assert left_language_layers(exact_revision(source), "cpu") is None
