@@ -43,8 +43,8 @@ class TruthError(ValueError):
 class FieldVerdict:
     """What a person said of a property. known: what is right of its fields, corrections included.
 
-    answer: a digest of the answer that was judged and of what it was made from; in format 1 the fingerprint
-    of its row. why: it was suspicious; empty where it was drawn.
+    answer: a digest of the answer that was judged and of what it was made from; empty in format 1, which
+    did not keep it. why: it was suspicious; empty where it was drawn.
     """
 
     property_id: str
@@ -178,10 +178,9 @@ def verdicts(home: Path) -> dict[str, FieldVerdict]:
             try:
                 said = json.loads(line)
                 refuse_newer_format(said.get("format", 0), _REVIEWS_FORMAT, path)
-                answer = said["answer"] if "answer" in said else said["fingerprint"]
                 one = FieldVerdict(
-                    said["property_id"], said["at"], answer, tuple(said["right"]), tuple(said["wrong"]),
-                    said["description"], said.get("why", ""),
+                    said["property_id"], said["at"], said.get("answer", ""), tuple(said["right"]),
+                    tuple(said["wrong"]), said["description"], said.get("why", ""),
                 )  # fmt: skip
             except FormatVersionError:
                 raise

@@ -35,10 +35,7 @@ from vlm_assets.operate.terminal import CommandError
 from vlm_assets.settings import Settings
 from vlm_assets.truth import REVIEWS, FieldVerdict, Share, verdicts, wilson
 
-_COLUMNS = ["property_id", "ordinal", "status", "description", INPUTS, "fingerprint"]
-
-Answer = tuple[str, str]
-"""Names of one answer: the digest that a verdict has, and the fingerprint that a verdict of format 1 has."""
+_COLUMNS = ["property_id", "ordinal", "status", "description", INPUTS]
 
 
 class VerdictError(ValueError):
@@ -47,12 +44,15 @@ class VerdictError(ValueError):
 
 @dataclass(frozen=True)
 class Reviewed:
-    """A property of the sample. why: it is suspicious; empty where it was drawn."""
+    """A property of the sample.
+
+    answer: the digest that a verdict on it names. why: it is suspicious; empty where it was drawn.
+    """
 
     property_id: str
     key: str
     ordinal: int
-    answer: Answer
+    answer: str
     description: Mapping[str, Any] = field(repr=False)
     why: str = ""
 
@@ -108,9 +108,9 @@ def _reviewed(key: str, row: Mapping[str, Any], why: str = "") -> Reviewed:
     return Reviewed(row["property_id"], key, row["ordinal"], _answer(row), row["description"] or {}, why)
 
 
-def _answer(row: Mapping[str, Any]) -> Answer:
+def _answer(row: Mapping[str, Any]) -> str:
     # The inputs too: if verdicts on a new model's like answers counted, those on its others would be missing.
-    return digest_of([row[INPUTS], row["description"]]), row["fingerprint"]
+    return digest_of([row[INPUTS], row["description"]])
 
 
 def verdict_of(
@@ -134,7 +134,7 @@ def verdict_of(
     return FieldVerdict(
         reviewed.property_id,
         at,
-        reviewed.answer[0],
+        reviewed.answer,
         tuple(sorted(right)),
         tuple(sorted(wrong)),
         known,
@@ -160,7 +160,7 @@ def keep(home: Path, verdict: FieldVerdict) -> None:
 class Accuracy:
     """Of each field, how often it is right. replaced: verdicts on answers that are published no more.
 
-    One of format 1 names the fingerprint of its row: it ends with the next publication of its partition.
+    A verdict of format 1 does not name its answer, and is one of these.
     """
 
     fields: Mapping[str, Share]
@@ -173,12 +173,12 @@ class Accuracy:
             return ""
         return (
             f"Not counted: {self.replaced:,} verdicts on answers that are published no more, or that an"
-            " earlier version kept before their partition was published again."
+            " earlier version kept."
         )
 
 
-def published_answers(settings: Settings, catalog: Catalog) -> dict[str, Answer]:
-    """What is published now of the properties that have a verdict.
+def published_answers(settings: Settings, catalog: Catalog) -> dict[str, str]:
+    """Digests of the published answers of the properties that have a verdict.
 
     Only the partitions of these are read. One that does not read has no answers: the audit says why.
 
@@ -187,14 +187,14 @@ def published_answers(settings: Settings, catalog: Catalog) -> dict[str, Answer]
     of_range: dict[str, list[int]] = {}
     for ordinal in catalog.ordinals_of(verdicts(settings.home)):
         of_range.setdefault(catalog.range_of(ordinal).key, []).append(ordinal)
-    found: dict[str, Answer] = {}
+    found: dict[str, str] = {}
     for key, ordinals in of_range.items():
         with contextlib.suppress(OSError, pa.ArrowException):
             found.update({row["property_id"]: _answer(row) for row in _rows(settings, key, ordinals)})
     return found
 
 
-def accuracy(home: Path, published: Mapping[str, Answer]) -> Accuracy:
+def accuracy(home: Path, published: Mapping[str, str]) -> Accuracy:
     """How often each field was judged right, of what is published.
 
     A verdict counts for the answer that it was given for and for no other: not for an earlier model's. What
@@ -204,7 +204,7 @@ def accuracy(home: Path, published: Mapping[str, Answer]) -> Accuracy:
     judged: Counter[str] = Counter()
     replaced = 0
     for one in verdicts(home).values():
-        if one.answer not in published.get(one.property_id, ()):
+        if one.answer != published.get(one.property_id):
             replaced += 1
         elif not one.why:  # What is suspicious says nothing of the rest.
             right.update(one.right)

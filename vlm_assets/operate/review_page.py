@@ -22,7 +22,6 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.dagster_server.server import free_port
 from vlm_assets.operate.html_page import thumbnails
 from vlm_assets.operate.review import (
-    Answer,
     Reviewed,
     VerdictError,
     accuracy,
@@ -239,12 +238,10 @@ def _shown(
     catalog: Catalog,
     sample: Sequence[Reviewed],
     number: int,
-    answers: Mapping[str, Answer],
+    answers: Mapping[str, str],
 ) -> dict[str, object]:
     one = sample[number]
-    known = {
-        name: said for name, said in verdicts(settings.home).items() if said.answer in answers.get(name, ())
-    }
+    known = {name: said for name, said in verdicts(settings.home).items() if said.answer == answers.get(name)}
     before = known.get(one.property_id)
     marks: dict[str, str] = {}
     if before is not None:
