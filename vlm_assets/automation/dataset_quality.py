@@ -8,18 +8,19 @@ import base64
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 import io
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import dagster as dg
+import numpy as np
+import numpy.typing as npt
 
 from resources.state.pause import pause_of
 from resources.state.workers import Workers
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.quality import FieldSummary, PartitionSummary, Quality, Suspicion, look_at_quality
+from vlm_assets.operate.quality import Kind, Quality, Suspicion, look_at_quality
 from vlm_assets.operate.review import Accuracy, accuracy, published_answers
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import Settings
@@ -75,7 +76,7 @@ def quality_metadata(found: Quality, reviewed: Accuracy) -> dict[str, dg.Metadat
         metadata[f"right: {name}"] = dg.MetadataValue.float(round(share.share, 4))
     if reviewed.note:
         metadata["review"] = dg.MetadataValue.text(reviewed.note)
-    metadata["partitions"] = dg.MetadataValue.int(len(found.partitions))
+    metadata["partitions"] = dg.MetadataValue.int(len(found.published))
     if found.unread:
         metadata["could not be read"] = dg.MetadataValue.md("\n".join(f"- {one}" for one in found.unread))
     return metadata
@@ -206,12 +207,13 @@ def quality_picture(quality: Quality) -> bytes | None:
     figure = Figure(figsize=(9.2, 0.5 + 0.62 * rows), dpi=100, facecolor=_CARD, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, 2, width_ratios=[1, 1.15], squeeze=False)
-    steps = _steps(quality)
+    step_of, steps = _steps(quality)
     for (whole, over_time), (name, one) in zip(grid, drawn.items(), strict=True):
-        values = _values(one)
+        counts = one.counts
+        values = _values(one.kind, counts)
         left = 0.0
         for number, value in enumerate(values):
-            share = _share(Counter(one.counts), value, values)
+            share = _share(counts, value, values)
             whole.barh(0, share, left=left, color=_COLOURS[number])
             if share > 0.09:
                 whole.text(
@@ -224,7 +226,7 @@ def quality_picture(quality: Quality) -> bytes | None:
                     color="white",
                 )
             left += share
-        said = [_counted(step, name) for step in steps]
+        said = one.over_time(step_of, steps)
         shares = [[_share(counts, value, values) for counts in said] for value in values]
         over_time.stackplot(range(len(said)), shares, colors=_COLOURS, step="mid")
         for axes in (whole, over_time):
@@ -240,34 +242,28 @@ def quality_picture(quality: Quality) -> bytes | None:
     return stream.getvalue()
 
 
-def _steps(quality: Quality) -> list[list[PartitionSummary]]:
-    """The partitions as they were published, in groups of equal size."""
-    ordered = sorted(quality.partitions, key=lambda one: (one.published_at, one.key))
+def _steps(quality: Quality) -> tuple[npt.NDArray[np.int64], int]:
+    """Of each partition the number of its step, and how many there are: as published, in equal groups."""
+    published = [(at, key) for key, at in quality.published.items()]
+    ordered = sorted(range(len(published)), key=published.__getitem__)
     size = -(-len(ordered) // _MOST_STEPS) or 1
-    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    step_of = np.empty(len(ordered), np.int64)
+    step_of[ordered] = np.arange(len(ordered)) // size
+    return step_of, -(-len(ordered) // size)
 
 
-def _counted(step: list[PartitionSummary], name: str) -> Counter[str]:
-    counted: Counter[str] = Counter()
-    for one in step:
-        if name in one.fields:
-            counted.update(one.fields[name].counts)
-    return counted
-
-
-def _values(one: FieldSummary) -> list[str]:
+def _values(kind: Kind, counts: Mapping[str, int]) -> list[str]:
     """The most frequent values, and what stands for all others."""
-    values = list(one.counts)
-    if one.kind == "numbers":
-        values = sorted(values, key=float)
-    frequent = set(list(one.counts)[:_MOST_VALUES])
+    values = sorted(counts, key=float) if kind == "numbers" else list(counts)
+    frequent = set(list(counts)[:_MOST_VALUES])
     return [value for value in values if value in frequent] + (
         ["others"] if len(values) > _MOST_VALUES else []
     )
 
 
-def _share(counts: Counter[str], value: str, values: list[str]) -> float:
-    count = counts[value]
+def _share(counts: Mapping[str, int], value: str, values: list[str]) -> float:
+    whole = sum(counts.values())
+    count = counts.get(value, 0)
     if value == "others" and value not in counts:
-        count = counts.total() - sum(counts[one] for one in values)
-    return count / max(1, counts.total())
+        count = whole - sum(counts.get(one, 0) for one in values)
+    return count / max(1, whole)

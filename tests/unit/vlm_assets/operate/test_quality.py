@@ -92,8 +92,13 @@ def test_partitions_that_differ_by_chance_are_not_named(tmp_path):
     assert quality_picture(found).startswith(b"\x89PNG")
 
 
-def test_a_partition_that_answers_otherwise_is_named_with_field_and_examples(tmp_path):
-    """One of twelve says 'flat' nearly always: a person gets its key, the field and three examples."""
+@pytest.mark.parametrize("together", [quality._TOGETHER, 4])
+def test_a_partition_that_answers_otherwise_is_named_with_field_and_examples(tmp_path, monkeypatch, together):
+    """One of twelve says 'flat' nearly always: a person gets its key, the field and three examples.
+
+    Some partitions at a time are compared as all at once would be.
+    """
+    monkeypatch.setattr(quality, "_TOGETHER", together)
 
     def odd(chance, row):
         return usual(chance, row) | ({"kind": "flat"} if row % 4 else {})
@@ -150,6 +155,7 @@ def test_agreement_with_the_truth_comes_with_an_interval(tmp_path):
 
 def test_a_second_look_reads_what_is_new_alone(dataset, monkeypatch):
     """Thousands of partitions are summarized once: neither their rows nor their records are read again."""
+    monkeypatch.setattr(quality, "_TOGETHER", 2)  # What is kept comes in pages.
     before = look_at_quality(dataset.settings, dataset.catalog)
     assert before.ok + sum(before.failed.values()) == dataset.catalog.rows
     read, recorded = [], []
@@ -163,7 +169,10 @@ def test_a_second_look_reads_what_is_new_alone(dataset, monkeypatch):
     monkeypatch.setattr(
         PublishedPartitions, "record", lambda self, key: recorded.append(key) or record(self, key)
     )
-    assert look_at_quality(dataset.settings, dataset.catalog) == before
+    again = look_at_quality(dataset.settings, dataset.catalog)
+    assert (again.published, again.ok, again.failed) == (before.published, before.ok, before.failed)
+    for name, one in before.fields.items():
+        assert (again.fields[name].counts, again.fields[name].nulls) == (one.counts, one.nulls)
     assert (read, recorded) == ([], [])
     key = dataset.keys[1]
     dataset.describe(key, lambda rows: [{**row, "error": "again"} for row in rows])
