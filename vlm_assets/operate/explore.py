@@ -1,17 +1,17 @@
 """Explore: all that was described as charts, a table and a map, in a browser (Embedding Atlas, Apple, MIT).
 
-What lives here: the table that is shown (fields as columns, text, thumbnail, partition, model, a place on the
-map and the nearest neighbours), its cache, and serving or exporting the page. What does not: the page, which
-is the library's (https://github.com/apple/embedding-atlas), an extra of its own. The browser computes
-everything by itself, so no SQL is run here for whoever asks.
+What lives here: the table that is shown (fields as columns, thumbnail, text, partition, model, vector, a
+place on the map and the nearest neighbours), its cache, and serving or exporting the page. What does not: the
+page, which is the library's (https://github.com/apple/embedding-atlas), an extra of its own. The browser
+computes everything by itself, so no SQL is run here for whoever asks.
 """
 
 from __future__ import annotations
 
 import hashlib
-import random
+import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,13 +20,19 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import typer
 
+from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
 from resources.storage.files import make_directory, write_replacing
+from vlm_assets.assets.fingerprint import digest_of
+from vlm_assets.assets.partition import OK
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.operate.html_page import thumbnails
+from vlm_assets.operate.published_table import are_vectors_of, published_records
 from vlm_assets.operate.search import comparable
 from vlm_assets.operate.terminal import (
     AsJson,
@@ -43,12 +49,14 @@ from vlm_assets.settings import Settings
 _THUMBNAIL_HEIGHT = 96
 _NEIGHBOURS = 10
 _SEED = 1
-_OWN = ("device", "images_seen")
+_OWN = ("model", "device", "images_seen")
+_OF = b"of"
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Explored:
-    """What is shown. of: published properties with a vector, of which ``table`` has a sample."""
+    """What is shown. of: properties with a published vector, of which ``table`` has a sample."""
 
     table: pa.Table
     of: int
@@ -59,65 +67,68 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> Explo
 
     Raises CommandError, PublishedError, OSError.
     """
-    records, _ = comparable(settings, catalog)
-    ranges = {one.key: one for one in catalog.ranges if one.key in records}
-    ordinals = [ordinal for one in ranges.values() for ordinal in range(one.start, one.stop)]
-    made_of = "\n".join(
-        [
-            f"{_SEED} {sample}",
-            *(f"{key} {one.sha256}" for key, one in records.items()),
-            *_descriptions(settings, ranges),
-        ]
-    )
-    name = hashlib.sha256(made_of.encode()).hexdigest()[:24]
-    kept = _folder(settings) / f"{name}.parquet"
+    embedded, _ = comparable(settings, catalog)
+    described = published_records(settings.descriptions, catalog)
+    keys = [key for key, one in embedded.items() if key in described and are_vectors_of(one, described[key])]
+    if not keys:
+        raise CommandError("No partition has vectors of its present descriptions: `vlm-assets run`.")
+    made_of = [_FORMAT, sample, *((key, described[key].sha256, embedded[key].sha256) for key in keys)]
+    kept = _folder(settings) / f"{digest_of(made_of)}.parquet"
     if kept.exists():
-        return Explored(pq.read_table(kept), len(ordinals))
-    drawn = ordinals
-    if len(ordinals) > sample:
-        drawn = random.Random(_SEED).sample(ordinals, sample)  # noqa: S311 - repeatable, not secret
-    table, vectors, shown = _rows(settings, catalog, ranges, frozenset(drawn))
-    table = _with_places(table, vectors)
-    table = table.add_column(1, "thumbnail", _thumbnails(catalog, shown))
+        table = pq.read_table(kept)
+        return Explored(table, int(table.schema.metadata[_OF]))
+    partitions = PublishedPartitions(settings.embeddings)
+    with_vector = np.concatenate([_with_vector(partitions.read(key)) for key in keys])
+    drawn = with_vector
+    if len(drawn) > sample:
+        drawn = np.random.default_rng(_SEED).choice(drawn, sample, replace=False)
+    ranges = [PropertyRange.from_key(key) for key in keys]
+    # Permissive: a field that is null in all rows of a partition has no type of its own there.
+    table = pa.concat_tables(
+        [_rows(settings, one, pa.array(here)) for one in ranges if len(here := _within(drawn, one))],
+        promote_options="permissive",
+    )
+    table = _with_places(table.filter(pc.is_valid(table["vector"])))
+    table = table.add_column(1, "thumbnail", _thumbnails(catalog, table["ordinal"].to_pylist()))
+    table = table.drop_columns(["ordinal"]).replace_schema_metadata({_OF: str(len(with_vector))})
     _keep(kept, table)
-    return Explored(table, len(ordinals))
+    return Explored(table, len(with_vector))
 
 
-def _descriptions(settings: Settings, ranges: Mapping[str, Any]) -> list[str]:
-    published = PublishedPartitions(settings.descriptions)
-    records = {key: published.record(key) for key in ranges}
-    return [f"{key} {one.sha256}" for key, one in records.items() if one is not None]
+def _with_vector(rows: PartitionRows) -> npt.NDArray[np.int64]:
+    """Ordinals of the rows that have a vector, without reading the vectors."""
+    table = rows.to_table(["ordinal", "status"])
+    ordinals: npt.NDArray[np.int64] = table["ordinal"].filter(pc.equal(table["status"], OK)).to_numpy()
+    return ordinals
 
 
-def _rows(
-    settings: Settings, catalog: Catalog, ranges: Mapping[str, Any], drawn: frozenset[int]
-) -> tuple[pa.Table, npt.NDArray[np.float32], list[int]]:
-    """The drawn rows that have a vector: fields as columns, the vectors, and the ordinals."""
+def _within(ordinals: npt.NDArray[np.int64], wanted: PropertyRange) -> npt.NDArray[np.int64]:
+    return ordinals[(ordinals >= wanted.start) & (ordinals < wanted.stop)]
+
+
+def _rows(settings: Settings, wanted: PropertyRange, drawn: pa.Array) -> pa.Table:
+    """The drawn rows of one partition: fields as columns, and the vector last."""
     described, embedded = PublishedPartitions(settings.descriptions), PublishedPartitions(settings.embeddings)
-    rows: list[dict[str, Any]] = []
-    vectors: list[list[float]] = []
-    ordinals: list[int] = []
-    for key, one in ranges.items():
-        if drawn.isdisjoint(range(one.start, one.stop)) or described.record(key) is None:
-            continue
-        of = {row["ordinal"]: row["embedding"] for row in embedded.read(key).to_table().to_pylist()}
-        for row in described.read(key).to_table().to_pylist():
-            vector = of.get(row["ordinal"])
-            if row["ordinal"] in drawn and vector is not None and row["description"] is not None:
-                fields = {name: value if not isinstance(value, dict | list) else str(value)
-                          for name, value in row["description"].items()}  # fmt: skip
-                own = {name: row[name] for name in _OWN if name in row}
-                text = " ".join(value for value in fields.values() if isinstance(value, str))
-                about = {"partition": key, "model": row.get("model"), **own}
-                rows.append({"property_id": row["property_id"], **fields, "text": text, **about})
-                vectors.append(vector)
-                ordinals.append(row["ordinal"])
-    return pa.Table.from_pylist(rows), np.asarray(vectors, dtype=np.float32), ordinals
+    table = described.read(wanted.key).to_table(["property_id", "ordinal", "description", *_OWN])
+    table = table.filter(pc.is_in(table["ordinal"], value_set=drawn))
+    vectors = embedded.read(wanted.key).to_table(["ordinal", "embedding"]).combine_chunks()
+    at = pc.index_in(table["ordinal"], value_set=vectors["ordinal"].chunk(0))
+    rows = []
+    for row in table.to_pylist():
+        fields = {
+            name: json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+            for name, value in row.pop("description").items()
+        }
+        text = " ".join(value for value in fields.values() if isinstance(value, str))
+        first = {"property_id": row["property_id"], **fields, "text": text, "partition": wanted.key}
+        rows.append(first | row)
+    return pa.Table.from_pylist(rows).append_column("vector", vectors["embedding"].take(at))
 
 
-def _with_places(table: pa.Table, vectors: npt.NDArray[np.float32]) -> pa.Table:
+def _with_places(table: pa.Table) -> pa.Table:
     """With a place on the map (UMAP, cosine, seeded) and the nearest rows of each."""
-    rows = len(vectors)
+    rows = table.num_rows
+    vectors = table["vector"].combine_chunks().flatten().to_numpy().reshape(rows, -1)
     if rows > 3:
         umap = _extra("umap")
         places = umap.UMAP(
@@ -200,7 +211,7 @@ def _source(explored: Explored) -> Any:
         row_id=row_id, x="map_x", y="map_y", neighbors="neighbours", text="text", image="thumbnail"
     )
     digest = hashlib.sha256("\n".join(table["property_id"].to_pylist()).encode()).hexdigest()
-    return _extra("embedding_atlas.data_source").DataSource(digest, table.to_pandas(), {"props": props})
+    return _extra("embedding_atlas.data_source").DataSource(digest, table, {"props": props})
 
 
 def _static() -> str:

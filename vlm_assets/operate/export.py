@@ -37,10 +37,9 @@ from resources.storage.files import (
 )
 from resources.storage.lock_files import LockFile, taken
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
-from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.operate.published_table import Mask, chosen, published_records
+from vlm_assets.operate.published_table import Mask, are_vectors_of, chosen, published_records
 from vlm_assets.operate.terminal import (
     AsJson,
     CommandError,
@@ -258,7 +257,7 @@ def _shard(
     assert record is not None
     if mask is not None:
         rows = rows.filter(pa.array(mask[rows["ordinal"].to_numpy()]))
-    if of_vectors is not None and not _are_of(of_vectors, record):
+    if of_vectors is not None and not are_vectors_of(of_vectors, record):
         vectors = None  # Made from other texts than these: no vectors of these rows.
     rows = rows.combine_chunks()
     listed = catalog.slice(PropertyRange.from_key(key))
@@ -282,12 +281,6 @@ def _shard(
     rows = rows.append_column("embedding", columns[0]).append_column("embedding_model", columns[1])
     sources = {"described": record.sha256, "embedded": None if of_vectors is None else of_vectors.sha256}
     return rows.replace_schema_metadata(None), sources
-
-
-def _are_of(vectors: PublishedRecord, described: PublishedRecord) -> bool:
-    """Whether vectors were made from the texts that these descriptions have."""
-    made_from = vectors.metadata.get("parts", {}).get(TEXTS)
-    return made_from is None or made_from == described.metadata.get(TEXTS)
 
 
 def _refuse_other_schema(schemas: dict[str, pa.Schema], key: str, schema: pa.Schema) -> None:

@@ -20,6 +20,7 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.publishing_errors import RecordDamagedError
 from resources.publishing.record import PublishedRecord
 from resources.storage.layout import AssetFolders
+from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.terminal import CommandError
 from vlm_assets.settings import Settings
@@ -54,6 +55,12 @@ def published_records(asset: AssetFolders, catalog: Catalog) -> dict[str, Publis
         if record is not None:
             found[key] = record
     return found
+
+
+def are_vectors_of(vectors: PublishedRecord, described: PublishedRecord) -> bool:
+    """Whether vectors were made from the texts that these descriptions have."""
+    made_from = vectors.metadata.get("parts", {}).get(TEXTS)
+    return made_from is None or made_from == described.metadata.get(TEXTS)
 
 
 def chosen(settings: Settings, catalog: Catalog, where: str) -> Mask:

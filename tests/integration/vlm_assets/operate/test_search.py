@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.operate.explore import explore_table
 from vlm_assets.operate.main import app
 from vlm_assets.operate.published_table import chosen, table
 from vlm_assets.operate.search import batch_scores
@@ -52,6 +53,7 @@ def test_search_and_export_of_what_was_said(described, tmp_path, monkeypatch):
     _exports_in_three_formats(described, rows, vectors, tmp_path)
     _an_export_goes_on_and_notices_damage(described, tmp_path, monkeypatch)
     assert {path: path.stat().st_mtime_ns for path in described.settings.home.rglob("*.parquet")} == before
+    _explores_what_has_a_vector(described, ok, vectors)
 
 
 def _finds_by_text_and_by_neighbour(desk, ok, vectors, tmp_path):
@@ -111,6 +113,27 @@ def _conditions_choose_and_reach_nothing_else(desk, rows, tmp_path):
     assert not (tmp_path / "new.csv").exists()
     with table([published]) as connection, pytest.raises(Exception, match=r"[Cc]annot"):
         connection.execute("SET enable_external_access = true")
+
+
+def _explores_what_has_a_vector(desk, ok, vectors):
+    catalog = Catalog.open(desk.settings.home)
+    # Three: the map of more needs the extra.
+    found = explore_table(desk.settings, catalog, sample=3)
+    assert (found.table.num_rows, found.of) == (3, ok.num_rows)
+    assert found.of < catalog.rows, "a failed property has no vector"
+    described = {row["property_id"]: row for row in ok.to_pylist()}
+    vector_of = dict(zip(vectors["property_id"].to_pylist(), vectors["embedding"].to_pylist(), strict=True))
+    for row in found.table.to_pylist():
+        name = row["property_id"]
+        assert row["vector"] == vector_of[name]
+        assert {field: row[field] for field in described[name]["description"]} == described[name][
+            "description"
+        ]
+        assert (row["partition"] in KEYS, row["model"]) == (True, described[name]["model"])
+        assert row["thumbnail"]["bytes"].startswith(b"\xff\xd8")
+        assert len(row["neighbours"]["ids"]) == 2
+    again = explore_table(desk.settings, catalog, sample=3)
+    assert (again.table, again.of) == (found.table, found.of)
 
 
 def _exports_in_three_formats(desk, rows, vectors, tmp_path):
