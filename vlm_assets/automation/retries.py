@@ -5,7 +5,6 @@ What lives here: the answers, from what is on disk. What does not: what is done 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -34,9 +33,6 @@ ASSETS = (property_descriptions.ASSET, property_embeddings.ASSET)
 
 _UNFINISHED = (State.INTERRUPTED, State.REFUSED, State.LOST, State.DAMAGED)
 
-_ORDER_SECONDS = 3600.0
-"""For which an order of partitions is kept: the cost of ten thousand takes seconds to add up."""
-
 
 def build_failed_partitions(settings: Settings, keys: Collection[str]) -> FailedPartitions:
     """The re-materialization of this home. keys: the partitions of the catalogue."""
@@ -49,7 +45,7 @@ def build_failed_partitions(settings: Settings, keys: Collection[str]) -> Failed
         rows=files.rows,
         is_stale=files.is_stale,
         working=lambda: {worker.partition for worker in Workers(control_state(settings)).living()},
-        heaviest_first=_kept(heaviest_first(settings)),
+        heaviest_first=heaviest_first(settings),
     )
     policy = Policy(settings.retry_attempts, settings.retry_backoff_minutes * 60.0)
     return FailedPartitions(
@@ -158,21 +154,3 @@ class _Files:
         catalog = Catalog.open(self._settings.home)
         trusted = VerifiedFiles(None, seconds=0.0)
         return PartitionStates(self._settings, catalog, meanings=self._meanings, verified=trusted)
-
-
-def _kept(
-    order: Callable[[Collection[str]], Sequence[str]], clock: Callable[[], float] = time.monotonic
-) -> Callable[[Collection[str]], Sequence[str]]:
-    """The same order, kept for a while where nothing new is asked about."""
-    rank: dict[str, int] = {}
-    until = 0.0
-
-    def kept(keys: Collection[str]) -> Sequence[str]:
-        nonlocal until
-        if clock() >= until or not rank.keys() >= set(keys):
-            rank.clear()
-            rank.update((key, number) for number, key in enumerate(order(keys)))
-            until = clock() + _ORDER_SECONDS
-        return sorted(keys, key=rank.__getitem__)
-
-    return kept

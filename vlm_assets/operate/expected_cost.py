@@ -66,14 +66,14 @@ class ExpectedCost:
         return round(self.whole[key] * (1.0 - rows / len(PropertyRange.from_key(key))))
 
     def heaviest_first(self, keys: Collection[str]) -> list[str]:
-        """Known keys in the order in which they should run; where nothing is left, by the whole range."""
-        known = sorted(key for key in keys if key in self.whole)
-        return sorted(known, key=lambda key: (-self.left(key), -self.whole[key]))
+        """Known keys, the heaviest range first; that a part of one is done is seen to in the queue."""
+        return sorted((key for key in keys if key in self.whole), key=lambda key: (-self.whole[key], key))
 
     def priority(self, key: str, *, anew: bool = False) -> int:
-        """The order as a whole number, never above 0: what a person ranks 1 or more goes before all of it.
+        """A run's place in the queue, by what is left: a whole number, never above 0.
 
-        anew: see ``left``. Raises KeyError for a range that the catalogue does not have.
+        What a person ranks 1 or more goes before all of it. anew: see ``left``. Raises KeyError for a range
+        that the catalogue does not have.
         """
         left = self.left(key, anew=anew)
         # Published ones come after all others: a backfill over stale ones still has the heaviest first.

@@ -8,7 +8,7 @@ import pytest
 from resources.journal.high_water_mark import HighWaterMark, write_mark
 from sensors.dagster_internals.events import InstanceFacts
 from vlm_assets.assets import fingerprint
-from vlm_assets.automation.retries import ASSETS, _Files, _kept, build_failed_partitions, retry_config
+from vlm_assets.automation.retries import ASSETS, _Files, build_failed_partitions, retry_config
 from vlm_assets.resource_settings import build_gpu
 
 DESCRIPTIONS, EMBEDDINGS = ASSETS
@@ -68,25 +68,6 @@ def test_what_was_made_under_other_settings_is_stale(dataset, files, monkeypatch
     paths.record.unlink()
     paths.record_copy.unlink()
     assert not files.is_stale(DESCRIPTIONS, key), "nothing is recorded as published"
-
-
-def test_an_order_is_kept_for_a_while(dataset):
-    """Ten thousand costs are not added up at each tick; a key that was not known asks anew."""
-    asked = []
-    now = [0.0]
-
-    def order(keys):
-        asked.append(set(keys))
-        return sorted(keys, reverse=True)
-
-    kept = _kept(order, clock=lambda: now[0])
-    assert list(kept({"a", "b", "c"})) == ["c", "b", "a"]
-    assert list(kept({"a", "b"})) == ["b", "a"]
-    assert asked == [{"a", "b", "c"}]
-    kept({"d"})
-    now[0] = 4000.0
-    kept({"d"})
-    assert asked[1:] == [{"d"}, {"d"}]
 
 
 def test_a_recomputation_that_was_cut_short_stays_one():

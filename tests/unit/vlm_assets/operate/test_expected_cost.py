@@ -40,21 +40,22 @@ def test_cost_is_images_shown_of_what_is_not_committed(uneven: Settings, commit)
     assert cost_of(uneven.model_copy(update={"max_images": 20})).whole[HEAVY] == 23
 
 
-def test_order_is_by_what_is_left(uneven: Settings, commit) -> None:
+def test_the_queue_is_ordered_by_what_is_left(uneven: Settings, commit) -> None:
     """The heaviest range goes first; an interrupted one stands where the rest of it belongs."""
     cost = cost_of(uneven)
     assert cost.heaviest_first([LIGHT, MIDDLE, HEAVY, LAST]) == [HEAVY, LAST, MIDDLE, LIGHT]
+    assert sorted(cost.whole, key=cost.priority, reverse=True) == [HEAVY, LAST, MIDDLE, LIGHT]
     commit(uneven, LAST, 1)
-    assert cost.heaviest_first([LIGHT, MIDDLE, HEAVY, LAST]) == [HEAVY, MIDDLE, LAST, LIGHT]
+    assert cost.priority(HEAVY) > cost.priority(MIDDLE) > cost.priority(LAST) == cost.priority(LIGHT)
 
 
-def test_priority_is_the_order_and_never_above_what_a_person_asks_for(uneven: Settings, commit) -> None:
-    """Priorities rank as the order does, below 1; ranges with nothing left come last, heaviest first."""
+def test_priority_is_never_above_what_a_person_asks_for(uneven: Settings, commit) -> None:
+    """Priorities are below 1; ranges with nothing left come last, heaviest first."""
     commit(uneven, HEAVY, 2)
     commit(uneven, LIGHT, 2)
     cost = cost_of(uneven)
     ranked = sorted(cost.whole, key=cost.priority, reverse=True)
-    assert ranked == cost.heaviest_first(cost.whole) == [LAST, MIDDLE, HEAVY, LIGHT]
+    assert ranked == [LAST, MIDDLE, HEAVY, LIGHT]
     assert max(map(cost.priority, ranked)) < 1
 
 
