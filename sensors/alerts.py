@@ -1,16 +1,15 @@
-"""The alerts sensor: every half minute it looks for what a person must know, and tells them.
+"""The alerts sensor: it looks for what a person must know, posts it, and has it delivered.
 
-What lives here: the order of a tick, what is remembered between two, and what is told of results of checks.
-What does not: what is told of runs and sensors (``run_alerts.py``, ``ticks.py``; the other sensors post their
-own), and how it reaches people (``resources/alerts``). A tick that dies anywhere is repeated: ids make that
-harmless.
+What lives here: what is told of checks, runs and the queue. What does not: silent sensors (``ticks.py``),
+what other sensors post themselves, and how alerts reach people (``resources/alerts``). A tick that dies
+anywhere is repeated: the ids of alerts make that harmless.
 """
 
 # No postponed annotations here: Dagster reads a sensor's parameters from its real ones.
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import dagster as dg
@@ -19,132 +18,306 @@ from resources.alerts.alert import DAY_SECONDS, Alert, Message
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.state.database import StateRestoration
-from sensors import run_alerts
 from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.events import FOUND_AT, CheckEvaluation
+from sensors.dagster_internals.runs import UNDER_WAY, RunState
 from sensors.device_health import NONE_LEFT
-from sensors.partition_history import PartitionHistory
+from sensors.partition_history import LOOK_BACK, PartitionHistory
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import ALERTS, ALERTS_SECONDS, Ticks
 
-NAME, INTERVAL_SECONDS = ALERTS, ALERTS_SECONDS
 DELIVERY_SECONDS = 20.0
 """Of a tick, after which a target that hangs is left for the next one. Dagster gives a tick 60."""
 
-RESTORED = "state/database"
-"""Subject of a control state that was damaged or deleted and was put back."""
+STANDSTILL_SECONDS = 900.0
+"""How long runs may wait with none under way: longer than any start or retry takes."""
 
-CHECK_FAILED, CHECK_WARNED = "check_failed", "check_warning"
+CHECK_FAILED, CHECK_WARNED, RUN_FAILED = "check_failed", "check_warning", "run_failed"
+QUEUE_STANDS, RUN_STUCK = "queue_stands", "run_stuck"
 
-_EVENTS_READ_AGAIN = 200
-"""Events that are read again: on Postgres a lower id may become visible after a higher one."""
+QUEUE, RESTORED = "queue", "state/database"
+"""Subjects: the queue that stands; a control state that was damaged or deleted and was put back."""
 
-_RESULTS_AT_ONCE = 5000
 _EXPECTED, _FOUND, _WHAT_TO_DO = "expected", "found", "what to do"
+_JOB = "job"
+_BY_HAND = "The error on the run's page says what to do; then launch it again."
+_TRIED_AGAIN = (
+    "The error on the run's page says what to do. The scheduled re-materialization tries the partition again"
+    " by itself; when it gives up, another alert says so."
+)
 _UNRECORDED_AGAIN_SECONDS = 3600.0
-_REMEMBERED = 100_000
+
+_SETTLED_SECONDS = 3.0
+"""A run is failed a moment before it says whether Dagster retries it."""
+
+_RUNS_LOOK_BACK_SECONDS = 600.0
+_RUNS_FIRST_LOOK_SECONDS = 3600.0
+_QUOTED = 20
+"""Runs of one look whose error is read from their log; a storm's others are told by their partition."""
 
 
 @dataclass(frozen=True)
 class Cursor:
     """How far was looked: the last check result, and the unix second of the last look at runs.
 
-    standing_since: unix second since when runs are queued and none is under way. silent: since when runs of
-    partitions are under way without a heartbeat, by id.
+    still: since which unix second the queue, or a run that was started, does nothing, by subject.
     """
 
     evaluations: int | None = None
     runs: float | None = None
-    standing_since: float | None = None
-    silent: dict[str, float] = field(default_factory=dict)
+    still: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass
 class AlertScan:
-    """Looks for trouble and recoveries, and posts them. assets: the partitioned ones.
+    """Looks for trouble and recoveries, and posts them.
 
-    by_hand: of these, those that nobody tries again but a person.
-    watched: the other sensors and schedules and their intervals in seconds. paused: whether a person has
-    everything stand still, which is then no trouble. working: the runs that have a heartbeat; silence:
-    seconds that one may be under way without.
+    assets: the partitioned ones; by_hand: of these, those that nobody but a person tries again. watched: the
+    other sensors and schedules, and their intervals in seconds. paused: whether a person has everything stand
+    still. working: the runs that have a heartbeat; silence: seconds that one may be under way without.
     """
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        *,
-        assets: Sequence[str],
-        by_hand: Sequence[str] = (),
-        watched: Mapping[str, float],
-        paused: Callable[[], bool],
-        working: Callable[[], Collection[str]],
-        silence: float,
-    ) -> None:
-        self.outbox = outbox
-        self.ticks = Ticks(outbox.state)
-        self._assets = tuple(assets)
-        self._by_hand = frozenset(by_hand)
-        self._watched = watched
-        self._paused = paused
-        self._working = working
-        self._silence = silence
-        self._history = PartitionHistory(assets)
+    outbox: Outbox
+    assets: Sequence[str]
+    watched: Mapping[str, float]
+    paused: Callable[[], bool]
+    working: Callable[[], Collection[str]]
+    silence: float
+    by_hand: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self.ticks = Ticks(self.outbox.state)
+        self._history = PartitionHistory(self.assets)
         self._since: float | None = None
-        # In memory, to save work; after a restart the outbox knows them.
-        self._told_runs: dict[str, None] = {}
+        self._seen_runs: set[str] = set()
 
     def scan(self, dagster: DagsterFacts, cursor: Cursor, *, now: float) -> tuple[Cursor, str]:
         """Post what is new; returns where to go on, and a sentence. Raises ControlStateError."""
         if self._since is None:
             self._since = now
-        # Runs before checks: the checks that a failed run failed for are then among those read.
-        failed, runs = run_alerts.failed_runs(dagster, cursor.runs, now=now)
-        evaluations, until = new_evaluations(dagster, cursor.evaluations, self._assets)
-        found = [alert for one in evaluations if (alert := alert_of(one)) is not None]
-        # A run whose failed check is told, by this process or one before it, is not told too.
-        self._told_runs |= {one.run_id: None for one in evaluations if one.stops and one.run_id}
-        new = [one for one in failed if one.run_id not in self._told_runs]
         opened = self.outbox.open_subjects()
-        if new:
-            refused = {alert.occurrence for alert in opened.values() if alert.kind == CHECK_FAILED}
-            new = [one for one in new if one.run_id not in refused]
-            found += run_alerts.alerts_of(dagster, new, self._history, by_hand=self._by_hand)
-        found += self.ticks.silent_sensors(self._watched, since=self._since, now=now)
-        paused = self._paused()
-        # Told already why nothing is started: the queue waits on purpose.
-        waits = paused or NONE_LEFT in opened
-        queued = 0 if waits else run_alerts.queued_while_nothing_runs(dagster)
-        standing_since = (now if cursor.standing_since is None else cursor.standing_since) if queued else None
-        if standing_since is not None:
-            found += run_alerts.queue_stands(queued, since=standing_since, now=now)
-        # Looked at after the heartbeats: one that begins in between is silent for one look.
-        working = self._working()
-        silent = [] if paused else run_alerts.silent_runs(dagster, working, cursor.silent, now=now)
-        times = {run.run_id: since for run, since in silent}
-        stuck = [(run, since) for run, since in silent if now - since > self._silence]
-        found += [run_alerts.run_stuck(run, since, now=now) for run, since in stuck]
+        # Runs before checks: the checks that a failed run failed for are then among those read.
+        failed = failed_runs(dagster, cursor.runs, now=now)
+        evaluations, until = new_evaluations(dagster, cursor.evaluations, self.assets)
+        # A run that failed for a check is told by that check.
+        told = {one.run_id for one in evaluations if one.stops} | self._seen_runs
+        told |= {alert.occurrence for alert in opened.values() if alert.kind == CHECK_FAILED}
+        found = [alert for one in evaluations if (alert := alert_of(one)) is not None]
+        found += self._of_failed_runs(dagster, [one for one in failed if one.run_id not in told])
+        found += self.ticks.silent_sensors(self.watched, since=self._since, now=now)
+
+        # While everything waits on purpose, that is no trouble, and nothing that stood before is right.
+        waits = self.paused() or NONE_LEFT in opened
+        queued = 0 if waits else queued_while_nothing_runs(dagster)
+        silent = {} if waits else silent_runs(dagster, self.working)
+        standing = [*silent, QUEUE] if queued else silent
+        still = {subject: cursor.still.get(subject, now) for subject in standing}
+        found += [
+            run_stuck(run, still[subject], now=now)
+            for subject, run in silent.items()
+            if now - still[subject] > self.silence
+        ]
+        if queued and now - still[QUEUE] > STANDSTILL_SECONDS:
+            found.append(queue_stands(queued, still[QUEUE], now=now))
+
         posted = self.outbox.post_all(found, once_while_open=True)
         # Told again at every restoration: each is trouble of its own.
-        restorations = self.outbox.state.restorations()
-        posted += self.outbox.post_all(_restored(restorations, now))
-        self._told_runs |= {one.run_id: None for one in failed}
-        while len(self._told_runs) > _REMEMBERED:
-            del self._told_runs[next(iter(self._told_runs))]
+        posted += self.outbox.post_all(_restored(self.outbox.state.restorations(), now))
+        self._seen_runs = {one.run_id for one in failed}
 
         opened = self.outbox.open_subjects()
-        right = passed_again(evaluations) | run_alerts.going_on(opened.values(), times.keys())
-        right |= run_alerts.right_again(dagster, opened.values(), self._history)
-        right |= self.ticks.ticking_again(opened.keys(), now=now)
-        if not queued and not waits:
-            # Where nothing is started on purpose, what stood before has not come right.
-            right[run_alerts.QUEUE] = "Runs are started again, or none waits."
-        right |= {
-            subject: "Nothing more was found since: look at the history if nobody has looked yet."
-            for subject, alert in opened.items()
-            if alert.lasts is not None and now - alert.at >= alert.lasts
-        }
+        right = passed_again(evaluations) | self.ticks.ticking_again(opened.keys(), now=now)
+        right |= self._made_since(dagster, opened.values())
+        for subject, alert in opened.items():
+            if alert.kind in (QUEUE_STANDS, RUN_STUCK) and subject not in still and not waits:
+                right[subject] = "It goes on, or nothing is left to be done."
+            elif alert.lasts is not None and now - alert.at >= alert.lasts:
+                right[subject] = "Nothing more was found since: look at the history if nobody has looked yet."
         over = self.outbox.recovered_all(right, at=now)
-        said = f"{len(posted)} new, {len(over)} right again"
-        return Cursor(evaluations=until, runs=runs, standing_since=standing_since, silent=times), said
+        return Cursor(until, now, still), f"{len(posted)} new, {len(over)} right again"
+
+    def _of_failed_runs(self, dagster: DagsterFacts, failed: Sequence[RunState]) -> Iterator[Alert]:
+        """What a person is told of these runs."""
+        if not failed:
+            return
+        self._history.look(dagster)
+        # A run of a whole job has no selection; what it was to materialize and did not is known all the same.
+        attempted: dict[str, list[str]] = {}
+        for asset in sorted(self.assets):
+            for attempt in self._history.open_attempts[asset].values():
+                attempted.setdefault(attempt.run_id, []).append(asset)
+        selections = dagster.selections([one.run_id for one in failed])
+        for number, run in enumerate(failed):
+            if run.run_id not in selections:
+                continue  # Deleted meanwhile, by hand.
+            job, selected = selections[run.run_id]
+            assets = selected or attempted.get(run.run_id, [])
+            of = [" and ".join(assets) or job, *([run.partition] if run.partition else [])]
+            again = run.partition is not None and not set(assets) & set(self.by_hand)
+            yield Alert(
+                kind=RUN_FAILED,
+                subject="/".join([*(["+".join(assets)] if assets else [_JOB, job]), *of[1:], "run"]),
+                occurrence=run.run_id,
+                severity="error",
+                title=f"Run failed: {' '.join(of)}",
+                partition=run.partition,
+                expected="a run that ends with its output published",
+                found=(dagster.error_of(run.run_id) if number < _QUOTED else None) or "a failed run",
+                next_step=_TRIED_AGAIN if again else _BY_HAND,
+                page=f"runs/{run.run_id}",
+                at=run.ended_at or run.created_at,
+            )
+
+    def _made_since(self, dagster: DagsterFacts, opened: Iterable[Alert]) -> dict[str, str]:
+        """Sentences, by subject, of failed runs whose output was made since."""
+        failed = [alert for alert in opened if alert.kind == RUN_FAILED]
+        if failed:
+            self._history.look(dagster)
+        sentence = "What the run was to make was made since."
+        return {alert.subject: sentence for alert in failed if self._is_made_since(dagster, alert)}
+
+    def _is_made_since(self, dagster: DagsterFacts, alert: Alert) -> bool:
+        first, second, *_ = alert.subject.split("/")
+        names = first.split("+")
+        if alert.partition is not None:
+            if not set(names) <= set(self.assets):
+                names = list(self.assets)  # of a run whose assets were not known: all of them
+            # An attempt after the materialization stands open until the next materialization.
+            made, tried = self._history.materialized, self._history.open_attempts
+            return all(alert.partition in made[name] and alert.partition not in tried[name] for name in names)
+        if first == _JOB:
+            return (dagster.succeeded_at(second) or 0.0) > alert.at
+        known = [dagster.latest_materialization(name) for name in names]
+        return all(one is not None and one[0] > alert.at for one in known)
+
+
+def failed_runs(dagster: DagsterFacts, since: float | None, *, now: float) -> list[RunState]:
+    """Runs that failed since the last look, some of them seen before, of which a person must know.
+
+    Left out: those that were interrupted (they are resumed), and those that Dagster retries by itself.
+    since: unix seconds; None at the very first look, which goes back an hour.
+    """
+    # A clock that was put back hides nothing.
+    start = now - _RUNS_FIRST_LOOK_SECONDS if since is None else min(since, now) - _RUNS_LOOK_BACK_SECONDS
+    return [
+        run
+        for run in dagster.runs_ended_since(start, [dg.DagsterRunStatus.FAILURE])
+        if (run.ended_at is None or run.ended_at <= now - _SETTLED_SECONDS)
+        and run.interrupted_by is None
+        and not run.is_retried_by_dagster
+    ]
+
+
+def new_evaluations(
+    dagster: DagsterFacts, cursor: int | None, assets: Sequence[str]
+) -> tuple[list[CheckEvaluation], int]:
+    """The results since the last look, some of them seen before, and where to go on.
+
+    At the very first look (cursor None): what stands failed now, not what once did. A history that was wiped
+    or lost counts from 1 again: it is looked at as the first time.
+    """
+    newest = dagster.newest_evaluation()
+    if cursor is None or newest < cursor:
+        return list(dagster.latest_failures(assets)), newest
+    return dagster.evaluations_since(cursor, look_back=LOOK_BACK)
+
+
+def alert_of(one: CheckEvaluation) -> Alert | None:
+    """What a person is told of a result; nothing of one that passed."""
+    if one.passed:
+        return None
+    of = f"{one.asset} {one.partition}" if one.partition else one.asset
+    return Alert(
+        kind=CHECK_FAILED if one.stops else CHECK_WARNED,
+        subject=_subject_of(one),
+        # Not the row's number: a database begun anew counts from 1 again.
+        occurrence=one.run_id or one.metadata.get(FOUND_AT) or f"{one.at:.3f}",
+        severity="error" if one.stops else "warning",
+        title=f"{one.check} {'failed' if one.stops else 'warns'}: {of}",
+        partition=one.partition,
+        expected=one.metadata.get(_EXPECTED),
+        found=one.metadata.get(_FOUND) or one.description or None,
+        next_step=one.metadata.get(_WHAT_TO_DO) or "Open the page below: the check says what it found.",
+        page=f"runs/{one.run_id}"
+        if one.run_id
+        else f"assets/{one.asset}?view=checks&checkDetail={one.check}",
+        at=one.at,
+    )
+
+
+def passed_again(evaluations: Iterable[CheckEvaluation]) -> dict[str, str]:
+    """Sentences, by subject, of what passed at its latest result among these."""
+    latest = {_subject_of(one): one for one in sorted(evaluations, key=lambda one: one.storage_id)}
+    return {
+        subject: f"{one.check} passed. {one.description}".strip()
+        for subject, one in latest.items()
+        if one.passed
+    }
+
+
+def _subject_of(one: CheckEvaluation) -> str:
+    """The same check of the same partition, whatever run gave the result."""
+    return "/".join(part for part in (one.asset, one.partition, one.check) if part)
+
+
+def queued_while_nothing_runs(dagster: DagsterFacts) -> int:
+    """How many runs wait although none is under way; 0 where one is."""
+    return 0 if dagster.runs_in(UNDER_WAY) else len(dagster.runs_in([dg.DagsterRunStatus.QUEUED]))
+
+
+def queue_stands(queued: int, since: float, *, now: float) -> Alert:
+    """An alert of runs that have waited since (unix seconds) while none was under way."""
+    return Alert(
+        kind=QUEUE_STANDS,
+        subject=QUEUE,
+        occurrence=f"{since:.0f}",
+        severity="error",
+        title=f"{queued} runs are queued and none is started",
+        expected="a run under way while others wait",
+        found=f"none for {(now - since) / 60:.0f} minutes",
+        next_step=(
+            "`vlm-assets devices` says which devices are left out or held: take one back, or end what holds"
+            " them. With free devices, look at the pool's limit under Deployment > Concurrency: at 0 none"
+            " starts. Else look at the daemon's log and start Dagster again."
+        ),
+        page="runs?q%5B%5D=status%3AQUEUED",
+        at=now,
+    )
+
+
+def silent_runs(dagster: DagsterFacts, working: Callable[[], Collection[str]]) -> dict[str, RunState]:
+    """Runs of partitions that were started and have no heartbeat, by subject; nobody else judges them.
+
+    working: says which runs have a heartbeat.
+    """
+    started = [
+        run
+        for run in dagster.runs_in([dg.DagsterRunStatus.STARTED])
+        if run.partition and (run.is_here or run.ray_job is not None)
+    ]
+    # Heartbeats after runs: a run that begins in between is not silent.
+    beating = working()
+    return {f"runs/{run.run_id}": run for run in started if run.run_id not in beating}
+
+
+def run_stuck(run: RunState, since: float, *, now: float) -> Alert:
+    """An alert of a run whose process lives and that does not work."""
+    return Alert(
+        kind=RUN_STUCK,
+        subject=f"runs/{run.run_id}",
+        occurrence=run.run_id,
+        severity="error",
+        title=f"The run of partition {run.partition} does not begin to work",
+        partition=run.partition,
+        expected="a materialization under way",
+        found=f"a run that was started, and no heartbeat for {(now - since) / 60:.0f} minutes",
+        next_step=(
+            "Open the run: its last event says what it waits for (a model hub, a network disk). Terminate it"
+            " there; what is committed stays, and launched again by hand it goes on."
+        ),
+        page=f"runs/{run.run_id}",
+        at=now,
+    )
 
 
 def _restored(restorations: Sequence[StateRestoration], now: float) -> list[Alert]:
@@ -165,71 +338,6 @@ def _restored(restorations: Sequence[StateRestoration], now: float) -> list[Aler
     ]
 
 
-def new_evaluations(
-    dagster: DagsterFacts, cursor: int | None, assets: Sequence[str]
-) -> tuple[list[CheckEvaluation], int]:
-    """The results since the last look, oldest first, some of them seen before, and where to go on.
-
-    At the very first look (cursor None) of a long history: what stands failed now, not what once did. A
-    history that was wiped or lost counts from 1 again: it is looked at as the first time.
-    """
-    newest = dagster.newest_evaluation()
-    if cursor is None or newest < cursor:
-        found, until = dagster.evaluations_since(0, limit=_RESULTS_AT_ONCE)
-        if until >= newest:
-            return found, until
-        history = PartitionHistory(assets)
-        history.look(dagster)
-        return [one for asset in assets for of in history.failing(asset).values() for one in of], newest
-    found, until = dagster.evaluations_since(cursor, look_back=_EVENTS_READ_AGAIN, limit=_RESULTS_AT_ONCE)
-    before = cursor
-    while until > before:
-        # All of a storm in one tick, so that it is one message.
-        before = until
-        more, until = dagster.evaluations_since(before, limit=_RESULTS_AT_ONCE)
-        found += more
-    return found, until
-
-
-def subject_of(one: CheckEvaluation) -> str:
-    """What a result is about: the same check of the same partition, whatever run gave it."""
-    return "/".join(part for part in (one.asset, one.partition, one.check) if part)
-
-
-def alert_of(one: CheckEvaluation) -> Alert | None:
-    """What a person is told of a result; nothing of one that passed."""
-    if one.passed:
-        return None
-    of = f"{one.asset} {one.partition}" if one.partition else one.asset
-    stops = one.severity == "ERROR"
-    return Alert(
-        kind=CHECK_FAILED if stops else CHECK_WARNED,
-        subject=subject_of(one),
-        # Not the row's number: a database begun anew counts from 1 again.
-        occurrence=one.run_id or one.metadata.get(FOUND_AT) or f"{one.at:.3f}",
-        severity="error" if stops else "warning",
-        title=f"{one.check} {'failed' if stops else 'warns'}: {of}",
-        partition=one.partition,
-        expected=one.metadata.get(_EXPECTED),
-        found=one.metadata.get(_FOUND) or one.description or None,
-        next_step=one.metadata.get(_WHAT_TO_DO) or "Open the page below: the check says what it found.",
-        page=f"runs/{one.run_id}"
-        if one.run_id
-        else f"assets/{one.asset}?view=checks&checkDetail={one.check}",
-        at=one.at,
-    )
-
-
-def passed_again(evaluations: Iterable[CheckEvaluation]) -> dict[str, str]:
-    """Sentences, by subject, of what passed at its latest result among these."""
-    latest = {subject_of(one): one for one in sorted(evaluations, key=lambda one: one.storage_id)}
-    return {
-        subject: f"{one.check} passed. {one.description}".strip()
-        for subject, one in latest.items()
-        if one.passed
-    }
-
-
 def build_alerts_sensor(
     scan: AlertScan,
     delivery: Delivery,
@@ -247,9 +355,9 @@ def build_alerts_sensor(
         # A database that is busy for once is not told.
         if failures > 1 and abs(now - unrecorded_at) > _UNRECORDED_AGAIN_SECONDS:
             unrecorded_at = now
-            title = "Alerts cannot be written down"
             body = f"{error}\nUntil then nothing else is told. Look: `vlm-assets status`."
-            delivery.send_at_once(Message("unwritten", title, body, "failure"), seconds=DELIVERY_SECONDS)
+            message = Message("unwritten", "Alerts cannot be written down", body, "failure")
+            delivery.send_at_once(message, seconds=DELIVERY_SECONDS)
 
     def decide(at: Situation) -> Decided:
         try:
@@ -258,13 +366,12 @@ def build_alerts_sensor(
         except OSError as error:
             noted(error, at.now)
             raise
-        told = delivered.sentence if delivered is not None else "another process is delivering."
-        return Decided(f"{said}; {told}", json.dumps(asdict(cursor)))
+        return Decided(f"{said}; {delivered.sentence}", json.dumps(asdict(cursor)))
 
     return build_sensor(
-        NAME,
+        ALERTS,
         decide,
-        interval_seconds=INTERVAL_SECONDS,
+        interval_seconds=ALERTS_SECONDS,
         description=(
             "Tells a person of failing checks, failed runs and silent sensors, and delivers what the other"
             " sensors have posted: to the targets in VLM_ASSETS_ALERT_TARGETS."

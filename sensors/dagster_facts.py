@@ -95,9 +95,7 @@ class DagsterFacts(Protocol):
     def latest_failures(self, assets: Sequence[str]) -> Iterator[CheckEvaluation]:
         """The latest result of every check and partition where it failed."""
 
-    def evaluations_since(
-        self, cursor: int, *, look_back: int = 0, limit: int = 1000
-    ) -> tuple[list[CheckEvaluation], int]:
+    def evaluations_since(self, cursor: int, *, look_back: int = 0) -> tuple[list[CheckEvaluation], int]:
         """Results of checks after an event's id, and where to go on."""
 
     def restore_results(self, run_ids: Collection[str]) -> list[tuple[str, str, str]]:

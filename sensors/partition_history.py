@@ -14,9 +14,8 @@ from sensors.dagster_facts import DagsterFacts
 if TYPE_CHECKING:
     from sensors.dagster_internals.events import CheckEvaluation, MaterializationEvent
 
-_LOOK_BACK = 200
+LOOK_BACK = 200
 """Events read again at each look: on Postgres a lower id may become visible after a higher one."""
-_EVALUATIONS_AT_ONCE = 5000
 
 
 class PartitionHistory:
@@ -51,18 +50,9 @@ class PartitionHistory:
             for one in dagster.latest_failures(self.assets):
                 self._take(one)
         else:
-            self._look_at_checks(dagster)
-        self._until = newest
-
-    def _look_at_checks(self, dagster: DagsterFacts) -> None:
-        at, look_back = self._until, _LOOK_BACK
-        while True:
-            found, until = dagster.evaluations_since(at, look_back=look_back, limit=_EVALUATIONS_AT_ONCE)
-            for one in found:
+            for one in dagster.evaluations_since(self._until, look_back=LOOK_BACK)[0]:
                 self._take(one)
-            if until == at:
-                return
-            at, look_back = until, 0
+        self._until = newest
 
     def failing(self, asset: str) -> dict[str, list[CheckEvaluation]]:
         """Standing evaluations that stop a partition, by partition."""
@@ -89,7 +79,7 @@ class PartitionHistory:
 
     def _look_at_attempts(self, dagster: DagsterFacts, asset: str) -> None:
         attempts, materialized = self.open_attempts[asset], self.materialized[asset]
-        for one in dagster.materializations_since(asset, self._until - _LOOK_BACK):
+        for one in dagster.materializations_since(asset, self._until - LOOK_BACK):
             if one.is_done:
                 materialized[one.partition] = one.storage_id
                 attempts.pop(one.partition, None)

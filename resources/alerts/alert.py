@@ -1,8 +1,4 @@
-"""An alert, what happens to it, its stable ids, and the words in which it reaches a person.
-
-What does not live here: where alerts are kept (``outbox.py``), what was told already (``delivery.py``), and
-sending (``targets.py``).
-"""
+"""An alert, what happens to it, its stable ids, and the words in which it reaches a person."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ LONGEST_TEXT = 2000
 
 SHOWN = 5
 """How many of a group its message shows."""
-
 
 Severity = Literal["warning", "error"]
 
@@ -91,7 +86,7 @@ class AlertEvent:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> AlertEvent:
-        """What ``as_json`` gave. Version 1 of the tables has the event's id in it too."""
+        """What ``as_json`` gave, of earlier versions too, which had the event's id in it."""
         alert = Alert(**found["alert"])
         return cls(found["what"], alert, found["at"], found["since"], found["sentence"])
 
@@ -117,52 +112,46 @@ class Sender:
     host: str
     address: str | None
 
-    def link(self, alert: Alert) -> str | None:
-        """Where an alert's page is."""
+    def message(self, id_: str, events: Sequence[AlertEvent], count: int) -> Message:
+        """What is said of ``count`` events of a kind. events: the first SHOWN of them."""
+        what, alert = events[0].what, events[0].alert
+        title = alert.title if count == 1 else f"{count} alerts of the kind {alert.kind}"
+        lines = self._of_one(events[0]) if count == 1 else self._of_many(events, count)
+        lines += [f"From: {self.home} on {self.host}", f"Kind: {alert.kind}", f"Id: {id_}"]
+        if what == "raised":
+            type_ = "failure" if any(one.alert.severity == "error" for one in events) else "warning"
+        else:
+            type_ = "success"
+            title = f"{'Right again' if what == 'recovered' else 'Closed by a person'}: {title}"
+        return Message(id_, column(title), column("\n".join(lines)), type_)
+
+    def _of_one(self, event: AlertEvent) -> list[str]:
+        alert = event.alert
+        said = {"Partition": alert.partition}
+        if event.what == "raised":
+            said |= {"Expected": alert.expected, "Found": alert.found, "Next step": alert.next_step}
+            said |= {"Look": self._link(alert), "Since": _clock(alert.at)}
+        else:
+            said |= {"Was": f"{alert.title}, since {_clock(event.since)}", "Now": event.sentence}
+            said |= {"Look": self._link(alert), "At": _clock(event.at)}
+        return [f"{name}: {text}" for name, text in said.items() if text]
+
+    def _of_many(self, events: Sequence[AlertEvent], count: int) -> list[str]:
+        lines = [f"The first {len(events)} of {count}:"]
+        for alert in (event.alert for event in events):
+            found = f": expected {alert.expected}, found {alert.found}" if alert.found else ""
+            lines.append(f"- {alert.title}{found}. {self._link(alert) or ''}".rstrip())
+        lines.append("All of them: `vlm-assets alerts`.")
+        if events[0].what == "raised":
+            lines.append(f"Next step (of the first): {events[0].alert.next_step}")
+        return lines
+
+    def _link(self, alert: Alert) -> str | None:
         if alert.page is None:
             return None
         if self.address is None:
             return f"/{alert.page} in the Dagster UI"
         return f"{self.address.rstrip('/')}/{alert.page}"
-
-    def message(self, id_: str, events: Sequence[AlertEvent], count: int) -> Message:
-        """What is said of ``count`` events of a kind. events: the first SHOWN of them."""
-        first = events[0]
-        title, lines = self._of_one(first) if count == 1 else self._of_many(events, count)
-        if first.what == "raised":
-            is_error = any(event.alert.severity == "error" for event in events)
-            type_ = "failure" if is_error else "warning"
-        else:
-            title, type_ = f"{_ENDS[first.what]}: {title}", "success"
-        lines += [f"From: {self.home} on {self.host}", f"Kind: {first.alert.kind}", f"Id: {id_}"]
-        return Message(id_, column(title), column("\n".join(lines)), type_)
-
-    def _of_one(self, event: AlertEvent) -> tuple[str, list[str]]:
-        alert = event.alert
-        said = {"Partition": alert.partition}
-        if event.what == "raised":
-            said |= {"Expected": alert.expected, "Found": alert.found, "Next step": alert.next_step}
-            said |= {"Look": self.link(alert), "Since": _clock(alert.at)}
-        else:
-            said |= {"Was": f"{alert.title}, since {_clock(event.since)}", "Now": event.sentence}
-            said |= {"Look": self.link(alert), "At": _clock(event.at)}
-        return alert.title, [f"{name}: {text}" for name, text in said.items() if text]
-
-    def _of_many(self, events: Sequence[AlertEvent], count: int) -> tuple[str, list[str]]:
-        alerts = [event.alert for event in events]
-        lines = [f"The first {len(alerts)} of {count}:"]
-        for alert in alerts:
-            found = (
-                f": expected {alert.expected}, found {alert.found}" if alert.expected or alert.found else ""
-            )
-            lines.append(f"- {alert.title}{found}. {self.link(alert) or ''}".rstrip())
-        lines.append("All of them: `vlm-assets alerts`.")
-        if events[0].what == "raised":
-            lines.append(f"Next step (of the first): {alerts[0].next_step}")
-        return f"{count} alerts of the kind {alerts[0].kind}", lines
-
-
-_ENDS = {"recovered": "Right again", "closed": "Closed by a person"}
 
 
 def column(text: str) -> str:

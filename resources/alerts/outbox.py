@@ -1,15 +1,13 @@
 """The outbox: whoever sees trouble posts it here, from any process, and it is durable before that returns.
 
 What lives here: the table ``alert_events``, which is outbox and history in one; what is known, and what is
-open: the subjects whose latest event is no recovery. An event is written together with a row of
-``alert_deliveries`` for each target that is to be told. What does not: telling people (``delivery.py``).
+open: the subjects whose latest event is no recovery. What does not: telling people (``delivery.py``).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -17,7 +15,7 @@ from resources.alerts.alert import DAY_SECONDS, Alert, AlertEvent, Happening, co
 from resources.state.database import ControlState
 from resources.state.tables import alert_deliveries as _deliveries
 from resources.state.tables import alert_events as _events
-from resources.state.tables import alert_targets as _targets
+from resources.state.tables import alert_receivers as _receivers
 
 HISTORY_SECONDS = 90 * DAY_SECONDS
 LONGEST_HISTORY = 20_000
@@ -26,11 +24,8 @@ LONGEST_HISTORY = 20_000
 IS_TOLD = _events.c.what != "again"
 """People are told of the beginning and the end of a trouble, not of its repetitions."""
 
-_PRUNE_SECONDS = DAY_SECONDS
-_IS_OPEN = _events.c.what.in_(("raised", "again"))
-_AT_ONCE = 500
-
-Item = TypeVar("Item")
+_IDS_AT_ONCE = 500
+"""Ids that are asked for by name: a database takes some thousand parameters. For more, all are read."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +42,7 @@ class Outbox:
 
     def __init__(self, state: ControlState) -> None:
         self.state = state
-        self._opened: tuple[object, dict[str, Alert]] = None, {}
+        self._seen: tuple[object, dict[str, AlertEvent]] = None, {}
         self._pruned_at = 0.0
 
     def post(self, alert: Alert) -> bool:
@@ -60,13 +55,23 @@ class Outbox:
         once_while_open: another occurrence of what is open, by an alert of the same kind, is noted and not
         told: whoever tries again by itself would ring the phone at each try.
         """
-        parts = list(_in_parts({alert.id: alert for alert in alerts}.values()))
+        by_id = {alert.id: alert for alert in alerts}
 
         def write(connection: sa.Connection) -> list[Alert]:
-            return [one for part in parts for one in _post(connection, part, once_while_open)]
+            opened = dict(self._open(connection)) if once_while_open else {}
+            events = []
+            for alert in _unknown(connection, by_id):
+                event = AlertEvent("raised", alert, alert.at, alert.at)
+                before = opened.get(alert.subject)
+                if once_while_open and before is not None and before.alert.kind == alert.kind:
+                    event = AlertEvent("again", alert, alert.at, before.since)
+                opened[alert.subject] = event
+                events.append(event)
+            _insert(connection, events)
+            return [event.alert for event in events if event.what == "raised"]
 
         # A look that finds nothing new writes nothing.
-        if self.state.read(lambda connection: all(not _unknown(connection, part) for part in parts)):
+        if not by_id or not self.state.read(lambda connection: _unknown(connection, by_id)):
             return []
         return self.state.write(write)
 
@@ -78,15 +83,18 @@ class Outbox:
         self, seen: Mapping[str, str], *, at: float, what: Happening = "recovered"
     ) -> list[AlertEvent]:
         """Note many recoveries in one transaction: sentences by subject. Returns those that were open."""
-        parts = list(_in_parts(seen.keys() & self.open_subjects().keys()))
 
         def write(connection: sa.Connection) -> list[AlertEvent]:
-            opened = [event for part in parts for event in _open(connection, part)]
-            over = [AlertEvent(what, one.alert, at, one.since, seen[one.alert.subject]) for one in opened]
+            opened = self._open(connection)
+            over = [
+                AlertEvent(what, one.alert, at, one.since, seen[subject])
+                for subject, one in opened.items()
+                if subject in seen
+            ]
             _insert(connection, over)
             return over
 
-        return self.state.write(write) if parts else []
+        return self.state.write(write) if seen.keys() & self.open_subjects().keys() else []
 
     def close(self, name: str, *, sentence: str, at: float) -> Alert:
         """A person says that an alert is over: noted as that, durably, and told as a recovery is.
@@ -103,19 +111,20 @@ class Outbox:
 
     def open_subjects(self) -> dict[str, Alert]:
         """What is wrong and not right again: each subject's latest alert, oldest first."""
-        newest = sa.select(_events.c.seq, _events.c.id).order_by(_events.c.seq.desc()).limit(1)
+        return {subject: event.alert for subject, event in self.state.read(self._open).items()}
+
+    def _open(self, connection: sa.Connection) -> dict[str, AlertEvent]:
+        """The latest event of each open subject, oldest first; it is only read again after a new event."""
         # Looked at once: another thread may put an older look in its place.
-        before = self._opened
-
-        def read(connection: sa.Connection) -> tuple[object, dict[str, Alert]]:
-            row = connection.execute(newest).first()
-            # Whatever changes what is open adds an event.
-            if row is None or row == before[0]:
-                return row, before[1] if row else {}
-            return row, {event.alert.subject: event.alert for event in _open(connection)}
-
-        self._opened = opened = self.state.read(read)
-        return dict(opened[1])
+        seen = self._seen
+        newest = connection.execute(
+            sa.select(_events.c.seq, _events.c.id).order_by(_events.c.seq.desc()).limit(1)
+        ).first()
+        if newest != seen[0]:
+            query = sa.select(_events.c.event).where(_events.c.seq.in_(_latest_open()))
+            events = map(AlertEvent.from_json, connection.scalars(query.order_by(_events.c.seq)))
+            self._seen = seen = newest, {event.alert.subject: event for event in events}
+        return seen[1]
 
     def recent(self, count: int) -> list[AlertEvent]:
         """The last events that were told, oldest first."""
@@ -128,7 +137,7 @@ class Outbox:
 
         Old ones that some target was never told go too, for it may be down for good: an alert says how many.
         """
-        if abs(now - self._pruned_at) < _PRUNE_SECONDS:
+        if abs(now - self._pruned_at) < DAY_SECONDS:
             return
         newest = sa.select(sa.func.max(_events.c.seq)).scalar_subquery()
         is_old = (_events.c.at < now - HISTORY_SECONDS) | (_events.c.seq <= newest - LONGEST_HISTORY)
@@ -140,66 +149,41 @@ class Outbox:
             connection.execute(_deliveries.delete().where(_deliveries.c.seq.in_(old)))
             connection.execute(_events.delete().where(_events.c.seq.in_(old)))
 
-        rows, count = self.state.read(lambda connection: (connection.scalar(old), connection.scalar(lost)))
+        first, count = self.state.read(lambda connection: (connection.scalar(old), connection.scalar(lost)))
         if count:
+            said = f"{count} alerts and recoveries, over by now, were deleted before every target was told"
+            _log.error("%s. See the targets in `vlm-assets alerts`.", said)
+            never_told = Alert(
+                kind="alerts_not_told",
+                subject="alerts/not told",
+                occurrence=f"{now:.0f}",
+                severity="error",
+                title=said,
+                next_step=(
+                    "`vlm-assets alerts` says which target is down, `vlm-assets alerts test` what it answers."
+                    " Put it right, or take it out of VLM_ASSETS_ALERT_TARGETS."
+                ),
+                lasts=DAY_SECONDS,
+                at=now,
+            )
             # Told first: a kill in between tells it twice, not never.
-            self.post_all([_never_told(count, now)], once_while_open=True)
-        if rows is not None:
+            self.post_all([never_told], once_while_open=True)
+        if first is not None:
             self.state.write(delete)
         self._pruned_at = now
 
 
-def _never_told(count: int, now: float) -> Alert:
-    said = f"{count} alerts and recoveries, over by now, were deleted before every target was told of them"
-    _log.error("%s. See the targets in `vlm-assets alerts`.", said)
-    return Alert(
-        kind="alerts_not_told",
-        subject="alerts/not told",
-        occurrence=f"{now:.0f}",
-        severity="error",
-        title=said,
-        next_step=(
-            "`vlm-assets alerts` says which target is down, `vlm-assets alerts test` what it answers. Put it"
-            " right, or take it out of VLM_ASSETS_ALERT_TARGETS."
-        ),
-        lasts=DAY_SECONDS,
-        at=now,
-    )
+def _unknown(connection: sa.Connection, by_id: Mapping[str, Alert]) -> list[Alert]:
+    query = sa.select(_events.c.id)
+    if len(by_id) <= _IDS_AT_ONCE:
+        query = query.where(_events.c.id.in_(by_id))
+    known = set(connection.scalars(query))
+    return [alert for id_, alert in by_id.items() if id_ not in known]
 
 
-def _post(connection: sa.Connection, alerts: Sequence[Alert], once_while_open: bool) -> list[Alert]:
-    """Note those that are not known. Returns those that are told."""
-    new = _unknown(connection, alerts)
-    opened = {event.alert.subject: event for event in _open(connection, [one.subject for one in new])}
-    events = []
-    for alert in new:
-        standing = opened.get(alert.subject)
-        event = AlertEvent("raised", alert, alert.at, alert.at)
-        if once_while_open and standing is not None and standing.alert.kind == alert.kind:
-            event = AlertEvent("again", alert, alert.at, standing.since)
-        opened[alert.subject] = event
-        events.append(event)
-    _insert(connection, events)
-    return [event.alert for event in events if event.what == "raised"]
-
-
-def _unknown(connection: sa.Connection, alerts: Sequence[Alert]) -> list[Alert]:
-    known = sa.select(_events.c.id).where(_events.c.id.in_([alert.id for alert in alerts]))
-    found = set(connection.scalars(known))
-    return [alert for alert in alerts if alert.id not in found]
-
-
-def _open(connection: sa.Connection, subjects: Iterable[str] | None = None) -> list[AlertEvent]:
-    """The latest event of each open subject, or of those of ``subjects`` that are open, oldest first."""
-    query = sa.select(_events.c.event).where(_events.c.seq.in_(_latest_open(subjects)))
-    return [AlertEvent.from_json(row) for row in connection.scalars(query.order_by(_events.c.seq))]
-
-
-def _latest_open(subjects: Iterable[str] | None = None) -> sa.Select[tuple[int]]:
+def _latest_open() -> sa.Select[tuple[int]]:
     latest = sa.select(sa.func.max(_events.c.seq)).group_by(_events.c.subject)
-    if subjects is not None:
-        latest = latest.where(_events.c.subject.in_([column(one) for one in subjects]))
-    return sa.select(_events.c.seq).where(_events.c.seq.in_(latest), _IS_OPEN)
+    return sa.select(_events.c.seq).where(_events.c.seq.in_(latest), _events.c.what.in_(("raised", "again")))
 
 
 def _insert(connection: sa.Connection, events: Sequence[AlertEvent]) -> None:
@@ -219,13 +203,6 @@ def _insert(connection: sa.Connection, events: Sequence[AlertEvent]) -> None:
         for event in events
     ]
     connection.execute(_events.insert(), rows)
-    told = sa.select(_targets.c.key, _events.c.seq).join_from(_targets, _events, sa.true())
+    told = sa.select(_receivers.c.target, _events.c.seq).join_from(_receivers, _events, sa.true())
     told = told.where(_events.c.seq > newest, IS_TOLD)
     connection.execute(_deliveries.insert().from_select(["target", "seq"], told))
-
-
-def _in_parts(values: Iterable[Item]) -> Iterator[list[Item]]:
-    """Databases take some thousand parameters in one statement."""
-    every = list(values)
-    for start in range(0, len(every), _AT_ONCE):
-        yield every[start : start + _AT_ONCE]

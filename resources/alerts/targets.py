@@ -13,9 +13,9 @@ import hashlib
 import json
 import logging
 import re
+import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -90,34 +90,33 @@ def sending(target: Target, *, seconds: float) -> Iterator[Callable[[Message], s
 
     seconds: for all messages together; then what hangs is ended.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__],
+    with subprocess.Popen(
+        [sys.executable, "-m", __name__, str(seconds)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=_CHECKOUT,
         text=True,
-    )
-    timer = threading.Timer(max(0.0, seconds), process.kill)
-    timer.start()
-
-    def send(message: Message) -> str | None:
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        try:
-            # Not in its arguments, which every user of the machine can read.
-            print(json.dumps({"url": target.url, **asdict(message)}), file=process.stdin, flush=True)
-            said: str | None = json.loads(process.stdout.readline())
-        except (OSError, ValueError):
-            return "no answer in time"
-        return said
+        orders, answers = process.stdin, process.stdout
 
-    try:
-        yield send
-    finally:
-        timer.cancel()
-        process.kill()
-        process.communicate()
+        def send(message: Message) -> str | None:
+            try:
+                # Not in its arguments, which every user of the machine can read.
+                print(json.dumps({"url": target.url, **asdict(message)}), file=orders, flush=True)
+                said: str | None = json.loads(answers.readline())
+            except (OSError, ValueError):
+                return "no answer in time"
+            return said
+
+        try:
+            yield send
+        finally:
+            process.kill()
+            with contextlib.suppress(OSError):
+                orders.close()  # What it was not told any more cannot be flushed.
 
 
 def scrubbed(text: str, url: str) -> str:
@@ -133,6 +132,8 @@ def scrubbed(text: str, url: str) -> str:
 
 def _send_what_is_ordered() -> None:
     """The process of its own: an answer for each line of its input, null or what the target said."""
+    # A plugin that hangs ends it, whatever has become of its parent.
+    signal.setitimer(signal.ITIMER_REAL, max(0.001, float(sys.argv[1])))
     import apprise
 
     # A plugin that prints must not answer.

@@ -213,17 +213,14 @@ class _SqliteStore:
         """More than the pages: the schema's version, every sealed row, and that no copy knows more."""
         path = self._file.path
         changes = changes_of(connection)
-        version = int(connection.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()[0])
-        if version > tables.VERSION:
-            raise ControlStateError(
-                f"{path} was written by a newer version of this program (schema {version}; this one knows"
-                f" {tables.VERSION}). Install that version again; nothing was changed."
-            )
-        if version < tables.VERSION:
-            # Tables were only added since.
+        if _sqlite_version(connection, path) < tables.VERSION:
             connection.execute("BEGIN IMMEDIATE")
-            create_tables(connection, tables.metadata)
-            connection.execute("UPDATE meta SET value = ? WHERE name = 'version'", (str(tables.VERSION),))
+            # Another process may have done it while this one waited.
+            if _sqlite_version(connection, path) < tables.VERSION:
+                create_tables(connection, tables.metadata)
+                for statement in tables.BRING_UP_TO_DATE:
+                    connection.execute(statement)
+                connection.execute("UPDATE meta SET value = ? WHERE name = 'version'", (str(tables.VERSION),))
             connection.execute("COMMIT")
         check_seals(connection, tables.metadata, path)
         for copy in self._copies.listed():
@@ -368,12 +365,10 @@ class _PostgresStore:
         version = connection.execute(query).scalar()
         if version is None:
             connection.execute(tables.meta.insert().values(name="version", value=str(tables.VERSION)))
-        elif int(version) > tables.VERSION:
-            raise ControlStateError(
-                f"The database of VLM_ASSETS_STATE_URL was written by a newer version of this program (schema"
-                f" {version}; this one knows {tables.VERSION}). Install that version; nothing was changed."
-            )
-        elif int(version) < tables.VERSION:
+            return
+        if _checked_version(version, "The database of VLM_ASSETS_STATE_URL") < tables.VERSION:
+            for statement in tables.BRING_UP_TO_DATE:
+                connection.execute(sa.text(statement))
             its = tables.meta.update().where(tables.meta.c.name == "version")
             connection.execute(its.values(value=str(tables.VERSION)))
 
@@ -415,6 +410,24 @@ def _empty(wanted: sa.MetaData) -> sa.Engine:
     engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
     wanted.create_all(engine)
     return engine
+
+
+def _sqlite_version(connection: sqlite3.Connection, path: Path) -> int:
+    found = connection.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()[0]
+    return _checked_version(found, str(path))
+
+
+def _checked_version(found: str, place: str) -> int:
+    """The version of a schema. Raises ControlStateError where this program does not know that version."""
+    version = int(found)
+    if not tables.VERSION - 1 <= version <= tables.VERSION:
+        other = "a newer version" if version > tables.VERSION else "too old a version"
+        raise ControlStateError(
+            f"{place} was written by {other} of this program (schema {version}; this one reads"
+            f" {tables.VERSION - 1} and {tables.VERSION}). Install the version that wrote it, or one in"
+            " between; nothing was changed."
+        )
+    return version
 
 
 def _when(at: float) -> str:

@@ -9,8 +9,14 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-VERSION = 2
-"""Of this schema. A database with a newer one is refused; one with an older one is brought up to date."""
+VERSION = 3
+"""Of this schema. A database of the version before is brought up to date; any other is refused."""
+
+BRING_UP_TO_DATE = (
+    "INSERT INTO alert_receivers (target, due) SELECT key, 0 FROM alert_targets",
+    "DROP TABLE alert_targets",
+)
+"""What turns version 2 into this one, after the tables that are new were created."""
 
 metadata = sa.MetaData()
 """What must not be lost."""
@@ -144,17 +150,13 @@ alert_events = sa.Table(
     comment="Outbox and history in one: see resources/alerts/outbox.py",
 )
 
-alert_targets = sa.Table(
-    "alert_targets",
+alert_receivers = sa.Table(
+    "alert_receivers",
     metadata,
-    sa.Column("key", sa.Text, primary_key=True),
-    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("target", sa.Text, primary_key=True),
     sa.Column("due", sa.Double, nullable=False, server_default="0"),
-    sa.Column("busy_until", sa.Double, nullable=False, server_default="0"),
-    sa.Column("busy", sa.JSON),
     _seal(),
-    comment="Whom alerts are sent to. tries: how often in a row it was down; due: until then it is left"
-    " alone; busy: the process that tells it until busy_until. See resources/alerts/delivery.py",
+    comment="Whom alerts are sent to. due: until then it is left alone with the message that it was sent",
 )
 
 alert_deliveries = sa.Table(
@@ -167,7 +169,7 @@ alert_deliveries = sa.Table(
     sa.Column("told_at", sa.Double),
     _seal(),
     comment="An event for each target that is to be told. message: the id under which it is told, null before"
-    " a message was made; tries: how often that was refused; told_at: null until the target took it",
+    " a message was made; tries: how often that was sent; told_at: null until the target took it",
 )
 
 workers = sa.Table(

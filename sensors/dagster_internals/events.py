@@ -120,17 +120,14 @@ class InstanceFacts(InstanceRuns):
         """Tell Dagster of a materialization that no run made."""
         self.instance.report_runless_asset_event(found)
 
-    def evaluations_since(
-        self, cursor: int, *, look_back: int = 0, limit: int = 1000
-    ) -> tuple[list[CheckEvaluation], int]:
+    def evaluations_since(self, cursor: int, *, look_back: int = 0) -> tuple[list[CheckEvaluation], int]:
         """Check results written after ``cursor`` (0: from the start), oldest first, and where to go on.
 
-        Reads ``limit`` rows at most; an unreadable one gives no result. There are no more where it is to go
-        on from ``cursor`` itself. A result has its id from when it came, not from when its check was planned.
-        ``look_back`` reads that many ids before the cursor again: on Postgres they may have become visible
-        since; keep what was seen.
+        An unreadable row gives no result. A result has its id from when it came, not from when its check was
+        planned. ``look_back`` reads that many ids before the cursor again: on Postgres they may have become
+        visible since; keep what was seen.
         """
-        rows = self._rows_of_evaluations(cursor - look_back, limit)
+        rows = self._rows_of_evaluations(cursor - look_back)
         found = [one for row in rows if (one := _evaluation(row)) is not None]
         return found, max([cursor, *(row["id"] for row in rows)])
 
@@ -217,7 +214,7 @@ class InstanceFacts(InstanceRuns):
                     restored.append((found.asset_key.to_user_string(), found.check_name, row["partition"]))
         return restored
 
-    def _rows_of_evaluations(self, after: int, limit: int) -> Sequence[Row]:
+    def _rows_of_evaluations(self, after: int) -> Sequence[Row]:
         import sqlalchemy as db
 
         events = event_table()
@@ -228,7 +225,6 @@ class InstanceFacts(InstanceRuns):
                 events.c.id > after,
             )
             .order_by(events.c.id)
-            .limit(limit)
         )
         return events_where(self.instance, query)
 

@@ -1,7 +1,7 @@
 """Runs by the rows of Dagster's tables: their states, processes and places in pools, and ending one.
 
 What lives here: reading many runs at once, without a body, and what is told of one. What does not: what
-follows from it (``failed_partitions.py``, ``cancels.py``, ``reconciliation.py``, ``run_alerts.py``). The
+follows from it (``failed_partitions.py``, ``cancels.py``, ``reconciliation.py``, ``alerts.py``). The
 public calls deserialize each run, which costs seconds a tick where ten thousand have failed.
 
 Checked with dagster 1.13.27. Not public: the tables of runs and of their tags; the tags

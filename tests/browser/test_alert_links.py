@@ -6,9 +6,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from resources.state.database import open_state
-from sensors.alerts import alert_of
+from sensors.alerts import alert_of, queue_stands
 from sensors.dagster_internals.events import CheckEvaluation
-from sensors.run_alerts import queue_stands
 from sensors.ticks import Ticks
 
 pytestmark = pytest.mark.timeout(600)
@@ -22,7 +21,7 @@ def test_the_links_lead_to_the_queue_the_check_the_sensors_and_the_daemon(desk, 
     ticks = Ticks(open_state(tmp_path))
     ticks.record("published_file_drift", 1.0)
     (silent,) = ticks.silent_sensors({"published_file_drift": 60.0}, since=0.0, now=1e6)
-    (stands,) = queue_stands(3, since=0.0, now=1e6)
+    stands = queue_stands(3, 0.0, now=1e6)
     shown = {
         stands: "View queue configuration",
         alert_of(drift): "The file on disk is what was published last",

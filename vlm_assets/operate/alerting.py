@@ -23,8 +23,8 @@ from vlm_assets.operate.terminal import app as commands
 from vlm_assets.resource_settings import control_state
 from vlm_assets.settings import PREFIX, Settings, SettingsError
 
-_SECONDS = 30.0
-"""For all targets together, after which those that hang are given up."""
+_SECONDS = 20.0
+"""After which a target that hangs is given up."""
 
 Limit = Annotated[int, typer.Option(min=1, help="How many of each list.")]
 
@@ -84,10 +84,10 @@ def alerts(context: typer.Context, home: Home = None, limit: Limit = 20, as_json
         say(f"{_clock(event.at)}  {_SIGNS[event.what]}{event.alert.kind}  {event.alert.title}")
     say("")
     for name, (untold, tries) in delivery.backlog().items():
-        down = f", down at the last {tries} tries" if tries else ""
-        say(f"{name}: {untold} to tell{down}")
+        tried = f", tried up to {tries} times" if tries else ""
+        say(f"{name}: {untold} to tell{tried}")
     if not delivery.targets:
-        say("No targets are set (VLM_ASSETS_ALERT_TARGETS): nobody is told but who looks here.")
+        say(_NO_TARGETS)
 
 
 @app.command(epilog="vlm-assets alerts test")
@@ -96,11 +96,7 @@ def test(home: Home = None) -> None:
     current = chosen_settings(home)
     delivery = build_delivery(current)
     if not delivery.targets:
-        say(
-            "No targets are set: alerts only stand here. Set VLM_ASSETS_ALERT_TARGETS,"
-            " e.g. mailto://USER:PASSWORD@HOST, slack://TOKENS or json://HOST/PATH;"
-            " https://appriseit.com/services/ lists them."
-        )
+        say(_NO_TARGETS)
         raise typer.Exit(1)
     answers = delivery.send_trial(pages_address(current), seconds=_SECONDS)
     for target, said in answers:
@@ -137,16 +133,18 @@ def deliver(home: Home = None) -> None:
     now = time.time()
     silent = Ticks(delivery.outbox.state).silence(now=now)
     if silent is not None:
+        say(f"{silent.title}: {silent.found}.")
         delivery.outbox.post(silent)
     done = delivery.deliver(now=now, seconds=_SECONDS, address=pages_address(current))
-    if silent is not None:
-        say(f"{silent.title}: {silent.found}.")
-    if done is None:
-        say("Another process is delivering.")
-        return
     say(done.sentence)
     raise typer.Exit(1 if done.troubles else 0)
 
+
+_NO_TARGETS = (
+    "No targets are set: alerts are only shown here. Set VLM_ASSETS_ALERT_TARGETS, e.g."
+    " mailto://USER:PASSWORD@HOST, slack://TOKENS or json://HOST/PATH; https://appriseit.com/services/ lists"
+    " them."
+)
 
 _SIGNS = {"raised": "      ", "recovered": "right ", "closed": "closed "}
 

@@ -208,12 +208,10 @@ class DagsterInMemory:
         latest = {(one.asset, one.check, one.partition): one for one in self.evaluations}
         return (one for one in latest.values() if one.asset in assets and not one.passed)
 
-    def evaluations_since(
-        self, cursor: int, *, look_back: int = 0, limit: int = 1000
-    ) -> tuple[list[CheckEvaluation], int]:
+    def evaluations_since(self, cursor: int, *, look_back: int = 0) -> tuple[list[CheckEvaluation], int]:
         """Results after an id, and where to go on."""
         first = bisect_right(self.evaluations, cursor - look_back, key=lambda one: one.storage_id)
-        found = self.evaluations[first : first + limit]
+        found = self.evaluations[first:]
         return found, max([cursor, *(one.storage_id for one in found)])
 
     def restore_results(self, run_ids: Collection[str]) -> list[tuple[str, str, str]]:

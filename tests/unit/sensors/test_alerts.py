@@ -11,9 +11,8 @@ from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.outbox import Outbox
 from resources.state.database import ControlState
 from resources.state.pause import pause
-from sensors.alerts import RESTORED, AlertScan, Cursor
+from sensors.alerts import RESTORED, STANDSTILL_SECONDS, AlertScan, Cursor
 from sensors.device_health import NONE_LEFT
-from sensors.run_alerts import STANDSTILL_SECONDS
 from sensors.ticks import Ticks
 from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 
@@ -78,7 +77,7 @@ def test_runs_that_wait_while_none_is_under_way_are_told_once_and_not_in_a_pause
     assert events == []
     paused = True
     cursor, events = told(cursor, NOW + 2000)
-    assert (cursor.standing_since, events) == (None, [])
+    assert (cursor.still, events) == ({}, [])
     paused = False
     cursor, events = told(cursor, NOW + 2020)
     cursor, events = told(cursor, NOW + 2020 + STANDSTILL_SECONDS + 1)

@@ -3,7 +3,7 @@
 import dagster as dg
 import sqlalchemy as db
 
-from sensors import alerts, partition_history
+from sensors.alerts import new_evaluations
 from sensors.dagster_internals.dagster_tables import event_table, of_events
 from sensors.dagster_internals.events import InstanceFacts
 from sensors.partition_history import PartitionHistory
@@ -60,10 +60,8 @@ def test_a_check_that_was_only_planned_hides_no_failure(orchestrator):
     assert set(first.failing("first")) == {"a"}
 
 
-def test_a_result_that_cannot_be_read_hides_no_other(orchestrator, monkeypatch):
-    """More results than are read at once, one of them no result: all that come after it count."""
-    monkeypatch.setattr(partition_history, "_EVALUATIONS_AT_ONCE", 2)
-    monkeypatch.setattr(alerts, "_RESULTS_AT_ONCE", 2)
+def test_a_result_that_cannot_be_read_hides_no_other(orchestrator):
+    """A row of the database is damaged: all that come after it count."""
     kept = PartitionHistory(["first"])
     evaluate(orchestrator, "a", passed=True)
     kept.look(orchestrator.dagster)
@@ -77,5 +75,5 @@ def test_a_result_that_cannot_be_read_hides_no_other(orchestrator, monkeypatch):
         connection.commit()
     kept.look(orchestrator.dagster)
     assert set(kept.failing("first")) == {"c", "d", "e", "f"}
-    found, _ = alerts.new_evaluations(InstanceFacts(orchestrator.instance), cursor, ["first"])
+    found, _ = new_evaluations(InstanceFacts(orchestrator.instance), cursor, ["first"])
     assert {one.partition for one in found if not one.passed} == {"c", "d", "e", "f"}

@@ -29,10 +29,12 @@ class Posters:
     def __init__(self, server, url: str) -> None:
         self.server, self.url = server, url
         self.new_home = server.new_home
+        self.started = 0
 
     def run(self, home: Path, **order) -> Outcome:
-        """Run one process on a home; the order is alert_process.py's."""
-        answer = self.server.ask(home=str(home), url=self.url, **order)
+        """Run one process on a home, an hour after the last; the order is alert_process.py's."""
+        self.started += 1
+        answer = self.server.ask(home=str(home), url=self.url, ahead=3600.0 * self.started, **order)
         outcome = Outcome(answer["killed"])
         for said in answer["said"]:
             for name, value in said.items():

@@ -76,12 +76,12 @@ class Raced(Outbox):
     older = None
 
     @property
-    def _opened(self):
+    def _seen(self):
         found, self.kept, self.older = self.kept, self.older or self.kept, None
         return found
 
-    @_opened.setter
-    def _opened(self, opened) -> None:
+    @_seen.setter
+    def _seen(self, opened) -> None:
         self.kept = opened
 
 

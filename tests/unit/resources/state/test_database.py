@@ -264,13 +264,31 @@ def test_an_older_schema_is_brought_up_to_date_and_loses_nothing(directory):
     """After an upgrade what was paused is paused: a table that the older program had not is no damage."""
     state = ControlState(directory)
     note_cancel(state, "a")
-    older = tables.meta.update().where(tables.meta.c.name == "version").values(value="1")
-    state.write(lambda connection: (connection.execute(older), tables.alert_targets.drop(connection)))
+    state.write(as_version_2)
     closed(state)
     state = ControlState(directory)
-    state.write(lambda connection: connection.execute(tables.alert_targets.insert().values(key="x")))
-    assert cancelled(ControlState(directory)) == {"a"}
+    assert cancelled(state) == {"a"}
+    query = sa.select(tables.alert_receivers.c.target, tables.alert_receivers.c.due)
+    assert state.read(lambda connection: connection.execute(query).all()) == [("x", 0.0)]
     assert state.restorations() == []
+
+
+def test_a_schema_of_two_versions_ago_is_refused(directory):
+    """A version in between takes it over; this one would guess."""
+    state = ControlState(directory)
+    note_cancel(state, "a")
+    older = tables.meta.update().where(tables.meta.c.name == "version").values(value=str(tables.VERSION - 2))
+    state.write(lambda connection: connection.execute(older))
+    with pytest.raises(ControlStateError, match="too old a version"):
+        cancelled(ControlState(directory))
+
+
+def as_version_2(connection):
+    """What the version before made of these tables."""
+    tables.alert_receivers.drop(connection)
+    connection.execute(sa.text("CREATE TABLE alert_targets (key TEXT PRIMARY KEY, busy JSON, seal TEXT)"))
+    connection.execute(sa.text("INSERT INTO alert_targets (key) VALUES ('x')"))
+    connection.execute(tables.meta.update().where(tables.meta.c.name == "version").values(value="2"))
 
 
 def test_heartbeats_that_do_not_read_are_begun_anew(directory):

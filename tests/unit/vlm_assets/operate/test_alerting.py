@@ -149,7 +149,7 @@ def test_deliver_says_by_its_exit_code_that_something_waits(home, outbox, told):
     outbox.post(alert(0))
     said = run("deliver")
     assert said.exit_code == 1
-    assert "target 1 (json) did not take 1 messages" in said.output
+    assert "target 1 (json) did not take a message" in said.output
     assert SECRET not in said.output
 
 
