@@ -150,6 +150,8 @@ class AlertScan:
         for number, run in enumerate(failed):
             if run.run_id not in selections:
                 continue  # Deleted meanwhile, by hand.
+            if run.partition is not None and run.run_id not in attempted:
+                continue  # Its partition was tried again since, or nothing of it is missing.
             job, selected = selections[run.run_id]
             assets = selected or attempted.get(run.run_id, [])
             of = [" and ".join(assets) or job, *([run.partition] if run.partition else [])]

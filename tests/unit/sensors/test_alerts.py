@@ -158,6 +158,16 @@ def test_a_failed_run_is_told_once_and_is_over_with_the_next_materialization(ben
     assert told(20) == ["recovered"]
 
 
+def test_of_the_failed_runs_of_a_partition_the_latest_is_told(bench):
+    """After a daemon was down, a run that was tried again since is no trouble of its own."""
+    first, last = (bench.dagster.launch(KEY, ["rows"]) for _ in range(2))
+    for run_id in (first, last):
+        bench.dagster.change(run_id, S.FAILURE)
+    bench.clock.now += 20
+    bench.scan(assets=["rows"]).scan(bench.dagster, Cursor(), now=bench.clock.now)
+    assert [one.alert.occurrence for one in bench.outbox.recent(9)] == [last]
+
+
 def test_a_failed_run_that_nobody_else_tries_again_says_so(bench):
     """What only a person launches is not left to a schedule; it is over with its result all the same."""
     scan = bench.scan(assets=["rows", "models"], by_hand=["models"])
