@@ -14,7 +14,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -108,11 +108,21 @@ class Beat:
     committed: int
     changed_at: float
 
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """Run, asset and host."""
+        return self.run_id, self.asset, self.host
+
+    @property
+    def rows(self) -> int:
+        """Rows that it has, committed or not."""
+        return self.restored + self.computed
+
 
 class Cluster:
-    """Three machines and what they share; a context manager, in which all of it runs."""
+    """Machines and what they share; a context manager, in which all of it runs."""
 
-    def __init__(self, folder: Path, *, machines: int = 3) -> None:
+    def __init__(self, folder: Path, *, machines: int) -> None:
         self.folder = folder
         self.logs = folder / "logs"
         self.password = secrets.token_urlsafe(16)
@@ -126,6 +136,8 @@ class Cluster:
         self.ids: list[str] = []
         self.beats: dict[tuple[str, str, str], Beat] = {}
         """The last heartbeat of each run, asset and host, the dead ones' too."""
+        self.rows_at: dict[tuple[str, str, str], list[tuple[float, int]]] = {}
+        """What each of them said before: when, and how many rows it had."""
         self._stack = ExitStack()
         self._over = threading.Event()
 
@@ -133,6 +145,15 @@ class Cluster:
     def head(self) -> Machine:
         """The machine where Dagster and Ray's head run; it takes partitions too."""
         return self.machines[0]
+
+    @property
+    def at_risk(self) -> Sequence[Machine]:
+        """Machines that may be struck now: never the head."""
+        return self.machines[1:]
+
+    def is_done(self, partition: str) -> bool:
+        """Whether it is known here that the round has nothing left to do for a partition."""
+        return False
 
     def __enter__(self) -> Self:
         self.logs.mkdir()
@@ -153,7 +174,7 @@ class Cluster:
     ) -> None:
         self._stack.close()
 
-    def _environment(self, machine: Machine) -> Mapping[str, str]:
+    def _environment(self, machine: Machine) -> dict[str, str]:
         """All that its programs see; nothing of what this process was given but where programs are."""
         place = machine.place
         return {
@@ -171,6 +192,18 @@ class Cluster:
 
     def begin(self, *, properties: int, range_size: int, seed: int) -> None:
         """Render the example, put its images into the store, take it into the catalogue, and start it all."""
+        listing = self._fill_store(properties, seed)
+        self.start_node(self.head)
+        self._ingest(listing, range_size)
+        for machine in self.machines[1:]:
+            self.start_node(machine)
+        log = self.logs / "serve.log"
+        self.head.popen(*_SERVICE, _PROGRAM, "serve", log=log)
+        self._wait("Schedules, sensors and alerts are on", log)
+        self._begin_to_listen()
+
+    def _fill_store(self, properties: int, seed: int) -> Path:
+        """Render the example and put its images into the store; gives the listing."""
         listing = write_example(self.folder, properties=properties, seed=seed)
         self.ids = [json.loads(line)["property_id"] for line in listing.read_text().splitlines()]
         client = self.store.client()
@@ -184,22 +217,13 @@ class Cluster:
                 for path in images
             ]:
                 done.result()
-        self.start_node(self.head)
-        command = (
-            "ingest",
-            listing,
-            "--image-root",
-            f"s3://{_IMAGES}",
-            "--range-size",
-            str(range_size),
-            "--close",
-        )
-        self.ask(*command)
-        for machine in self.machines[1:]:
-            self.start_node(machine)
-        log = self.logs / "serve.log"
-        self.head.popen(*_SERVICE, _PROGRAM, "serve", log=log)
-        self._wait("Schedules, sensors and alerts are on", log)
+        return listing
+
+    def _ingest(self, listing: Path, range_size: int) -> None:
+        size = str(range_size)
+        self.ask("ingest", listing, "--image-root", f"s3://{_IMAGES}", "--range-size", size, "--close")
+
+    def _begin_to_listen(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def ask(self, *command: str | Path) -> None:
@@ -240,7 +264,8 @@ class Cluster:
                     before[said["run_id"] + said["asset"]] = said
                     known = {name: said[name] for name in Beat.__dataclass_fields__ if name in said}
                     beat = Beat(**known, changed_at=now)
-                    self.beats[beat.run_id, beat.asset, beat.host] = beat
+                    self.beats[beat.name] = beat
+                    self.rows_at.setdefault(beat.name, []).append((now, beat.rows))
 
     def backfill(self, config: Mapping[str, bool]) -> Callable[[], bool]:
         """Launch a backfill of all partitions, with this config of each run; gives whether it has ended."""

@@ -1,7 +1,7 @@
 """``make cluster-demo``: the example on three machines, one of which loses its power, and one its network.
 
 What lives here: which machine, when, and what became of it; ends with one line of JSON. What does not: the
-machines (``faults/machines.py``) and what runs on them (``faults/cluster.py``).
+machines (``faults/machines.py``), what runs on them (``faults/cluster.py``, ``faults/machines_alone.py``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from faults.cluster import ASSETS, PARTS, Beat, Cluster, ClusterError
 from faults.machines import Machine, NoMachinesError, go_inside
+from faults.machines_alone import MachinesAlone
 
 KILL, CUT = "loses its power", "is cut off"
 _LOOK_SECONDS = 0.25
@@ -31,15 +32,71 @@ _FRESH_SECONDS = 3.0
 
 _AT_WORK = ("working", "publishing")
 
+_OFTEN, _SELDOM = 0.2, 0.02
+"""How likely a machine is struck at a look, where it has committed something and where it has not."""
+
+_RESULTS = Path(__file__).resolve().parent.parent / "data" / "faults"
+
+
+@dataclass
+class Campaign:
+    """What all parts of a campaign have found so far. minutes: that they took.
+
+    failed: parts that did not come to their end. The three last: the most of any fault.
+    """
+
+    kills: int = 0
+    cuts: int = 0
+    lost: int = 0
+    doubled: int = 0
+    failed: int = 0
+    recomputed: int = 0
+    minutes: float = 0.0
+    recomputed_at_most: int = 0
+    seconds_lost_at_most: float = 0.0
+    seconds_until_elsewhere: float = 0.0
+
+    @classmethod
+    def at(cls, path: Path) -> Campaign:
+        """What is kept in a file; a campaign that begins where there is none."""
+        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+
+    def add(self, faults: Sequence[Fault]) -> None:
+        """Take the faults of a part in."""
+        self.kills += sum(one.kind == KILL for one in faults)
+        self.cuts += sum(one.kind == CUT for one in faults)
+        self.recomputed += sum(one.recomputed for one in faults)
+        for one in faults:
+            self.recomputed_at_most = max(self.recomputed_at_most, one.recomputed)
+            self.seconds_lost_at_most = round(max(self.seconds_lost_at_most, one.seconds_lost), 1)
+            self.seconds_until_elsewhere = max(self.seconds_until_elsewhere, one.seconds_until_elsewhere)
+
+    def keep(self, path: Path) -> None:
+        """Write it into a file, in one step."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(self), indent=1))
+        temporary.replace(path)
+
+    @property
+    def broken(self) -> bool:
+        """Whether something was lost or doubled, or did not come to its end."""
+        return bool(self.lost or self.doubled or self.failed)
+
 
 @dataclass(frozen=True)
 class Fault:
-    """What a machine suffered, and what followed. recomputed: rows that it had and its successor had not."""
+    """What a machine suffered, and what followed.
+
+    recomputed: rows that it had and its successor had not; seconds_lost: how long it had worked on them, and
+    on those that it did not tell of.
+    """
 
     kind: str
     machine: str
     partition: str
     recomputed: int
+    seconds_lost: float
     seconds_until_elsewhere: float
 
 
@@ -57,23 +114,42 @@ class Story:
     """Everything is described, with faults on the way. kinds: of the faults, in their order.
 
     A kind is what befalls a machine, or the name of a part that is killed and started again. at_once: a
-    fault of a machine does not wait until the one before has come to its end.
+    fault of a machine does not wait until the one before has come to its end. at_any_moment: a machine may be
+    struck whatever it is at, and not only between its first rows and its last. minutes: after which there are
+    no more faults. patience: minutes after which it has gone wrong.
     """
 
     def __init__(
-        self, cluster: Cluster, *, kinds: Sequence[str], at_once: bool, chance: random.Random, minutes: float
+        self,
+        cluster: Cluster,
+        *,
+        kinds: Sequence[str],
+        at_once: bool,
+        at_any_moment: bool,
+        chance: random.Random,
+        minutes: float,
+        patience: float,
     ) -> None:
         self.faults: list[Fault] = []
         self.restarts: list[str] = []
         """Parts after whose restart work went on."""
+        self.doubled = 0
+        """Rows that came twice, in all rounds."""
         self._cluster = cluster
         self._kinds = list(kinds)
         self._restarted: tuple[str, float, set[str]] | None = None
         self._at_once = at_once
+        self._at_any_moment = at_any_moment
         self._chance = chance
         self._standing: list[Strike] = []
         self._began = time.monotonic()
-        self._deadline = self._began + 60.0 * minutes
+        self._no_more = self._began + 60.0 * minutes
+        self._deadline = self._began + 60.0 * patience
+
+    @property
+    def minutes(self) -> float:
+        """For how long it has gone on."""
+        return (time.monotonic() - self._began) / 60.0
 
     def say(self, sentence: str) -> None:
         """A line of the story."""
@@ -82,12 +158,13 @@ class Story:
     def live(self) -> None:
         """Describe everything, again and again while faults are left. Raises ClusterError."""
         self._describe_all({})
-        while self._kinds:
+        while self._is_fault_due:
             self.say(f"All is published. {len(self._kinds)} faults are left, so all is computed again.")
             self._describe_all({"recompute": True})
-        # A partition whose run was lost last of all is tried again by the schedule.
-        while any(self._cluster.rows(asset)[0] for asset in ASSETS):
-            self._pass_time("all rows are in the store")
+
+    @property
+    def _is_fault_due(self) -> bool:
+        return bool(self._kinds) and time.monotonic() < self._no_more
 
     def _describe_all(self, config: dict[str, bool]) -> None:
         ended = self._cluster.backfill(config)
@@ -96,12 +173,17 @@ class Story:
                 self._follow(strike)
             self._follow_restart(is_over=is_over)
             free = self._at_once or not self._standing
-            if self._kinds and free and self._restarted is None and (victim := self._victim()) is not None:
+            due = self._is_fault_due and free and self._restarted is None
+            if due and (victim := self._victim()) is not None:
                 if (kind := self._kinds.pop(0)) in PARTS:
                     self._restart(kind)
                 else:
                     self._strike(kind, *victim)
             self._pass_time("the backfill ends")
+        # A partition whose run was lost last of all is tried again by the schedule.
+        while any(self._cluster.rows(asset)[0] for asset in ASSETS):
+            self._pass_time("all rows are in the store")
+        self.doubled += sum(self._cluster.rows(asset)[1] for asset in ASSETS)
 
     def _restart(self, part: str) -> None:
         self.say(f"{part} is killed, in the middle of the backfill.")
@@ -127,20 +209,27 @@ class Story:
             raise ClusterError(f"Nobody worked within {took:.0f} s after {part} was restarted")
 
     def _victim(self) -> tuple[Machine, Beat] | None:
-        """A machine in the middle of a partition, never the head; drawn among those that are."""
+        """A machine at work on a partition, drawn among those that are."""
         now = time.monotonic()
         struck = {strike.machine.name for strike in self._standing}
         found = [
             (machine, beat)
-            for machine in self._cluster.machines[1:]
+            for machine in self._cluster.at_risk
             for beat in list(self._cluster.beats.values())
             if beat.host == machine.name
             and machine.name not in struck
-            and beat.asset == ASSETS[0]
             and now - beat.changed_at < _FRESH_SECONDS
-            and 0 < beat.committed < beat.expected * 0.7
+            and self._may_be_struck(beat)
         ]
         return self._chance.choice(found) if found else None
+
+    def _may_be_struck(self, beat: Beat) -> bool:
+        if not self._at_any_moment:
+            return beat.asset == ASSETS[0] and 0 < beat.committed < beat.expected * 0.7
+        # Mostly where there is something to lose; a start that meets the end is struck now and then.
+        has_worked = beat.committed > beat.restored
+        is_left = not self._cluster.is_done(beat.partition)
+        return is_left and self._chance.random() < (_OFTEN if has_worked else _SELDOM)
 
     def _strike(self, kind: str, machine: Machine, beat: Beat) -> None:
         self.say(f"{machine.name} {kind}, with {beat.committed} of {beat.expected} rows of {beat.partition}.")
@@ -165,17 +254,18 @@ class Story:
             ),
             None,
         )
-        if found is None:
+        if found is None and not self._cluster.is_done(beat.partition):
             if took > _ELSEWHERE_SECONDS:
                 raise ClusterError(f"Nobody went on with {beat.partition} within {took:.0f} s")
             return
-        last = self._cluster.beats[beat.run_id, beat.asset, beat.host]
-        recomputed = max(0, last.restored + last.computed - found.restored)
-        self.faults.append(Fault(kind, machine.name, beat.partition, recomputed, round(took, 1)))
+        lost = self._lost(strike, found) if found is not None else (0, 0.0)
+        self.faults.append(Fault(kind, machine.name, beat.partition, *lost, round(took, 1)))
         self._standing.remove(strike)
         self.say(
             f"{found.host} goes on with {beat.partition} after {took:.0f} s:"
-            f" {found.restored} rows restored, {recomputed} computed again."
+            f" {found.restored} rows restored, {lost[0]} computed again."
+            if found is not None
+            else f"{beat.partition} had all of its rows in the store, and is published."
         )
         if kind == KILL:
             self._cluster.switch_on(machine)
@@ -184,6 +274,12 @@ class Story:
             # Back while the other one works: what it still wants to write must be refused.
             machine.reconnect()
             self.say(f"{machine.name} is back, and its process may still work.")
+
+    def _lost(self, strike: Strike, successor: Beat) -> tuple[int, float]:
+        """Rows that are computed again, and for how long the machine had worked on them."""
+        said = self._cluster.rows_at[strike.beat.name]
+        since = max((at for at, rows in said if rows <= successor.restored), default=said[0][0])
+        return max(0, said[-1][1] - successor.restored), max(0.0, strike.at - since)
 
     def _pass_time(self, until: str) -> None:
         if time.monotonic() > self._deadline:
@@ -194,8 +290,9 @@ class Story:
 def main(arguments: list[str]) -> int:
     """0: no row was lost and none doubled. 1: some were, or it did not come to an end."""
     parser = argparse.ArgumentParser(prog="make cluster-demo", description=__doc__)
-    parser.add_argument("--properties", type=int, default=240, help="example properties (default: 240)")
-    parser.add_argument("--range-size", type=int, default=30, help="properties a partition (default: 30)")
+    parser.add_argument("--properties", type=int, help="example properties (default: 240; alone: 72)")
+    parser.add_argument("--range-size", type=int, help="properties a partition (default: 30; alone: 12)")
+    parser.add_argument("--machines", type=int, help="how many (default: 3; alone: 6)")
     parser.add_argument("--seed", type=int, default=7, help="of the example and of the faults (default: 7)")
     parser.add_argument("--kills", type=int, default=1, help="power cuts of a machine (default: 1)")
     parser.add_argument("--cuts", type=int, default=1, help="machines cut off and brought back (default: 1)")
@@ -206,50 +303,89 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--at-once", action="store_true", help="do not wait between two faults")
     parser.add_argument(
-        "--minutes", type=float, help="give up after (default: 10, and 4 more for each fault)"
+        "--alone",
+        action="store_true",
+        help="machines without Ray and Dagster's daemon, struck at any moment: many faults a minute",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="a part of a campaign: no more faults after so many; the same command goes on with the rest",
     )
     parser.add_argument("--keep", action="store_true", help="keep all files and logs")
     asked = parser.parse_args(arguments)
-    try:
-        go_inside()
-    except NoMachinesError as error:
-        print(error, file=sys.stderr)
-        return 1
-    kinds = [KILL] * asked.kills + [CUT] * asked.cuts
-    chance = random.Random(asked.seed)
+    kept = _RESULTS / f"machines-{'alone' if asked.alone else 'on-ray'}.json"
+    campaign = Campaign.at(kept) if asked.minutes else Campaign()
+    kinds = [KILL] * (asked.kills - campaign.kills) + [CUT] * (asked.cuts - campaign.cuts)
+    chance = random.Random(f"{asked.seed}/{campaign.kills + campaign.cuts}")
     if asked.restarts:
         kinds += PARTS
     if len(kinds) > 2:
         chance.shuffle(kinds)
+    if kinds:
+        try:
+            go_inside()
+        except NoMachinesError as error:
+            print(error, file=sys.stderr)
+            return 1
+        _live(asked, kinds, campaign, chance)
+        if asked.minutes:
+            campaign.keep(kept)
+    if asked.minutes:
+        print(
+            f"{campaign.kills} of {asked.kills} power cuts and {campaign.cuts} of {asked.cuts} cut-offs so"
+            f" far, in {campaign.minutes:.0f} minutes. Kept in {kept}; without that file all begins anew."
+        )
+    print(json.dumps(asdict(campaign)))
+    return 1 if campaign.broken else 0
+
+
+def _live(asked: argparse.Namespace, kinds: Sequence[str], campaign: Campaign, chance: random.Random) -> None:
+    """Live through these faults, and add what became of them to the campaign."""
     folder = Path(tempfile.mkdtemp(prefix="machines-"))
     folder.chmod(0o755)
-    minutes = asked.minutes or 10.0 + 4.0 * len(kinds)
-    with Cluster(folder) as cluster:
-        story = Story(cluster, kinds=kinds, at_once=asked.at_once, chance=chance, minutes=minutes)
+    patience = asked.minutes + 15.0 if asked.minutes else 10.0 + 4.0 * len(kinds)
+    made: Cluster
+    if asked.alone:
+        made = MachinesAlone(folder, machines=asked.machines or 6, chance=chance)
+    else:
+        made = Cluster(folder, machines=asked.machines or 3)
+    properties = asked.properties or (72 if asked.alone else 240)
+    range_size = asked.range_size or (12 if asked.alone else 30)
+    trouble = False
+    with made as cluster:
+        story = Story(
+            cluster,
+            kinds=kinds,
+            at_once=asked.at_once or asked.alone,
+            at_any_moment=asked.alone,
+            chance=chance,
+            minutes=asked.minutes or patience,
+            patience=patience,
+        )
         try:
-            cluster.begin(properties=asked.properties, range_size=asked.range_size, seed=asked.seed)
-            story.say(f"{len(cluster.machines)} machines work on {asked.properties} properties.")
+            cluster.begin(properties=properties, range_size=range_size, seed=asked.seed)
+            story.say(f"{len(cluster.machines)} machines work on {properties} properties.")
             story.live()
         except ClusterError as error:
+            trouble = True
             story.say(f"{error}. Logs: {cluster.logs}")
         counted = [cluster.rows(asset) for asset in ASSETS]
         told = cluster.told_secrets()
-    result = {
-        "lost": sum(lost for lost, _ in counted),
-        "doubled": sum(doubled for _, doubled in counted),
-        "recomputed": sum(fault.recomputed for fault in story.faults),
-        "seconds_until_elsewhere": max((one.seconds_until_elsewhere for one in story.faults), default=0.0),
-    }
-    came_to_an_end = len(story.faults) + len(story.restarts) == len(kinds)
-    failed = bool(result["lost"] or result["doubled"] or told or not came_to_an_end)
     for path in told:
         print(f"A secret stands in {path}.")
-    if failed or asked.keep:
+    ended = len(story.faults) + len(story.restarts)
+    lost, doubled = sum(lost for lost, _ in counted), sum(doubled for _, doubled in counted) + story.doubled
+    campaign.add(story.faults)
+    campaign.lost += lost
+    campaign.doubled += doubled
+    campaign.minutes = round(campaign.minutes + story.minutes, 1)
+    failed = trouble or bool(told) or (ended != len(kinds) and not asked.minutes)
+    campaign.failed += failed
+    if failed or lost or doubled or asked.keep:
         print(f"All files are kept in {folder}.")
     else:
         shutil.rmtree(folder)
-    print(json.dumps(result))
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":

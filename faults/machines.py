@@ -7,6 +7,7 @@ Root is needed, or a system that gives user namespaces.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -83,6 +84,19 @@ def go_inside() -> None:
     _run("ip", "link", "set", _BRIDGE, "up")
 
 
+def enter(init: int) -> None:
+    """Have this process, which has one thread, be on the machine with this first process; its children whole.
+
+    Raises OSError, also where the machine has lost its power.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12
+    opened = [os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY) for kind in ("uts", "ipc", "net", "pid", "mnt")]
+    for descriptor in opened:
+        if libc.setns(descriptor, 0):
+            raise OSError(ctypes.get_errno(), f"the machine of process {init} cannot be entered")
+        os.close(descriptor)
+
+
 @dataclass
 class Machine:
     """One machine. folder: what only it has; place: where it sees its disk, the same path on each machine.
@@ -96,7 +110,10 @@ class Machine:
     folder: Path
     place: Path
     environment: Mapping[str, str] = field(default_factory=dict)
-    _init: int = 0
+    is_reachable: bool = False
+    """Whether it has power, and its cable."""
+    init: int = 0
+    """Its first process, as seen from outside."""
     _unshare: subprocess.Popen[str] | None = None
 
     @property
@@ -129,8 +146,8 @@ class Machine:
         if self._unshare.stdout.readline() != "up\n":
             raise NoMachinesError(f"The machine {self.name} does not start; see {self.folder}/boot.log.")
         children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children")
-        self._init = int(children.read_text().split()[0])
-        there = ("nsenter", f"--net=/proc/{self._init}/ns/net", "ip")
+        self.init = int(children.read_text().split()[0])
+        there = ("nsenter", f"--net=/proc/{self.init}/ns/net", "ip")
         _run(
             "ip",
             "link",
@@ -143,7 +160,7 @@ class Machine:
             "name",
             "eth0",
             "netns",
-            str(self._init),
+            str(self.init),
         )
         _run("ip", "link", "set", self.name, "master", _BRIDGE, "up")
         # As a real machine it keeps its hardware address, which others remember.
@@ -151,13 +168,14 @@ class Machine:
         _run(*there, "address", "add", f"{self.address}/24", "dev", "eth0")
         _run(*there, "link", "set", "eth0", "up")
         _run(*there, "route", "add", "default", "via", OUTSIDE)
+        self.is_reachable = True
 
     def popen(self, *command: str | Path, log: Path) -> subprocess.Popen[bytes]:
         """Start a program on it; ``end`` ends it. log: where its output is added."""
         with log.open("ab") as file:
             return subprocess.Popen(
                 [
-                    *("nsenter", f"--target={self._init}", "--net", "--mount", "--pid", "--uts", "--ipc"),
+                    *("nsenter", f"--target={self.init}", "--net", "--mount", "--pid", "--uts", "--ipc"),
                     *("env", f"--chdir={self.place}", *command),
                 ],
                 env=dict(self.environment) or None,
@@ -173,18 +191,21 @@ class Machine:
 
     def cut_off(self) -> None:
         """Pull its cable: nothing arrives and nothing is refused, and all on it goes on."""
+        self.is_reachable = False
         _run("ip", "link", "set", self.name, "down")
 
     def reconnect(self) -> None:
         """Put the cable back."""
         _run("ip", "link", "set", self.name, "up")
+        self.is_reachable = True
 
     def cut_power(self) -> None:
         """End all on it at once. The cable goes first: no connection is closed, as with a real one."""
         if self._unshare is None:
             return
+        self.is_reachable = False
         _run("ip", "link", "delete", self.name)
-        os.kill(self._init, signal.SIGKILL)
+        os.kill(self.init, signal.SIGKILL)
         self._unshare.wait()
         self._unshare = None
 
