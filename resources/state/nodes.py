@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -36,6 +37,8 @@ SILENT_SECONDS = 10.0
 """A node that is silent for so long is given no run: it may be dead."""
 DEAD_SECONDS = 25.0
 """A node that is silent for so long counts as dead: its runs are ended, and go on elsewhere."""
+
+_LOOK_SECONDS = 0.5
 
 SERVE = "vlm-assets serve"
 """As whom Dagster's daemon beats: a second one on the same database would launch each run twice."""
@@ -199,6 +202,21 @@ class Nodes:
         there = self.look().nodes.get(name)
         where = f" (it last did {there.silent:.0f} s ago, from {there.record.address})" if there else ""
         return f"Another machine beats as {name}{where}. {other}"
+
+    def wait_for_beats(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Return when every node that is not dead says what has begun there until now.
+
+        Its second heartbeat does: the first may be of what it saw before.
+        """
+        began = self.look().now
+        later: dict[str, set[float]] = {}
+        while True:
+            nodes = [node for node in self.look().nodes.values() if not node.is_dead]
+            for node in nodes:
+                later.setdefault(node.name, set()).add(max(began, node.beat_at))
+            if all(len(later[node.name] - {began}) > 1 for node in nodes):
+                return
+            sleep(_LOOK_SECONDS)
 
     def beat(self, record: NodeRecord) -> bool:
         """Say that the node lives, and with what. False where another machine that lives has its name."""

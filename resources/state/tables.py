@@ -28,6 +28,9 @@ liveness = sa.MetaData()
 CANCELS_LOOKED_UNTIL = "cancels_looked_until"
 """Name in ``meta``: unix seconds; runs that a person ended before it are in ``cancels``."""
 
+WITHDRAWING = "withdrawing"
+"""Name in ``meta``: partitions whose properties are being withdrawn; see resources/state/withdrawing.py."""
+
 
 def _seal() -> sa.Column[str]:
     return sa.Column("seal", sa.Text)

@@ -28,6 +28,7 @@ from resources.devices.resource import GpuResource
 from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.prompt import build_prompt
 from resources.engine.schema import load_schema
+from resources.state.withdrawing import being_withdrawn
 from resources.state.workers import Phase, WorkerBeat, Workers
 from resources.storage.files import exchange, make_directory, sha256_of, sync_directory, sync_file
 from resources.storage.layout import AssetFolders, PartitionPaths
@@ -58,7 +59,6 @@ from vlm_assets.assets.materialize import Metadata, note_run, wait_until_availab
 from vlm_assets.assets.run_progress import end_if_paused, wait_while_paused
 from vlm_assets.assets.training_data import pull_data, training_samples
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.resource_settings import build_vision_language_model, control_state
 from vlm_assets.settings import Settings
 from vlm_assets.variants import Variant, read_variants
@@ -383,7 +383,7 @@ class TrainingWork:
         Raises TrainingError, CatalogError.
         """
         ids = {one.property_id for one in self.samples}
-        is_under_way = withdrawal_note(self.settings.state_directory).exists()
+        is_under_way = being_withdrawn(control_state(self.settings)) is not None
         if is_under_way or (ids and len(Catalog.open(self.settings.home).ordinals_of(ids)) < len(ids)):
             raise TrainingError(
                 f"Properties are being withdrawn, or were withdrawn while {self.name} was read. Finish"

@@ -33,6 +33,7 @@ from resources.publishing.parquet_io import AlreadyPublished
 from resources.publishing.published import PublishedPartitions, StagedFile
 from resources.publishing.publishing_errors import CannotRestoreError
 from resources.publishing.stored import StoredPartitions
+from resources.state.withdrawing import being_withdrawn
 from resources.state.workers import Phase, WorkerBeat, Workers
 from resources.store.bucket import ObjectDeniedError, StoreAwayError, StoreError
 from resources.store.stored_journal import (
@@ -90,6 +91,10 @@ class RunOptions(dg.Config):
 
 class RunRefusedError(ValueError):
     """A run was asked for what is not done; the message says what to ask for instead."""
+
+
+class BeingWithdrawnError(RuntimeError):
+    """What this run has read may hold properties that are being withdrawn."""
 
 
 class Work(Protocol):
@@ -226,7 +231,8 @@ class Materialization:
     ) -> Iterator[Materialization]:
         """Wait while paused, then say that this process works on the partition, until it is left.
 
-        Raises RunRefusedError, and MachineDiffersError where the store is worked with under other settings.
+        Raises RunRefusedError, BeingWithdrawnError, and MachineDiffersError where the store is worked with
+        under other settings.
         """
         if options.recompute and options.retry_failed:
             note_run(context, NEEDS_PERSON)
@@ -242,6 +248,12 @@ class Materialization:
             expected=len(partition.expected_ids),
             began=_began(context, asset),
         ) as beat:
+            if partition.key in (being_withdrawn(partition.state) or ()):
+                note_run(context, NO_ATTEMPT)
+                raise BeingWithdrawnError(
+                    f"Properties of {partition.key} are being withdrawn, so nothing was computed. It goes on"
+                    " by itself. `vlm-assets withdraw` finishes a withdrawal that was cut short."
+                )
             yield cls(context, partition, work, options, beat, settings)
 
     @property

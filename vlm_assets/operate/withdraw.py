@@ -26,6 +26,8 @@ from resources.journal.high_water_mark import read_marks, slots
 from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.stored import StoredPartitions
+from resources.state.nodes import Nodes
+from resources.state.withdrawing import begin_withdrawal, end_withdrawal
 from resources.state.workers import Phase, Workers
 from resources.storage.files import sync_directory
 from resources.storage.layout import AssetFolders, PartitionPaths
@@ -131,7 +133,7 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     """
     note = withdrawal_note(settings.state_directory)
     goes_on = note.exists()
-    # First: a training that begins later reads it, and one that began before is seen below.
+    state = control_state(settings)
     write_sealed(
         note,
         {
@@ -141,8 +143,12 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
             "texts": dict(wanted.texts),
         },
     )
+    # First: a run that begins later on any machine asks for it, and one that began before is seen below.
+    begin_withdrawal(state, wanted.keys)
+    Nodes(state).wait_for_beats()
     if busy := _at_work(settings, wanted):
         if not goes_on:
+            end_withdrawal(state)
             note.unlink()
             sync_directory(note.parent)
         raise CommandError(
@@ -173,6 +179,7 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
         for asset in (settings.descriptions, settings.embeddings):
             for key in wanted.keys:
                 StoredPartitions(asset, store).forget_earlier(key)
+    end_withdrawal(state)
     note.unlink(missing_ok=True)
     sync_directory(note.parent)
 

@@ -9,15 +9,16 @@ import pytest
 from resources.devices.device_errors import NoDeviceFreeError
 from resources.devices.resource import GpuResource
 from resources.engine.model_source import ModelSource, exact_revision
+from resources.state.withdrawing import begin_withdrawal
 from resources.storage.lock_files import taken
-from resources.storage.sealed_json import read_sealed, write_sealed
+from resources.storage.sealed_json import read_sealed
 from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets import description_model
 from vlm_assets.assets.description_model import ASSET
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.catalog.catalog_file import withdrawal_note
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.withdraw import plan_withdrawal, withdraw
+from vlm_assets.resource_settings import control_state
 
 VARIANTS = """
 variants:
@@ -108,7 +109,7 @@ def test_a_training_learns_from_nothing_withdrawn_while_it_is_read(training_desk
         if is_done:
             list(withdraw(settings, plan_withdrawal(settings, gone)))
         else:
-            write_sealed(withdrawal_note(settings.state_directory), {})
+            begin_withdrawal(control_state(settings), [])
         return taken(path, seconds=seconds)
 
     monkeypatch.setattr(description_model, "taken", taken_late)

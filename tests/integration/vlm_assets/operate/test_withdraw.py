@@ -7,10 +7,14 @@ import shutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import SecretStr
 
 from faults.file_operations import FileOperations
 from resources.devices.resource import GpuResource
 from resources.publishing.published import PublishedPartitions
+from resources.state.database import open_state
+from resources.state.nodes import NodeRecord, Nodes
+from resources.state.withdrawing import being_withdrawn
 from resources.state.workers import Phase, Workers
 from resources.storage.files import set_aside
 from resources.storage.sealed_json import read_sealed, write_sealed
@@ -18,6 +22,7 @@ from resources.training.checkpoints import Checkpoints, newest_state
 from resources.training.rank_watch import PositionFile
 from resources.training.state import TrainingState
 from resources.training.training_plan import Sample, TrainingPlan, write_samples
+from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
 from vlm_assets.catalog.ingest import ingest
@@ -226,6 +231,7 @@ def test_a_training_that_has_not_written_its_samples_yet_holds_up_a_withdrawal(d
 
     def looked(workers):
         assert pending_withdrawal(desk.settings) is not None, "the note stands before anyone is looked for"
+        assert being_withdrawn(control_state(desk.settings)) == {KEY}, "and every machine can see it"
         return living(workers)
 
     monkeypatch.setattr(Workers, "living", looked)
@@ -235,6 +241,7 @@ def test_a_training_that_has_not_written_its_samples_yet_holds_up_a_withdrawal(d
         with pytest.raises(CommandError, match="A run works on tiny"):
             list(withdraw(desk.settings, wanted))
         assert pending_withdrawal(desk.settings) is None
+        assert being_withdrawn(control_state(desk.settings)) is None
     steps = withdraw(desk.settings, wanted)
     next(steps)
     steps.close()
@@ -283,3 +290,37 @@ def test_status_names_a_withdrawal_that_was_cut_short(desk):
     warnings = read_status(desk.settings, Catalog.open(desk.settings.home)).warnings
     assert any("vlm-assets withdraw" in one for one in warnings)
     assert pa.array(list(wanted.tombstones)).null_count == 0
+
+
+def test_a_run_that_begins_beside_a_withdrawal_computes_nothing_and_it_is_no_attempt(desk):
+    """It may have read the catalogue before: what it would publish holds what is being withdrawn."""
+    steps = withdraw(desk.settings, plan_withdrawal(desk.settings, ids_of(desk.settings)[:1]))
+    next(steps)
+    refused = desk.materialize()
+    assert "are being withdrawn, so nothing was computed" in refused.failure
+    assert NO_ATTEMPT in desk.instance.get_runs()[0].tags
+    list(steps)
+    assert being_withdrawn(control_state(desk.settings)) is None
+
+
+def test_a_training_that_has_just_begun_on_another_node_holds_up_a_withdrawal(
+    desk, postgres_url, tmp_path, monkeypatch
+):
+    """The node that has it says so with its next heartbeats, and they are waited for."""
+    settings = desk.changed(state_url=SecretStr(postgres_url)).settings
+    wanted = plan_withdrawal(settings, ids_of(settings)[:1])
+    there = open_state(tmp_path / "other machine", postgres_url)
+    nodes, workers = Nodes(there), Workers(there)
+
+    def beat(seconds=0.0):
+        names = frozenset(one.name for one in workers.here())
+        nodes.beat(NodeRecord("b", "boot", 1, "10.0.0.2", 1, workers=names))
+
+    beat()
+    monkeypatch.setattr(Nodes.wait_for_beats, "__kwdefaults__", {"sleep": beat})
+    with (
+        workers.begin(run_id="r", asset="description_model", partition="tiny", expected=1),
+        pytest.raises(CommandError, match="A run works on tiny"),
+    ):
+        list(withdraw(settings, wanted))
+    assert pending_withdrawal(settings) is None

@@ -165,3 +165,19 @@ def test_workers_of_other_nodes_live_as_long_as_their_node_says_so(state, tmp_pa
     assert Workers(state).here() == []
     later(monkeypatch, DEAD_SECONDS + 1)
     assert Workers(state).living() == []
+
+
+def test_what_began_on_another_node_before_its_next_beats_is_waited_for(state, monkeypatch):
+    """A beat may be of what was seen before: the second one knows; the dead are waited for by nobody."""
+    nodes = Nodes(state)
+    nodes.wait_for_beats(sleep=pytest.fail)
+    nodes.beat(replace(RECORD, name="gone"))
+    later(monkeypatch, DEAD_SECONDS + 1)
+    nodes.beat(RECORD)
+    beats = []
+
+    def beat(seconds):
+        beats.append(nodes.beat(RECORD))
+
+    nodes.wait_for_beats(sleep=beat)
+    assert beats == [True, True]
