@@ -282,8 +282,12 @@ def ingest_command(
     said = list(report.sentences())
     if report.new_ranges:
         from vlm_assets.operate.dagster_server.api import reload_running
+        from vlm_assets.operate.plan import range_size_advice
 
         said.append(reload_running(current.dagster_home))
+        images = min(report.images_listed / max(1, report.listed), current.max_images)
+        advice = range_size_advice(current, report.range_size, images)
+        said += [advice] if advice is not None else []
     if as_json:
         ranges = {name: [one.key for one in getattr(report, name)] for name in ("new_ranges", "stale_ranges")}
         say_as_json(vars(report) | ranges | {"said": said})

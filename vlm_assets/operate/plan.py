@@ -51,6 +51,9 @@ DEVICES: Final = (1, 2, 4, 8, 16)
 LAUNCH_SECONDS: Final = 1.5
 """Between the end of a run and the start of the next one's process: Dagster's queue looks every second."""
 
+RAY_SECONDS: Final = 8.0
+"""More that a launch takes on Ray, at most: 4 to 11 s where Dagster's own launcher takes 2.1 to 2.7 s."""
+
 _SPREAD_AT_LEAST: Final = 0.03
 """A machine is not faster or slower by less than this from day to day."""
 
@@ -223,6 +226,49 @@ class Pace:
         return max(wall, cores)
 
 
+@dataclass(frozen=True)
+class StartUp:
+    """What starting a partition's run costs beside its properties. seconds, a_property: of a device."""
+
+    seconds: float
+    a_property: float
+
+    @classmethod
+    def of(cls, settings: Settings, measured: Measurement, images_a_property: float) -> StartUp:
+        """As it was measured, and with what a launch takes on Ray where the settings name one."""
+        pace = Pace.of(measured)
+        on_ray = RAY_SECONDS if settings.ray_address is not None else 0.0
+        start = pace.run_seconds(0.0, first=False) + on_ray
+        return cls(start, max(pace.image_seconds * images_a_property, 1e-9))
+
+    def share(self, range_size: int) -> float:
+        """Of a partition's time, with so many properties."""
+        return self.seconds / (self.seconds + range_size * self.a_property)
+
+    @property
+    def range_size(self) -> int:
+        """Properties from which on it is at most 2%."""
+        return _rounded_up((1 / START_SHARE - 1) * self.seconds / self.a_property)
+
+
+def range_size_advice(settings: Settings, range_size: int, images_a_property: float) -> str | None:
+    """Which partitions would spend less time on starting; None where these are large enough."""
+    measured = next(iter(kept(settings)), None)
+    if measured is None:
+        return (
+            "`vlm-assets try`, then `vlm-assets plan`, say from which --range-size on starting runs takes"
+            " less than 2% of the time. Before the first run the size may be changed for all."
+        )
+    start = StartUp.of(settings, measured, images_a_property)
+    if range_size >= start.range_size:
+        return None
+    return (
+        f"Partitions of {range_size:,} properties spend {start.share(range_size):.0%} of their time on"
+        f" starting, as measured with {measured.model}; from --range-size {start.range_size} on it is less"
+        " than 2%. Before the first run the size may be changed for all."
+    )
+
+
 def make_plan(
     settings: Settings,
     catalog: Catalog,
@@ -259,7 +305,7 @@ def make_plan(
     row_bytes = measured.row_bytes + 4.0 * (vector_width or 0)
     written = COPIES * row_bytes * properties
     sizes = [len(one) for one in catalog.ranges] or [catalog.rows]
-    a_property = pace.image_seconds * images / max(1, properties)
+    starting = StartUp.of(settings, measured, images / max(1, properties))
     usual = max(sizes)
     hours = working / 3600.0 * (price_per_hour or 0.0)
     priced = price_per_hour is not None
@@ -281,9 +327,9 @@ def make_plan(
         commit_seconds_best=best,
         commit_cost=_commit_cost(settings.commit_seconds, measured.commit_seconds, mtbf),
         commit_cost_best=_commit_cost(best, measured.commit_seconds, mtbf),
-        range_size=_rounded_up((1 / START_SHARE - 1) * start / max(a_property, 1e-9)),
+        range_size=starting.range_size,
         range_size_now=usual,
-        start_share_now=start / (start + usual * a_property),
+        start_share_now=starting.share(usual),
         disk_bytes=written,
         disk_free_bytes=_free_bytes(settings),
         read_bytes=round(_image_bytes(settings, catalog) * properties / max(1, catalog.rows)),

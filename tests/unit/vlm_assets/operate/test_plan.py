@@ -21,6 +21,7 @@ from vlm_assets.operate.plan import (
     comparisons,
     keep_prediction,
     make_plan,
+    range_size_advice,
 )
 from vlm_assets.operate.terminal import CommandError
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
@@ -106,6 +107,20 @@ def test_a_plan_stands_on_images_partitions_and_what_a_run_takes(uneven) -> None
     assert [row.days[1] for row in made.what_if] == [pytest.approx(made.days, rel=1e-3)]
     assert made.what_if[0].days[4] < made.what_if[0].days[2] < made.what_if[0].days[1]
     assert json.loads(json.dumps(made.as_json()))["range_size"] == 3000
+
+
+def test_an_ingest_proposes_the_partition_size_that_the_plan_names(uneven) -> None:
+    """Known before the first run, when it can still be changed for all; on Ray a launch takes longer."""
+    said = range_size_advice(uneven, 100, 3.25)
+    assert said is not None and "vlm-assets plan" in said, "nothing is measured yet"
+    keep(uneven, MEASURED)
+    said = range_size_advice(uneven, 100, 3.25)
+    assert said is not None and "spend 29% of their time" in said and "--range-size 3000 " in said
+    assert range_size_advice(uneven, 3000, 3.25) is None
+    on_ray = uneven.model_copy(update={"ray_address": "http://10.0.0.1:8265"})
+    # 49 times 21.5 s of start-up, at 0.325 s a property.
+    assert "--range-size 5000 " in str(range_size_advice(on_ray, 3000, 3.25))
+    assert plan_of(on_ray).range_size == 5000
 
 
 @pytest.mark.usefixtures("published")
