@@ -38,7 +38,7 @@ STORE, POSTGRES, DAGSTER, RAY = PARTS = ("the store", "Postgres", "Dagster's dae
 
 _KILLED = {DAGSTER: "dagster-daemon run", RAY: "gcs_server"}
 """What the command of the process has in it, on the head."""
-HEAD_PORT, JOBS_PORT = 6379, 8265
+HEAD_PORT, JOBS_PORT, REDIS_PORT = 6379, 8265, 6380
 _PROGRAM = Path(sys.executable).with_name("vlm-assets")
 _CHECKOUT = Path(__file__).resolve().parent.parent
 _STORE, _IMAGES = f"{BUCKET}/dataset", f"{BUCKET}/images"
@@ -122,7 +122,7 @@ class Beat:
 class Cluster:
     """Machines and what they share; a context manager, in which all of it runs."""
 
-    def __init__(self, folder: Path, *, machines: int) -> None:
+    def __init__(self, folder: Path, *, machines: int, redis: bool = False) -> None:
         self.folder = folder
         self.logs = folder / "logs"
         self.password = secrets.token_urlsafe(16)
@@ -133,6 +133,7 @@ class Cluster:
             Machine(f"node-{number}", number + 1, folder / f"node-{number}", place)
             for number in range(1, machines + 1)
         ]
+        self._redis = redis
         self.ids: list[str] = []
         self.beats: dict[tuple[str, str, str], Beat] = {}
         """The last heartbeat of each run, asset and host, the dead ones' too."""
@@ -150,6 +151,10 @@ class Cluster:
     def at_risk(self) -> Sequence[Machine]:
         """Machines that may be struck now: never the head."""
         return self.machines[1:]
+
+    def is_current(self, beat: Beat) -> bool:
+        """Whether it is of a run that its partition was not taken from, as far as is known here."""
+        return True
 
     def is_done(self, partition: str) -> bool:
         """Whether it is known here that the round has nothing left to do for a partition."""
@@ -193,6 +198,11 @@ class Cluster:
     def begin(self, *, properties: int, range_size: int, seed: int) -> None:
         """Render the example, put its images into the store, take it into the catalogue, and start it all."""
         listing = self._fill_store(properties, seed)
+        if self._redis:
+            self.head.environment = {**self.head.environment, "RAY_REDIS_ADDRESS": f"127.0.0.1:{REDIS_PORT}"}
+            log = self.logs / "redis.log"
+            self.head.popen("redis-server", "--bind", "127.0.0.1", "--port", str(REDIS_PORT), log=log)
+            self._wait("Ready to accept connections", log)
         self.start_node(self.head)
         self._ingest(listing, range_size)
         for machine in self.machines[1:]:

@@ -219,6 +219,7 @@ class Story:
             if beat.host == machine.name
             and machine.name not in struck
             and now - beat.changed_at < _FRESH_SECONDS
+            and self._cluster.is_current(beat)
             and self._may_be_struck(beat)
         ]
         return self._chance.choice(found) if found else None
@@ -228,8 +229,7 @@ class Story:
             return beat.asset == ASSETS[0] and 0 < beat.committed < beat.expected * 0.7
         # Mostly where there is something to lose; a start that meets the end is struck now and then.
         has_worked = beat.committed > beat.restored
-        is_left = not self._cluster.is_done(beat.partition)
-        return is_left and self._chance.random() < (_OFTEN if has_worked else _SELDOM)
+        return self._chance.random() < (_OFTEN if has_worked else _SELDOM)
 
     def _strike(self, kind: str, machine: Machine, beat: Beat) -> None:
         self.say(f"{machine.name} {kind}, with {beat.committed} of {beat.expected} rows of {beat.partition}.")
@@ -249,7 +249,8 @@ class Story:
                 for one in list(self._cluster.beats.values())
                 if (one.asset, one.partition) == (beat.asset, beat.partition)
                 and one.host != machine.name
-                and one.changed_at > strike.at
+                # Not one that was cut off before, is back, and is about to be refused.
+                and self._cluster.rows_at[one.name][0][0] > strike.at
                 and one.phase in _AT_WORK
             ),
             None,
@@ -301,6 +302,9 @@ def main(arguments: list[str]) -> int:
         action="store_true",
         help=f"also kill and restart {', '.join(PARTS)}, one after the other, while machines work",
     )
+    parser.add_argument(
+        "--redis", action="store_true", help="have Ray's head remember its nodes in a Redis (redis-server)"
+    )
     parser.add_argument("--at-once", action="store_true", help="do not wait between two faults")
     parser.add_argument(
         "--alone",
@@ -349,7 +353,7 @@ def _live(asked: argparse.Namespace, kinds: Sequence[str], campaign: Campaign, c
     if asked.alone:
         made = MachinesAlone(folder, machines=asked.machines or 6, chance=chance)
     else:
-        made = Cluster(folder, machines=asked.machines or 3)
+        made = Cluster(folder, machines=asked.machines or 3, redis=asked.redis)
     properties = asked.properties or (72 if asked.alone else 240)
     range_size = asked.range_size or (12 if asked.alone else 30)
     trouble = False

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.cluster import ASSETS, Cluster, ClusterError
+from faults.cluster import ASSETS, Beat, Cluster, ClusterError
 from faults.machines import Machine
 from faults.run_template import Order, RunTemplate
 
@@ -52,6 +52,11 @@ class MachinesAlone(Cluster):
         """All that work, but for the last."""
         reachable = [machine for machine in self.machines if machine.is_reachable]
         return reachable if len(reachable) > 1 else []
+
+    def is_current(self, beat: Beat) -> bool:
+        """Whether it is of the run that its partition was last given to."""
+        run = self._current.get(beat.partition)
+        return run is not None and run.id == beat.run_id
 
     def is_done(self, partition: str) -> bool:
         """Whether a run of this round has published it."""
