@@ -28,7 +28,7 @@ def plan_metadata(plan: "Plan") -> dict[str, dg.MetadataValue]:
     low, high = (duration(one * _DAY) for one in plan.days_band)
     # A list: the page cuts a table of sixteen devices off at its right side.
     what_if = [
-        f"- {one.row}: {', '.join(f'{days:.3g} days on {count}' for count, days in one.days.items())}"
+        f"- {one.row}: {', '.join(f'{duration(days * _DAY)} on {count}' for count, days in one.days.items())}"
         for one in plan.what_if
     ]
     metadata: dict[str, dg.MetadataValue] = {
