@@ -336,9 +336,10 @@ def main(arguments: list[str]) -> int:
         if asked.minutes:
             campaign.keep(kept)
     if asked.minutes:
+        a_minute = (campaign.kills + campaign.cuts) / max(1.0, campaign.minutes)
         print(
             f"{campaign.kills} of {asked.kills} power cuts and {campaign.cuts} of {asked.cuts} cut-offs so"
-            f" far, in {campaign.minutes:.0f} minutes. Kept in {kept}; without that file all begins anew."
+            f" far, {a_minute:.1f} a minute. Kept in {kept}; without that file all begins anew."
         )
     print(json.dumps(asdict(campaign)))
     return 1 if campaign.broken else 0
