@@ -93,7 +93,8 @@ explore: .venv/installed
 test-store: .venv/installed-dev
 	FAULTS_ROUNDS=$(or $(ROUNDS),20) $(BIN)/pytest --timeout 3000 -k "killed or stopped" tests/integration/resources/store tests/integration/resources/publishing $(ARGS)
 
-# Machines made of namespaces (root, or user namespaces); ARGS='--alone --kills 200 --cuts 50 --minutes 20': a campaign.
+# Machines made of namespaces (root, or user namespaces). One part of a campaign:
+# ARGS='--alone --kills 200 --cuts 50 --minutes 20'.
 cluster-demo: .venv/installed-dev
 	@$(BIN)/python -m faults.cluster_demo $(ARGS)
 
