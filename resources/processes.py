@@ -137,8 +137,8 @@ def _state(pid: int) -> str:
         return "X"
 
 
-def members(group: int) -> list[tuple[int, int]]:
-    """The processes of a group, zombies left out: the pid and the session of each."""
+def processes_of_group(group: int) -> list[tuple[int, int]]:
+    """Pid and session of each process of a group, zombies left out."""
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of entries: no Path is made of each
         if name.isdigit():

@@ -78,7 +78,7 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
             options=json.loads(settings.processor_options),
         ),
         server=build_model_server(settings) if chosen_engine(settings).engine == "server" else None,
-        lends_layers=settings.embedding_model is None,
+        keeps_language_layers=settings.embedding_model is None,
     )
 
 

@@ -21,8 +21,7 @@ from urllib.parse import quote, unquote
 
 from resources.devices.device_errors import DeviceError
 from resources.devices.find import members
-from resources.processes import ProcessIdentity, boot_id
-from resources.processes import members as of_group
+from resources.processes import ProcessIdentity, boot_id, processes_of_group
 from resources.storage.files import write_replacing
 from resources.storage.lock_files import LockFile, is_held, taken
 from resources.storage.sealed_json import refuse_newer_format
@@ -233,7 +232,7 @@ def _end_remnants(record: ServerRecord | None) -> None:
         return
     if record.host != socket.gethostname() or record.supervisor.boot_id != boot_id():
         return
-    for pid, session in of_group(record.server.pid):
+    for pid, session in processes_of_group(record.server.pid):
         one = ProcessIdentity.of(pid)
         if one is not None and session == record.supervisor.pid:
             with contextlib.suppress(PermissionError):

@@ -18,12 +18,12 @@ from resources.engine.model_source import MODULES, ModelSource, embedding_module
 from resources.engine.models.sentence_modules import SentenceModules, model_files, read_modules
 from resources.engine.protocol import ModelLoadError
 from resources.engine.transformers.model_loading import (
-    left_language_layers,
     load_config,
     load_model,
     load_sentence_transformer,
     load_tokenizer,
     read_json,
+    take_language_layers,
 )
 
 if TYPE_CHECKING:
@@ -180,16 +180,16 @@ class _SentenceEncoder:
 class _PooledLayers:
     """Layers without a word about pooling: unit vectors, pooled as it was asked for.
 
-    Of an image-text-to-text model the language layers are taken and the rest is let go; where a describer has
-    left them in this process, nothing is loaded. Any other model is taken whole (its encoder, where it also
-    has a decoder).
+    Of an image-text-to-text model the language layers are taken and the rest is let go; where they were kept
+    when the describer was closed in this process, nothing is loaded. Any other model is taken whole (its
+    encoder, where it also has a decoder).
     """
 
     def __init__(self, source: ModelSource, pooling: Pooling, device: str) -> None:
         self._device = device
         self._pooling = pooling
-        left = left_language_layers(exact_revision(source), device)
-        self._layers = _language_layers(source, device) if left is None else left
+        kept = take_language_layers(exact_revision(source), device)
+        self._layers = _language_layers(source, device) if kept is None else kept
         self._tokenizer = load_tokenizer(source)
         self._pad_token_id = self._tokenizer.pad_token_id or 0
         config = self._layers.config.get_text_config()

@@ -96,9 +96,9 @@ class VisionLanguageModel:
 
     model: a local folder or a hub id; empty where none is chosen. revision: commit, tag or branch on the hub.
     trust_remote_code: run Python code that comes with the model. records_directory: folder that remembers
-    which commit and weights the model is. speculative_tokens, lends_layers: see TransformersEngine. limits:
-    what images may cost; None: as the model's files say. server: what describes instead of an engine in this
-    process.
+    which commit and weights the model is. speculative_tokens, keeps_language_layers: see
+    TransformersEngine. limits: what images may cost; None: as the model's files say. server: what describes
+    instead of an engine in this process.
     """
 
     model: str
@@ -108,7 +108,7 @@ class VisionLanguageModel:
     speculative_tokens: int = 5
     limits: ImageLimits | None = None
     server: ServerSettings | None = None
-    lends_layers: bool = False
+    keeps_language_layers: bool = False
 
     @property
     def source(self) -> ModelSource:
@@ -209,7 +209,7 @@ class VisionLanguageModel:
             device=device.kind,
             speculative_tokens=self.speculative_tokens,
             limits=self.limits,
-            lends_layers=self.lends_layers,
+            keeps_language_layers=self.keeps_language_layers,
         )
 
     def _server_engine(

@@ -29,14 +29,15 @@ _SLOW: Final = 4.0
 _SLACK_SECONDS: Final = 1.0
 """A delay below this is noise and never counts as slow."""
 
-_LATE: Final = 1 / 3
-"""Of the patience: whatever is usual, a first token that comes later waited in the server's queue ..."""
+_LATE_SHARE: Final = 1 / 3
+"""A first token that takes longer than this share of the patience also waited in the server's queue."""
 
 _LATE_AT_LEAST: Final = 2.0
-"""... unless that is not so many times what is usual: the server is as slow as that."""
+"""But not below this many times the baseline latency: some servers are as slow as that without a queue."""
 
 _GROWS_UP_TO: Final = 0.5
-"""Of slow: an answer tells of the limit at which it was asked, and by then it has grown on."""
+"""The limit grows while first tokens take up to this share of what counts as slow. An answer tells of the
+limit at which it was asked for, and the limit has grown since."""
 
 _RECENT_ANSWERS: Final = 128
 """Recent answers that make the baseline. A server that became slower is the baseline after this many."""
@@ -82,7 +83,9 @@ class AdaptiveLimit:
 
         first_token_seconds: None where they tell nothing, as for images that the server has in its cache.
         """
-        share = 0.0 if first_token_seconds is None else self._of_slow(first_token_seconds, max(images, 1))
+        share = 0.0
+        if first_token_seconds is not None:
+            share = self._share_of_slow(first_token_seconds, max(images, 1))
         if share > 1:
             self._cut(_CUT_WHEN_SLOW, asked_at)
         elif full and share <= _GROWS_UP_TO:
@@ -100,12 +103,12 @@ class AdaptiveLimit:
         self._cut_at = self._clock()
         self._seconds_an_image.clear()
 
-    def _of_slow(self, seconds: float, images: int) -> float:
-        """The seconds to a first token, as a share of those from which on it was slow."""
+    def _share_of_slow(self, seconds: float, images: int) -> float:
+        """The seconds to a first token, divided by those above which it counts as slow."""
         lately = self._seconds_an_image
         lately.append(seconds / images)
         usual = images * sorted(lately)[int((len(lately) - 1) * _BASELINE_PERCENTILE)]
-        late = max(self._patience * _LATE, usual * _LATE_AT_LEAST)
+        late = max(self._patience * _LATE_SHARE, usual * _LATE_AT_LEAST)
         return seconds / min(usual * _SLOW + _SLACK_SECONDS, late)
 
     def _cut(self, to: float, asked_at: float) -> None:

@@ -21,7 +21,7 @@ _FLASH: Final = "flash_attention_2"
 _SDPA: Final = "sdpa"
 _BY_ROWS: Final = "sdpa_by_rows"
 _BY_LENGTH: Final = "flash_by_length"
-"""By "flash" in its name it is given all sequences at once, and where each begins."""
+"""transformers hands all sequences at once, and where each begins, to a name that has "flash" in it."""
 
 _FEW: Final = 64
 """Tokens of a step of guesses, at most."""
@@ -99,10 +99,10 @@ def attend_by_rows(model: Any) -> None:
 
 
 def attend_to_images_by_length(model: Any) -> None:
-    """Have layers for which each image or window is a sequence of its own take those of one length at once.
+    """Compute all images, or windows of images, that have one length in one call, where each is a sequence.
 
-    transformers asks PyTorch for each of them in each layer. Qwen2.5-VL cuts an image of a megapixel into 88
-    windows: of 256 images those are 600,000 questions of some microseconds each, in which a GPU waits.
+    transformers calls PyTorch once for each of them in each layer. Qwen2.5-VL cuts an image of a megapixel
+    into 88 windows: 256 images are 600,000 calls of some microseconds each, and a GPU waits for the host.
     """
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -117,7 +117,7 @@ def attend_to_images_by_length(model: Any) -> None:
 
 
 def attend_as_shipped(model: Any) -> bool:
-    """Undo both of ours, for a family whose own code does not get on with them; False where none was set."""
+    """Undo both of ours, for a family whose own code fails with them; False where none was set."""
     images: Any = getattr(model.config, "vision_config", None)
     by_length = getattr(images, "_attn_implementation", None) == _BY_LENGTH
     if by_length:

@@ -33,10 +33,10 @@ _NOT_IN_VLLM = frozenset({"bitsandbytes"})
 """Kinds of quantized weights that vLLM 0.32 does not load either."""
 
 _SCALES = (".weight_scale", ".weight_scale_inv")
-"""How names end of what quantized weights are multiplied by, whatever the configuration says of them."""
+"""Endings of names that only quantized weights have beside them, whatever the configuration says."""
 
-_left: dict[tuple[str, str], Any] = {}
-"""Language layers that a describer has left in this process, by the model's revision and the device."""
+_kept_layers: dict[tuple[str, str], Any] = {}
+"""Language layers of the describer that was closed last, by the model's revision and the device."""
 
 _INSTALL_TORCHVISION = ".venv/bin/pip install -c constraints.txt -e '.[torchvision]'"
 
@@ -161,7 +161,7 @@ def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
     import torch
 
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    _left.clear()  # who loads has no use for them, and for the memory
+    _kept_layers.clear()  # The model that is loaded needs their memory.
     _prepare_device(source, device)
     # Each tensor goes from its file to the device: the host never holds the whole model.
     straight = {} if device == "cpu" else {"device_map": device}
@@ -180,15 +180,15 @@ def load_model(source: ModelSource, auto_class: Any, *, device: str) -> Any:
         return model.eval()
 
 
-def leave_language_layers(model: Any, revision: str, device: str) -> None:
-    """Keep the language layers of a model that is put away, for what embeds by them next in this process."""
-    _left.clear()
-    _left[revision, device] = model.get_decoder()
+def keep_language_layers(model: Any, revision: str, device: str) -> None:
+    """Keep the language layers of a model that is closed, for the embedder that comes next."""
+    _kept_layers.clear()
+    _kept_layers[revision, device] = model.get_decoder()
 
 
-def left_language_layers(revision: str, device: str) -> Any:
-    """The language layers of this very model, where a describer has left them; they are left no more."""
-    return _left.pop((revision, device), None)
+def take_language_layers(revision: str, device: str) -> Any:
+    """The language layers that were kept of this very model, and forget them; None where there are none."""
+    return _kept_layers.pop((revision, device), None)
 
 
 def load_sentence_transformer(source: ModelSource, folder: Path, *, device: str) -> Any:

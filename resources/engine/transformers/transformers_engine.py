@@ -38,7 +38,7 @@ from resources.engine.transformers.greedy_decoding import Begin, GreedyDecoding
 from resources.engine.transformers.guided import Grammar, SampledBatch
 from resources.engine.transformers.image_tokens import fitted_processor
 from resources.engine.transformers.model_inputs import InputPreparation, ModelInputs
-from resources.engine.transformers.model_loading import leave_language_layers, load_model
+from resources.engine.transformers.model_loading import keep_language_layers, load_model
 
 if TYPE_CHECKING:
     from resources.engine.prompt import Prompt
@@ -67,13 +67,12 @@ class TransformersEngine:
     device: ``cpu`` or ``cuda`` (the first that is visible; the lease sees to it that it is the only one).
     limits: what images may cost; None: they are processed as the model's files say.
     speculative_tokens: how many tokens are guessed from earlier answers and checked in one step, at most.
-    Answers stay the same, apart from bfloat16's rounding. lends_layers: what embeds next in this process does
-    it by this model's language layers. Raises ModelLoadError, and SchemaError where the schema cannot guide
-    decoding.
+    Answers stay the same, apart from bfloat16's rounding. keeps_language_layers: when it is closed, they stay
+    loaded for the embedder that comes next in this process. Raises ModelLoadError, and SchemaError where the
+    schema cannot guide decoding.
     """
 
     batches_at_once = 1
-    _lends_layers = False
 
     image_tokens: ImageTokens | None
     """What images cost; None where it is not known."""
@@ -87,9 +86,9 @@ class TransformersEngine:
         device: Literal["cpu", "cuda"],
         speculative_tokens: int = 0,
         limits: ImageLimits | None = None,
-        lends_layers: bool = False,
+        keeps_language_layers: bool = False,
     ) -> None:
-        self._lends_layers = lends_layers
+        self._keeps_language_layers = keeps_language_layers
         processor, self.image_tokens = fitted_processor(source, prompt.text, limits)
         from transformers import AutoModelForImageTextToText
 
@@ -192,12 +191,12 @@ class TransformersEngine:
         return answers
 
     def close(self) -> None:
-        """Give the memory back: the model's but for what is lent, the host's that was pinned for inputs."""
+        """Give memory back: the model's, but for layers that are kept, and the host's, pinned for inputs."""
         import torch
 
-        if self._lends_layers:
+        if self._keeps_language_layers:
             attend_as_shipped(self._model)
-            leave_language_layers(self._model, self.revision, self._device)
+            keep_language_layers(self._model, self.revision, self._device)
         del self._model, self._grammar, self._inputs
         gc.collect()
         if self._device == "cuda":
@@ -244,7 +243,7 @@ class TransformersEngine:
         prompts = list(itertools.compress(inputs.prompt_tokens, inputs.fitting))
         limits = [self._room(tokens, attempt) for tokens in prompts]
         guide = self._grammar.for_batch(len(batch))
-        # The guide first: it works on the host beside the step whose scores the other has to wait for.
+        # The guide first: it works on the host while the device makes the scores. The other waits for these.
         processors: list[Any] = [guide, _refuse_nan]
         begin: Begin | None = None
         # The guide is all that decides about a token then: the generation's own settings are empty.

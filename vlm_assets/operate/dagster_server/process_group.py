@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resources.processes import how_it_ended, members
+from resources.processes import how_it_ended, processes_of_group
 
 _LOOK_SECONDS = 0.1
 _LOG_LOOK_SECONDS = 60.0
@@ -180,7 +180,7 @@ def _end_group(group: int, grace_seconds: float, reap: Callable[[], None] = lamb
     deadline = time.monotonic() + grace_seconds
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGTERM)
-    while any(pid != group for pid, _ in members(group)) and time.monotonic() < deadline:
+    while any(pid != group for pid, _ in processes_of_group(group)) and time.monotonic() < deadline:
         reap()
         _let_pass(_LOOK_SECONDS)
     with contextlib.suppress(ProcessLookupError):

@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from resources.processes import members
+from resources.processes import processes_of_group
 from vlm_assets.operate.dagster_server.process_group import ProcessGroup
 
 CHILD = """
@@ -32,7 +32,8 @@ def main(kind: str, folder: Path, grace_seconds: float) -> None:
         )
         while not (folder / "parent").exists() or not (folder / "child").exists():
             group.watch(0.05)
-        print(json.dumps({"group": group.id, "members": [pid for pid, _ in members(group.id)]}), flush=True)
+        pids = [pid for pid, _ in processes_of_group(group.id)]
+        print(json.dumps({"group": group.id, "members": pids}), flush=True)
         signal.pause()
 
 

@@ -7,9 +7,9 @@ from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.models import text_embedding
 from resources.engine.models.text_embedding import TextEmbedder
 from resources.engine.transformers.model_loading import (
-    leave_language_layers,
-    left_language_layers,
+    keep_language_layers,
     load_model,
+    take_language_layers,
 )
 
 TEXTS = ["a", '{"roof":"flat","storeys":2}', "house " * 40, '{"roof":"gabled","storeys":2}', "näïve 屋根"]
@@ -102,14 +102,14 @@ def test_text_without_tokens(embedder):
 
 
 def test_layers_of_the_describer_are_not_loaded_again(model_folder, monkeypatch):
-    """What a describer leaves embeds as what is loaded, once, and never in the place of another model."""
+    """Layers that were kept embed as loaded ones do, once, and never in the place of another model's."""
     from transformers import AutoModelForImageTextToText
 
     source = ModelSource(str(model_folder))
     loaded = TextEmbedder(source, device="cpu", pooling="mean").embed(TEXTS)
     describer = load_model(source, AutoModelForImageTextToText, device="cpu")
-    leave_language_layers(describer, exact_revision(source), "cpu")
-    assert left_language_layers("sha256:another", "cpu") is None
+    keep_language_layers(describer, exact_revision(source), "cpu")
+    assert take_language_layers("sha256:another", "cpu") is None
     with monkeypatch.context() as nothing_loads:
         nothing_loads.delattr(text_embedding, "load_model")
         embedder = TextEmbedder(source, device="cpu", pooling="mean")
@@ -118,12 +118,12 @@ def test_layers_of_the_describer_are_not_loaded_again(model_folder, monkeypatch)
             TextEmbedder(source, device="cpu", pooling="mean")
 
 
-def test_left_layers_are_let_go_for_the_next_model(model_folder):
+def test_kept_layers_are_let_go_for_the_next_model(model_folder):
     """The device may not hold them beside another describer, such as that of a next trial."""
     from transformers import AutoModelForImageTextToText
 
     source = ModelSource(str(model_folder))
     describer = load_model(source, AutoModelForImageTextToText, device="cpu")
-    leave_language_layers(describer, exact_revision(source), "cpu")
+    keep_language_layers(describer, exact_revision(source), "cpu")
     load_model(source, AutoModelForImageTextToText, device="cpu")
-    assert left_language_layers(exact_revision(source), "cpu") is None
+    assert take_language_layers(exact_revision(source), "cpu") is None

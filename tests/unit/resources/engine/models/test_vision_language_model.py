@@ -16,7 +16,7 @@ from resources.engine.protocol import ImageLimits, ImageTokens, MeasuringEngine,
 from resources.engine.schema import DescriptionSchema
 from resources.engine.server.image_transport import EncodedImages
 from resources.engine.transformers.collation import Tensors
-from resources.engine.transformers.model_loading import left_language_layers
+from resources.engine.transformers.model_loading import take_language_layers
 from resources.images.outputs import Pixels
 
 
@@ -37,16 +37,16 @@ def test_the_guesses_that_are_set_are_the_engine_s(model_folder):
     engine.close()
 
 
-@pytest.mark.parametrize("lends", [True, False])
-def test_layers_are_left_where_they_embed(lends, model_folder):
-    """Where nothing else embeds, an engine that is put away leaves its language layers to what does next."""
-    model = VisionLanguageModel(model=str(model_folder), lends_layers=lends)
+@pytest.mark.parametrize("keeps", [True, False])
+def test_layers_are_kept_where_they_embed(keeps, model_folder):
+    """Where no other model embeds, an engine that is closed keeps its language layers for the embedder."""
+    model = VisionLanguageModel(model=str(model_folder), keeps_language_layers=keeps)
     engine = model.load(CPU, schema=DescriptionSchema(House), prompt=Prompt("Describe."))
     engine.close()
-    left = left_language_layers(engine.revision, "cpu")
-    assert (left is not None) == lends
-    if lends:
-        assert left.config._attn_implementation == "sdpa"  # as it was loaded
+    kept = take_language_layers(engine.revision, "cpu")
+    assert (kept is not None) == keeps
+    if keeps:
+        assert kept.config._attn_implementation == "sdpa"  # as it was loaded
 
 
 def test_several_devices_need_a_server():

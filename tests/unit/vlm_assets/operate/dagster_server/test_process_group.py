@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.processes import members
+from resources.processes import processes_of_group
 from vlm_assets.operate.dagster_server.process_group import (
     ProcessEndedError,
     ProcessGroup,
@@ -40,8 +40,8 @@ def test_stop_ends_what_runs(tmp_path: Path) -> None:
             directory=tmp_path,
             log=tmp_path / "sleeper.log",
         )
-        assert len(members(group.id)) == 2
-    assert members(group.id) == []
+        assert len(processes_of_group(group.id)) == 2
+    assert processes_of_group(group.id) == []
 
 
 def test_children_do_not_inherit_an_ignored_interrupt(tmp_path: Path) -> None:
