@@ -138,7 +138,7 @@ class Cluster:
         self.beats: dict[tuple[str, str, str], Beat] = {}
         """The last heartbeat of each run, asset and host, the dead ones' too."""
         self.rows_at: dict[tuple[str, str, str], list[tuple[float, int]]] = {}
-        """What each of them said before: when, and how many rows it had."""
+        """All that each of them said: when, and how many rows it had."""
         self._stack = ExitStack()
         self._over = threading.Event()
 
@@ -153,11 +153,11 @@ class Cluster:
         return self.machines[1:]
 
     def is_current(self, beat: Beat) -> bool:
-        """Whether it is of a run that its partition was not taken from, as far as is known here."""
+        """Whether it is of the run that has its partition now, as far as is known here."""
         return True
 
     def is_done(self, partition: str) -> bool:
-        """Whether it is known here that the round has nothing left to do for a partition."""
+        """Whether a run of this round has published a partition, as far as is known here."""
         return False
 
     def __enter__(self) -> Self:

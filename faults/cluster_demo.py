@@ -1,6 +1,6 @@
-"""``make cluster-demo``: the example on three machines, one of which loses its power, and one its network.
+"""``make cluster-demo``: the example on several machines, some of which lose their power or their network.
 
-What lives here: which machine, when, and what became of it; ends with one line of JSON. What does not: the
+What lives here: which machine, when, and what became of it; the last line is JSON. What does not: the
 machines (``faults/machines.py``), what runs on them (``faults/cluster.py``, ``faults/machines_alone.py``).
 """
 
@@ -40,9 +40,9 @@ _RESULTS = Path(__file__).resolve().parent.parent / "data" / "faults"
 
 @dataclass
 class Campaign:
-    """What all parts of a campaign have found so far. minutes: that they took.
+    """What all parts of a campaign have found so far. minutes: for which they went on.
 
-    failed: parts that did not come to their end. The three last: the most of any fault.
+    failed: parts that did not come to their end. The last three fields: the worst of one fault.
     """
 
     kills: int = 0
@@ -58,11 +58,11 @@ class Campaign:
 
     @classmethod
     def at(cls, path: Path) -> Campaign:
-        """What is kept in a file; a campaign that begins where there is none."""
+        """The campaign that a file keeps; a new one where there is no file."""
         return cls(**json.loads(path.read_text())) if path.exists() else cls()
 
     def add(self, faults: Sequence[Fault]) -> None:
-        """Take the faults of a part in."""
+        """Add the faults of a part."""
         self.kills += sum(one.kind == KILL for one in faults)
         self.cuts += sum(one.kind == CUT for one in faults)
         self.recomputed += sum(one.recomputed for one in faults)
@@ -88,8 +88,8 @@ class Campaign:
 class Fault:
     """What a machine suffered, and what followed.
 
-    recomputed: rows that it had and its successor had not; seconds_lost: how long it had worked on them, and
-    on those that it did not tell of.
+    recomputed: rows that it had and its successor had not. seconds_lost: its work since the last row that its
+    successor had.
     """
 
     kind: str
@@ -115,8 +115,8 @@ class Story:
 
     A kind is what befalls a machine, or the name of a part that is killed and started again. at_once: a
     fault of a machine does not wait until the one before has come to its end. at_any_moment: a machine may be
-    struck whatever it is at, and not only between its first rows and its last. minutes: after which there are
-    no more faults. patience: minutes after which it has gone wrong.
+    struck whatever it does, and not only between its first rows and its last. minutes: after which there are
+    no more faults. patience: minutes after which the story counts as failed.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Story:
 
     @property
     def minutes(self) -> float:
-        """For how long it has gone on."""
+        """Since it began."""
         return (time.monotonic() - self._began) / 60.0
 
     def say(self, sentence: str) -> None:
@@ -227,7 +227,7 @@ class Story:
     def _may_be_struck(self, beat: Beat) -> bool:
         if not self._at_any_moment:
             return beat.asset == ASSETS[0] and 0 < beat.committed < beat.expected * 0.7
-        # Mostly where there is something to lose; a start that meets the end is struck now and then.
+        # Mostly where there is work to lose; starts and ends are struck now and then.
         has_worked = beat.committed > beat.restored
         return self._chance.random() < (_OFTEN if has_worked else _SELDOM)
 

@@ -85,8 +85,9 @@ def go_inside() -> None:
 
 
 def enter(init: int) -> None:
-    """Have this process, which has one thread, be on the machine with this first process; its children whole.
+    """Move this process, which has one thread, onto the machine whose first process this is.
 
+    It keeps its place among the processes outside; only its children are processes of the machine.
     Raises OSError, also where the machine has lost its power.
     """
     libc = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12

@@ -2,8 +2,8 @@
 
 What lives here: which run goes where. Runs are real ones (``faults/run_template.py``) on real machines, with
 Postgres, the store and the example as in ``faults/cluster.py``; Dagster's history is in each run's memory. A
-partition whose machine is struck goes to another one at once, as it does in a cluster when heartbeats or a
-launcher have found it out.
+partition whose machine is struck goes to another one at once; in a cluster heartbeats or a launcher must
+notice it first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Run:
 
 
 class MachinesAlone(Cluster):
-    """Every machine may be struck but the last. What loses its power loses its disk too, every other time."""
+    """All machines but one may be away at a time. Half of those that lose their power lose their disk too."""
 
     def __init__(self, folder: Path, *, machines: int, chance: random.Random) -> None:
         super().__init__(folder, machines=machines)
@@ -42,19 +42,19 @@ class MachinesAlone(Cluster):
         self._roots: dict[str, str] = {}
         self._waiting: deque[str] = deque()
         self._running: dict[str, _Run] = {}
-        """By id: also those that go on elsewhere, until their process has ended."""
+        """By id, until their process has ended: also runs whose partition was given to another one."""
         self._current: dict[str, _Run] = {}
         self._failures: Counter[str] = Counter()
         self._done: set[str] = set()
 
     @property
     def at_risk(self) -> Sequence[Machine]:
-        """All that work, but for the last."""
+        """The reachable machines, unless only one is left."""
         reachable = [machine for machine in self.machines if machine.is_reachable]
         return reachable if len(reachable) > 1 else []
 
     def is_current(self, beat: Beat) -> bool:
-        """Whether it is of the run that its partition was last given to."""
+        """Whether it is of the run that has its partition now."""
         run = self._current.get(beat.partition)
         return run is not None and run.id == beat.run_id
 
@@ -76,7 +76,7 @@ class MachinesAlone(Cluster):
         self._begin_to_listen()
 
     def backfill(self, config: Mapping[str, bool]) -> Callable[[], bool]:
-        """Run all partitions, with this config of each; asked whether all have ended, it goes on with it."""
+        """Run all partitions, each with this config. What it gives launches what is next when it is asked."""
         self._roots = {}
         self._waiting = deque(self._keys)
         self._done.clear()
@@ -96,7 +96,7 @@ class MachinesAlone(Cluster):
         (machine.disk / "tmp").mkdir(exist_ok=True)
 
     def _follow_runs(self) -> None:
-        """Have what failed or lost its machine wait for another start. Raises ClusterError."""
+        """Queue again what failed or lost its machine. Raises ClusterError."""
         for one in list(self._current.values()):
             if not one.machine.is_reachable:
                 del self._current[one.partition]
@@ -126,7 +126,7 @@ class MachinesAlone(Cluster):
             self._template.start(
                 Order(
                     run=run.id,
-                    # What a struck run had begun is gone on with by its retries.
+                    # Retries go on with what a struck run had begun.
                     root=self._roots.setdefault(run.partition, run.id),
                     partition=run.partition,
                     assets=ASSETS,

@@ -58,7 +58,7 @@ class RunTemplate:
     @contextmanager
     def started(cls, log: Path) -> Iterator[RunTemplate]:
         """Have it import everything; it ends with the context."""
-        # The definitions that it imports are of no home.
+        # Its own definitions are of an empty home: each run builds those of its machine.
         with tempfile.TemporaryDirectory(prefix="template-") as nowhere, log.open("w") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "faults.run_template"],
@@ -140,7 +140,7 @@ def _import_all() -> None:
 
 
 def _on_its_machine(order: Order) -> NoReturn:
-    """Enter the machine, to whose processes only a child belongs; wait for it, and end as it does."""
+    """Enter the machine, run in a child (see ``enter``), wait for it, and end as it does."""
     code = 1
     try:
         log = os.open(order.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

@@ -2,9 +2,9 @@
 
 What lives here: which message a target gets next, storms, and back-off. What does not: the words
 (``alert.py``), the sending (``targets.py``). The outbox writes a row of ``alert_deliveries`` for each event
-and target. Before a message is sent, its id is written into the rows of its events, and its target is left
-alone for a while; once the target took it, the time. So two processes never send the same message, a kill in
-between sends it again with the same id, and a failure needs no note: the target is due again later.
+and target. Two notes are written of each message. Before it is sent: its id, and until when its target is
+left alone. After the target took it: the time. So two processes never send the same message at once, after a
+kill in between it is sent again with the same id, and a failure needs no note: the target is due again later.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST_WAIT_SECONDS = 1800.0
 """How long a target is left alone with a message: twice as long at each try of it, up to this."""
 
 GRACE_SECONDS = 10.0
-"""So much longer than a process may take with a message, no other process sends it."""
+"""Added to the time that a process may take with a message. Before, no other process sends to its target."""
 
 SINGLY = 3
 """Alerts of a kind that wait at once and are still told one by one; more become one message."""
@@ -43,10 +43,11 @@ BURST = 10
 BURST_SECONDS = 600.0
 
 PATIENT_TRIES = 3
-"""Up to so many tries of a message, the target is thought to be down; after more, the message to be bad."""
+"""Up to so many tries of a message its target counts as down; after more the message counts as bad."""
 
 _TIME_FOR_ONE = 1.0
-_LONGEST_DOUBLING = 10
+_MOST_DOUBLINGS = 10
+"""Of the wait: the longest one is reached before, and a larger power of two would overflow some day."""
 
 _BOTH = sa.join(_deliveries, _events, _deliveries.c.seq == _events.c.seq)
 _KIND = _events.c.what, _events.c.kind
@@ -55,9 +56,9 @@ _UNTOLD = _deliveries.c.told_at.is_(None)
 
 @dataclass(frozen=True)
 class Delivered:
-    """What one look did. told: messages that targets took. troubles: what those that did not said.
+    """What one look did. told: messages that targets took. troubles: one sentence for each refusal.
 
-    waiting: alerts and recoveries that some target has still to be told.
+    waiting: alerts and recoveries that a target has still to be told.
     """
 
     told: int
@@ -139,7 +140,7 @@ class Delivery:
         return self.send_at_once(Message("test", "This is a test", said, "info"), seconds=seconds)
 
     def backlog(self) -> dict[str, tuple[int, int]]:
-        """For each target by name: how much it has still to be told, and how often one of it was tried."""
+        """For each target by name: what it has still to be told, and the most tries of any of it."""
         columns = _deliveries.c.target, sa.func.count(), sa.func.max(_deliveries.c.tries)
         query = sa.select(*columns).where(_UNTOLD).group_by(_deliveries.c.target)
         rows = self._state.read(lambda connection: connection.execute(query).all())
@@ -155,8 +156,8 @@ class Delivery:
 def _next(connection: sa.Connection, key: str, now: float) -> sa.Row[Any] | None:
     """What a target is to be told next, if anything is due.
 
-    A row stands for the events of a message, or for those of a kind of which none was made (message None).
-    A message that was tried often may never be taken: it comes last, and holds no new one up.
+    A row stands for the events of one message, or for those of one kind that are in no message yet (message
+    None). A message that was tried often may never be taken: it comes last, and holds no new one up.
     """
     seq, message, tries = _deliveries.c.seq, _deliveries.c.message, sa.func.max(_deliveries.c.tries)
     first, last, size = sa.func.min(seq), sa.func.max(seq), sa.func.count()
@@ -187,7 +188,7 @@ def _stormy(connection: sa.Connection, key: str, now: float) -> set[tuple[str, s
 def _claim(
     connection: sa.Connection, key: str, sender: Sender, now: float, busy_until: float
 ) -> tuple[Message, float] | None:
-    """Write down which message a target gets next, and until when it is left alone with that."""
+    """Write down which message a target gets next. Returns it, and until when the target is left alone."""
     found = _next(connection, key, now)
     if found is None:
         return None
@@ -208,7 +209,7 @@ def _claim(
     events = [AlertEvent.from_json(row) for row in connection.scalars(query)]
     id_ = found.message or (events[0].id if count == 1 else digest("many", events[0].id, str(count)))
     connection.execute(_deliveries.update().where(*its).values(message=id_, tries=found.tries + 1))
-    wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(found.tries, _LONGEST_DOUBLING))
+    wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(found.tries, _MOST_DOUBLINGS))
     due = max(now + wait, busy_until)
     connection.execute(_receivers.update().where(_receivers.c.target == key).values(due=due))
     return sender.message(id_, events, count), due

@@ -67,7 +67,7 @@ class StagedFile:
     sequence: int
     notes: tuple[str, ...]
     in_use: LockFile = field(repr=False)
-    """Held while this process needs the temporary file."""
+    """The lock on the temporary file, held while this process needs it."""
 
     def refuse_unfit(self) -> None:
         """Raise WrongIdSetError or DigestMismatchError where this file must not be published."""

@@ -204,9 +204,9 @@ class Nodes:
         return f"Another machine beats as {name}{where}. {other}"
 
     def wait_for_beats(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Return when every node that is not dead says what has begun there until now.
+        """Wait until the heartbeats of all living nodes name what had begun there before this call.
 
-        Its second heartbeat does: the first may be of what it saw before.
+        The second one from now does: the first may have been put together before.
         """
         began = self.look().now
         later: dict[str, set[float]] = {}

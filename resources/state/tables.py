@@ -10,13 +10,13 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 VERSION = 3
-"""Of this schema. A database of the version before is brought up to date; any other is refused."""
+"""Of this schema. A database of the version before it is brought up to date; all others are refused."""
 
 BRING_UP_TO_DATE = (
     "INSERT INTO alert_receivers (target, due) SELECT key, 0 FROM alert_targets",
     "DROP TABLE alert_targets",
 )
-"""What turns version 2 into this one, after the tables that are new were created."""
+"""Statements that turn version 2 into version 3, once the tables that are new in it were created."""
 
 metadata = sa.MetaData()
 """What must not be lost."""

@@ -1,8 +1,8 @@
 """A withdrawal of properties under way, as every machine sees it.
 
-What lives here: saying so, and asking. What does not: what is withdrawn, and finishing one that was cut short
-(``vlm_assets/operate/withdraw.py``). Who begins a heartbeat asks after it, and who withdraws looks at
-heartbeats after saying so: one of two that begin at once sees the other.
+What lives here: the note of it in the control state. What does not: the steps, and finishing a withdrawal
+that was cut short (``vlm_assets/operate/withdraw.py``). A run writes its heartbeat and then reads the note; a
+withdrawal writes the note and then reads the heartbeats. So of two that begin at once, one sees the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from resources.state.tables import meta as _table
 
 
 def begin_withdrawal(state: ControlState, partitions: Collection[str]) -> None:
-    """Say that properties of these partitions are being withdrawn, durably. Raises ControlStateError."""
+    """Note durably that properties of these partitions are being withdrawn. Raises ControlStateError."""
     value = json.dumps(sorted(partitions))
 
     def write(connection: sa.Connection) -> None:
@@ -29,7 +29,7 @@ def begin_withdrawal(state: ControlState, partitions: Collection[str]) -> None:
 
 
 def end_withdrawal(state: ControlState) -> None:
-    """Say that all is withdrawn, or that nothing was. Raises ControlStateError."""
+    """Remove the note: all is withdrawn, or nothing was. Raises ControlStateError."""
     delete = _table.delete().where(_table.c.name == _NAME)
     state.write(lambda connection: connection.execute(delete), copy=True)
 

@@ -94,7 +94,7 @@ class RunRefusedError(ValueError):
 
 
 class BeingWithdrawnError(RuntimeError):
-    """What this run has read may hold properties that are being withdrawn."""
+    """Properties of the partition are being withdrawn, and this run may have read them."""
 
 
 class Work(Protocol):
@@ -251,8 +251,8 @@ class Materialization:
             if partition.key in (being_withdrawn(partition.state) or ()):
                 note_run(context, NO_ATTEMPT)
                 raise BeingWithdrawnError(
-                    f"Properties of {partition.key} are being withdrawn, so nothing was computed. It goes on"
-                    " by itself. `vlm-assets withdraw` finishes a withdrawal that was cut short."
+                    f"Properties of {partition.key} are being withdrawn, so nothing was computed. It is tried"
+                    " again by itself. `vlm-assets withdraw` finishes a withdrawal that was cut short."
                 )
             yield cls(context, partition, work, options, beat, settings)
 

@@ -29,7 +29,7 @@ SENSOR = "dataset_audit_due"
 INTERVAL_SECONDS = 60
 DAY_SECONDS = 24 * 3600.0
 AGAIN_SECONDS = 3600.0
-"""After an audit that found a fault."""
+"""From an audit that found a fault to the next one."""
 
 SHOWN = 50
 """Problems that are listed on the page; ``vlm-assets audit --json`` lists all."""

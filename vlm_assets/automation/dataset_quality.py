@@ -243,7 +243,7 @@ def quality_picture(quality: Quality) -> bytes | None:
 
 
 def _steps(quality: Quality) -> tuple[npt.NDArray[np.int64], int]:
-    """Of each partition the number of its step, and how many there are: as published, in equal groups."""
+    """Partitions in the order of publication, in equal steps: the step of each, and how many there are."""
     published = [(at, key) for key, at in quality.published.items()]
     ordered = sorted(range(len(published)), key=published.__getitem__)
     size = -(-len(ordered) // _MOST_STEPS) or 1

@@ -66,7 +66,7 @@ class ExpectedCost:
         return round(self.whole[key] * (1.0 - rows / len(PropertyRange.from_key(key))))
 
     def heaviest_first(self, keys: Collection[str]) -> list[str]:
-        """Known keys, the heaviest range first; that a part of one is done is seen to in the queue."""
+        """Known keys, the heaviest range first. What is done of a range counts in ``priority`` alone."""
         return sorted((key for key in keys if key in self.whole), key=lambda key: (-self.whole[key], key))
 
     def priority(self, key: str, *, anew: bool = False) -> int:

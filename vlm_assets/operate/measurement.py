@@ -47,7 +47,7 @@ STEADY_RUNS: Final = 4
 """Runs with all devices at work that are measured, at least."""
 
 _HELD_UP: Final = 3.0
-"""Times the median."""
+"""A run that took more than this many times the median was held up."""
 
 _SHARED: Final = ("leases", "models")
 """Folders of the state that the runs in a home of their own share: devices are leased as ever."""
@@ -81,7 +81,7 @@ class MeasuredRun:
         launched = sorted(began for began, _ in times)
         seconds = [ended - began for began, ended in sorted(times)]
         steady = seconds[devices:-1] if devices > 1 else seconds[devices:]
-        # One that a device or a machine held up for long is a failure, which is counted by itself.
+        # A run that a device or a machine held up is a failure, and a plan adds failures by itself.
         steady = [one for one in steady if one <= _HELD_UP * median(steady)]
         gaps = [
             began - ended

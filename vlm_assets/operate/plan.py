@@ -52,7 +52,7 @@ LAUNCH_SECONDS: Final = 1.5
 """Between the end of a run and the start of the next one's process: Dagster's queue looks every second."""
 
 RAY_SECONDS: Final = 8.0
-"""More that a launch takes on Ray, at most: 4 to 11 s where Dagster's own launcher takes 2.1 to 2.7 s."""
+"""A launch takes so much longer on Ray, at most: 4 to 11 s; with Dagster's own launcher 2.1 to 2.7 s."""
 
 _SPREAD_AT_LEAST: Final = 0.03
 """A machine is not faster or slower by less than this from day to day."""
@@ -228,44 +228,44 @@ class Pace:
 
 @dataclass(frozen=True)
 class StartUp:
-    """What starting a partition's run costs beside its properties. seconds, a_property: of a device."""
+    """Seconds of a device: ``seconds`` to start the run of a partition, ``a_property`` for each property."""
 
     seconds: float
     a_property: float
 
     @classmethod
     def of(cls, settings: Settings, measured: Measurement, images_a_property: float) -> StartUp:
-        """As it was measured, and with what a launch takes on Ray where the settings name one."""
+        """As measured; longer by what a launch takes on Ray, where the settings name one."""
         pace = Pace.of(measured)
         on_ray = RAY_SECONDS if settings.ray_address is not None else 0.0
         start = pace.run_seconds(0.0, first=False) + on_ray
         return cls(start, max(pace.image_seconds * images_a_property, 1e-9))
 
     def share(self, range_size: int) -> float:
-        """Of a partition's time, with so many properties."""
+        """The share of start-up in the time of a partition of so many properties."""
         return self.seconds / (self.seconds + range_size * self.a_property)
 
     @property
     def range_size(self) -> int:
-        """Properties from which on it is at most 2%."""
+        """The fewest properties, rounded up, with which start-up takes START_SHARE of the time at most."""
         return _rounded_up((1 / START_SHARE - 1) * self.seconds / self.a_property)
 
 
 def range_size_advice(settings: Settings, range_size: int, images_a_property: float) -> str | None:
-    """Which partitions would spend less time on starting; None where these are large enough."""
+    """Which partition size is enough for start-up to take START_SHARE at most; None where this one is."""
     measured = next(iter(kept(settings)), None)
     if measured is None:
         return (
-            "`vlm-assets try`, then `vlm-assets plan`, say from which --range-size on starting runs takes"
-            " less than 2% of the time. Before the first run the size may be changed for all."
+            "`vlm-assets try`, then `vlm-assets plan`, name the --range-size with which starting runs takes"
+            " less than 2% of the time. Before the first run the size may be changed for all partitions."
         )
     start = StartUp.of(settings, measured, images_a_property)
     if range_size >= start.range_size:
         return None
     return (
         f"Partitions of {range_size:,} properties spend {start.share(range_size):.0%} of their time on"
-        f" starting, as measured with {measured.model}; from --range-size {start.range_size} on it is less"
-        " than 2%. Before the first run the size may be changed for all."
+        f" starting, as measured with {measured.model}; with --range-size {start.range_size} it is less than"
+        " 2%. Before the first run the size may be changed for all partitions."
     )
 
 
@@ -508,8 +508,8 @@ def compare_with_run(settings: Settings) -> PlanAndRun | None:
     """Compare the latest prediction with its run, once that is over, and keep it; None before.
 
     What the run took: from the launch of its first partition to the last publication, without times of more
-    than a quarter of an hour in which nobody worked, as the rate has it. The next plan stands on what these
-    partitions took. Raises OSError, CatalogError.
+    than a quarter of an hour in which nobody worked, as the rate has it. The next plan reckons with the
+    times of these partitions. Raises OSError, CatalogError.
     """
     try:
         told = read_sealed(settings.state_directory / "plans" / "latest.json")
@@ -550,7 +550,7 @@ def _launches_and_ends(
 
 
 def _worked(times: Mapping[str, Sequence[tuple[float, float]]]) -> float:
-    """Seconds in which somebody worked."""
+    """Seconds from the first launch to the last publication, without long times in which nobody worked."""
     total, end = 0.0, -math.inf
     for began, ended in sorted(one for asset in times.values() for one in asset):
         pause = began - end
@@ -560,7 +560,7 @@ def _worked(times: Mapping[str, Sequence[tuple[float, float]]]) -> float:
 
 
 def _learn(settings: Settings, name: str, times: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-    """Let the measurement stand on what these real partitions took, where they are enough.
+    """Put what these real partitions took into the measurement, if there are enough of them.
 
     Raises OSError, CatalogError.
     """

@@ -1,8 +1,8 @@
 """The quality of the published descriptions: what they say, where they are odd, how far they are right.
 
 What lives here: a summary of each published partition, which is kept so that a look reads only what is new,
-and what follows from all of them. What does not: Dagster's side (``automation/dataset_quality.py``), the
-picture (``automation/dataset_quality.py``), whether the rows are whole (``audit.py``).
+and what follows from all of them. What does not: Dagster's side and the picture
+(``automation/dataset_quality.py``), whether the rows are whole (``audit.py``).
 """
 
 from __future__ import annotations
@@ -192,7 +192,10 @@ class FieldAnswers:
 
 
 class _Compared(NamedTuple):
-    """A partition against all others in one field. most: the value by which it differs most."""
+    """A partition against all others in one field.
+
+    most: the value that it gives too often. here, elsewhere: the share of that value.
+    """
 
     chance: float
     distance: float

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resources.journal.high_water_mark import read_marks
-from resources.journal.journal_errors import JournalLossError
+from resources.journal.journal_errors import JournalLossError, sample
 from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.publishing_errors import NotPublishedError, PublishedError
@@ -402,7 +402,7 @@ def repair_command(
     """List what is wrong and what would put it right; then do it.
 
     A damaged file comes back from its second copy at once.
-    What must be computed again is launched in the running Dagster, else the commands are shown.
+    What must be computed again is launched in the running Dagster; if none runs, it says what is not done.
     Nothing is deleted: what is damaged is kept in .quarantine.
     Exit code 1 if anything is wrong still.
     """
@@ -486,7 +486,7 @@ def _compute(current: Settings, found: Audit, repairs: Sequence[Repair], tell: C
         for sentence in launch(DagsterApi(address), wanted):
             tell(sentence)
         return True
-    keys = ", ".join(dict.fromkeys(key for one in wanted for key in one.keys))
+    keys = sample({key for one in wanted for key in one.keys})
     tell(
         f"Not computed, for no Dagster runs on this home: {keys}. Start `vlm-assets serve` and repair again."
     )

@@ -65,4 +65,4 @@ def test_an_ingest_as_json(tmp_path) -> None:
     assert (told["new"], told["rows"], told["waiting"]) == (5, 5, 1)
     assert told["new_ranges"] == ["000000000-000000001", "000000002-000000003"]
     assert any("new partitions" in sentence for sentence in told["said"])
-    assert "from which --range-size on" in told["said"][-1]
+    assert "name the --range-size with which" in told["said"][-1]
