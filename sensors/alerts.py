@@ -98,7 +98,7 @@ class AlertScan:
         opened = self.outbox.open_subjects()
         # Runs before checks: the checks that a failed run failed for are then among those read.
         failed = failed_runs(dagster, cursor.runs, now=now)
-        evaluations, until = new_evaluations(dagster, cursor.evaluations, self.assets)
+        evaluations, until = new_evaluations(dagster, cursor.evaluations)
         # A run that failed for a check is told by that check.
         told = {one.run_id for one in evaluations if one.stops} | self._seen_runs
         told |= {alert.occurrence for alert in opened.values() if alert.kind == CHECK_FAILED}
@@ -210,9 +210,7 @@ def failed_runs(dagster: DagsterFacts, since: float | None, *, now: float) -> li
     ]
 
 
-def new_evaluations(
-    dagster: DagsterFacts, cursor: int | None, assets: Sequence[str]
-) -> tuple[list[CheckEvaluation], int]:
+def new_evaluations(dagster: DagsterFacts, cursor: int | None) -> tuple[list[CheckEvaluation], int]:
     """The results since the last look, some of them seen before, and where to go on.
 
     At the very first look (cursor None): what stands failed now, not what once did. A history that was wiped
@@ -220,7 +218,7 @@ def new_evaluations(
     """
     newest = dagster.newest_evaluation()
     if cursor is None or newest < cursor:
-        return list(dagster.latest_failures(assets)), newest
+        return list(dagster.latest_failures()), newest
     return dagster.evaluations_since(cursor, look_back=LOOK_BACK)
 
 

@@ -131,15 +131,19 @@ class InstanceFacts(InstanceRuns):
         found = [one for row in rows if (one := _evaluation(row)) is not None]
         return found, max([cursor, *(row["id"] for row in rows)])
 
-    def latest_failures(self, assets: Sequence[str]) -> Iterator[CheckEvaluation]:
-        """The latest result of every check and partition where it failed: only these texts are read."""
+    def latest_failures(self, assets: Sequence[str] | None = None) -> Iterator[CheckEvaluation]:
+        """The latest result of every check and partition where it failed: only these texts are read.
+
+        assets: of these alone; None: of all.
+        """
         import sqlalchemy as db
 
         executions = check_table()
+        of_these = executions.c.asset_key.in_([AssetKey(asset).to_string() for asset in assets or ()])
         newest = (
             db.select(db.func.max(executions.c.id))
             .where(
-                executions.c.asset_key.in_([AssetKey(asset).to_string() for asset in assets]),
+                db.true() if assets is None else of_these,
                 # A run that ended before its checks leaves them planned for ever: the result before stands.
                 executions.c.execution_status != "PLANNED",
             )

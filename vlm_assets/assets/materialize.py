@@ -94,7 +94,7 @@ class RunRefusedError(ValueError):
 
 
 class BeingWithdrawnError(RuntimeError):
-    """Properties of the partition are being withdrawn, and this run may have read them."""
+    """Properties of the partition are being withdrawn, or were since this run read them."""
 
 
 class Work(Protocol):
@@ -248,12 +248,8 @@ class Materialization:
             expected=len(partition.expected_ids),
             began=_began(context, asset),
         ) as beat:
-            if partition.key in (being_withdrawn(partition.state) or ()):
-                note_run(context, NO_ATTEMPT)
-                raise BeingWithdrawnError(
-                    f"Properties of {partition.key} are being withdrawn, so nothing was computed. It is tried"
-                    " again by itself. `vlm-assets withdraw` finishes a withdrawal that was cut short."
-                )
+            # A withdrawal that begins later sees the heartbeat.
+            _refuse_withdrawn(context, settings, partition)
             yield cls(context, partition, work, options, beat, settings)
 
     @property
@@ -571,6 +567,29 @@ def _refuse_other_settings(
         # Another machine may be right; where none is, a person is told after some interruptions.
         note_run(context, NO_ATTEMPT)
         raise
+
+
+def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, partition: Partition) -> None:
+    """Raise BeingWithdrawnError where properties are being withdrawn, or were while this run waited."""
+    is_withdrawn = partition.key in (being_withdrawn(partition.state) or ())
+    if not is_withdrawn:
+        if (store := settings.store) is not None:
+            wait_until_available(
+                context,
+                settings,
+                lambda: pull_catalog(settings.home, store),
+                unavailable=StoreAwayError,
+                title="No store to work from",
+            )
+        rows = Catalog.open(settings.home).slice(PropertyRange.from_key(partition.key))
+        is_withdrawn = tuple(rows["property_id"].to_pylist()) != partition.expected_ids
+    if is_withdrawn:
+        note_run(context, NO_ATTEMPT)
+        raise BeingWithdrawnError(
+            f"Properties of {partition.key} are being withdrawn, or were since this run read them, so nothing"
+            " was computed. It goes on by itself. `vlm-assets withdraw` finishes a withdrawal that was cut"
+            " short."
+        )
 
 
 def root_run_of(context: dg.AssetExecutionContext) -> str:

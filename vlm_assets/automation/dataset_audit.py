@@ -164,8 +164,9 @@ def build_audit_sensor(settings: Settings, audit_asset: dg.AssetsDefinition) -> 
         why = why_due(last, works=bool(Workers(state).living()), now=now)
         if why is None:
             return Decided("No audit is due.")
-        # One run for each cause: a tick that is killed asks again with the same key.
-        run_key = f"{last.at if last else 0:.0f} {int(now // AGAIN_SECONDS)}"
+        # One run for each cause: a tick that is killed, or sees it under way, asks again with the same key.
+        since = last.at if last else 0.0
+        run_key = f"{since:.0f} {int((now - since) // AGAIN_SECONDS)}"
         return Decided(why, requests=[dg.RunRequest(run_key=run_key, tags={"vlm-assets/why": why})])
 
     return build_sensor(

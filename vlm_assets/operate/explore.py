@@ -70,15 +70,16 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> Explo
     embedded, _ = comparable(settings, catalog)
     described = published_records(settings.descriptions, catalog)
     keys = [key for key, one in embedded.items() if key in described and are_vectors_of(one, described[key])]
-    if not keys:
-        raise CommandError("No partition has vectors of its present descriptions: `vlm-assets run`.")
     made_of = [_FORMAT, sample, *((key, described[key].sha256, embedded[key].sha256) for key in keys)]
     kept = _folder(settings) / f"{digest_of(made_of)}.parquet"
     if kept.exists():
         table = pq.read_table(kept)
         return Explored(table, int(table.schema.metadata[_OF]))
     partitions = PublishedPartitions(settings.embeddings)
-    with_vector = np.concatenate([_with_vector(partitions.read(key)) for key in keys])
+    with_vectors = [_with_vector(partitions.read(key)) for key in keys]
+    if not any(map(len, with_vectors)):
+        raise CommandError("No property has a vector of its present description: `vlm-assets run`.")
+    with_vector = np.concatenate(with_vectors)
     drawn = with_vector
     if len(drawn) > sample:
         drawn = np.random.default_rng(_SEED).choice(drawn, sample, replace=False)

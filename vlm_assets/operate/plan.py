@@ -513,7 +513,7 @@ def compare_with_run(settings: Settings) -> PlanAndRun | None:
     """
     try:
         told = read_sealed(settings.state_directory / "plans" / "latest.json")
-        keys, name, at = list(told.pop("keys")), str(told.pop("measured")), float(told["at"])
+        keys, name, at = list(told.pop("keys")), str(told.pop("measured", "")), float(told["at"])
         known = comparisons(settings)
         if any(one.at == at for one in known):
             return next(one for one in known if one.at == at)
@@ -573,7 +573,9 @@ def _learn(settings: Settings, name: str, times: Mapping[str, Sequence[tuple[flo
     whole = _all_images(settings, Catalog.open(settings.home))
     rows, images = zip(*(whole[key] for key in times if key in whole), strict=True)
     run = MeasuredRun.of(spans, properties=round(fmean(rows)), images=fmean(images), devices=at_once)
-    keep(settings, replace(measured, run=run))
+    # None of them had the machine alone, and the last one is the lightest.
+    alone = measured.run.alone_seconds / measured.run.seconds if measured.run is not None else 1.0
+    keep(settings, replace(measured, run=replace(run, alone_seconds=run.seconds * alone)))
 
 
 _EXAMPLES = """\b

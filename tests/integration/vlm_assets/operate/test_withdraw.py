@@ -23,6 +23,7 @@ from resources.training.rank_watch import PositionFile
 from resources.training.state import TrainingState
 from resources.training.training_plan import Sample, TrainingPlan, write_samples
 from sensors.dagster_internals.runs import NO_ATTEMPT
+from vlm_assets.assets import materialize
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
 from vlm_assets.catalog.ingest import ingest
@@ -297,10 +298,20 @@ def test_a_run_that_begins_beside_a_withdrawal_computes_nothing_and_it_is_no_att
     steps = withdraw(desk.settings, plan_withdrawal(desk.settings, ids_of(desk.settings)[:1]))
     next(steps)
     refused = desk.materialize()
-    assert "are being withdrawn, so nothing was computed" in refused.failure
+    assert "are being withdrawn, or were since this run read them" in refused.failure
     assert NO_ATTEMPT in desk.instance.get_runs()[0].tags
     list(steps)
     assert being_withdrawn(control_state(desk.settings)) is None
+
+
+def test_a_run_that_waited_while_properties_were_withdrawn_does_not_bring_them_back(desk, monkeypatch):
+    """A pause holds a run that has read the catalogue and has no heartbeat yet: it reads it anew."""
+    gone = ids_of(desk.settings)[:1]
+    monkeypatch.setattr(materialize, "_refuse_other_settings", lambda *_: done(desk.settings, gone))
+    refused = desk.materialize()
+    assert "or were since this run read them" in refused.failure
+    assert NO_ATTEMPT in desk.instance.get_runs()[0].tags
+    assert files_with(desk.settings.home, gone[0]) == []
 
 
 def test_a_training_that_has_just_begun_on_another_node_holds_up_a_withdrawal(

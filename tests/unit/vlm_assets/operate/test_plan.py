@@ -184,6 +184,28 @@ def test_the_next_plan_stands_on_what_real_partitions_took(uneven, monkeypatch) 
     assert plan_of(uneven, learned).days * 86_400 == pytest.approx(4 * 60 + 3 * 1, rel=0.02)
 
 
+def test_a_short_last_partition_says_nothing_of_how_devices_share(uneven, monkeypatch) -> None:
+    """A tail is over sooner because it is small: the other devices are not as much slower for that."""
+    monkeypatch.setattr(measurement, "STEADY_RUNS", 0)
+    keep(uneven, MEASURED)
+    made = plan_of(uneven)
+    keep_prediction(uneven, made)
+    at = datetime.now().timestamp() + 10
+    times = dict(zip(made.keys, ((0, 60), (0, 60), (61, 60), (62, 6)), strict=True))
+
+    def record(_: PublishedPartitions, key: str) -> PublishedRecord:
+        began, seconds = at + times[key][0], times[key][1]
+        ended = datetime.fromtimestamp(began + seconds).astimezone().isoformat()
+        return PublishedRecord(key, 1, "", 0, 2, "", "", ended, {"began": began})
+
+    monkeypatch.setattr(PublishedPartitions, "record", record)
+    compare_with_run(uneven)
+    (learned,) = kept(uneven)
+    assert learned.run is not None
+    assert (learned.run.devices, round(learned.run.seconds)) == (2, 60)
+    assert learned.run.alone_seconds == learned.run.seconds
+
+
 @pytest.mark.usefixtures("published")
 def test_what_was_made_before_the_prediction_is_no_run_of_it(uneven) -> None:
     """Finished partitions of last week do not stand for the run that was planned today."""
