@@ -47,16 +47,18 @@ def _measure(partitions: int) -> dict[str, tuple[float, float]]:
     """CPU seconds and peak MiB of each case."""
     with tempfile.TemporaryDirectory() as folder:
         settings = make_home(Path(folder), partitions)
-        environment = {**os.environ, "VLM_ASSETS_HOME": str(settings.home), "DAGSTER_HOME": folder}
+        environment = {"VLM_ASSETS_HOME": str(settings.home), "DAGSTER_HOME": folder}
         found = {}
         for name, command in CASES.items():
-            found[name] = _spent(command, environment)
+            found[name] = spent(command, environment)
             cpu, memory = found[name]
             print(f"{partitions:6d} partitions, {name}: {cpu:.2f} s of CPU, {memory:.0f} MiB", flush=True)
         return found
 
 
-def _spent(command: tuple[str, ...], environment: dict[str, str]) -> tuple[float, float]:
+def spent(command: tuple[str, ...], environment: dict[str, str]) -> tuple[float, float]:
+    """CPU seconds and peak MiB of this Python with these arguments."""
+    environment = {**os.environ, **environment}
     process = subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

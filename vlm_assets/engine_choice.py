@@ -1,8 +1,9 @@
 """Which engine runs the model: what the settings say, and what ``auto`` stands for in this home.
 
-What lives here: the choice, vLLM's program, and the note that keeps the choice. What does not: the engines
-(``resources/engine``). An engine is part of a row's meaning, so ``auto`` is chosen once a home: a driver that
-fails, or a look from another machine, must not make finished partitions stale.
+What lives here: the choice, vLLM's program, the note that keeps the choice, and which models must be named
+for it. What does not: the engines (``resources/engine``). An engine is part of a row's meaning, so ``auto`` is
+chosen once a home: a driver that fails, or a look from another machine, must not make finished partitions
+stale.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from resources.devices.find import find_devices
 from resources.engine.protocol import ModelLoadError
 from resources.storage.files import make_directory, write_new
 from resources.storage.sealed_json import BrokenSealError, read_sealed, sealed
-from vlm_assets.settings import CHECKOUT, PREFIX, Settings, SettingsError
+from vlm_assets.settings import CHECKOUT, EXAMPLE, EXAMPLE_MODEL, PREFIX, Settings, SettingsError
 
 _ENVIRONMENT = CHECKOUT / ".venv-vllm"
 """Where ``make vllm`` puts vLLM; a file ``cuda-VERSION`` or ``cpu-VERSION`` says which build."""
@@ -62,18 +63,42 @@ def chosen_engine(settings: Settings) -> ChosenEngine:
     )
 
 
+def require_models(settings: Settings) -> None:
+    """Return if a describing and an embedding model are chosen. Raises SettingsError, which says what to set.
+
+    A server at an address knows its own model, but nothing that embeds. Beside a server that we start, the
+    describing model's layers would be loaded a second time, so they do not embed.
+    """
+    example = f", or {PREFIX}MODEL={EXAMPLE} for the example model" if EXAMPLE_MODEL.is_dir() else ""
+    serves = chosen_engine(settings).engine == "server"
+    if settings.model is None and not (serves and settings.server_url is not None):
+        raise SettingsError(
+            f"{PREFIX}MODEL is not set, so nothing can describe your images. Set it to a model's folder or"
+            f" hub id{example}."
+        )
+    if settings.embedding_model is not None:
+        return
+    if settings.model is None:
+        raise SettingsError(
+            f"{PREFIX}EMBEDDING_MODEL is not set, and the server at {PREFIX}SERVER_URL only describes. Set it"
+            f" to an embedding model's folder or hub id{example}."
+        )
+    if serves and settings.server_url is None:
+        raise SettingsError(
+            f"{PREFIX}EMBEDDING_MODEL is not set, and the model server that is started here only describes:"
+            " the describing model would be loaded a second time to embed. Set it to an embedding model's"
+            f" folder or hub id, or describe in the run's own process: {PREFIX}ENGINE=transformers."
+        )
+
+
 def keep_engine(settings: Settings, log: logging.Logger) -> None:
     """Note what ``auto`` stands for in this home from now on, and say what is lost by it.
 
-    Raises ModelLoadError where another run has noted another choice meanwhile, OSError.
+    Raises SettingsError as ``require_models`` does, ModelLoadError where another run has noted another choice
+    meanwhile, OSError.
     """
+    require_models(settings)
     chosen, note = chosen_engine(settings), _note(settings)
-    started = chosen.engine == "server" and settings.server_url is None
-    if started and settings.embedding_model is None:
-        log.warning(
-            f"{PREFIX}EMBEDDING_MODEL is not set, so the describing model's own layers embed: beside its"
-            " server the model is loaded a second time, and the server has that much less memory."
-        )
     if settings.engine != "auto" or not chosen.kept:
         return
     if chosen.lost is not None:

@@ -532,25 +532,6 @@ def holds_example(home: Path) -> bool:
     return (home / EXAMPLE / "example.json").is_file()
 
 
-def require_models(settings: Settings) -> None:
-    """Return if a describing and an embedding model are chosen. Raises SettingsError, which says what to set.
-
-    A model server at an address knows its own model, but nothing that embeds.
-    """
-    served = settings.engine == "server" and settings.server_url is not None
-    example = f", or {PREFIX}MODEL={EXAMPLE} for the example model" if EXAMPLE_MODEL.is_dir() else ""
-    if settings.model is None and not served:
-        raise SettingsError(
-            f"{PREFIX}MODEL is not set, so nothing can describe your images. Set it to a model's folder or"
-            f" hub id{example}."
-        )
-    if settings.model is None and settings.embedding_model is None:
-        raise SettingsError(
-            f"{PREFIX}EMBEDDING_MODEL is not set, and the server at {PREFIX}SERVER_URL only describes. Set it"
-            f" to an embedding model's folder or hub id{example}."
-        )
-
-
 def _refuse_unfinished_starts(settings: Settings) -> None:
     # A worker that starts a server loads its model: it would be ended as stuck before the server is up.
     if settings.model_load_seconds < settings.server_start_seconds:

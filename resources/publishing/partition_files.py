@@ -49,7 +49,11 @@ class PartitionFiles:
         self.published = self.paths.published
         self.record_path = self.paths.record
         self.record_copy = self.paths.record_copy
-        self.quarantine = self.paths.quarantine
+
+    @property
+    def quarantine(self) -> Path:
+        """Where files of it go that do not verify."""
+        return self.paths.quarantine
 
     def slot(self, number: int) -> Path:
         """The path of backup 0, 1 or 2."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 VERSION_NUMBERS = (0, 1, 2)
@@ -81,37 +82,37 @@ class AssetFolders:
     home: Home
     name: str
 
-    @property
+    @cached_property
     def published(self) -> Path:
         """The finished partitions, ``KEY.parquet`` each. Nothing else is ever in this folder."""
         return self.home.root / self.name
 
-    @property
+    @cached_property
     def versions(self) -> Path:
         """Records, second copies and earlier versions."""
         return self.home.root / _VERSIONS / self.name
 
-    @property
+    @cached_property
     def staging(self) -> Path:
         """Temporary files of publications."""
         return self.home.root / _STAGING / self.name
 
-    @property
+    @cached_property
     def journals(self) -> Path:
         """A folder for each partition with work under way."""
         return self.home.root / _JOURNAL / self.name
 
-    @property
+    @cached_property
     def quarantine(self) -> Path:
         """A folder for each partition of which a file did not verify."""
         return self.home.root / _QUARANTINE / self.name
 
-    @property
+    @cached_property
     def high_water_marks(self) -> Path:
         """A folder for each partition that was ever worked on."""
         return self.home.state / "high_water_marks" / self.name
 
-    @property
+    @cached_property
     def locks(self) -> Path:
         """A lock file for each partition that was ever published."""
         return self.home.state / "publication_locks" / self.name
@@ -124,9 +125,10 @@ class AssetFolders:
         """The keys of the files that readers see now, sorted. Raises OSError."""
         return _stems(self.published, _PARQUET)
 
-    def recorded_keys(self) -> list[str]:
-        """The keys that have a record, whole or damaged, sorted. Raises OSError."""
-        return [key for key in _stems(self.versions, ".json") if "." not in key]
+    def touched_keys(self) -> set[str]:
+        """The keys that have anything: a file, a version, a record, a journal, a high-water mark."""
+        folders = (self.published, self.versions, self.journals, self.high_water_marks)
+        return {name.partition(".")[0] for folder in folders for name in _names_in(folder)}
 
     def journal_keys(self) -> list[str]:
         """The keys with a journal folder, sorted. Raises OSError."""
@@ -198,9 +200,12 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def _stems(folder: Path, suffix: str) -> list[str]:
+    return sorted(name.removesuffix(suffix) for name in _names_in(folder) if name.endswith(suffix))
+
+
+def _names_in(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries]
+            return [entry.name for entry in entries]
     except FileNotFoundError:
         return []
-    return sorted(name.removesuffix(suffix) for name in names if name.endswith(suffix))

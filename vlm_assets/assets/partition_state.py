@@ -245,11 +245,20 @@ class PartitionStates:
     def all(self) -> list[PartitionState]:
         """Every partition of both assets, descriptions first, in the order of the catalogue."""
         running = {(worker.asset, worker.partition) for worker in self._workers.living()}
-        return [
-            self._state(asset, wanted, is_running=(asset.name, wanted.key) in running)
-            for asset in (self._described, self._embedded)
-            for wanted in self._catalog.ranges
-        ]
+        assets = (self._described, self._embedded)
+        touched = {asset.name: asset.touched_keys() for asset in assets}
+        found: dict[str, list[PartitionState]] = {asset.name: [] for asset in assets}
+        for wanted in self._catalog.ranges:
+            described: PartitionState | None = None
+            for asset in assets:
+                is_running = (asset.name, wanted.key) in running
+                if wanted.key in touched[asset.name] or is_running:
+                    one = self._state(asset, wanted, is_running=is_running, described=described)
+                else:
+                    one = _untouched(asset, wanted)
+                found[asset.name].append(one)
+                described = one
+        return [one for asset in assets for one in found[asset.name]]
 
     def of(self, asset: str, key: str) -> PartitionState:
         """One partition. Raises KeyError for an asset or a range that is not there."""
@@ -258,17 +267,26 @@ class PartitionStates:
         is_running = any((one.asset, one.partition) == (asset, key) for one in at_work)
         return self._state(folders, self._ranges[key], is_running=is_running)
 
-    def _state(self, asset: AssetFolders, wanted: PropertyRange, *, is_running: bool) -> PartitionState:
+    def _state(
+        self,
+        asset: AssetFolders,
+        wanted: PropertyRange,
+        *,
+        is_running: bool,
+        described: PartitionState | None = None,
+    ) -> PartitionState:
+        """described: of an embedding, the descriptions as they were looked at a moment ago."""
         files = PartitionFiles(asset, wanted.key)
         before: PartitionState | None = None
         for _ in range(_LOOKS):
             reading = read_record(files)
-            found = self._look(asset, files, reading, wanted, is_running=is_running)
+            texts = described.record if described is not None else None
+            found = self._look(asset, files, reading, wanted, is_running=is_running, texts=texts)
             has_moved = read_record(files).content != reading.content if found.problems else False
             # Rows are called lost if two looks say so: a commit or a publication may lie between.
             if not has_moved and (found.state is not State.LOST or found == before):
                 break
-            before = found
+            before, described = found, None
         return found
 
     def _look(
@@ -279,12 +297,13 @@ class PartitionStates:
         wanted: PropertyRange,
         *,
         is_running: bool,
+        texts: PublishedRecord | None,
     ) -> PartitionState:
         found = self._compare_files(files, reading, len(wanted))
         if found.record is not None:
-            changed, problems = self._staleness(asset, wanted, found.record)
-            found = replace(found, changed=changed, problems=(*found.problems, *problems))
-            found = replace(found, state=State.STALE if changed else State.DONE)
+            changed, problems = self._staleness(asset, wanted, found.record, texts)
+            state = State.STALE if changed else State.DONE
+            found = replace(found, state=state, changed=changed, problems=(*found.problems, *problems))
         elif not found.problems:
             found = self._unfinished(asset, wanted, check=not is_running)
         wrong = [one for one in found.problems if not one.kind.is_warning]
@@ -378,16 +397,21 @@ class PartitionStates:
                 yield kind, f"{'Earlier version' if number else 'Second copy'}: {judged.sentence}"
 
     def _staleness(
-        self, asset: AssetFolders, wanted: PropertyRange, record: PublishedRecord
+        self,
+        asset: AssetFolders,
+        wanted: PropertyRange,
+        record: PublishedRecord,
+        texts: PublishedRecord | None,
     ) -> tuple[tuple[str, ...], list[Problem]]:
         """The parts of the fingerprint that changed since it was published, and what that means."""
         made_with: Mapping[str, str] = record.metadata.get("parts", {})
-        is_embedded = asset.name == self._embedded.name
         now = {**self.meanings.of_asset(asset.name).now, CATALOGUE_SLICE: self._catalog.slice_digest(wanted)}
-        described: PublishedRecord | None = None
-        if is_embedded:
-            with contextlib.suppress(RecordDamagedError):
-                described = PartitionFiles(self._described, wanted.key).peek()
+        described = texts
+        if asset.name == self._embedded.name:
+            if described is None or str(described.metadata.get(TEXTS)) != made_with.get(TEXTS):
+                # As they are now: both may have been published since the descriptions were looked at.
+                with contextlib.suppress(RecordDamagedError):
+                    described = PartitionFiles(self._described, wanted.key).peek()
             now[TEXTS] = "" if described is None else str(described.metadata.get(TEXTS))
         changed = tuple(sorted(name for name, part in made_with.items() if now.get(name, part) != part))
         kind, sentence = Kind.STALE, ""
@@ -414,9 +438,7 @@ class PartitionStates:
     def _unfinished(self, asset: AssetFolders, wanted: PropertyRange, *, check: bool) -> PartitionState:
         """A partition that is not published: what its journals hold, and what is missing from them."""
         key, expected = wanted.key, len(wanted)
-        found = PartitionState(
-            asset.name, key, asset.partition(key).published, State.NOT_STARTED, 0, expected
-        )
+        found = _untouched(asset, wanted)
         try:
             journals = self._journals(asset, key)
         except FormatVersionError as error:
@@ -435,6 +457,12 @@ class PartitionStates:
     def _journals(self, asset: AssetFolders, key: str) -> list[JournalInspection]:
         paths = asset.partition(key)
         return inspect_journals(paths.journals, paths.high_water_marks, key, deep=self._deep)
+
+
+def _untouched(asset: AssetFolders, wanted: PropertyRange) -> PartitionState:
+    """A partition of which there is no file at all."""
+    published = asset.partition(wanted.key).published
+    return PartitionState(asset.name, wanted.key, published, State.NOT_STARTED, 0, len(wanted))
 
 
 def committed_rows(asset: AssetFolders, key: str) -> int:

@@ -210,6 +210,5 @@ def _untouched(settings: Settings, keys: Collection[str]) -> list[str]:
     """Those without a published file and without work under way in any asset, that no person cancelled."""
     touched = set(Cancels(control_state(settings)).read())
     for asset in ASSETS:
-        folders = settings.layout.asset(asset)
-        touched.update(folders.published_keys(), folders.recorded_keys(), folders.journal_keys())
+        touched |= settings.layout.asset(asset).touched_keys()
     return [key for key in keys if key not in touched]

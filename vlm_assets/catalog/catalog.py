@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ from vlm_assets.catalog.catalog_file import (
 from vlm_assets.catalog.image_root import AnyImageRoot, is_utf8, root_at
 from vlm_assets.catalog.ranges import PropertyRange
 
+_start = attrgetter("start")
 _Read = TypeVar("_Read")
 _ROWS_TOGETHER = 65_536
 
@@ -136,13 +138,13 @@ class Catalog:
             raise CatalogError(f"{self.path} has no ordinal {ordinal}: it has {self.rows} properties")
         if self.tail is not None and ordinal in self.tail:
             return self.tail
-        return self.ranges[bisect_right(self.ranges, ordinal, key=lambda one: one.start) - 1]
+        return self.ranges[bisect_right(self.ranges, ordinal, key=_start) - 1]
 
     def slice_digest(self, wanted: PropertyRange) -> str:
         """SHA-256 over the rows of a range, or of the tail, from the header. Raises CatalogError."""
         if self.header.tail is not None and self.header.tail.range == wanted:
             return self.header.tail.digest
-        position = bisect_right(self.ranges, wanted) - 1
+        position = bisect_right(self.ranges, wanted.start, key=_start) - 1
         if position < 0 or self.ranges[position] != wanted:
             raise CatalogError(
                 f"{self.path} has no range {wanted.key}; it has {len(self.ranges)} others, "

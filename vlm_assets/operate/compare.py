@@ -19,6 +19,7 @@ import typer
 from resources.engine.ladder import Described
 from resources.engine.schema import load_schema, same
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.engine_choice import require_models
 from vlm_assets.operate.html_page import Card, page, thumbnails, write_page
 from vlm_assets.operate.terminal import (
     AsJson,
@@ -33,7 +34,7 @@ from vlm_assets.operate.terminal import (
 )
 from vlm_assets.operate.trial import Trial, run_trial, sample
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model
-from vlm_assets.settings import Settings, load_settings, require_models
+from vlm_assets.settings import Settings, load_settings
 from vlm_assets.truth import Descriptions, Share, TruthError, read_truth, wilson
 
 _DRAWS: Final = 2000

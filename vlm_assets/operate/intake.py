@@ -16,6 +16,7 @@ import typer
 
 from vlm_assets.catalog.ingest import IngestProgress
 from vlm_assets.catalog.ingest import Progress as TellProgress
+from vlm_assets.engine_choice import require_models
 from vlm_assets.operate.terminal import (
     AsJson,
     CommandError,
@@ -26,7 +27,7 @@ from vlm_assets.operate.terminal import (
     say,
     say_as_json,
 )
-from vlm_assets.settings import CHECKOUT, EXAMPLE, PREFIX, require_models
+from vlm_assets.settings import CHECKOUT, EXAMPLE, PREFIX
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -29,6 +29,7 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.publishing_errors import RecordDamagedError
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.engine_choice import require_models
 from vlm_assets.operate.expected_cost import GAP_SECONDS, ExpectedCost
 from vlm_assets.operate.measurement import (
     MeasuredRun,
@@ -41,7 +42,7 @@ from vlm_assets.operate.measurement import (
 )
 from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, duration, say, say_as_json
 from vlm_assets.operate.trial import COPIES
-from vlm_assets.settings import PREFIX, Settings, require_models
+from vlm_assets.settings import PREFIX, Settings
 
 START_SHARE: Final = 0.02
 """Share of a partition's time that start-up may take at most, for the range size that is named."""

@@ -30,6 +30,7 @@ from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import SCHEMA as CATALOG_SCHEMA
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.engine_choice import require_models
 from vlm_assets.operate.terminal import (
     AsJson,
     Home,
@@ -39,7 +40,7 @@ from vlm_assets.operate.terminal import (
     say,
     say_as_json,
 )
-from vlm_assets.settings import Settings, require_models
+from vlm_assets.settings import Settings
 
 COPIES = 2
 """Copies of a published file at rest: itself and its verified second copy."""

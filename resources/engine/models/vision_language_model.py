@@ -242,11 +242,14 @@ class VisionLanguageModel:
         """
         from resources.engine.server.owned_server import start_or_adopt
         from resources.engine.server.running_server import RunningServer, served_model
+        from resources.engine.transformers.model_loading import refuse_what_vllm_does_not_load
 
         source, address = self.source, settings.address
         plan = settings.plan(source, prompt, self.limits)
         if plan is not None:
             exact = self.exact()
+            if plan.is_vllm:
+                refuse_what_vllm_does_not_load(source)
             costs = self._costs(plan, prompt)
             plan = plan.for_device(
                 device,

@@ -139,6 +139,11 @@ class ServerPlan:
         said = [arguments, self.exact, self.key_variable, self.question, self.beside]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
+    @property
+    def is_vllm(self) -> bool:
+        """Whether the program that is started is vLLM's own. Raises ServerCommandError."""
+        return PurePath(self.arguments(port=0)[0]).name == "vllm"
+
     def for_device(
         self, device: Device, costs: ImageTokens | None, *, answer_tokens: int, beside_bytes: int, cores: int
     ) -> ServerPlan:
@@ -150,7 +155,7 @@ class ServerPlan:
         Raises ServerCommandError where there is too little memory for both models, or vLLM is to use a MIG
         instance.
         """
-        if device.id.startswith("MIG-") and PurePath(self.arguments(port=0)[0]).name == "vllm":
+        if device.id.startswith("MIG-") and self.is_vllm:
             raise ServerCommandError(
                 f"{device.id} is a MIG instance, and vLLM (0.32 too) asks the driver for a whole GPU of the"
                 " instance's number. Set VLM_ASSETS_ENGINE=transformers, or turn MIG off."

@@ -32,6 +32,8 @@ _TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
 _NOT_IN_VLLM = frozenset({"bitsandbytes"})
 """Kinds of quantized weights that vLLM 0.32 does not load either."""
 
+_PLAIN = "Take the model's plain weights"
+
 _SCALES = (".weight_scale", ".weight_scale_inv")
 """Endings of names that only quantized weights have beside them, whatever the configuration says."""
 
@@ -229,11 +231,26 @@ def _prepare_device(source: ModelSource, device: str) -> None:
     avoid_attention_with_plans()
 
 
-def _refuse_quantized(source: ModelSource, config: Mapping[str, Any]) -> None:
+def refuse_what_vllm_does_not_load(source: ModelSource) -> None:
+    """Raise ModelLoadError where vLLM would, minutes after its start, refuse the kind of quantized weights."""
+    method = _quantization(read_json(source, CONFIG) or {})
+    if method in _NOT_IN_VLLM:
+        raise ModelLoadError(
+            f"model {source.name}: its weights are quantized ({method}), and vLLM does not load such ones."
+            f" {_PLAIN}, or ones that are quantized as AWQ, GPTQ or FP8."
+        )
+
+
+def _quantization(config: Mapping[str, Any]) -> str | None:
+    """How a configuration says that the weights are quantized; None where it does not."""
     parts = [config, *(one for one in config.values() if isinstance(one, dict))]  # text_config, for one
-    quantized = [one["quantization_config"] for one in parts if one.get("quantization_config")]
-    if quantized:
-        _refuse_number_format(source, str(quantized[0].get("quant_method")))
+    quantized = (one["quantization_config"] for one in parts if one.get("quantization_config"))
+    return next((str(one.get("quant_method")) for one in quantized), None)
+
+
+def _refuse_quantized(source: ModelSource, config: Mapping[str, Any]) -> None:
+    if method := _quantization(config):
+        _refuse_number_format(source, method)
 
 
 def _refuse_number_format(source: ModelSource, method: str) -> NoReturn:
@@ -243,7 +260,7 @@ def _refuse_number_format(source: ModelSource, method: str) -> NoReturn:
     )
     raise ModelLoadError(
         f"model {source.name}: its weights are quantized ({method}), and in the run's own process only plain"
-        f" ones are loaded. Take the model's plain weights{'' if method in _NOT_IN_VLLM else way}."
+        f" ones are loaded. {_PLAIN}{'' if method in _NOT_IN_VLLM else way}."
     )
 
 

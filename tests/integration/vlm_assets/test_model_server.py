@@ -13,6 +13,7 @@ import pytest
 from resources.devices.loaded_servers import LoadedServers, end_loaded_servers
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from vlm_assets.resource_settings import build_vision_language_model
+from vlm_assets.settings import EXAMPLE_MODEL
 
 SECOND = "000000008-000000015"
 COMMAND = (
@@ -26,7 +27,13 @@ def server_desk(desk, monkeypatch, tmp_path):
     """The same home, described by a server that we start."""
     (tmp_path / "hub").mkdir()
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))  # the server lists what lies there
-    yield desk.changed(engine="server", server_command=COMMAND, server_requests=4)
+    yield desk.changed(
+        engine="server",
+        server_command=COMMAND,
+        server_requests=4,
+        embedding_model=str(EXAMPLE_MODEL),
+        embedding_pooling="mean",
+    )
     end_loaded_servers(desk.settings.state_directory, logging.getLogger("test"))
 
 

@@ -20,6 +20,7 @@ from resources.engine.server.image_transport import EncodedImages
 from resources.images.images import LoadedProperty
 from vlm_assets.engine_choice import vllm_command
 from vlm_assets.resource_settings import build_vision_language_model
+from vlm_assets.settings import EXAMPLE_MODEL
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 
@@ -42,7 +43,13 @@ def vllm_desk(desk, monkeypatch):
     monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     command = f"{vllm_command()} --dtype float32 --enforce-eager --max-num-seqs 8"
-    yield desk.changed(engine="server", server_command=command, server_requests=8)
+    yield desk.changed(
+        engine="server",
+        server_command=command,
+        server_requests=8,
+        embedding_model=str(EXAMPLE_MODEL),
+        embedding_pooling="mean",
+    )
     assert end_loaded_servers(desk.settings.state_directory, logging.getLogger("test")) == []
 
 

@@ -11,7 +11,13 @@ from resources.devices.nvml import GpuReading
 from resources.engine.protocol import ModelLoadError
 from resources.storage.sealed_json import seal
 from vlm_assets import engine_choice
-from vlm_assets.engine_choice import ChosenEngine, chosen_engine, keep_engine, vllm_command
+from vlm_assets.engine_choice import (
+    ChosenEngine,
+    chosen_engine,
+    keep_engine,
+    require_models,
+    vllm_command,
+)
 from vlm_assets.settings import SettingsError, load_settings
 
 LOG = logging.getLogger("test_engine_choice")
@@ -44,7 +50,8 @@ def machine(tmp_path, monkeypatch):
 
 
 def settings(tmp_path: Path, **changed):
-    return load_settings(home=tmp_path / "home", **{"embedding_model": "owner/embedder"} | changed)
+    named = {"model": "owner/model", "embedding_model": "owner/embedder"}
+    return load_settings(home=tmp_path / "home", **named | changed)
 
 
 def test_auto_takes_vllm_on_a_gpu(tmp_path, machine):
@@ -92,6 +99,19 @@ def test_choice_is_kept_in_the_home(tmp_path, machine, caplog):
     keep_engine(served, LOG)
     machine()
     assert chosen_engine(served) == ChosenEngine("server")
+
+
+@pytest.mark.parametrize("changed", [{"engine": "server"}, {"server_command": "s --port {port}"}, {}])
+def test_a_model_is_not_loaded_again_beside_its_server(tmp_path, machine, changed):
+    """Where a server is started, the embedder is another model: said before anything is described."""
+    machine(GPU, build="cuda")
+    keep_engine(settings(tmp_path, **changed), LOG)  # a home of auto keeps its server
+    chosen = settings(tmp_path, **changed, embedding_model=None)
+    chosen_engine.cache_clear()
+    for asked in (lambda: require_models(chosen), lambda: keep_engine(chosen, LOG)):
+        with pytest.raises(SettingsError, match=r"loaded a second time .* VLM_ASSETS_ENGINE=transformers"):
+            asked()
+    require_models(settings(tmp_path, server_url="http://h:1/v1", embedding_model=None))
 
 
 def test_a_driver_that_fails_at_the_first_run_decides_nothing(tmp_path, machine):

@@ -39,14 +39,28 @@ def test_a_new_or_missing_home_is_not_refused(tmp_path: Path) -> None:
 def test_listing_keys(tmp_path: Path) -> None:
     """Keys come from names alone; a record's copy and a version are no keys of their own."""
     asset = Home(tmp_path).asset("a")
-    assert asset.published_keys() == asset.recorded_keys() == asset.journal_keys() == []
+    assert asset.published_keys() == asset.journal_keys() == []
     for paths in map(asset.partition, ("k1", "k0")):
         for path in (paths.published, paths.record, paths.record_copy, paths.version(0)):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         paths.journal("g").mkdir(parents=True)
-    assert asset.published_keys() == asset.recorded_keys() == ["k0", "k1"]
-    assert asset.journal_keys() == ["k0", "k1"]
+    assert asset.published_keys() == asset.journal_keys() == ["k0", "k1"]
+
+
+def test_a_partition_of_which_anything_is_there_is_touched(tmp_path: Path) -> None:
+    """What is not touched is not looked at: a copy, a version or a mark that is left alone is something."""
+    asset = Home(tmp_path).asset("a")
+    assert asset.touched_keys() == set()
+    one = [asset.partition(f"k{number}") for number in range(6)]
+    left = (
+        one[0].published, one[1].record, one[2].record_copy, one[3].version(2), one[4].journal("g"),
+        one[5].high_water_mark("g"),
+    )  # fmt: skip
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert asset.touched_keys() == {f"k{number}" for number in range(6)}
 
 
 def test_a_folder_on_another_device_is_refused(tmp_path: Path) -> None:

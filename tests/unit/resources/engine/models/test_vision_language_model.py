@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import sys
 from pathlib import Path
 
@@ -56,6 +57,18 @@ def test_several_devices_need_a_server():
         VisionLanguageModel(model="owner/name").load(
             pair, schema=DescriptionSchema(House), prompt=Prompt("Describe.")
         )
+
+
+def test_weights_that_vllm_does_not_load_start_no_server(model_folder, tmp_path):
+    """vLLM would say so minutes after its start, at the end of a long log."""
+    copied = shutil.copytree(model_folder, tmp_path / "model")
+    config = json.loads((copied / "config.json").read_text())
+    quantized = config | {"quantization_config": {"quant_method": "bitsandbytes"}}
+    (copied / "config.json").write_text(json.dumps(quantized))
+    server = ServerSettings(state_directory=str(tmp_path / "state"), command="/no/vllm serve {model} {port}")
+    model = VisionLanguageModel(model=str(copied), server=server)
+    with pytest.raises(ModelLoadError, match=r"quantized \(bitsandbytes\), and vLLM does not load"):
+        model.load(CPU, schema=DescriptionSchema(House), prompt=Prompt("Describe."))
 
 
 STUB = Path(__file__).parents[4] / "faults/resources/engine/server/stub_server.py"
