@@ -96,7 +96,7 @@ def write_workers(settings: Settings, runs: list[str]) -> None:
     one = Worker(
         run_id="", asset=settings.descriptions.name, partition="", device=None, pid=1, process_start=1,
         host="elsewhere", boot_id=f"not {boot_id()}", started_at=now, beat_at=now, expected=1000, restored=0,
-        computed=10, committed=10, committed_at=now, rate=1.0, batch_seconds=1.0, phase="computing",
+        computed=10, committed=10, committed_at=now, rate=1.0, batch_seconds=1.0, phase="describing",
         moved=now,
     )  # fmt: skip
     for number, (run, key) in enumerate(zip(runs, keys(settings), strict=False)):

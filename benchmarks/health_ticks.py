@@ -22,11 +22,21 @@ import pyarrow.parquet as pq
 from benchmarks.sensor_ticks import write_history
 from resources.publishing.record import PartitionVersions, PublishedRecord
 from sensors import published_file_drift
+from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.assets.property_descriptions import description_rows
+from vlm_assets.assets.published_rows import COUNTED
 from vlm_assets.automation.sensors import build_sensors
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.settings import Settings, load_settings
+
+_PARTS = {f"part {number}": "0123456789abcdef" for number in range(8)}
+_COUNTED = {"kinds": {"ok": 1}, "stretches": [{"device": "cpu-0", "first": 1.0, "last": 2.0, "rows": 1}]}
+_METADATA: dict[str, dict[str, object]] = {
+    "property_descriptions": {TEXTS: "0123", COUNTED: _COUNTED, "began": 1.0, "parts": _PARTS},
+    "property_embeddings": {"began": 1.0, "parts": {**_PARTS, TEXTS: "0123"}},
+}
+"""What a run's record says, by asset."""
 
 
 def make_home(folder: Path, partitions: int) -> Settings:
@@ -54,7 +64,9 @@ def make_home(folder: Path, partitions: int) -> Settings:
         for directory in (asset.published, asset.versions):
             directory.mkdir(parents=True, exist_ok=True)
         for key in keys(settings):
-            record = PublishedRecord(key, 1, digest, len(content), 1, "ids", "f", "2026-01-01T00:00:00Z")
+            record = PublishedRecord(
+                key, 1, digest, len(content), 1, "ids", "f", "2026-01-01T00:00:00Z", _METADATA[asset.name]
+            )
             manifest = PartitionVersions(key, record).to_bytes()
             paths = asset.partition(key)
             for path in (paths.published, paths.version(0)):

@@ -263,7 +263,7 @@ class PublishedPartitions:
                 rows=staged.rows,
                 key_set_digest=staged.key_set_digest,
                 fingerprint=staged.fingerprint,
-                published_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                published_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
                 metadata=staged.metadata,
             )
             partition.put_in_place(staged.path, record, manifest, notes)

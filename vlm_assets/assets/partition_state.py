@@ -282,7 +282,9 @@ class PartitionStates:
             reading = read_record(files)
             texts = described.record if described is not None else None
             found = self._look(asset, files, reading, wanted, is_running=is_running, texts=texts)
-            has_moved = read_record(files).content != reading.content if found.problems else False
+            # Whether it is stale follows from its record alone.
+            is_odd = any(one.kind is not Kind.STALE for one in found.problems)
+            has_moved = is_odd and read_record(files).content != reading.content
             # Rows are called lost if two looks say so: a commit or a publication may lie between.
             if not has_moved and (found.state is not State.LOST or found == before):
                 break
@@ -313,8 +315,9 @@ class PartitionStates:
             return replace(found, state=State.RUNNING, rows=rows)
         if damaged and found.state is not State.LOST:
             return replace(found, state=State.DAMAGED, note=damaged[0].sentence)
-        note = found.problems[0].sentence if found.problems else None
-        return replace(found, note=found.note or note)
+        if found.problems and found.note is None:
+            return replace(found, note=found.problems[0].sentence)
+        return found
 
     def _compare_files(self, files: PartitionFiles, reading: RecordReading, expected: int) -> PartitionState:
         """What is published, and what is wrong with it."""
@@ -407,8 +410,8 @@ class PartitionStates:
         made_with: Mapping[str, str] = record.metadata.get("parts", {})
         now = {**self.meanings.of_asset(asset.name).now, CATALOGUE_SLICE: self._catalog.slice_digest(wanted)}
         described = texts
-        if asset.name == self._embedded.name:
-            if described is None or str(described.metadata.get(TEXTS)) != made_with.get(TEXTS):
+        if asset.name == self._embedded.name and TEXTS in made_with:
+            if described is None or described.metadata.get(TEXTS) != made_with[TEXTS]:
                 # As they are now: both may have been published since the descriptions were looked at.
                 with contextlib.suppress(RecordDamagedError):
                     described = PartitionFiles(self._described, wanted.key).peek()

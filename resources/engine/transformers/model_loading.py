@@ -232,7 +232,7 @@ def _prepare_device(source: ModelSource, device: str) -> None:
 
 
 def refuse_what_vllm_does_not_load(source: ModelSource) -> None:
-    """Raise ModelLoadError where vLLM would, minutes after its start, refuse the kind of quantized weights."""
+    """Raise ModelLoadError for quantized weights that vLLM would refuse, minutes after its start."""
     method = _quantization(read_json(source, CONFIG) or {})
     if method in _NOT_IN_VLLM:
         raise ModelLoadError(
