@@ -22,7 +22,7 @@ from benchmarks.sensor_ticks import write_history, write_runs_under_way
 from resources.alerts.outbox import Outbox
 from resources.processes import boot_id
 from resources.state.nodes import NodeDevice, NodeRecord, Nodes
-from resources.state.workers import Worker, Workers
+from resources.state.workers import Phase, Worker, Workers
 from sensors.cluster import build_cluster_sensor
 from sensors.dagster_internals.runs import RAY_JOB, first_ray_job
 from sensors.ticks import Ticks
@@ -96,7 +96,7 @@ def write_workers(settings: Settings, runs: list[str]) -> None:
     one = Worker(
         run_id="", asset=settings.descriptions.name, partition="", device=None, pid=1, process_start=1,
         host="elsewhere", boot_id=f"not {boot_id()}", started_at=now, beat_at=now, expected=1000, restored=0,
-        computed=10, committed=10, committed_at=now, rate=1.0, batch_seconds=1.0, phase="describing",
+        computed=10, committed=10, committed_at=now, rate=1.0, batch_seconds=1.0, phase=Phase.WORKING,
         moved=now,
     )  # fmt: skip
     for number, (run, key) in enumerate(zip(runs, keys(settings), strict=False)):
