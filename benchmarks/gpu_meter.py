@@ -169,7 +169,7 @@ class DeviceSamples:
 
     def __init__(self, *, cuda: bool) -> None:
         self._wanted = cuda
-        self._samples: list[tuple[float, float, float]] = []
+        self._samples: list[tuple[float, float, float, float]] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.problem: str | None = None if cuda else "no GPU"
@@ -190,8 +190,12 @@ class DeviceSamples:
         self._samples = []
 
     def means(self) -> dict[str, float | None]:
-        """Means over the samples: busy share (0 to 1), watts, clock in MHz. None where NVML gave none."""
-        names = ("busy", "watts", "clock_mhz")
+        """Means over the samples; None where NVML gave none.
+
+        Shares of time (0 to 1) in which a kernel ran and in which the device's memory was read or written;
+        watts; clock in MHz.
+        """
+        names = ("busy", "memory_busy", "watts", "clock_mhz")
         if not self._samples:
             return dict.fromkeys(names)
         columns = zip(*self._samples, strict=True)
@@ -213,8 +217,8 @@ class _Utilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
-def _nvml(uuid: str) -> Callable[[], tuple[float, float, float]]:
-    """What reads busy share, watts and clock of a device from the driver's own library: it has no package."""
+def _nvml(uuid: str) -> Callable[[], tuple[float, float, float, float]]:
+    """What reads the samples of a device from the driver's own library: it has no package."""
     nvml = ctypes.CDLL("libnvidia-ml.so.1")
 
     def ask(name: str, *arguments: Any) -> None:
@@ -225,12 +229,12 @@ def _nvml(uuid: str) -> Callable[[], tuple[float, float, float]]:
     handle = ctypes.c_void_p()
     ask("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
 
-    def read() -> tuple[float, float, float]:
+    def read() -> tuple[float, float, float, float]:
         used, milliwatts, clock = _Utilization(), ctypes.c_uint(), ctypes.c_uint()
         ask("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(used))
         ask("nvmlDeviceGetPowerUsage", handle, ctypes.byref(milliwatts))
         ask("nvmlDeviceGetClockInfo", handle, _SM_CLOCK, ctypes.byref(clock))
-        return used.gpu / 100, milliwatts.value / 1000, float(clock.value)
+        return used.gpu / 100, used.memory / 100, milliwatts.value / 1000, float(clock.value)
 
     return read
 

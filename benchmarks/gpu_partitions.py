@@ -1,10 +1,10 @@
 """Whole partitions on a device, against vLLM: ``python -m benchmarks.gpu_partitions``, part of bench-gpu.
 
 Ours is a process a partition, as a run is: start-up, loading, describing, embedding, checks and publishing,
-with the settings' defaults; in the run's own process, and with the vLLM that ``make vllm`` installed. Against
-it, where that vLLM is: vLLM offline and ``vllm serve``, on the same images, prompt, schema and processor,
-with weights that it makes up (``--load-format dummy``). What lives here: those, and the table. What does not:
-stages and shares inside the engine, and plain generation (gpu.py).
+with the settings' defaults and a small embedder; in the run's own process, and with the vLLM that
+``make vllm`` installed. Against it, where that vLLM is: vLLM offline and ``vllm serve``, on the same images,
+prompt, schema and processor, with weights that it makes up (``--load-format dummy``). What lives here: those,
+and the table. What does not: stages and shares inside the engine, and plain generation (gpu.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,15 @@ import pyarrow.parquet as pq
 from benchmarks.gpu_loops import PROMPT, render_jpegs
 from benchmarks.gpu_meter import DeviceSamples, measure_ceilings
 from benchmarks.gpu_models import SHAPES
-from benchmarks.partitions import EMBEDDINGS, SCHEMA, House, make_home, save_model, seconds_of_work
+from benchmarks.partitions import (
+    EMBEDDINGS,
+    SCHEMA,
+    House,
+    make_home,
+    save_embedder,
+    save_model,
+    seconds_of_work,
+)
 from resources.devices.loaded_servers import end_loaded_servers
 from resources.engine.protocol import Attempt, ImageTokens
 from resources.engine.server.chat_completions import Question, chat_request
@@ -55,7 +63,11 @@ _REQUESTS: Final = 256
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a partition took. whole: seconds, start-up included. seconds: of describing alone."""
+    """What a partition took.
+
+    whole: seconds, start-up included. seconds: of describing alone. busy, memory: NVML's shares of the whole
+    time, with a kernel running and with the device's memory read or written.
+    """
 
     name: str
     properties: int
@@ -63,15 +75,16 @@ class Outcome:
     whole: float
     seconds: float
     busy: float | None = None
+    memory: float | None = None
     more: Mapping[str, Any] | None = None
 
     def line(self) -> str:
         """For the table."""
-        busy = "-" if self.busy is None else f"{self.busy:.0%}"
+        busy, memory = ("-" if one is None else f"{one:.0%}" for one in (self.busy, self.memory))
         return (
             f"  {self.name:34} {self.whole:8.1f} {self.whole - self.seconds:9.1f}"
             f" {self.properties / self.whole:9.2f} {self.properties / self.seconds:9.2f}"
-            f" {self.images / self.seconds:9.1f} {busy:>6}"
+            f" {self.images / self.seconds:9.1f} {busy:>6} {memory:>6}"
         )
 
 
@@ -106,14 +119,16 @@ class Bench:
 
 
 def prepare(options: argparse.Namespace, model: str, folder: Path, jpegs: list[str]) -> Bench:
-    """A model's folder, and a home with two partitions."""
+    """A model's folder, an embedder's, and a home with two partitions."""
     side = 112 if options.tiny else 1182
     save_model(model, folder / "model", device=options.device, side=side)
+    save_embedder(folder / "embedder", tiny=options.tiny)
     images = 3 if options.tiny else 10
     keys = make_home(folder / "home", jpegs, partitions=2, properties=options.properties, images_each=images)
     settings: dict[str, Any] = {
         "home": folder / "home",
         "model": str(folder / "model"),
+        "embedding_model": str(folder / "embedder"),
         "description_schema": SCHEMA,
         "prompt": PROMPT.text,
         "devices": "cpu:1" if options.device == "cpu" else "0",
@@ -147,9 +162,15 @@ def ours(bench: Bench, name: str, **changed: Any) -> Iterator[Outcome]:
             found["images"],
             time.monotonic() - began,
             seconds_of_work(found),
-            samples.means()["busy"],
+            *busy_shares(samples),
             {"images_per_second_a_core": found["images"] / max(1e-9, beside), "batches": found["batches"]},
         )
+
+
+def busy_shares(samples: DeviceSamples) -> tuple[float | None, float | None]:
+    """NVML's shares of time: with a kernel running, and with the device's memory read or written."""
+    means = samples.means()
+    return means["busy"], means["memory_busy"]
 
 
 def with_vllm(bench: Bench, command: str) -> Iterator[Outcome]:
@@ -233,7 +254,8 @@ def offline(bench: Bench, command: str) -> Outcome:
     found = json.loads(next(one for one in reversed(ran.stdout.splitlines()) if one.startswith("{")))
     images = sum(len(row["images"]) for row in bench.rows())
     whole = time.monotonic() - began
-    return Outcome("vLLM offline", bench.properties, images, whole, found["seconds"], samples.means()["busy"])
+    shares = busy_shares(samples)
+    return Outcome("vLLM offline", bench.properties, images, whole, found["seconds"], *shares)
 
 
 def served(bench: Bench, command: str) -> Outcome:
@@ -277,8 +299,8 @@ def served(bench: Bench, command: str) -> Outcome:
             list(pool.map(ask, bench.rows()))
         ended = time.monotonic()
     images = sum(len(row["images"]) for row in bench.rows())
-    busy = samples.means()["busy"]
-    return Outcome("vllm serve", bench.properties, images, ended - began, ended - started, busy)
+    shares = busy_shares(samples)
+    return Outcome("vllm serve", bench.properties, images, ended - began, ended - started, *shares)
 
 
 @contextlib.contextmanager
@@ -331,7 +353,10 @@ def run_model(options: argparse.Namespace, model: str, jpegs: list[str], flops: 
     program = None if command is None else shlex.split(command)[0]
     say = options.say
     say(f"\n== whole partitions of {options.properties} properties: {model}")
-    say(f"  {'':34} {'whole s':>8} {'start s':>9} {'prop/s':>9} {'steady':>9} {'images/s':>9} {'busy':>6}")
+    say(
+        f"  {'':34} {'whole s':>8} {'start s':>9} {'prop/s':>9} {'steady':>9} {'images/s':>9} {'busy':>6}"
+        f" {'memory':>6}"
+    )
     with tempfile.TemporaryDirectory() as name:
         bench = prepare(options, model, Path(name), jpegs)
         ways: dict[str, Callable[[], Iterator[Outcome]]] = {
@@ -365,9 +390,13 @@ def run_model(options: argparse.Namespace, model: str, jpegs: list[str], flops: 
     theirs = [one for one in outcomes if one.name.lower().startswith("vllm")]
     if theirs:
         best = max(one.properties / one.seconds for one in theirs)
+        whole = max(one.properties / one.whole for one in theirs)
         for one in outcomes:
             if one not in theirs:
-                say(f"  {one.name}: {one.properties / one.seconds / best:.2f} of vLLM's own steady rate")
+                say(
+                    f"  {one.name}: {one.properties / one.seconds / best:.2f} of vLLM's own steady rate,"
+                    f" {one.properties / one.whole / whole:.2f} of its rate over the whole"
+                )
     return {
         "model": model,
         "outcomes": [asdict(one) for one in outcomes],

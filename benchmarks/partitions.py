@@ -21,7 +21,7 @@ import dagster as dg
 from pydantic import BaseModel
 
 from benchmarks.gpu_loops import PROMPT
-from benchmarks.gpu_models import SHAPES, build_model, save_processor_of, tokenizer_of
+from benchmarks.gpu_models import SHAPES, build_model, build_tokenizer, save_processor_of, tokenizer_of
 from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -56,6 +56,28 @@ def save_model(name: str, folder: Path, *, device: Literal["cpu", "cuda"], side:
     build_model(shape, tokenizer, device=device).save_pretrained(folder)
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def save_embedder(folder: Path, *, tiny: bool) -> None:
+    """Save a text embedder with random weights, of the size of BGE small: first token, unit length."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+    from transformers import BertConfig, BertModel
+
+    layers, width = (2, 64) if tiny else (12, 384)
+    tokenizer = build_tokenizer(512)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        intermediate_size=4 * width,
+    )
+    with tempfile.TemporaryDirectory() as plain:
+        BertModel(config).save_pretrained(plain)
+        tokenizer.save_pretrained(plain)
+        parts = [Transformer(plain), Pooling(width, pooling_mode="cls"), Normalize()]
+        SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(folder))
 
 
 def make_home(

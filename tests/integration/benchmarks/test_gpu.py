@@ -1,5 +1,6 @@
 """The GPU benchmark with its tiny models on a CPU: it goes on working as the engine changes."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -7,6 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.gpu_loops import render_jpegs
+from benchmarks.gpu_partitions import prepare
+from vlm_assets.engine_choice import require_models
+from vlm_assets.settings import load_settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -83,3 +89,10 @@ def test_whole_partitions_are_measured(tmp_path):
         assert 0 < one["seconds"] < one["whole"]
         assert one["images"] == 4 * 3 - 2
     assert found["arithmetic_share"] > 0
+
+
+def test_a_resident_vllm_is_not_refused(tmp_path):
+    """The home that ours with vLLM describes names an embedder, without which a run of ours is refused."""
+    options = argparse.Namespace(tiny=True, device="cpu", properties=2)
+    bench = prepare(options, "tiny-smolvlm2", tmp_path, render_jpegs(tmp_path, 3, (64, 48), 1))
+    require_models(load_settings(**{**bench.settings, "engine": "server"}))
