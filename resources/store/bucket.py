@@ -15,9 +15,10 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -91,6 +92,17 @@ class Stored:
     size: int
     etag: str
     sha256: str | None
+    modified: datetime = field(compare=False)
+    """By the store's clock."""
+
+
+@dataclass(frozen=True)
+class ListedObject:
+    """An object as a listing tells it. modified: by the store's clock."""
+
+    name: str
+    size: int
+    modified: datetime
 
 
 @dataclass(frozen=True)
@@ -184,7 +196,7 @@ class S3Folder:
             return None
         kept = found.get("ChecksumSHA256")
         sha256 = base64.b64decode(kept).hex() if kept and "-" not in kept else None
-        return Stored(found["ContentLength"], found["ETag"], sha256)
+        return Stored(found["ContentLength"], found["ETag"], sha256, found["LastModified"])
 
     def put(self, name: str, content: bytes, *, over: Stored | None) -> Stored:
         """Put an object in place of ``over``; None: the name must be free. The store checks the SHA-256.
@@ -234,12 +246,17 @@ class S3Folder:
 
     def names(self, below: str = "") -> Iterator[tuple[str, int]]:
         """Each object below ``below`` in the order of the store, with its size. Raises StoreAwayError."""
+        for one in self.listed(below):
+            yield one.name, one.size
+
+    def listed(self, below: str = "") -> Iterator[ListedObject]:
+        """Each object below ``below`` in the order of the store. Raises StoreAwayError."""
         asked = {"Bucket": self.bucket, "Prefix": self.prefix + below}
         while True:
             # A page is asked for again by its token: botocore's paginator would end at the first error.
             page = _asked(self.address(below), partial(client().list_objects_v2, **asked), listing=True)
             for one in page.get("Contents", ()):
-                yield one["Key"].removeprefix(self.prefix), one["Size"]
+                yield ListedObject(one["Key"].removeprefix(self.prefix), one["Size"], one["LastModified"])
             if not page.get("IsTruncated"):
                 return
             asked["ContinuationToken"] = page["NextContinuationToken"]
@@ -254,11 +271,14 @@ def place_of(text: str) -> Place:
     return S3Folder.parse(text) if text[:5].lower() == "s3://" else Path(text)
 
 
+_PROBES = ".state/probe-"
+_PROBE_LEFT_AFTER = timedelta(hours=1)
+
 _PROVED: set[S3Folder] = set()
 
 
 def _prove(folder: S3Folder) -> None:
-    name = f".state/probe-{uuid.uuid4().hex}"
+    name = f"{_PROBES}{uuid.uuid4().hex}"
     missing = []
     try:
         first = folder.put(name, b"first", over=None)
@@ -270,8 +290,11 @@ def _prove(folder: S3Folder) -> None:
             missing.append("a put in place of what was read (If-Match)")
         if not _refuses_wrong_checksum(folder, name):
             missing.append("the SHA-256 that comes with a put")
-        if folder.get(name, most=100) not in (b"third", b"fourth") or name not in dict(folder.names(name)):
+        listed = {one.name: one.modified for one in folder.listed(_PROBES)}
+        if folder.get(name, most=100) not in (b"third", b"fourth") or name not in listed:
             missing.append("that what was put is read and listed at once")
+        else:
+            _remove_left_probes(folder, listed, now=listed[name])
     except ObjectDamagedError:
         missing.append("the SHA-256 of an object in the answer to a HEAD")
     finally:
@@ -283,6 +306,13 @@ def _prove(folder: S3Folder) -> None:
             f" {', nor '.join(missing)}. Without that a machine that was cut off could overwrite another"
             " one's work. Take a store that does (Amazon S3, SeaweedFS, MinIO), or unset VLM_ASSETS_STORE."
         )
+
+
+def _remove_left_probes(folder: S3Folder, listed: Mapping[str, datetime], *, now: datetime) -> None:
+    """Remove the probes of processes that were killed. now: by the store's clock, as the others are."""
+    for name, modified in listed.items():
+        if now - modified > _PROBE_LEFT_AFTER:
+            folder.delete(name)
 
 
 def _is_refused(put: Callable[[], Stored]) -> bool:

@@ -207,9 +207,8 @@ class StoredModel:
                 if hashlib.sha256(content).hexdigest() != digest:
                     raise TrainingError(f"{folder / name} is not what its record says: it was not copied.")
                 self._put(self._folder + name, content, over=found)
-        if is_there:
-            return
-        at = self._put(self._name, sealed(record), over=at)
+        if not is_there:
+            at = self._put(self._name, sealed(record), over=at)
         for key, _ in list(self._store.names(self._folder)):
             if key.removeprefix(self._folder) not in record["files"]:
                 if self._store.head(self._name) != at:

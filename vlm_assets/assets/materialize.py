@@ -35,7 +35,7 @@ from resources.publishing.publishing_errors import CannotRestoreError
 from resources.publishing.stored import StoredPartitions
 from resources.state.withdrawing import being_withdrawn
 from resources.state.workers import Phase, WorkerBeat, Workers
-from resources.store.bucket import ObjectDeniedError, StoreAwayError, StoreError
+from resources.store.bucket import ObjectDeniedError, StoreAwayError, StoreError, UnfitStoreError
 from resources.store.stored_journal import (
     CopiesWaitError,
     Copying,
@@ -358,7 +358,7 @@ class Materialization:
     def _no_attempt(self) -> Iterator[None]:
         try:
             yield
-        except (StoreAwayError, ObjectDeniedError, TakenOverError, CopiesWaitError):
+        except (StoreAwayError, ObjectDeniedError, UnfitStoreError, TakenOverError, CopiesWaitError):
             note_run(self._context, NO_ATTEMPT)
             raise
 
@@ -563,7 +563,7 @@ def _refuse_other_settings(
             unavailable=StoreAwayError,
             title="No store to work from",
         )
-    except MachineDiffersError:
+    except (MachineDiffersError, UnfitStoreError, ObjectDeniedError):
         # Another machine may be right; where none is, a person is told after some interruptions.
         note_run(context, NO_ATTEMPT)
         raise

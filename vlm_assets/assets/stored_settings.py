@@ -70,11 +70,18 @@ def refuse_other_settings(store: S3Folder, asset: str, parts: Mapping[str, str],
 
 
 def refuse_at_start(settings: Settings, say: Callable[[str], None]) -> None:
-    """Raise MachineDiffersError before anything is given to a machine that would refuse each of its runs.
+    """Raise before anything is given to a machine that would refuse each of its runs.
 
-    Nothing is put. say: told where that cannot be known yet: the store is away, or a model is.
+    UnfitStoreError: the store does not honour what the order of writers depends on. MachineDiffersError:
+    this machine would make other rows. Only a probe is put, and removed. say: told where it cannot be known
+    yet: the store is away, or a model is.
     """
     if (store := settings.store) is None:
+        return
+    try:
+        store.prove()
+    except (StoreAwayError, ObjectDeniedError) as error:
+        say(f"Whether the store is fit, and this machine like the others, is asked by each run: {error}")
         return
     meanings = Meanings.of(settings)
     for asset in ("property_descriptions", "property_embeddings"):

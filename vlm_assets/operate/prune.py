@@ -24,7 +24,12 @@ from resources.storage import files
 from resources.storage.layout import AssetFolders
 from vlm_assets.assets.partition_state import read_record
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.store_contents import StoredLeftover, remove_leftovers, store_leftovers
+from vlm_assets.operate.store_contents import (
+    DESCRIPTION_MODEL,
+    StoredLeftover,
+    remove_leftovers,
+    store_leftovers,
+)
 from vlm_assets.operate.terminal import (
     AsJson,
     Home,
@@ -82,9 +87,10 @@ class PrunePlan:
 def plan_prune(settings: Settings, catalog: Catalog, keys: Sequence[str] | None = None) -> PrunePlan:
     """Find what may go; changes nothing. Reads every byte of the partitions that have something to go.
 
-    keys: partitions to look at; all unless given.
+    keys: partitions to look at; all, and trainings in the store, unless given.
     """
     plan = PrunePlan()
+    of_trainings = keys is None
     keys = [one.key for one in catalog.ranges] if keys is None else keys
     for asset in (settings.descriptions, settings.embeddings):
         verdicts: dict[str, str | None] = {}
@@ -100,7 +106,11 @@ def plan_prune(settings: Settings, catalog: Catalog, keys: Sequence[str] | None 
                 plan.kept.append(f"{one.path} stays: {reasons[0]}")
             else:
                 plan.removals.append(one)
-    plan.in_store = [one for one in store_leftovers(settings) if one.key in keys]
+    plan.in_store = [
+        one
+        for one in store_leftovers(settings)
+        if (of_trainings if one.asset == DESCRIPTION_MODEL else one.key in keys)
+    ]
     return plan
 
 
@@ -293,7 +303,7 @@ def prune_command(home: Home = None, yes: Yes = False, as_json: AsJson = False) 
     say_list(
         [
             f"journal in the store: {one.key} of {one.asset}, generation {one.generation}"
-            f" ({one.objects} objects, {one.bytes:,} bytes; its rows are published, or were given up)"
+            f" ({one.objects} objects, {one.bytes:,} bytes; its work is published, or was given up)"
             for one in plan.in_store
         ]
     )

@@ -138,6 +138,7 @@ def run_partitions(
     address = running_address(settings.dagster_home)
     if address is not None:
         return _run_in_running(address, home=settings.home, keys=keys, run_config=run_config, console=console)
+    refuse_at_start(settings, console.print)
     return run_backfill(
         home=settings.home,
         dagster_home=settings.dagster_home,

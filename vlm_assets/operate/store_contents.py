@@ -15,17 +15,25 @@ from resources.journal.high_water_mark import read_mark
 from resources.publishing.publishing_errors import PublishedError
 from resources.publishing.stored import StoredPartitions
 from resources.storage.layout import AssetFolders
-from resources.store.bucket import S3Folder, StoreError
+from resources.storage.sealed_json import FormatVersionError
+from resources.store.bucket import ListedObject, S3Folder, StoreError
 from resources.store.stored_journal import HEAD, HeadDamagedError, StoredJournal
+from resources.training.training_plan import TrainingError
+from resources.training.training_store import StoredModel
 from vlm_assets.assets.partition_state import Kind, PartitionState, Problem
 from vlm_assets.settings import Settings
+
+DESCRIPTION_MODEL = "description_model"
 
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class StoredLeftover:
-    """What is in the store of a journal that nobody goes on with. objects: without its head."""
+    """What is in the store of a journal that nobody goes on with. objects: without its head.
+
+    key: of a training, its variant.
+    """
 
     asset: str
     key: str
@@ -53,7 +61,10 @@ def store_problems(settings: Settings, states: Sequence[PartitionState], *, deep
 
 
 def store_leftovers(settings: Settings) -> list[StoredLeftover]:
-    """Journals in the store whose rows are published, or were given up here. Raises StoreError."""
+    """Journals in the store whose rows are published, or were given up here, and superseded trainings.
+
+    Raises StoreError.
+    """
     if (store := settings.store) is None:
         return []
     found = []
@@ -62,6 +73,11 @@ def store_leftovers(settings: Settings) -> list[StoredLeftover]:
             rest = {name: size for name, size in sizes.items() if name != HEAD}
             if rest and _is_closed(asset, store, key, generation):
                 found.append(StoredLeftover(asset.name, key, generation, len(rest), sum(rest.values())))
+    trainings = settings.layout.asset(DESCRIPTION_MODEL)
+    for key, generation in _journals(trainings, store):
+        if copies := _superseded(trainings, store, key, generation):
+            size = sum(one.size for one in copies)
+            found.append(StoredLeftover(trainings.name, key, generation, len(copies), size))
     return found
 
 
@@ -70,7 +86,12 @@ def remove_leftovers(settings: Settings, leftovers: Sequence[StoredLeftover]) ->
     for one in leftovers if settings.store is not None else ():
         asset = settings.layout.asset(one.asset)
         assert settings.store is not None
-        if _is_closed(asset, settings.store, one.key, one.generation):
+        if one.asset == DESCRIPTION_MODEL:
+            copies = _superseded(asset, settings.store, one.key, one.generation)
+            for copy in copies:
+                settings.store.delete(copy.name)
+            yield f"Removed {len(copies)} objects of an earlier training of {one.key} from {settings.store}."
+        elif _is_closed(asset, settings.store, one.key, one.generation):
             journal = StoredJournal(asset.partition(one.key), one.generation, settings.store)
             journal.look()
             journal.close()
@@ -145,6 +166,23 @@ def _journals(asset: AssetFolders, store: S3Folder) -> dict[tuple[str, str], dic
         if rest:
             found[key, generation][rest] = size
     return found
+
+
+def _superseded(trainings: AssetFolders, store: S3Folder, key: str, generation: str) -> list[ListedObject]:
+    """The copied checkpoints of a training, where a later one of its variant was published after them all.
+
+    The published training's own checkpoint stays: it can make the model again.
+    """
+    root = trainings.home.root
+    record = str(trainings.partition(key).record.relative_to(root))
+    try:
+        theirs, at = StoredModel(store, record=record, folder=key).record()
+    except (TrainingError, FormatVersionError):
+        return []
+    if theirs is None or at is None or theirs.get("pending") or theirs["fingerprint"] == generation:
+        return []
+    copies = list(store.listed(f"{trainings.partition(key).journal(generation).relative_to(root)}/"))
+    return copies if all(one.modified < at.modified for one in copies) else []
 
 
 def _is_closed(asset: AssetFolders, store: S3Folder, key: str, generation: str) -> bool:

@@ -6,11 +6,12 @@ from functools import partial
 
 import dagster as dg
 import pytest
+from rich.console import Console
 
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import EngineLostError
 from resources.store import bucket as bucket_module
-from resources.store.bucket import client
+from resources.store.bucket import UnfitStoreError, client
 from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.assets.stored_settings import (
@@ -226,6 +227,31 @@ def test_a_machine_with_other_settings_is_refused_until_a_person_decides(machine
     assert other.materialize().success
     with pytest.raises(MachineDiffersError, match="prompt"):
         refuse_other_settings(bucket, "property_descriptions", parts, first.settings.home)
+
+
+def test_a_store_that_does_not_honour_conditions_is_refused_at_start(machines, bucket, monkeypatch):
+    """No command starts work over it; a run that meets it all the same is no attempt."""
+    first, _ = machines
+    pull_catalog(first.settings.home, bucket)
+    monkeypatch.setattr(bucket_module, "_PROVED", set())
+
+    def drop(request, **_):
+        del request.headers["If-None-Match"]
+
+    client().meta.events.register("before-sign.s3.PutObject", drop)
+    starts = {
+        run_module: run_module.serve_command,
+        node_module: partial(node_module.node_command, "127.0.0.1", head=True),
+    }
+    for module, start in starts.items():
+        monkeypatch.setattr(module, "chosen_settings", lambda home: first.settings)
+        with pytest.raises(UnfitStoreError, match="name must be free"):
+            start()
+    with pytest.raises(UnfitStoreError):
+        run_module.run_partitions(first.settings, port=0, keys=None, console=Console())
+    assert "name must be free" in first.materialize().failure
+    assert NO_ATTEMPT in first.instance.get_runs()[0].tags
+    assert [name for name, _ in bucket.names() if "catalog" not in name] == []
 
 
 def test_two_ingests_at_once_number_no_property_twice(machines, listing, bucket):

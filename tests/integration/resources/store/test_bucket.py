@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 
@@ -173,3 +174,14 @@ def test_a_store_that_restarts_ends_no_request(bucket, put, s3_proxy):
     bucket.put("head", b"ours", over=None)
     assert sorted(bucket.names()) == [("a.jpg", 2), ("head", 4)]
     assert not lost
+
+
+def test_probes_of_killed_processes_are_removed(bucket, put, monkeypatch):
+    """A probe that was left goes at the next start; one that may be another machine's right now stays."""
+    put(".state/probe-left", b"first")
+    bucket.prove()
+    assert [name for name, _ in bucket.names()] == [".state/probe-left"]
+    monkeypatch.setattr(module, "_PROVED", set())
+    monkeypatch.setattr(module, "_PROBE_LEFT_AFTER", timedelta(seconds=-1))
+    bucket.prove()
+    assert list(bucket.names()) == []

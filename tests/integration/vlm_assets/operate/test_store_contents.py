@@ -1,6 +1,7 @@
 """What audit, prune and withdraw see and do in a real S3 store, beside what they do in a home."""
 
 from contextlib import suppress
+from datetime import timedelta
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,6 +9,7 @@ import pytest
 
 from resources.journal.journal import Journal
 from resources.publishing.stored import StoredPartitions
+from resources.storage.sealed_json import sealed
 from resources.store import bucket as bucket_module
 from resources.store.bucket import client
 from resources.store.stored_journal import HEAD, StoredJournal
@@ -112,6 +114,29 @@ def test_prune_removes_from_the_store_what_nobody_goes_on_with(machine, bucket):
     assert [bucket.head(one) for one in EARLIER] == [None] * 4
     assert problems(machine, deep=True) == []
     assert plan_prune(machine.settings, catalog).in_store == []
+
+
+@pytest.mark.published(*ASSETS)
+def test_prune_removes_checkpoints_of_superseded_trainings_alone(machine, bucket):
+    """Those that a later publication replaced; the published one's own, and work begun since, stay."""
+    below, record = ".journal/description_model/tiny", ".versions/description_model/tiny.json"
+    for plan in ("old", "published"):
+        bucket.put(f"{below}/{plan}/checkpoints/step-1", b"weights", over=None)
+    newest = bucket.head(f"{below}/old/checkpoints/step-1").modified
+    catalog = Catalog.open(machine.settings.home)
+    assert plan_prune(machine.settings, catalog).in_store == [], "nothing is published"
+    said = sealed({"fingerprint": "published", "files": {}, "sequence": 1}, format_=1)
+    at = bucket.put(record, said, over=None)
+    while at.modified <= newest + timedelta(seconds=1):  # a store tells whole seconds
+        bucket.delete(record)
+        at = bucket.put(record, said, over=None)
+    bucket.put(f"{below}/new/checkpoints/step-1", b"weights", over=None)
+    plan = plan_prune(machine.settings, catalog)
+    assert [(one.key, one.generation, one.objects) for one in plan.in_store] == [("tiny", "old", 1)]
+    assert plan_prune(machine.settings, catalog, [KEY]).in_store == []
+    list(remove_leftovers(machine.settings, plan.in_store))
+    left = [name.split("/")[3] for name, _ in bucket.names(f"{below}/")]
+    assert left == ["new", "published"]
 
 
 def objects_with(bucket, property_id):
