@@ -1,13 +1,14 @@
 """What a cluster of 100 nodes costs the machine that serves: python -m benchmarks.cluster_ticks
 
 ``[--partitions 20000] [--nodes 100] [--devices 8]``. A real catalogue, published files, a Dagster instance
-and control state (SQLite both), nodes that beat and a run under way on each of their devices. CPU seconds of
-the ticks that a cluster adds or that look at runs (who lives, alerts), and of ``vlm-assets status``.
+(SQLite), a control state in Postgres, nodes that beat and a run under way on each of their devices. CPU
+seconds of the ticks that a cluster adds or that look at runs (who lives, alerts), and of `vlm-assets status`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 import uuid
@@ -19,6 +20,7 @@ import dagster as dg
 from benchmarks.dataset_growth import STATUS, spent
 from benchmarks.health_ticks import Ticking, keys, make_home
 from benchmarks.sensor_ticks import write_history, write_runs_under_way
+from faults.postgres_server import PostgresServer
 from resources.alerts.outbox import Outbox
 from resources.processes import boot_id
 from resources.state.nodes import NodeDevice, NodeRecord, Nodes
@@ -28,7 +30,7 @@ from sensors.dagster_internals.runs import RAY_JOB, first_ray_job
 from sensors.ticks import Ticks
 from vlm_assets.automation.sensors import build_alerts
 from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings
+from vlm_assets.settings import Settings, load_settings
 
 POOL = "gpu"
 
@@ -40,9 +42,16 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--devices", type=int, default=8)
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, PostgresServer() as postgres:
         folder = Path(name)
-        settings = make_home(folder, chosen.partitions)
+        cluster_of = {
+            "VLM_ASSETS_STATE_URL": postgres.url,
+            "VLM_ASSETS_RAY_ADDRESS": "http://127.0.0.1:1",
+            "VLM_ASSETS_STORE": "s3://bucket/prefix",
+        }
+        make_home(folder, chosen.partitions)
+        os.environ |= cluster_of
+        settings = load_settings(home=folder / "home")
         (folder / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
         runs = [str(uuid.uuid4()) for _ in range(chosen.nodes * chosen.devices)]
         with dg.DagsterInstance.from_config(name) as instance:
@@ -64,7 +73,7 @@ def main() -> None:
             for what in ("first look", "nothing new", "nothing new"):
                 beat(nodes, runs, chosen.devices)
                 ticking.tick(what)
-        environment = {"VLM_ASSETS_HOME": str(settings.home), "DAGSTER_HOME": name}
+        environment = {**cluster_of, "VLM_ASSETS_HOME": str(settings.home), "DAGSTER_HOME": name}
         for what in ("first look", "nothing new"):
             beat(nodes, runs, chosen.devices)
             cpu, memory = spent(STATUS, environment)
