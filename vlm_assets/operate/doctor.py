@@ -46,7 +46,7 @@ from vlm_assets.engine_choice import require_models
 from vlm_assets.operate.dagster_server.api import DagsterApi
 from vlm_assets.operate.dagster_server.home import POOL, damages, running_address
 from vlm_assets.operate.search import embed_text
-from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, say, say_as_json
+from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, counted, say, say_as_json
 from vlm_assets.resource_settings import build_gpu, build_vision_language_model, control_state
 from vlm_assets.settings import CHECKOUT, IS_CHECKOUT, PREFIX, Settings
 from vlm_assets.truth import TruthError, read_truth
@@ -302,7 +302,7 @@ def _limits(settings: Settings) -> Said:
     on_cpu = sum(one.kind == "cpu" for one in devices)
     need = len(devices) * _RUN_BYTES + (1.2 * weight_bytes(settings)) * max(1, on_cpu)
     memory = memory_bytes()
-    said = f"{memory / _GIB:.1f} GiB of memory for {len(devices)} runs at once, which take about"
+    said = f"{memory / _GIB:.1f} GiB of memory; {counted(len(devices), 'runs')} at once: about"
     said += f" {need / _GIB:.1f} GiB"
     if memory < need:
         yield "warning", f"{said}: use fewer devices ({PREFIX}DEVICES), or give the container more."

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -50,6 +50,14 @@ _THUMBNAIL_HEIGHT = 96
 _NEIGHBOURS = 10
 _SEED = 1
 _OWN = ("model", "device", "images_seen")
+_NAMES = frozenset(
+    {
+        "property_id", "ordinal", "text", "partition", "thumbnail", "vector", "map_x", "map_y", "neighbours",
+        "row", *_OWN,
+    }
+)  # fmt: skip
+"""Columns that are no fields; a field of such a name has an underscore after it."""
+
 _OF = b"of"
 _FORMAT = 2
 
@@ -116,14 +124,21 @@ def _rows(settings: Settings, wanted: PropertyRange, drawn: pa.Array) -> pa.Tabl
     at = pc.index_in(table["ordinal"], value_set=vectors["ordinal"].chunk(0))
     rows = []
     for row in table.to_pylist():
-        fields = {
-            name: json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
-            for name, value in row.pop("description").items()
-        }
+        fields = _fields(row.pop("description"))
         text = " ".join(value for value in fields.values() if isinstance(value, str))
         first = {"property_id": row["property_id"], **fields, "text": text, "partition": wanted.key}
         rows.append(first | row)
     return pa.Table.from_pylist(rows).append_column("vector", vectors["embedding"].take(at))
+
+
+def _fields(description: Mapping[str, Any]) -> dict[str, Any]:
+    """A column for each field: numbers, texts, and what is nested as JSON."""
+    return {
+        f"{name}_" if name in _NAMES else name: json.dumps(value, ensure_ascii=False)
+        if isinstance(value, dict | list)
+        else value
+        for name, value in description.items()
+    }
 
 
 def _with_places(table: pa.Table) -> pa.Table:

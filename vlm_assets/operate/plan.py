@@ -40,7 +40,16 @@ from vlm_assets.operate.measurement import (
     measurement_of_now,
     runs_to_measure,
 )
-from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, duration, say, say_as_json
+from vlm_assets.operate.terminal import (
+    AsJson,
+    Home,
+    app,
+    chosen_settings,
+    counted,
+    duration,
+    say,
+    say_as_json,
+)
 from vlm_assets.operate.trial import COPIES
 from vlm_assets.settings import PREFIX, Settings
 
@@ -95,8 +104,8 @@ class PlanAndRun:
         inside = "inside" if self.low <= self.actual <= self.high else "outside"
         return (
             f"Planned {duration(self.predicted)} ({duration(self.low)} to {duration(self.high)}) for"
-            f" {self.properties:,} properties on {self.devices} devices; took {duration(self.actual)}:"
-            f" {self.off:+.1%}, {inside} the band."
+            f" {self.properties:,} properties on {counted(self.devices, 'devices')}; took"
+            f" {duration(self.actual)}: {self.off:+.1%}, {inside} the band."
         )
 
 
@@ -656,9 +665,9 @@ def lines(plan: Plan) -> list[str]:
     what = "Everything is described; all of it anew" if plan.is_anew else "What is left"
     said = [
         f"{what}: {plan.properties:,} properties with {plan.images:,} images in"
-        f" {plan.partitions:,} partitions.",
-        f"Time: {low} to {high} on {plan.devices} devices, most likely {duration(plan.days * days)}: done"
-        f" {_clock(plan.finish)} if it starts now.",
+        f" {counted(plan.partitions, 'partitions')}.",
+        f"Time: {low} to {high} on {counted(plan.devices, 'devices')}, most likely"
+        f" {duration(plan.days * days)}: done {_clock(plan.finish)} if it starts now.",
     ]
     if plan.cost is not None and plan.cost_band is not None:
         said.append(f"Cost: {plan.cost_band[0]:,.2f} to {plan.cost_band[1]:,.2f}.")

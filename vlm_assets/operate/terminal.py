@@ -76,6 +76,11 @@ class VisibleFormatter(logging.Formatter):
         return visible(super().format(record))
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things as people write it: ``1 device``, ``1,350 partitions``. what: the plural."""
+    return f"{number:,} {what.removesuffix('s') if number == 1 else what}"
+
+
 def duration(seconds: float) -> str:
     """Seconds in words, in the largest unit of which there is at least one."""
     for unit, of in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):

@@ -39,6 +39,7 @@ from vlm_assets.operate.terminal import (
     Home,
     app,
     chosen_settings,
+    counted,
     duration,
     say,
     say_as_json,
@@ -400,10 +401,12 @@ def rehearse_command(
 
 def _show(found: Rehearsal, picture: Path | None) -> None:
     say(
-        f"{found.properties:,} properties in {found.partitions:,} partitions on {found.devices} devices of"
-        f" {found.nodes} machines, {sum(found.faults.values())} faults (seed {found.seed}):"
+        f"{found.properties:,} properties in {counted(found.partitions, 'partitions')} on"
+        f" {counted(found.devices, 'devices')} of {counted(found.nodes, 'machines')},"
+        f" {counted(sum(found.faults.values()), 'faults')} (seed {found.seed})"
     )
-    say("  " + ", ".join(f"{count} {kind}" for kind, count in found.faults.items()))
+    if found.faults:
+        say("  " + ", ".join(f"{count} {kind}" for kind, count in found.faults.items()))
     if found.assumed:
         say("Nothing is measured here, so these machines are assumed: say yours with --devices and --nodes.")
     lost = "nothing is lost and nothing comes twice" if not (found.lost or found.doubled) else "BROKEN"
@@ -411,8 +414,10 @@ def _show(found: Rehearsal, picture: Path | None) -> None:
     say(f"Recomputed: {found.recomputed:,} rows, after {found.deaths} deaths of a process at its journal.")
     say(
         f"Done after {found.took()}."
-        + (f" {found.unfinished} partitions are left over." if found.unfinished else "")
+        + (f" {counted(found.unfinished, 'partitions')} left over." if found.unfinished else "")
     )
     told = ", ".join(f"{count} {kind}" for kind, count in found.alerts_by_kind.items()) or "none"
-    say(f"Alerts: {found.alerts} ({told}). A person put {found.by_hand} partitions right by hand.")
+    say(
+        f"Alerts: {found.alerts} ({told}). A person put {counted(found.by_hand, 'partitions')} right by hand."
+    )
     say(f"Rehearsed in {found.seconds:.0f} s." + (f" Timeline: {picture}" if picture else ""))

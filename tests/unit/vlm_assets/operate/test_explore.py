@@ -26,3 +26,9 @@ def test_a_withdrawal_leaves_no_table_behind(dataset):
     (folder / "old.parquet").write_bytes(b"x")
     forget_tables(dataset.settings)
     assert list(folder.iterdir()) == []
+
+
+def test_a_field_named_as_a_column_of_the_page_is_kept_beside_it():
+    """A schema may have a field `text` or `row`: neither the field nor the page's own column is lost."""
+    fields = explore._fields({"text": "a", "row": 1, "rooms": 2, "parts": ["b"]})
+    assert fields == {"text_": "a", "row_": 1, "rooms": 2, "parts": '["b"]'}
