@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from resources.state.database import ControlState, open_state
@@ -64,7 +65,8 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
     from resources.engine.models.vision_language_model import VisionLanguageModel
     from resources.engine.protocol import ImageLimits
 
-    return VisionLanguageModel(
+    embedder = build_text_embedding_model(settings)
+    model = VisionLanguageModel(
         model=settings.model or "",
         revision=settings.model_revision,
         trust_remote_code=settings.trust_remote_code,
@@ -78,8 +80,10 @@ def build_vision_language_model(settings: Settings) -> VisionLanguageModel:
             options=json.loads(settings.processor_options),
         ),
         server=build_model_server(settings) if chosen_engine(settings).engine == "server" else None,
-        keeps_language_layers=settings.embedding_model is None,
     )
+    # Also where the embedder is named, and is this very model.
+    of_it = embedder.pooling is not None and embedder.source == model.source
+    return replace(model, keeps_language_layers=of_it)
 
 
 def build_model_server(settings: Settings) -> ServerSettings:

@@ -37,6 +37,7 @@ from vlm_assets.assets.run_progress import RunProgress
 from vlm_assets.assets.work_guards import refuse_unsound
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.engine_choice import require_models
 from vlm_assets.settings import Settings
 
 ASSET = "property_embeddings"
@@ -80,6 +81,7 @@ def build_property_embeddings(
             with run.resume() as journal:
                 computed: Metadata = {}
                 if run.to_do(journal):
+                    require_models(settings)  # An embedder beside a server, before its device is waited for.
                     # The model server that describes stays on the device, where there is one.
                     with run.device(
                         gpu, server_digest=_server_digest(settings, vision_language_model)

@@ -59,6 +59,22 @@ def test_settings_that_would_be_ignored_are_refused(tmp_path, wrong, sentence):
         settings_of(tmp_path, **wrong)
 
 
+@pytest.mark.parametrize(
+    ("changed", "keeps"),
+    [
+        ({}, True),
+        ({"embedding_model": "owner/model", "embedding_pooling": "mean"}, True),
+        ({"embedding_model": "owner/model"}, False),
+        ({"embedding_model": "owner/model", "embedding_pooling": "cls", "embedding_revision": "v2"}, False),
+        ({"embedding_model": "owner/other", "embedding_pooling": "mean"}, False),
+    ],
+)
+def test_the_describer_is_not_loaded_a_second_time_to_embed(tmp_path, changed, keeps):
+    """Its layers are kept where they embed, also where they are named; nowhere else."""
+    settings = settings_of(tmp_path, model="owner/model", **changed)
+    assert build_vision_language_model(settings).keeps_language_layers == keeps
+
+
 def test_key_is_shown_nowhere(tmp_path):
     """Dagster shows a resource's fields to everyone who sees its page."""
     url = "http://host:8000/v1/"

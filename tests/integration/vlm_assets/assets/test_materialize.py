@@ -111,6 +111,14 @@ def test_another_text_embedder_makes_other_vectors_of_the_same_descriptions(desk
 
 
 @pytest.mark.published("property_descriptions")
+def test_embeddings_alone_are_refused_where_the_describer_would_be_loaded_again(desk, no_device):
+    """Beside a server of ours an embedder must be named: said before a device is leased."""
+    done = desk.changed(engine="server").materialize("property_embeddings", gpu=no_device)
+    assert not done.success
+    assert "VLM_ASSETS_EMBEDDING_MODEL is not set" in done.failure
+
+
+@pytest.mark.published("property_descriptions")
 def test_a_complete_partition_is_verified_and_nothing_changes(desk, no_device):
     """Pressing Materialize on finished work costs no device and touches no file."""
     before = stamps(desk.settings.descriptions)
