@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from resources.devices.device_errors import DeviceError
@@ -39,6 +39,8 @@ class Device:
     given: bool = False
     threads: int | None = None
     """Of a CPU slot: threads that the model computes with."""
+    at_once: int = field(default=1, compare=False)
+    """Of a leased one: how many of the machine may work at once, and share its cores."""
 
     @property
     def members(self) -> tuple[str, ...]:

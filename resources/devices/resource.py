@@ -89,7 +89,11 @@ class GpuResource:
             failures = len(records[device.id].failures) if device.id in records else 0
             return failures, server_digest is not None and loaded.get(device.id) != server_digest
 
-        return DeviceLeases(Path(self.leases_directory), sorted(self.find(), key=preference), refusals)
+        found = sorted(self.find(), key=preference)
+        # A run of a cluster is shown its own devices alone.
+        there = len(find_devices("auto", {})) // self.per_model if self.node else 0
+        devices = [replace(one, at_once=max(len(found), there)) for one in found]
+        return DeviceLeases(Path(self.leases_directory), devices, refusals)
 
     def lease(
         self, *, run_id: str, partition: str, step: str, log: logging.Logger, server_digest: str | None = None

@@ -16,7 +16,8 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from itertools import pairwise
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 from resources.devices.find import Device
@@ -141,8 +142,10 @@ class ServerPlan:
 
     @property
     def is_vllm(self) -> bool:
-        """Whether the program that is started is vLLM's own. Raises ServerCommandError."""
-        return PurePath(self.arguments(port=0)[0]).name == "vllm"
+        """Whether vLLM's own program is started, or a module of vLLM's. Raises ServerCommandError."""
+        words = self.arguments(port=0)
+        modules = [name for option, name in pairwise(words) if option == "-m"]
+        return PurePath(words[0]).name == "vllm" or any(one.split(".")[0] == "vllm" for one in modules)
 
     def for_device(
         self, device: Device, costs: ImageTokens | None, *, answer_tokens: int, beside_bytes: int, cores: int
@@ -150,16 +153,19 @@ class ServerPlan:
         """The plan for a leased device.
 
         costs: of images; None: the server has the model's own context and processor. answer_tokens: of the
-        longest answer. beside_bytes: of the embedder's weights.
+        longest answer. beside_bytes: of the embedder's weights. cores: that this process may use; the devices
+        that work at once share them.
 
-        Raises ServerCommandError where there is too little memory for both models, or vLLM is to use a MIG
-        instance.
+        Raises ServerCommandError where there is too little memory for both models, vLLM is to use a MIG
+        instance, or its build for CPUs a GPU.
         """
         if device.id.startswith("MIG-") and self.is_vllm:
             raise ServerCommandError(
                 f"{device.id} is a MIG instance, and vLLM (0.32 too) asks the driver for a whole GPU of the"
                 " instance's number. Set VLM_ASSETS_ENGINE=transformers, or turn MIG off."
             )
+        if device.kind == "cuda" and self.is_vllm:
+            self._refuse_build_for_cpus(device)
         context = options = None
         if costs is not None:
             needed = costs.property_tokens + answer_tokens
@@ -174,9 +180,19 @@ class ServerPlan:
                 "processor_options": options,
                 # Each takes requests apart and runs the processor, in one thread: 30 ms an image, where our
                 # workers, which have the other cores, take 40.
-                "api_servers": str(max(1, min(8, cores // 4))),
+                "api_servers": str(max(1, min(8, cores // device.at_once // 4))),
             },
         )
+
+    def _refuse_build_for_cpus(self, device: Device) -> None:
+        """Return unless the command is of an environment in which ``make vllm`` has put vLLM's CPU build."""
+        environment = Path(self.arguments(port=0)[0]).parent.parent
+        for marker in environment.glob("cpu-*"):
+            raise ServerCommandError(
+                f"{device.id} is a GPU, and the vLLM in {environment} is the build for CPUs ({marker.name})."
+                " Run `make vllm` anew on a machine that has the GPU, or take that folder away and set"
+                " VLM_ASSETS_ENGINE=transformers."
+            )
 
     def arguments(self, *, port: int | str) -> list[str]:
         """The command with its placeholders filled. Raises ServerCommandError."""

@@ -13,12 +13,15 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from resources.devices.device_errors import LeaseDirectoryError, NoDeviceFreeError
 from resources.devices.find import Device, find_devices, grouped
 from resources.devices.leases import DeviceLeases, LeaseHolder, LeaseRecord
+from resources.devices.nvml import GpuReading
+from resources.devices.resource import GpuResource
 from resources.processes import process_start
 
 LOG = logging.getLogger("test_leases")
@@ -51,6 +54,24 @@ def slots(tmp_path: Path) -> DeviceLeases:
 def both_taken(slots: DeviceLeases) -> Iterator[DeviceLeases]:
     with slots.acquire(ALICE, wait_seconds=0, log=LOG), slots.acquire(BOB, wait_seconds=0, log=LOG):
         yield slots
+
+
+def test_a_leased_device_knows_how_many_share_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a node of a cluster, where a run is shown its own GPU alone."""
+    gpus = [GpuReading(number, f"GPU-{number}", "A100", 80 << 30, 80 << 30) for number in range(4)]
+    for where in ("resources.devices.resource.DriverNvml", "resources.devices.find.DriverNvml"):
+        monkeypatch.setattr(where, lambda: SimpleNamespace(readings=lambda: gpus))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    machine = GpuResource(str(tmp_path / "leases"), devices="0,1")
+    with machine.leases().acquire(ALICE, wait_seconds=0, log=LOG) as lease:
+        assert lease.device.at_once == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-3")
+    monkeypatch.setenv("VLM_RAY_RUN", "run")
+    node = GpuResource(str(tmp_path / "leases"), node="n")
+    with node.leases().acquire(BOB, wait_seconds=0, log=LOG) as lease:
+        assert (lease.device.id, lease.device.at_once) == ("GPU-3", 4)
 
 
 def test_two_holders_get_two_devices_and_a_third_none(slots: DeviceLeases) -> None:

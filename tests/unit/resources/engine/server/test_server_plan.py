@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from resources.engine.server.server_plan import (
 )
 
 GPU = Device("GPU-a", "cuda", "A100", 80 << 30, "GPU-a")
+CPU = find_devices("cpu:1", {})[0]
 PLAN = ServerPlan(VLLM_COMMAND, "owner/a model", "abc123", "abc123")
 
 
@@ -163,7 +165,7 @@ def test_a_server_is_told_what_all_images_of_a_property_take() -> None:
     ("device", "beside", "share"),
     [
         (GPU, 0, "0.92"), (GPU, 16, "0.77"), (replace(GPU, memory_bytes=24 << 30), 2, "0.83"),
-        (replace(GPU, memory_bytes=None), 16, "0.85"), (find_devices("cpu:1", {})[0], 16, "0.30"),
+        (replace(GPU, memory_bytes=None), 16, "0.85"), (CPU, 16, "0.30"),
     ],
 )  # fmt: skip
 def test_a_server_leaves_memory_for_the_embedder(device: Device, beside: int, share: str) -> None:
@@ -188,10 +190,26 @@ def test_vllm_on_a_mig_instance_is_refused_by_name() -> None:
     assert other.for_device(instance, None, answer_tokens=1, beside_bytes=0, cores=1).arguments(port=1)
 
 
-@pytest.mark.parametrize(("cores", "servers"), [(2, "1"), (16, "4"), (192, "8")])
-def test_requests_are_taken_apart_on_several_cores(cores: int, servers: str) -> None:
-    """One process that decodes and cuts all images would starve the device."""
-    assert after("--api-server-count", on(GPU, cores=cores)) == servers
+@pytest.mark.parametrize("program", ["bin/vllm serve", "bin/python -u -m vllm.entrypoints.openai.api_server"])
+def test_vllm_for_cpus_on_a_gpu_is_refused_by_name(tmp_path: Path, program: str) -> None:
+    """It would hold a leased GPU and compute on the CPU, however it is called; on a CPU slot it does."""
+    (tmp_path / "cpu-0.32.0").touch()
+    plan = replace(PLAN, command=f"{tmp_path}/{program} {{port}}")
+    with pytest.raises(
+        ServerCommandError, match=r"GPU-a is a GPU, .* build for CPUs \(cpu-0.32.0\).*make vllm"
+    ):
+        plan.for_device(GPU, None, answer_tokens=1, beside_bytes=0, cores=1)
+    assert plan.for_device(CPU, None, answer_tokens=1, beside_bytes=0, cores=1).arguments(port=1)
+    (tmp_path / "cpu-0.32.0").rename(tmp_path / "cuda-0.32.0")
+    assert plan.for_device(GPU, None, answer_tokens=1, beside_bytes=0, cores=1).arguments(port=1)
+
+
+@pytest.mark.parametrize(
+    ("cores", "at_once", "servers"), [(2, 1, "1"), (16, 1, "4"), (192, 1, "8"), (192, 8, "6"), (16, 8, "1")]
+)
+def test_requests_are_taken_apart_on_several_cores(cores: int, at_once: int, servers: str) -> None:
+    """One process that cuts all images would starve the device; devices at work share the cores."""
+    assert after("--api-server-count", on(replace(GPU, at_once=at_once), cores=cores)) == servers
 
 
 def test_what_the_device_decides_makes_no_other_server() -> None:
