@@ -372,7 +372,7 @@ def refuse_network_file_system(directory: Path, mounts: Path = MOUNTS) -> None:
     if kind in NETWORK:
         raise ControlStateError(
             f"{directory} is on a network file system ({kind}), where SQLite loses what it was told. Set"
-            " VLM_ASSETS_HOME to a folder on a local disk, or VLM_ASSETS_STATE_URL to a Postgres database"
-            " (postgresql+psycopg2://USER@HOST/DATABASE), which several machines can share. Nothing was"
-            " changed."
+            f" VLM_ASSETS_HOME to a folder on a local disk, or make {directory} a link to one, or set"
+            " VLM_ASSETS_STATE_URL to a Postgres database (postgresql+psycopg2://USER@HOST/DATABASE), which"
+            " several machines can share. Nothing was changed."
         )

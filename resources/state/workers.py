@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -59,7 +59,8 @@ class Worker:
     a second over the last two minutes of work, 0 before the first. ``batch_seconds``: the longest time
     between two of its last commits, 0 before the first. ``moved``: when it last committed or changed its
     phase, in seconds of the machine's monotonic clock since ``boot_id``: it counts on whatever clocks do.
-    ``uncopied``: committed segments that the store does not have yet; ``uncopied_since``: the oldest of them.
+    ``uncopied``: committed segments that the store does not have yet; ``uncopied_seconds``: how long the
+    oldest of them has waited, by its own clock at its last word, since clocks of machines differ.
     """
 
     run_id: str
@@ -82,7 +83,7 @@ class Worker:
     phase: Phase
     moved: float
     uncopied: int = 0
-    uncopied_since: float | None = None
+    uncopied_seconds: float = 0.0
 
     @property
     def name(self) -> str:
@@ -120,6 +121,7 @@ class WorkerBeat:
         self._clock = clock
         self._monotonic = monotonic
         self._guard = threading.Lock()
+        self._uncopied_since: float | None = None
         self._written = monotonic()
         self._intervals: deque[float] = deque(maxlen=_INTERVALS)
         self._samples: deque[tuple[float, int]] = deque([(self._written, 0)])
@@ -172,8 +174,9 @@ class WorkerBeat:
     def copy(self, segments: int, since: float | None) -> None:
         """Say how many committed segments are not in the store yet, and since when (unix seconds)."""
         with self._guard:
-            if (segments, since) != (self.worker.uncopied, self.worker.uncopied_since) and self._lock.is_open:
-                self.worker = replace(self.worker, uncopied=segments, uncopied_since=since)
+            if (segments or self.worker.uncopied) and self._lock.is_open:
+                self._uncopied_since = since
+                self.worker = replace(self.worker, uncopied=segments)
                 self._write()
 
     def end(self) -> None:
@@ -203,6 +206,9 @@ class WorkerBeat:
 
     def _write(self) -> None:
         self._written = self._monotonic()
+        since = self._uncopied_since
+        seconds = 0.0 if since is None else max(0.0, self._clock() - since)
+        self.worker = replace(self.worker, uncopied_seconds=seconds)
         try:
             self._workers.write_record(self.worker)
         except OSError as error:
@@ -344,7 +350,9 @@ def _worker(name: str, record: dict[str, Any] | None) -> Worker:
     """What a record says; without a readable record, what the name alone says."""
     try:
         if record is not None:
-            return Worker(**{**record, "phase": Phase(record["phase"])})
+            # A run that another version of this program began may say more, or less.
+            known = {one.name: record[one.name] for one in fields(Worker) if one.name in record}
+            return Worker(**{**known, "phase": Phase(record["phase"])})
     except (ValueError, TypeError, KeyError):
         pass
     run_id, _, asset = name.partition(".")

@@ -7,6 +7,7 @@ property_descriptions/KEY.parquet    finished partitions and nothing else: any r
 .journal/ASSET/KEY/GENERATION/       work under way
 .quarantine/ASSET/KEY/               files that did not verify; never deleted by themselves
 .state/                              high-water marks, locks, leases, the control state
+.machine.json                        the machine that works here, of a home on a network file system
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class Home:
     def state(self) -> Path:
         """The control state, high-water marks and locks."""
         return self.root / _STATE
+
+    @property
+    def claim(self) -> Path:
+        """Which machine works here, where the home is on a network file system."""
+        return self.root / ".machine.json"
 
     def asset(self, name: str) -> AssetFolders:
         """The folders of one asset, such as ``property_descriptions``."""

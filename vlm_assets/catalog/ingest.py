@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from resources.storage.files import make_directory
+from resources.storage.home_claim import claim_home
 from resources.storage.layout import Home
 from resources.storage.lock_files import taken
 from resources.store.bucket import Place, S3Folder
@@ -289,7 +290,11 @@ def _known(home: Path) -> Catalog | None:
 
 @contextmanager
 def only_ingest(home: Path, doing: str) -> Iterator[None]:
-    """Hold the home's ingest lock, which the kernel frees however this process ends."""
+    """Hold the home's ingest lock, which the kernel frees however this process ends.
+
+    Raises IngestBusyError, UnusableHomeError, OSError.
+    """
+    claim_home(Home(home))
     path = Home(home).state / "ingest.lock"
     make_directory(path.parent)
     lock = taken(path)

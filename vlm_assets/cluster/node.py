@@ -32,6 +32,7 @@ from resources.processes import boot_id, process_start
 from resources.state.nodes import NodeDevice, NodeRecord, Nodes, RunLocks
 from resources.state.workers import Workers
 from resources.storage.files import make_directory
+from resources.storage.home_claim import claim_home
 from resources.storage.lock_files import taken
 from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.events import InstanceFacts
@@ -182,6 +183,7 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
         record = replace(record, slots=0)  # so that it is given nothing more
         _end_runs(locks, settings.grace_seconds)
 
+    claim_home(settings.layout)
     make_directory(settings.state_directory)
     seed_settings(home, ClusterPlace.of(settings))
     with ExitStack() as stack:

@@ -224,9 +224,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
             sum(one.expected - one.usable_rows for one in descriptions if not one.is_complete)
         ),
         uncopied=sum(worker.uncopied for worker in workers),
-        uncopied_seconds=max(
-            (now - one.uncopied_since for one in workers if one.uncopied_since), default=0.0
-        ),
+        uncopied_seconds=max((one.uncopied_seconds for one in workers), default=0.0),
         done_again_since=since,
         done_again=notes.done_again,
         open_alerts=open_alerts,

@@ -27,6 +27,8 @@ from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.outbox import Outbox
 from resources.devices.loaded_servers import end_loaded_servers
 from resources.state.nodes import only_machine_that_serves
+from resources.storage.home_claim import claim_home
+from resources.storage.layout import Home
 from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.dagster_server.api import (
@@ -258,8 +260,9 @@ def free_port(wanted: int) -> int:
 def prepare_home(home: Path, dagster_home: Path, *, slots: int, port: int, console: Console) -> int:
     """Make Dagster's state fit the home's catalogue; gives the port that is free.
 
-    Raises CatalogError, DagsterHomeError.
+    Raises CatalogError, DagsterHomeError, UnusableHomeError.
     """
+    claim_home(Home(home))
     catalog = Catalog.open(home)
     if dagster_home.is_dir():
         _renew_damaged_databases(home, dagster_home, console)

@@ -109,6 +109,24 @@ def test_a_worker_that_lives_is_running_and_tells_its_rate(uneven: Settings) -> 
     assert states(status_of(uneven))[HEAVY] is State.NOT_STARTED
 
 
+def test_the_copy_lag_is_of_the_workers_own_clock(uneven: Settings) -> None:
+    """Another machine's clock may be an hour behind: its lag is as long as it says."""
+
+    def skewed() -> float:
+        return time.time() - 3600.0
+
+    workers = Workers(open_state(uneven.state_directory))
+    with workers.begin(
+        run_id="r1", asset="property_descriptions", partition=HEAVY, expected=2, clock=skewed
+    ) as beat:
+        beat.copy(3, skewed() - 50.0)
+        found = status_of(uneven)
+        assert (found.uncopied, found.uncopied_seconds) == (3, pytest.approx(50.0, abs=5.0))
+        beat.copy(0, None)
+        found = status_of(uneven)
+        assert (found.uncopied, found.uncopied_seconds) == (0, 0.0)
+
+
 def test_what_needs_a_person_is_said_and_has_no_turn(uneven: Settings) -> None:
     """Given up, failed, cancelled, a device left out, a pause: each with its sentence."""
     state = control_state(uneven)

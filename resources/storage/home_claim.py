@@ -1,0 +1,53 @@
+"""Which machine works in a home on a network file system, where locks need not keep two machines apart."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from resources.storage.file_systems import MOUNTS, NETWORK, mount_of
+from resources.storage.files import make_directory, write_new
+from resources.storage.layout import Home, UnusableHomeError
+from resources.storage.sealed_json import BrokenSealError, read_sealed, sealed
+
+_MACHINE_ID = Path("/etc/machine-id")
+
+
+def claim_home(home: Home, mounts: Path = MOUNTS) -> None:
+    """Note in a home on a network file system that it is this machine's; refuse one that is another's.
+
+    A home on a local disk needs no note: no other machine reaches it. Raises UnusableHomeError, OSError.
+    """
+    try:
+        kind = mount_of(home.root, mounts).kind
+    except OSError:
+        return  # Not Linux: the system does not say.
+    if kind not in NETWORK:
+        return
+    ours = {"host": socket.gethostname(), "machine_id": _machine_id()}
+    make_directory(home.root)
+    try:
+        write_new(home.claim, sealed(ours))
+        return
+    except FileExistsError:
+        pass
+    try:
+        theirs = read_sealed(home.claim)
+    except BrokenSealError as error:
+        theirs = {"host": f"a machine that cannot be read ({error})"}
+    if theirs != ours:
+        raise UnusableHomeError(
+            f"{home.root} is on a network file system ({kind}) and belongs to {theirs.get('host')}. This"
+            f" machine is {ours['host']} (machine id {ours['machine_id'] or 'unknown'}). Nothing was changed."
+            " One machine at a time may work in such a home. For several machines set VLM_ASSETS_STATE_URL"
+            " (Postgres) and VLM_ASSETS_STORE (S3), and give each a home of its own on a local disk. If that"
+            f" machine was replaced or renamed, and nothing of it runs any more: bring its {home.state} here,"
+            f" remove {home.claim}, and start again."
+        )
+
+
+def _machine_id() -> str:
+    try:
+        return _MACHINE_ID.read_text().strip()
+    except OSError:
+        return ""
