@@ -13,8 +13,8 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Annotated
 
@@ -65,7 +65,7 @@ class Trial:
     seconds: after the model was loaded. bytes: of the sample's rows as parquet. batches: as they came out.
     start_seconds: that the process of a run takes to start. partition_rows: properties of a partition.
     image_tokens: what images cost, where the engine knows. cpu_seconds: of this process and its workers,
-    after the model was loaded.
+    after the model was loaded. not_used: by property, why images of it that can be read were not shown.
     """
 
     described: tuple[Described, ...]
@@ -80,6 +80,7 @@ class Trial:
     partition_rows: int = 1
     image_tokens: ImageTokens | None = None
     cpu_seconds: float = 0.0
+    not_used: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def properties_per_second(self) -> float:
@@ -156,7 +157,11 @@ def run_trial(
             ended, spent = time.monotonic(), _cpu_seconds(resource.RUSAGE_SELF) - spent
     spent += _cpu_seconds(resource.RUSAGE_CHILDREN) - of_workers
     stream = io.BytesIO()
-    pq.write_table(pa.concat_tables(tables), stream, compression="zstd")
+    rows = pa.concat_tables(tables)
+    pq.write_table(rows, stream, compression="zstd")
+    reasons = zip(
+        *(rows[name].to_pylist() for name in ("property_id", "images_not_used_reason")), strict=True
+    )
     return Trial(
         described=tuple(sorted(described, key=lambda one: one.ordinal)),
         catalogue_rows=catalog.rows,
@@ -170,6 +175,7 @@ def run_trial(
         partition_rows=max(1, catalog.rows // max(1, len(catalog.ranges))),
         image_tokens=engine.image_tokens if isinstance(engine, MeasuringEngine) else None,
         cpu_seconds=spent,
+        not_used={property_id: reason for property_id, reason in reasons if reason is not None},
     )
 
 
@@ -227,8 +233,8 @@ def _show(trial: Trial) -> None:
         else:
             for name, value in one.description.items():
                 say(f"  {name}: {value}")
-        if one.fewer_images is not None:
-            say(f"  shown with {one.images_seen} images only: {one.fewer_images}")
+        if (reason := trial.not_used.get(one.property_id)) is not None:
+            say(f"  shown with {one.images_seen} images only: {reason}")
         for failure in one.images_failed:
             say(f"  image left out ({failure.kind}): {failure.error}")
     say(

@@ -26,6 +26,7 @@ def test_a_few_properties_tell_answers_rate_and_what_all_would_take(trial, desk)
     before = {path for path in desk.settings.home.rglob("*") if path.suffix == ".parquet"}
     said = trial("--limit", "3").stdout
     assert len(re.findall(r"^  facade_material", said, re.MULTILINE)) == 3
+    assert "  shown with 2 images only: VLM_ASSETS_MAX_IMAGES is 2" in said
     assert re.search(r"3 properties in [\d.]+ s on .*: [\d.]+ properties/s, [\d.]+ images/s", said)
     told = " ".join(said.split())
     assert re.search(
