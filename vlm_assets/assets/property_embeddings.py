@@ -100,6 +100,13 @@ def _server_digest(settings: Settings, model: VisionLanguageModel) -> str | None
         return None
 
 
+def _cut_off(embedder: TextEmbedder) -> str:
+    """How many texts of this run the model did not take whole, and what it takes."""
+    if embedder.longest is None:
+        return "0: the model's files name no limit"
+    return f"{embedder.cut_off:,} are longer than the {embedder.longest:,} tokens that the model takes"
+
+
 def embedding_rows(width: int) -> pa.Schema:
     """The columns of a partition; ``width`` is that of the embedding model."""
     return pa.schema(
@@ -195,6 +202,7 @@ class EmbeddingWork:
             "seconds in model": dg.MetadataValue.float(round(model_seconds, 3)),
             "seconds waiting for commit": dg.MetadataValue.float(round(journal.commit_wait_seconds, 3)),
             "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
+            "texts cut off": dg.MetadataValue.text(_cut_off(embedder)),
         }
 
     def rows(self, described: pa.RecordBatch, embedder: TextEmbedder, device: Device) -> pa.Table:

@@ -92,7 +92,7 @@ class TextEmbedder:
     """One text model on one device.
 
     pooling: see TextEmbeddingModel. A text's vector does not depend on the texts beside it (1e-5 in float32).
-    What is longer than the model takes is cut off. Raises ModelLoadError.
+    What is longer than the model takes is cut off, and counted. Raises ModelLoadError.
     """
 
     def __init__(
@@ -109,6 +109,10 @@ class TextEmbedder:
             assert pooling is not None
             self._encoder = _PooledLayers(source, pooling, device)
         self.width = self._encoder.width
+        self.longest: int | None = self._encoder.longest
+        """Tokens of a text, its prompt among them, that the model takes; None: it knows no limit."""
+        self.cut_off = 0
+        """Texts that were longer, of all so far."""
 
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Vectors [texts, width], in order. Raises ValueError for a text without tokens."""
@@ -120,6 +124,10 @@ class TextEmbedder:
         for text, length in zip(texts, lengths, strict=True):
             if not length:
                 raise ValueError(f"the text {text!r} has no tokens, so it has no embedding")
+        at_the_limit = [text for text, one in zip(texts, lengths, strict=True) if one == self.longest]
+        if at_the_limit:
+            whole = self._encoder.tokens(at_the_limit, cut=False)
+            self.cut_off += sum(len(ids) != self.longest for ids in whole)
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         for rows in _batches(lengths, _BATCH_TOKENS[self._device]):
             vectors[rows] = self._encoder.vectors([texts[row] for row in rows])
@@ -158,11 +166,11 @@ class _SentenceEncoder:
         self._prompt = modules.prompt
         self._model = load_sentence_transformer(source, folder, device=device)
         self._tokenizer = self._model.tokenizer
-        self._longest = _longest(self._model.max_seq_length)
+        self.longest = _longest(self._model.max_seq_length)
 
-    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
+    def tokens(self, texts: Sequence[str], *, cut: bool = True) -> list[list[int]]:
         texts = [self._prompt + text for text in texts]
-        return _token_ids(self._tokenizer, texts, self._longest)
+        return _token_ids(self._tokenizer, texts, self.longest if cut else None)
 
     def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         import numpy as np
@@ -194,12 +202,12 @@ class _PooledLayers:
         self._pad_token_id = self._tokenizer.pad_token_id or 0
         config = self._layers.config.get_text_config()
         self.width: int = config.hidden_size
-        self._longest = _longest(
+        self.longest = _longest(
             self._tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)
         )
 
-    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        return _token_ids(self._tokenizer, texts, self._longest)
+    def tokens(self, texts: Sequence[str], *, cut: bool = True) -> list[list[int]]:
+        return _token_ids(self._tokenizer, texts, self.longest if cut else None)
 
     def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         import torch
@@ -235,7 +243,8 @@ def _longest(*limits: int | None) -> int | None:
 
 
 def _token_ids(tokenizer: Any, texts: Sequence[str], longest: int | None) -> list[list[int]]:
-    found: list[list[int]] = tokenizer(list(texts), truncation=longest is not None, max_length=longest)[
+    cut = longest is not None
+    found: list[list[int]] = tokenizer(list(texts), truncation=cut, max_length=longest, verbose=False)[
         "input_ids"
     ]
     return found

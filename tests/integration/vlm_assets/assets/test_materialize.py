@@ -78,7 +78,7 @@ def test_embeddings_follow_the_descriptions_row_for_row(desk):
 
 @pytest.fixture
 def text_embedder(tmp_path, desk):
-    """A folder of a text embedder with random weights: first token, unit length, 32 numbers."""
+    """A folder of a text embedder with random weights: first token, unit length, 32 numbers, 40 tokens."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
     from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
@@ -89,7 +89,8 @@ def text_embedder(tmp_path, desk):
         tokenizer_object=of_example.backend_tokenizer, pad_token=of_example.pad_token
     )
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    BertModel(BertConfig(vocab_size=len(tokenizer), initializer_range=0.2, **shape)).save_pretrained(plain)
+    shape |= {"vocab_size": len(tokenizer), "max_position_embeddings": 40}
+    BertModel(BertConfig(initializer_range=0.2, **shape)).save_pretrained(plain)
     tokenizer.save_pretrained(plain)
     parts = [Transformer(str(plain)), Pooling(32, pooling_mode="cls"), Normalize()]
     SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(folder))
@@ -106,7 +107,13 @@ def test_another_text_embedder_makes_other_vectors_of_the_same_descriptions(desk
     assert all(check.passed for check in done.checks.values())
     found = rows(desk.settings.embeddings.partition(KEY).published)
     assert {row["model"] for row in found} == {"text-embedder"}
-    assert {len(row["embedding"]) for row in found if row["status"] == "ok"} == {32}
+    described = [row for row in found if row["status"] == "ok"]
+    assert {len(row["embedding"]) for row in described} == {32}
+    (event,) = done.result.asset_materializations_for_node("property_embeddings")
+    assert (
+        event.metadata["texts cut off"].value
+        == f"{len(described)} are longer than the 40 tokens that the model takes"
+    )
     assert stamps(desk.settings.descriptions) == before
 
 

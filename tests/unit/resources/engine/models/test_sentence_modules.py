@@ -175,6 +175,13 @@ def test_what_the_library_opens_is_in_the_digest(dense):
     assert opened <= {str(path) for path in deciding_files(dense)}
 
 
+def test_texts_that_are_cut_off_are_counted(bge):
+    """The limit is the one of the model's files."""
+    embedder = TextEmbedder(ModelSource(str(bge)), device="cpu", pooling=None)
+    embedder.embed(["x" * 48, "x" * 49])
+    assert (embedder.longest, embedder.cut_off) == (48, 1)
+
+
 @pytest.mark.parametrize("name", ["1_Pooling/config.json", "2_Dense/model.safetensors", "modules.json"])
 def test_files_of_modules_decide_the_revision(dense, name):
     """A change of pooling or of a module's weights is another model."""

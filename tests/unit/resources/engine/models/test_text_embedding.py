@@ -90,6 +90,17 @@ def test_named_pooling(encoder_folder, pooling, at):
     assert np.abs(vectors[1] - state / np.linalg.norm(state)).max() < 1e-5
 
 
+def test_texts_that_are_cut_off_are_counted(encoder_folder, model_folder):
+    """Nothing is cut silently: what is longer than the model takes counts, what fills it does not."""
+    embedder = TextEmbedder(ModelSource(str(encoder_folder)), device="cpu", pooling="mean")
+    assert embedder.longest == 50
+    embedder.embed(["x" * 50, "a"])
+    assert embedder.cut_off == 0
+    embedder.embed(["x" * 51, "x" * 50, "house " * 200])
+    embedder.embed(["x" * 51])
+    assert embedder.cut_off == 3
+
+
 def test_no_texts(embedder):
     """No texts give no vectors, of the right width."""
     assert embedder.embed([]).shape == (0, embedder.width)
