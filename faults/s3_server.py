@@ -221,6 +221,15 @@ class Passing(BaseHTTPRequestHandler):
         headers = [(name, value) for name, value in self.headers.items() if name.lower() != "expect"]
         return self.server.upstream.request(self.command, self.path, headers=headers, content=self.content())
 
+    def cut(self) -> bool:
+        """Hand the server the request with half of its body, then end both connections."""
+        server, content = self.server.upstream.base_url, self.content()
+        headers = [f"{name}: {value}" for name, value in self.headers.items() if name.lower() != "expect"]
+        head = "\r\n".join([f"{self.command} {self.path} HTTP/1.1", *headers, "", ""])
+        with socket.create_connection((server.host, server.port or 80)) as upstream:
+            upstream.sendall(head.encode("latin-1") + content[: len(content) // 2])
+        return self.hang_up()
+
     def content(self) -> bytes:
         """The request's body, read once."""
         if self._content is None:

@@ -81,8 +81,8 @@ class Settings(BaseSettings):
     )
     copy_queue_mib: PositiveInt = Field(
         1024,
-        description="MiB of committed rows that may wait on this machine for VLM_ASSETS_STORE; then the run"
-        " ends as interrupted.",
+        description="MiB of a run's committed rows that may wait on its machine for VLM_ASSETS_STORE; then"
+        " the run ends as interrupted.",
     )
     range_size: PositiveInt | None = Field(
         None,

@@ -95,6 +95,22 @@ def test_a_store_that_goes_down_ends_the_feed_and_costs_no_image(bucket, folder,
             list(feed)
 
 
+def test_wrong_bytes_of_an_image_cost_that_image_only(bucket, folder, s3_proxy):
+    """The store's own checksum tells them; the others of the property are shown."""
+
+    def wrong(passing):
+        if "/1.jpg" not in passing.path:
+            return False
+        answer = passing.forward()
+        return passing.pass_on(answer, answer.content[:-1] + bytes([answer.content[-1] ^ 1]))
+
+    s3_proxy.breaks(wrong)
+    with WorkerPool(Pixels(), fetch=partial(get, bucket), **OPTIONS) as pool:
+        ((_, images, failed),) = plain(pool.feed(jobs(bucket, [("0.jpg", "1.jpg", "2.jpg")])))
+    assert len(images) == 2
+    assert failed == [("1.jpg", "io_error")]
+
+
 def test_fetched_bytes_that_wait_are_bounded(monkeypatch):
     """However far the plan reaches, what waits for a worker is at most the bound and one image a thread."""
     monkeypatch.setattr(fetching, "BYTES_AHEAD", 1000)

@@ -154,6 +154,43 @@ def test_a_hiccup_is_not_noticed(bucket, put, s3_proxy):
     assert not left
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_put_that_is_cut_in_the_middle_of_its_body_changes_nothing(bucket, s3_proxy):
+    """The old object stays whole under its name; a new name stays free; the put done again succeeds."""
+    at = bucket.put("old", b"old", over=None)
+    s3_proxy.breaks(lambda passing: passing.command == "PUT" and passing.cut())
+    for name, over in (("old", at), ("new", None)):
+        with pytest.raises(StoreAwayError):
+            bucket.put(name, b"n" * 100_000, over=over)
+    assert (bucket.get("old", most=9), bucket.head("new")) == (b"old", None)
+    s3_proxy.heal()
+    bucket.put("old", b"n" * 100_000, over=at)
+    bucket.put("new", b"new", over=None)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_slow_store_that_answers_is_no_outage(bucket, put, s3_proxy, monkeypatch):
+    """Only silence ends a request: a body may take longer than that in all."""
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 1.0)
+    put("a.jpg", b"x" * 1000)
+    began, pieces = time.monotonic(), threading.Event()
+
+    def slowly(passing):
+        body = passing.forward().content
+        passing.send_response(200)
+        passing.send_header("Content-Length", str(len(body)))
+        passing.end_headers()
+        for start in range(0, len(body), 250):
+            pieces.wait(0.4)
+            passing.wfile.write(body[start : start + 250])
+            passing.wfile.flush()
+        return True
+
+    s3_proxy.breaks(slowly)
+    assert bucket.get("a.jpg", most=1000) == b"x" * 1000
+    assert time.monotonic() - began > module.SILENCE_SECONDS
+
+
 def test_a_store_that_restarts_ends_no_request(bucket, put, s3_proxy):
     """No run ends for a store that is away for seconds: requests, listings and puts wait for it."""
     put("a.jpg", b"12")

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -219,13 +220,15 @@ def test_what_a_dead_run_could_not_copy_is_copied_by_the_next_one_here(machines,
     assert b.rows() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("code", ["ExpiredToken", "InternalError", "AccessDenied"])
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "ExpiredToken"), (500, "InternalError"), (403, "AccessDenied")]
+)
 @pytest.mark.usefixtures("quick")
-def test_whatever_the_store_answers_it_is_tried_again(machines, s3_proxy, code):
+def test_whatever_the_store_answers_it_is_tried_again(machines, s3_proxy, status, code):
     """Expired credentials, errors and refusals are an outage of copying, never the end of the work."""
     a, b = machines
     with a.at_work() as (journal, copying):
-        s3_proxy.breaks(lambda passing: passing.command == "PUT" and passing.answer(403, code))
+        s3_proxy.breaks(lambda passing: passing.command == "PUT" and passing.answer(status, code))
         commit(journal, 0)
         with pytest.raises(bucket_module.StoreError):
             copying.flush()
@@ -233,6 +236,72 @@ def test_whatever_the_store_answers_it_is_tried_again(machines, s3_proxy, code):
         s3_proxy.heal()
         copying.flush()
     assert b.rows() == [0]
+
+
+def test_puts_that_are_cut_in_the_middle_of_their_body_are_done_again(machines, s3_proxy):
+    """Segment and head arrive whole or not at all."""
+    a, b = machines
+    left = ["segment-", HEAD]
+
+    def breaks(passing):
+        if passing.command == "PUT" and left and left[0] in passing.path:
+            left.pop(0)
+            return passing.cut()
+        return False
+
+    with a.at_work() as (journal, copying):
+        s3_proxy.breaks(breaks)
+        commit(journal, 0)
+        copying.flush()
+    assert not left
+    assert b.rows() == [0]
+
+
+def test_a_slow_store_holds_up_no_work(machines, s3_proxy):
+    """While one put takes its time, rows are committed; all are copied when it is done."""
+    a, b = machines
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(passing):
+        if passing.command == "PUT" and "segment-" in passing.path:
+            begun.set()
+            assert go_on.wait(30)
+        return False
+
+    with a.at_work() as (journal, copying):
+        s3_proxy.breaks(slow)
+        commit(journal, 0)
+        assert begun.wait(30)
+        commit(journal, 1, 2)
+        copying.check()
+        assert copying.lag().segments == 3
+        go_on.set()
+        copying.flush()
+    assert b.rows() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("says_checksum", [True, False])
+def test_wrong_bytes_of_a_segment_are_named_and_never_taken(machines, s3_proxy, says_checksum):
+    """A store that hands out other bytes than were put: nothing is begun over them, and nothing is lost."""
+    a, b = machines
+    a.commit(0, 1)
+
+    def wrong(passing):
+        if passing.command != "GET" or "segment-" not in passing.path:
+            return False
+        answer = passing.forward()
+        if not says_checksum:
+            for name in [name for name in answer.headers if "checksum" in name]:
+                del answer.headers[name]
+        return passing.pass_on(answer, bytes([answer.content[0] ^ 1]) + answer.content[1:])
+
+    s3_proxy.breaks(wrong)
+    with pytest.raises(JournalLossError), b.at_work():
+        pass
+    assert "2 segments" in b.notes[-1] and "cannot be fetched" in b.notes[-1]
+    s3_proxy.heal()
+    assert b.rows() == [0, 1]
+    assert b.aside() == []
 
 
 @pytest.mark.usefixtures("quick")
