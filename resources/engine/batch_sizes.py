@@ -3,7 +3,7 @@
 What lives here: the size that a new partition begins with, what its batches say of it, and the table of what
 was measured. What does not: cutting the batches (batch_plan.py). Nothing is probed: a partition tries the
 next larger sizes with a few of its own batches. What is remembered may be lost; it is then measured anew. A
-partition's own size stands in its journal, and never changes.
+partition's own size stands in its journal. A resume uses it, but for one on another kind of device.
 """
 
 from __future__ import annotations

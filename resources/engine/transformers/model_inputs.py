@@ -40,7 +40,8 @@ _PIXEL_MASK: Final = "pixel_attention_mask"
 make integers of 64 bits: more than the pixels themselves. Where none is given the models make booleans."""
 
 PINNED_BYTES: Final = 1 << 30
-"""Of the host's memory that one batch may pin: nobody else can use it, and the system cannot swap it out."""
+"""Of the host's memory that one batch may pin: nobody else can use it, and the system cannot swap it out.
+Up to three batches wait prepared, so three times as much may be pinned, in blocks of powers of two."""
 
 
 def processed(
