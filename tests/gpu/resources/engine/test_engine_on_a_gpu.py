@@ -1,5 +1,7 @@
-"""The in-process engine, its benchmark and the embedder on a real GPU. `make test` does not collect them: run
-`make test-gpu` on a machine that has a GPU. Without one they fail, they are never skipped.
+"""The in-process engine, its benchmark and the embedder on a real GPU, the riskiest first.
+
+`make test` does not collect them: run `make test-gpu` on a machine that has a GPU. Without one they fail, and
+are never skipped.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from resources.engine.model_source import ModelSource
 from resources.engine.models.text_embedding import TextEmbedder
 from resources.engine.prompt import build_prompt
 from resources.engine.schema import description_text, load_schema
+from resources.engine.transformers.guided import SampledBatch
+from resources.engine.transformers.model_loading import load_model
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.images.images import LoadedProperty
 
@@ -45,21 +49,24 @@ def properties() -> list[LoadedProperty]:
     return found
 
 
+def loaded(schema, speculative_tokens=0):
+    return TransformersEngine(
+        ModelSource(str(EXAMPLE_MODEL)),
+        schema=schema,
+        prompt=build_prompt(schema),
+        device="cuda",
+        speculative_tokens=speculative_tokens,
+    )
+
+
 @pytest.fixture
 def load(schema):
     """Load an engine that guesses so many tokens; it is closed after the test."""
     engines = []
 
     def load(speculative_tokens=0):
-        engine = TransformersEngine(
-            ModelSource(str(EXAMPLE_MODEL)),
-            schema=schema,
-            prompt=build_prompt(schema),
-            device="cuda",
-            speculative_tokens=speculative_tokens,
-        )
-        engines.append(engine)
-        return engine
+        engines.append(loaded(schema, speculative_tokens))
+        return engines[-1]
 
     yield load
     for engine in engines:
@@ -81,25 +88,6 @@ def test_answers_are_valid_and_right_in_bfloat16(engine, schema, properties):
         for name in FIELDS
     ]
     assert np.mean(right) >= 0.95
-
-
-def test_the_benchmark_measures_every_case(tmp_path):
-    """What `make bench-gpu` does in minutes it does here with tiny models: no case fails."""
-    output = tmp_path / "gpu.json"
-    options = ["--tiny", "--seconds", "0.5", "--workers", "2", "--partitions", "0", "--output", str(output)]
-    subprocess.run([sys.executable, "-m", "benchmarks.gpu", *options], cwd=ROOT, check=True)
-    for case in json.loads(output.read_text())["cases"]:
-        assert not [name for name in case if "error" in name or "failed" in name]
-        assert case["engine"]["decode_steps"] > 0
-
-
-def test_whole_partitions_are_made_on_it(tmp_path):
-    """Lease, workers, model, embedder, checks and publishing work on a GPU as they do on a CPU."""
-    output = tmp_path / "partitions.json"
-    options = ["--tiny", "--no-vllm", "--properties", "16", "--output", str(output)]
-    subprocess.run([sys.executable, "-m", "benchmarks.gpu_partitions", *options], cwd=ROOT, check=True)
-    for model in json.loads(output.read_text()):
-        assert (model["failures"], len(model["outcomes"])) == ({}, 2)
 
 
 def test_a_batch_that_does_not_fit_is_split_and_the_size_remembered(load, schema, properties):
@@ -127,6 +115,64 @@ def test_a_batch_that_does_not_fit_is_split_and_the_size_remembered(load, schema
     assert [one.status for one in described] == ["ok"] * len(many)
 
 
+def test_whole_partitions_are_made_on_it(tmp_path):
+    """Lease, workers, model, embedder, checks and publishing work on a GPU as they do on a CPU."""
+    output = tmp_path / "partitions.json"
+    options = ["--tiny", "--no-vllm", "--properties", "16", "--output", str(output)]
+    subprocess.run([sys.executable, "-m", "benchmarks.gpu_partitions", *options], cwd=ROOT, check=True)
+    for model in json.loads(output.read_text()):
+        assert (model["failures"], len(model["outcomes"])) == ({}, 2)
+
+
+def test_weights_go_straight_to_the_device(monkeypatch):
+    """Each from its file: no model that lies whole in the host's memory is moved from there."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    def refuse(*_, **__):
+        raise AssertionError("a whole module is moved")
+
+    for name in ("to", "cuda"):
+        monkeypatch.setattr(torch.nn.Module, name, refuse)
+    model = load_model(ModelSource(str(EXAMPLE_MODEL)), AutoModelForImageTextToText, device="cuda")
+    assert {one.device.type for one in (*model.parameters(), *model.buffers())} == {"cuda"}
+
+
+def test_pinned_memory_is_returned(schema, properties):
+    """What waits for the device is pinned, and after the engine is closed the system has it again."""
+    import torch
+
+    def pinned():
+        return torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+
+    engine = loaded(schema)
+    torch.accelerator.empty_host_cache()
+    before = pinned()
+    engine.prepare(properties, attempt=_first())
+    assert pinned() > before
+    engine.describe(properties, attempt=_first())
+    engine.close()
+    assert pinned() <= before
+
+
+def test_random_draws_are_made_on_the_device():
+    """Sampling neither waits for the device nor copies to it, and its draws are those of the seed."""
+    import torch
+
+    ids, scores = torch.zeros(3, 1, dtype=torch.long, device="cuda"), torch.zeros(3, 1000, device="cuda")
+    sampled = SampledBatch(1.0, [7, 8, 9])
+    first = sampled(ids, scores)
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        second = sampled(ids, scores)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert second.is_cuda
+    assert not torch.equal(first, second)
+    assert torch.equal(SampledBatch(1.0, [8])(ids[:1], scores[:1])[0], first[1])
+
+
 def test_embeddings_on_a_gpu_agree_with_those_of_a_cpu():
     """bfloat16 on a GPU gives nearly the directions that float32 on a CPU gives."""
     texts = [
@@ -140,6 +186,16 @@ def test_embeddings_on_a_gpu_agree_with_those_of_a_cpu():
         embedder.close()
     assert np.allclose(np.linalg.norm(vectors["cuda"], axis=1), 1.0, atol=1e-3)
     assert (vectors["cuda"] * vectors["cpu"]).sum(axis=1).min() > 0.99
+
+
+def test_the_benchmark_measures_every_case(tmp_path):
+    """What `make bench-gpu` does in minutes it does here with tiny models: no case fails."""
+    output = tmp_path / "gpu.json"
+    options = ["--tiny", "--seconds", "0.5", "--workers", "2", "--partitions", "0", "--output", str(output)]
+    subprocess.run([sys.executable, "-m", "benchmarks.gpu", *options], cwd=ROOT, check=True)
+    for case in json.loads(output.read_text())["cases"]:
+        assert not [name for name in case if "error" in name or "failed" in name]
+        assert case["engine"]["decode_steps"] > 0
 
 
 def _first():
