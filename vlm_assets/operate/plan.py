@@ -28,6 +28,7 @@ from resources.engine.batch_sizes import BATCH_SECONDS
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.publishing_errors import RecordDamagedError
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
+from vlm_assets.assets.published_rows import PublishedRows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.engine_choice import require_models
 from vlm_assets.operate.expected_cost import GAP_SECONDS, ExpectedCost
@@ -575,9 +576,10 @@ def _learn(settings: Settings, name: str, times: Mapping[str, Sequence[tuple[flo
     Raises OSError, CatalogError.
     """
     measured = next((one for one in kept(settings) if one.name == name), None)
+    times = {key: one for key, one in times.items() if not _was_resumed(settings, key)}
     spans = [(first[0], last[1]) for first, last in times.values()]
     changes = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
-    at_once = max(accumulate(change for _, change in changes))
+    at_once = max(accumulate(change for _, change in changes), default=1)
     if measured is None or len(times) < runs_to_measure(at_once):
         return
     whole = _all_images(settings, Catalog.open(settings.home))
@@ -586,6 +588,13 @@ def _learn(settings: Settings, name: str, times: Mapping[str, Sequence[tuple[flo
     # None of them had the machine alone, and the last one is the lightest.
     alone = measured.run.alone_seconds / measured.run.seconds if measured.run is not None else 1.0
     keep(settings, replace(measured, run=replace(run, alone_seconds=run.seconds * alone)))
+
+
+def _was_resumed(settings: Settings, key: str) -> bool:
+    """Whether the run that published a partition found rows of an earlier one, so that it took less."""
+    record = PublishedPartitions(settings.descriptions).record(key)
+    rows = None if record is None else PublishedRows.of(record)
+    return rows is not None and any(one.first < (rows.began or 0.0) for one in rows.stretches)
 
 
 _EXAMPLES = """\b

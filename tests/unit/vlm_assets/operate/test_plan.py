@@ -11,6 +11,7 @@ import pytest
 
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
+from vlm_assets.assets.published_rows import COUNTED
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate import measurement
 from vlm_assets.operate.measurement import MeasuredRun, Measurement, _environment, keep, kept, measure
@@ -182,6 +183,32 @@ def test_the_next_plan_stands_on_what_real_partitions_took(uneven, monkeypatch) 
     assert learned.run is not None
     assert (learned.run.devices, learned.run.properties) == (1, 2)
     assert plan_of(uneven, learned).days * 86_400 == pytest.approx(4 * 60 + 3 * 1, rel=0.02)
+
+
+def test_what_was_resumed_does_not_say_what_a_partition_takes(uneven, monkeypatch) -> None:
+    """Half of its rows were there: its second run was over soon, and the next plan would be too short."""
+    monkeypatch.setattr(measurement, "STEADY_RUNS", 1)
+    keep(uneven, MEASURED)
+    made = plan_of(uneven)
+    keep_prediction(uneven, made)
+    at = datetime.now().timestamp() + 10
+
+    def record(_: PublishedPartitions, key: str) -> PublishedRecord:
+        number = made.keys.index(key)
+        began = at + 61.0 * number
+        first, seconds = (began - 500, 6) if number == 1 else (began, 60)
+        ended = datetime.fromtimestamp(began + seconds).astimezone().isoformat()
+        counted = {
+            "kinds": {"ok": 2},
+            "stretches": [{"device": "d", "first": first, "last": began, "rows": 2}],
+        }
+        return PublishedRecord(key, 1, "", 0, 2, "", "", ended, {"began": began, COUNTED: counted})
+
+    monkeypatch.setattr(PublishedPartitions, "record", record)
+    assert compare_with_run(uneven) is not None
+    (learned,) = kept(uneven)
+    assert learned.run is not None
+    assert round(learned.run.seconds) == 60
 
 
 def test_a_short_last_partition_says_nothing_of_how_devices_share(uneven, monkeypatch) -> None:
