@@ -114,27 +114,34 @@ def test_vllm_comes_back_whichever_of_its_processes_is_killed(vllm_desk):
     """kill -9 of each process in turn: the question is answered all the same, and nothing of it is left."""
     model = build_vision_language_model(vllm_desk.settings)
     servers = LoadedServers(vllm_desk.settings.state_directory)
-    engine = model.load(CPU, schema=DescriptionSchema(Roof), prompt=Prompt("Describe."))
-    for victim in ("engine core", "server", "supervisor", "reaper"):
+    killed = []
+    while True:
+        # Restarts are counted for each materialization.
+        engine = model.load(CPU, schema=DescriptionSchema(Roof), prompt=Prompt("Describe."))
         record = servers.of(CPU.id)
-        core = next(pid for pid in children(record.server.pid) if b"EngineCore" in command_line(pid))
-        pids = {
-            "engine core": core, "server": record.server.pid, "supervisor": record.supervisor.pid,
-            "reaper": record.reaper.pid,
-        }  # fmt: skip
-        os.kill(pids[victim], signal.SIGKILL)
+        ours = [record.reaper.pid, record.supervisor.pid, record.server.pid]
+        pids = [*ours, *descendants(record.server.pid)]
+        if len(killed) >= len(pids):
+            break
+        victim = pids[len(killed)]
+        killed.append(command_line(victim))
+        os.kill(victim, signal.SIGKILL)
         (answer,) = engine.describe([black(1)], attempt=Attempt(1, max_new_tokens=40))
-        assert isinstance(answer, Answer), f"{victim}: {answer}"
-        assert servers.of(CPU.id).server != record.server
-        assert not any(command_line(pid) for pid in pids.values()), victim
-        if victim == "server":  # restarts are counted for each materialization
-            engine.close()
-            engine = model.load(CPU, schema=DescriptionSchema(Roof), prompt=Prompt("Describe."))
+        assert isinstance(answer, Answer), f"{killed[-1]}: {answer}"
+        # Python's resource tracker, which only tidies up, may go alone.
+        if victim in ours or b"VLLM" in killed[-1]:
+            assert servers.of(CPU.id).server != record.server, killed[-1]
+            assert not any(command_line(pid) for pid in pids), killed[-1]
+        engine.close()
     engine.close()
+    assert len({one for one in killed if b"VLLM" in one}) > 1, killed  # engine core and worker
 
 
-def children(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def descendants(pid: int) -> list[int]:
+    """Of all threads of a process, and of what they started."""
+    lists = [task.read_text().split() for task in Path(f"/proc/{pid}/task").glob("*/children")]
+    found = [int(one) for some in lists for one in some]
+    return found + [one for child in found for one in descendants(child)]
 
 
 def command_line(pid: int) -> bytes:
