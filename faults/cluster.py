@@ -310,15 +310,19 @@ class Cluster:
         elif part == POSTGRES:
             self.postgres.start()
 
-    def told_secrets(self) -> list[Path]:
-        """Files that hold a password, outside of what Postgres and the store keep for themselves."""
-        found = []
+    def told_secrets(self) -> list[str]:
+        """Files and tables that hold a password or a key of the store.
+
+        Not looked at is what Postgres and the store keep for themselves.
+        """
+        told = (self.password, SECRET, KEY)
+        found = [f"Postgres' table {table}" for table in self.postgres.tables_with(told)]
         for top in (self.logs, *(machine.disk for machine in self.machines)):
             for path in top.rglob("*"):
                 with contextlib.suppress(FileNotFoundError):  # what lives there goes on
                     content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-                    if any(secret.encode() in content for secret in (self.password, SECRET)):
-                        found.append(path)
+                    if any(secret.encode() in content for secret in told):
+                        found.append(str(path))
         return found
 
     def rows(self, asset: str) -> tuple[int, int]:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import sqlalchemy as sa
+
 from faults.s3_server import free_ports
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy" / "postgres"
@@ -74,6 +76,23 @@ class PostgresServer:
     def empty(self) -> None:
         """Make its database anew; whoever is connected to it is cut off."""
         self._say("DROP DATABASE vlm_assets WITH (FORCE); CREATE DATABASE vlm_assets OWNER vlm_assets;")
+
+    def tables_with(self, texts: Sequence[str]) -> list[str]:
+        """Its tables with a row that has one of these texts anywhere in it."""
+        engine = sa.create_engine(self.url)
+        try:
+            with engine.connect() as connection:
+
+                def count(table: str, text: str) -> int:
+                    row: sa.ColumnClause[str] = sa.column("row")
+                    query = sa.select(sa.func.count()).select_from(sa.table(table).alias("row"))
+                    found = connection.execute(query.where(sa.func.strpos(sa.cast(row, sa.Text), text) > 0))
+                    return int(found.scalar_one())
+
+                tables = sa.inspect(connection).get_table_names()
+                return [table for table in tables if any(count(table, text) for text in texts)]
+        finally:
+            engine.dispose()
 
     def _say(self, statements: str) -> None:
         as_postgres = ("-h", self._folder, "-p", str(self._port), "-U", "postgres", "-v", "ON_ERROR_STOP=1")

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import sqlalchemy as sa
 
 from faults.machines import missing
-from faults.postgres_server import programs
+from faults.postgres_server import PostgresServer, programs
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -54,3 +55,18 @@ def test_ray_has_the_work_of_lost_machines_go_on_elsewhere(demo: Callable[..., d
     found = demo("--properties", "60", "--range-size", "20", "--seed", "3", "--at-once")
     assert (found["kills"], found["cuts"], found["lost"], found["doubled"]) == (1, 1, 0, 0)
     assert found["seconds_until_elsewhere"] > 0
+
+
+def test_a_secret_in_any_column_of_any_table_is_found(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    """Dagster keeps tags, run config and events in texts and JSON."""
+    engine = sa.create_engine(postgres_url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE run_tags (id int, value text)"))
+        connection.execute(sa.text("""CREATE TABLE events (event jsonb)"""))
+        connection.execute(sa.text("INSERT INTO run_tags VALUES (1, 'a tag')"))
+        connection.execute(sa.text("INSERT INTO events VALUES (:said)"), {"said": '{"a": ["x", "-secret-"]}'})
+    engine.dispose()
+    assert postgres_server.tables_with(["secret", "another"]) == ["events"]
+    assert postgres_server.tables_with(["another"]) == []

@@ -13,8 +13,9 @@ from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext
 from dagster._core.storage.dagster_run import DagsterRunStatus
 
+from resources.state import tables
 from resources.state.database import open_state
-from resources.state.nodes import NodeRecord, Nodes
+from resources.state.nodes import SILENT_SECONDS, NodeRecord, Nodes
 from resources.state.pause import pause_node, resume_node
 from sensors.dagster_internals.ray_launcher import ClusterRunLauncher
 from sensors.dagster_internals.runs import RAY_JOB
@@ -101,7 +102,8 @@ def test_options_in_a_runs_tags_are_ignored(cluster):
     launch(cluster, {**PARTITION, "dagster-ray/config": json.dumps(options)})
     (asked,) = cluster.jobs.submitted
     assert asked["entrypoint_num_gpus"] == 2
-    assert "LD_PRELOAD" not in json.dumps({name: asked[name] for name in asked if name != "entrypoint"})
+    said = json.dumps(asked)
+    assert not [one for one in ("LD_PRELOAD", "runtime_env", "A=B", "dagster-ray/config") if one in said]
 
 
 def test_what_has_no_partition_stays_on_this_machine_without_a_device(cluster, monkeypatch):
@@ -126,6 +128,25 @@ def test_a_paused_node_is_given_nothing(cluster, tmp_path, postgres_url):
     finally:
         resume_node(state, "one")
         resume_node(state, "two")
+
+
+def test_a_silent_node_is_given_nothing(cluster, tmp_path, postgres_url):
+    """In a trial the next run went to the dead node: one that missed some beats gets none."""
+    state = open_state(tmp_path, postgres_url)
+
+    def silence(name):
+        aged = tables.nodes.update().where(tables.nodes.c.name == name)
+        aged = aged.values(beat_at=tables.nodes.c.beat_at - SILENT_SECONDS - 1.0)
+        state.beat(lambda connection: connection.execute(aged))
+
+    silence("one")
+    assert not cluster.nodes.look().nodes["one"].is_dead
+    launch(cluster, PARTITION)
+    assert cluster.jobs.submitted[0]["entrypoint_label_selector"] == {"vlm-assets/node": "in(two)"}
+    silence("two")
+    with pytest.raises(DagsterUserCodeUnreachableError, match=r"two silent for \d+ s: it is given no run"):
+        launch(cluster, PARTITION)
+    assert len(cluster.jobs.submitted) == 1
 
 
 def test_a_run_waits_in_the_queue_while_ray_is_away(cluster):

@@ -13,6 +13,8 @@ from resources.engine.protocol import EngineLostError
 from resources.store import bucket as bucket_module
 from resources.store.bucket import UnfitStoreError, client
 from sensors.dagster_internals.runs import NO_ATTEMPT
+from vlm_assets.assets import stored_settings
+from vlm_assets.assets.fingerprint import description_parts
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.assets.stored_settings import (
     MachineDiffersError,
@@ -227,6 +229,23 @@ def test_a_machine_with_other_settings_is_refused_until_a_person_decides(machine
     assert other.materialize().success
     with pytest.raises(MachineDiffersError, match="prompt"):
         refuse_other_settings(bucket, "property_descriptions", parts, first.settings.home)
+
+
+def test_whatever_differs_is_named_and_nothing_is_computed(machines, bucket, monkeypatch):
+    """Model, schema, prompt, code and each other part that decides a row."""
+    settings = machines[0].settings
+    pull_catalog(settings.home, bucket)
+    refuse = partial(refuse_other_settings, bucket, "property_descriptions")
+    parts = description_parts(settings, build_vision_language_model(settings))
+    assert {"model", "prompt", "schema"} <= parts.keys()
+    refuse(parts, settings.home)
+    refuse(parts, settings.home)
+    for name in parts:
+        with pytest.raises(MachineDiffersError, match=rf"in {name} \("):
+            refuse({**parts, name: "another"}, settings.home)
+    monkeypatch.setattr(stored_settings, "code_digest", lambda: "another")
+    with pytest.raises(MachineDiffersError, match=r"in code \("):
+        refuse(parts, settings.home)
 
 
 def test_a_store_that_does_not_honour_conditions_is_refused_at_start(machines, bucket, monkeypatch):
