@@ -30,6 +30,12 @@ _AWAY_SECONDS = 15.0
 _FRESH_SECONDS = 3.0
 """A heartbeat that has not changed for longer is of a machine that stands, or is gone."""
 
+LOST_SECONDS = 90.0
+"""Of a machine's work, at most, that one fault costs: a minute, and half a minute by which a copy may lag."""
+
+BEGUN_SECONDS = 60.0
+"""Until a free machine has begun with the partition of one that was struck, at most."""
+
 _AT_WORK = ("working", "publishing")
 
 _OFTEN, _SELDOM = 0.2, 0.02
@@ -42,7 +48,7 @@ _RESULTS = Path(__file__).resolve().parent.parent / "data" / "faults"
 class Campaign:
     """What all parts of a campaign have found so far. minutes: for which they went on.
 
-    failed: parts that did not come to their end. The last three fields: the worst of one fault.
+    failed: parts that did not come to their end. The last four fields: the worst of one fault.
     """
 
     kills: int = 0
@@ -55,6 +61,7 @@ class Campaign:
     recomputed_at_most: int = 0
     seconds_lost_at_most: float = 0.0
     seconds_until_elsewhere: float = 0.0
+    seconds_until_begun: float = 0.0
 
     @classmethod
     def at(cls, path: Path) -> Campaign:
@@ -70,6 +77,7 @@ class Campaign:
             self.recomputed_at_most = max(self.recomputed_at_most, one.recomputed)
             self.seconds_lost_at_most = round(max(self.seconds_lost_at_most, one.seconds_lost), 1)
             self.seconds_until_elsewhere = max(self.seconds_until_elsewhere, one.seconds_until_elsewhere)
+            self.seconds_until_begun = max(self.seconds_until_begun, one.seconds_until_begun)
 
     def keep(self, path: Path) -> None:
         """Write it into a file, in one step."""
@@ -80,8 +88,9 @@ class Campaign:
 
     @property
     def broken(self) -> bool:
-        """Whether something was lost or doubled, or did not come to its end."""
-        return bool(self.lost or self.doubled or self.failed)
+        """Whether something was lost or doubled, did not come to its end, or cost more than it may."""
+        is_over = self.seconds_lost_at_most > LOST_SECONDS or self.seconds_until_begun > BEGUN_SECONDS
+        return is_over or bool(self.lost or self.doubled or self.failed)
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,8 @@ class Fault:
     """What a machine suffered, and what followed.
 
     recomputed: rows that it had and its successor had not. seconds_lost: its work since the last row that its
-    successor had.
+    successor had. seconds_until_begun: until its successor's first heartbeat, before it loads its model; 0
+    where another fault stood too, so that perhaps no machine was free.
     """
 
     kind: str
@@ -98,16 +108,21 @@ class Fault:
     recomputed: int
     seconds_lost: float
     seconds_until_elsewhere: float
+    seconds_until_begun: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Strike:
-    """What was done to a machine, at which row of which partition, and when, by the monotonic clock."""
+    """What was done to a machine, at which row of which partition, and when, by the monotonic clock.
+
+    is_only: whether no other fault has stood beside it.
+    """
 
     kind: str
     machine: Machine
     beat: Beat
     at: float
+    is_only: bool
 
 
 class Story:
@@ -237,7 +252,9 @@ class Story:
             machine.cut_power()
         else:
             machine.cut_off()
-        self._standing.append(Strike(kind, machine, beat, time.monotonic()))
+        for strike in self._standing:
+            strike.is_only = False
+        self._standing.append(Strike(kind, machine, beat, time.monotonic(), is_only=not self._standing))
 
     def _follow(self, strike: Strike) -> None:
         """Where its partition is worked on elsewhere, say so and mend the machine. Raises ClusterError."""
@@ -260,7 +277,8 @@ class Story:
                 raise ClusterError(f"Nobody went on with {beat.partition} within {took:.0f} s")
             return
         lost = self._lost(strike, found) if found is not None else (0, 0.0)
-        self.faults.append(Fault(kind, machine.name, beat.partition, *lost, round(took, 1)))
+        begun = self._cluster.rows_at[found.name][0][0] - strike.at if found and strike.is_only else 0.0
+        self.faults.append(Fault(kind, machine.name, beat.partition, *lost, round(took, 1), round(begun, 1)))
         self._standing.remove(strike)
         self.say(
             f"{found.host} goes on with {beat.partition} after {took:.0f} s:"
@@ -289,7 +307,8 @@ class Story:
 
 
 def main(arguments: list[str]) -> int:
-    """0: no row was lost and none doubled. 1: some were, or it did not come to an end."""
+    """0: no row was lost and none doubled. 1: some were, it did not come to an end, or a fault cost more than
+    LOST_SECONDS of work or BEGUN_SECONDS until a machine went on."""
     parser = argparse.ArgumentParser(prog="make cluster-demo", description=__doc__)
     parser.add_argument("--properties", type=int, help="example properties (default: 240; alone: 72)")
     parser.add_argument("--range-size", type=int, help="properties a partition (default: 30; alone: 12)")

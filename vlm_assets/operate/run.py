@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from vlm_assets.assets.partition_state import MEANING, PartitionStates, State, VerifiedFiles
 from vlm_assets.assets.published_rows import unpublished_failures
@@ -138,7 +139,7 @@ def run_partitions(
     address = running_address(settings.dagster_home)
     if address is not None:
         return _run_in_running(address, home=settings.home, keys=keys, run_config=run_config, console=console)
-    refuse_at_start(settings, console.print)
+    refuse_at_start(settings, lambda said: console.print(escape(said)))
     return run_backfill(
         home=settings.home,
         dagster_home=settings.dagster_home,
