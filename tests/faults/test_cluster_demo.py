@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from faults import cluster_demo
-from faults.cluster_demo import BEGUN_SECONDS, CUT, KILL, LOST_SECONDS, Campaign, Fault, main
+from faults.cluster_demo import CUT, KILL, Campaign, Fault, main
 
 
 def test_what_a_part_found_is_kept_and_what_is_left_is_done_next(
@@ -34,20 +34,3 @@ def test_what_a_part_found_is_kept_and_what_is_left_is_done_next(
     assert (found["kills"], found["cuts"], found["lost"], found["recomputed"]) == (2, 1, 1, 3)
     assert main(["--alone"]) == 0, "without --minutes it is a story of its own"
     assert left[-1] == sorted([KILL, CUT])
-
-
-@pytest.mark.parametrize(
-    ("seconds_lost", "seconds_until_begun", "is_broken"),
-    [
-        (LOST_SECONDS, BEGUN_SECONDS, False),
-        (LOST_SECONDS + 0.1, 0.0, True),
-        (0.0, BEGUN_SECONDS + 0.1, True),
-    ],
-)
-def test_a_fault_that_costs_more_than_it_may_is_told(
-    seconds_lost: float, seconds_until_begun: float, is_broken: bool
-) -> None:
-    """No row is lost, and the work of a machine, or the time until another one goes on, was too much."""
-    campaign = Campaign()
-    campaign.add([Fault(KILL, "node-2", "p", 1, seconds_lost, 300.0, seconds_until_begun)])
-    assert campaign.broken is is_broken
