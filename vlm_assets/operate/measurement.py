@@ -60,15 +60,14 @@ _OWN: Final = ("STORE", "STATE_URL", "RAY_ADDRESS", "ALERT_TARGETS", "UI_ADDRESS
 class MeasuredRun:
     """Real runs of small partitions under Dagster, both assets each: seconds from launch to publication.
 
-    properties, images: of a partition. devices: that worked at once. first_seconds: of those that start while
-    Dagster starts. seconds: of the others, with all devices at work; alone_seconds: with one at work.
-    between_seconds: on a device, from a publication to the next launch.
+    properties, images: of a partition. devices: that worked at once. seconds: with all devices at work;
+    alone_seconds: with one at work. between_seconds: on a device, from a publication to the next launch. The
+    first on each device are left out: on a new machine they compile modules and fill caches, once.
     """
 
     properties: int
     images: float
     devices: int
-    first_seconds: float
     seconds: float
     alone_seconds: float
     between_seconds: float
@@ -91,7 +90,6 @@ class MeasuredRun:
             properties,
             images,
             devices,
-            first_seconds=fmean(seconds[:devices]),
             seconds=fmean(steady),
             alone_seconds=min(seconds[-1], fmean(steady)) if devices > 1 else fmean(steady),
             between_seconds=max(0.0, median(gaps)),

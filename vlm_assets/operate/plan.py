@@ -165,9 +165,8 @@ class Plan:
 class Pace:
     """What one device makes of partitions. base_seconds: of a run without its images, with no other at work.
 
-    first_seconds: more of it while Dagster starts; between_seconds: until the next run is launched, both as
-    long as base_seconds are. devices: that were measured at once, each at a share of the speed (``shared``).
-    base_cpu, image_cpu: seconds of a core.
+    between_seconds: until the next run is launched, at the same speed. devices: that were measured at once,
+    each at a share of the speed (``shared``). base_cpu, image_cpu: seconds of a core.
     """
 
     base_seconds: float
@@ -175,7 +174,6 @@ class Pace:
     base_cpu: float
     image_cpu: float
     cores: int
-    first_seconds: float = 0.0
     between_seconds: float = LAUNCH_SECONDS
     devices: int = 1
     shared: float = 1.0
@@ -195,7 +193,6 @@ class Pace:
             base,
             cpu,
             cores,
-            first_seconds=(run.first_seconds - run.seconds) * shared,
             between_seconds=run.between_seconds * shared,
             devices=run.devices,
             shared=min(1.0, shared),
@@ -208,7 +205,7 @@ class Pace:
 
     def run_seconds(self, images: float, *, first: bool) -> float:
         """Of a run with no other at work, the time before its launch included."""
-        beside = self.first_seconds if first else self.between_seconds
+        beside = 0.0 if first else self.between_seconds
         return self.base_seconds + beside + images * self.image_seconds
 
     def seconds(self, images: Sequence[int], devices: int, *, machines: float = 1.0) -> float:
@@ -447,7 +444,6 @@ def _beside(measured: Measurement, other: Measurement) -> MeasuredRun | None:
         run,
         seconds=max(0.1, run.seconds + slower),
         alone_seconds=max(0.1, run.alone_seconds + slower),
-        first_seconds=max(0.1, run.first_seconds + slower),
     )
 
 

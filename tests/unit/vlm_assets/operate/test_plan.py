@@ -46,13 +46,12 @@ MEASURED = Measurement(
         properties=20,
         images=200.0,
         devices=1,
-        first_seconds=35.0,
         seconds=32.0,
         alone_seconds=32.0,
         between_seconds=1.5,
     ),
 )
-"""0.1 s an image; a run takes 12 s beside its images, the first one 3 s more."""
+"""0.1 s an image; a run takes 12 s beside its images."""
 
 
 def plan_of(settings, measured=MEASURED, **more):
@@ -77,27 +76,27 @@ def test_time_is_that_of_the_slowest_device_and_never_less_than_the_cores_take()
 
 def test_runs_beside_each_other_share_the_cores_and_the_last_one_has_them_alone() -> None:
     """Two at once are half as fast each: 20 s for two of 10 s, and the third takes 10 s by itself."""
-    pace = Pace(10.0, 1.0, 0.0, 0.0, 2, first_seconds=2.0, between_seconds=1.0, devices=2, shared=0.5)
-    assert pace.seconds([0, 0, 0], 2) == 2 * 12.0 + 11.0
-    assert pace.seconds([0, 0, 0], 1) == 12.0 + 11.0 + 11.0
-    assert pace.seconds([0, 0], 2, machines=2.0) == 12.0
+    pace = Pace(10.0, 1.0, 0.0, 0.0, 2, between_seconds=1.0, devices=2, shared=0.5)
+    assert pace.seconds([0, 0, 0], 2) == 2 * 10.0 + 11.0
+    assert pace.seconds([0, 0, 0], 1) == 10.0 + 11.0 + 11.0
+    assert pace.seconds([0, 0], 2, machines=2.0) == 10.0
 
 
 def test_what_runs_take_is_read_from_when_they_were_launched_and_published() -> None:
-    """A wave beside Dagster's start, one of both devices at work, the last alone, and what lies between."""
+    """A first wave does not count, for it fills caches; then both devices at work, one alone, and between."""
     times = [(0.0, 15.0), (0.5, 15.5), (16.0, 28.0), (16.5, 28.5), (29.0, 37.0)]
     found = MeasuredRun.of(times, properties=20, images=100.0, devices=2)
-    assert (found.first_seconds, found.seconds, found.alone_seconds) == (15.0, 12.0, 8.0)
+    assert (found.seconds, found.alone_seconds) == (12.0, 8.0)
     assert found.between_seconds == pytest.approx(1.0)
 
 
 def test_a_plan_stands_on_images_partitions_and_what_a_run_takes(uneven) -> None:
-    """34 images at 0.1 s, four runs of 12 s, 3 s for Dagster, 1.5 s between; all figures are named."""
+    """34 images at 0.1 s, four runs of 12 s, 1.5 s between; all figures are named."""
     made = plan_of(uneven, price_per_hour=3600.0, vector_width=250)
     images = sum(min(count, uneven.max_images) for count in (1, 1, 3, 20, 2, 2, 1, 4))
     assert (made.properties, made.images, made.partitions) == (8, images, 4)
     seconds = made.days * 86_400
-    assert seconds == pytest.approx(4 * 12 + 3 + 3 * 1.5 + images * 0.1, rel=1e-3)
+    assert seconds == pytest.approx(4 * 12 + 3 * 1.5 + images * 0.1, rel=1e-3)
     assert made.cost == pytest.approx(seconds, rel=1e-6)
     assert made.days_band[0] < made.days < made.days_band[1]
     assert made.disk_bytes == 2 * (1000 + 1000) * 8

@@ -81,7 +81,7 @@ def test_a_scenario_that_cannot_be_is_refused(settings):
 
 def test_a_rehearsal_without_faults_takes_as_long_as_the_plan(settings, monkeypatch):
     """Runs beside each other share cores, the last one has them alone, in both: within 5% of each other."""
-    run = MeasuredRun(20, 185.0, 2, first_seconds=16.0, seconds=12.0, alone_seconds=8.0, between_seconds=1.5)
+    run = MeasuredRun(20, 185.0, 2, seconds=12.0, alone_seconds=8.0, between_seconds=1.5)
     measured = replace(MEASURED, run=run)
     monkeypatch.setattr(rehearse_module, "_measured", lambda settings: (measured, 2))
     for properties in (60, 140, 400):
