@@ -236,8 +236,9 @@ def test_lazy_reading_by_column(partitions: Any) -> None:
     assert [batch.num_rows for batch in handle.iter_batches(["ordinal"], batch_rows=4)] == [4, 4, 2]
     assert handle.record == partitions.record(KEY)
     assert handle.to_table(["property_id"])["property_id"].to_pylist() == IDS
-    counted = duckdb.sql(f"select count(*) from '{partitions.asset.published}/*.parquet'").fetchall()
-    assert counted == [(10,)]
+    with duckdb.connect() as connection:
+        files = f"{partitions.asset.published}/*.parquet"
+        assert connection.sql(f"select count(*) from '{files}'").fetchall() == [(10,)]
 
 
 def test_another_asset_is_refused(partitions: Any, tmp_path: Path) -> None:
