@@ -66,8 +66,9 @@ def measure(journal: Journal, copying: Copying, server: S3Server, seconds: float
     time.sleep(seconds)
     server.start()
     back, backlog = time.monotonic(), copying.lag()
-    while copying.lag().segments > 1:
-        time.sleep(0.02)
+    none_waits = threading.Event()
+    copying.told = lambda lag: none_waits.set() if lag.segments <= 1 else None
+    none_waits.wait()
     took = time.monotonic() - back
     over.set()
     commits.join()

@@ -24,6 +24,7 @@ from vlm_assets.assets.partition_state import Kind, PartitionState, Problem
 from vlm_assets.settings import Settings
 
 DESCRIPTION_MODEL = "description_model"
+"""The asset of trained models, named here for commands that do without Dagster."""
 
 _AT_ONCE = 16
 

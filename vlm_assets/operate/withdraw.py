@@ -63,13 +63,11 @@ from vlm_assets.operate.explore import forget_tables
 from vlm_assets.operate.prune import plan_prune, remove
 from vlm_assets.operate.quality import forget_summaries
 from vlm_assets.operate.review import forget_verdicts
+from vlm_assets.operate.store_contents import DESCRIPTION_MODEL
 from vlm_assets.operate.terminal import CommandError, Home, Yes, agreed, app, chosen_settings, say
 from vlm_assets.resource_settings import build_vision_language_model, control_state
 from vlm_assets.settings import Settings
 from vlm_assets.truth import REVIEWS
-
-TRAINED = "description_model"
-"""The asset of trained models. A training keeps the list of what it learns from."""
 
 _ABOUT = "A withdrawal under way. It is removed when all is done; `vlm-assets withdraw` finishes it."
 
@@ -193,7 +191,7 @@ def _at_work(settings: Settings, wanted: Withdrawal) -> list[str]:
         for one in living
         if one.partition in trained.union(wanted.keys)
         # It has not written yet from what it learns.
-        or (one.asset == TRAINED and one.phase is Phase.PREPARING)
+        or (one.asset == DESCRIPTION_MODEL and one.phase is Phase.PREPARING)
     )
 
 
@@ -222,7 +220,7 @@ def _pull(settings: Settings, key: str) -> Iterator[str]:
 
 def _trainings_with(settings: Settings, ids: Collection[str]) -> list[Path]:
     """The folders of trainings that learn from these properties, or may."""
-    folders = sorted(settings.layout.asset(TRAINED).journals.glob("*/*/"))
+    folders = sorted(settings.layout.asset(DESCRIPTION_MODEL).journals.glob("*/*/"))
     return [one for one in folders if _may_learn_from(one, ids)]
 
 
@@ -253,14 +251,14 @@ def _withdraw_trainings(settings: Settings, ids: Collection[str]) -> Iterator[Pa
         if (store := settings.store) is not None:
             for name, _ in list(store.names(f"{folder.relative_to(settings.home)}/")):
                 store.delete(name)
-        shutil.rmtree(settings.layout.asset(TRAINED).partition(folder.parent.name).quarantine, True)
+        shutil.rmtree(settings.layout.asset(DESCRIPTION_MODEL).partition(folder.parent.name).quarantine, True)
         remove_training(folder)
         yield folder
 
 
 def _forget_skips(settings: Settings) -> None:
     """Count the skipped batches of trained models, where an earlier version wrote down their properties."""
-    folder = settings.layout.asset(TRAINED).versions
+    folder = settings.layout.asset(DESCRIPTION_MODEL).versions
     for path in folder.glob("*.json"):
         with contextlib.suppress(BrokenSealError):
             if "skips" in (record := read_sealed(path)):

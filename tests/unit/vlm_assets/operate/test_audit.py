@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.journal.high_water_mark import HighWaterMark, write_mark
+from vlm_assets.assets import partition_state
 from vlm_assets.assets.partition_state import Kind, State
 from vlm_assets.operate.audit import Audit, audit
 
@@ -287,6 +288,21 @@ def test_embeddings_of_other_descriptions(dataset):
     assert wrong(look(dataset)) == {(Kind.DESCRIPTIONS_DIFFER, EMBEDDED, SECOND)}
     dataset.embed(SECOND)
     assert look(dataset).ok
+
+
+def test_both_assets_published_between_the_two_looks_at_them_are_whole(dataset, monkeypatch):
+    """Descriptions are looked at first: new embeddings are compared with the descriptions that stand then."""
+    read, published = partition_state.read_record, []
+
+    def publish_first(files):
+        if (files.paths.asset.name, files.key) == (EMBEDDED, SECOND) and not published:
+            published.append(dataset.describe(SECOND, text="a villa"))
+            dataset.embed(SECOND)
+        return read(files)
+
+    monkeypatch.setattr(partition_state, "read_record", publish_first)
+    assert look(dataset).ok
+    assert published
 
 
 def test_embeddings_with_another_status(dataset):
