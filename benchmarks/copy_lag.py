@@ -64,10 +64,10 @@ def measure(journal: Journal, copying: Copying, server: S3Server, seconds: float
     steady = _longest(copying, seconds)
     server.kill()
     time.sleep(seconds)
-    server.start()
-    back, backlog = time.monotonic(), copying.lag()
-    none_waits = threading.Event()
+    backlog, none_waits = copying.lag(), threading.Event()
     copying.told = lambda lag: none_waits.set() if lag.segments <= 1 else None
+    back = time.monotonic()
+    server.start()
     none_waits.wait()
     took = time.monotonic() - back
     over.set()
