@@ -24,7 +24,7 @@ from benchmarks.partitions import SCHEMA, make_home, materialize, save_model, se
 from examples.rendered_properties import write_example
 from resources.engine.batch_sizes import BATCH_SECONDS
 from vlm_assets.assets.property_descriptions import ASSET
-from vlm_assets.settings import EXAMPLE_MODEL, load_settings
+from vlm_assets.config.settings import EXAMPLE_MODEL, load_settings
 
 TARGET: Final = 0.95
 RENDERED: Final = 120

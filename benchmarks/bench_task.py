@@ -22,9 +22,9 @@ from resources.engine.schema import load_schema
 from vlm_assets.assets.property_descriptions import ASSET, DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.resource_settings import build_vision_language_model
+from vlm_assets.config.settings import EXAMPLE_MODEL, PREFIX, Settings, load_settings
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.resource_settings import build_vision_language_model
-from vlm_assets.settings import EXAMPLE_MODEL, PREFIX, Settings, load_settings
 
 RENDERED = 240
 """Properties whose photos are rendered; more of them show the photos of these again."""

@@ -29,8 +29,8 @@ from sensors.cluster import build_cluster_sensor
 from sensors.dagster_internals.runs import RAY_JOB, first_ray_job
 from sensors.ticks import Ticks
 from vlm_assets.automation.sensors import build_alerts
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings, load_settings
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings, load_settings
 
 POOL = "gpu"
 

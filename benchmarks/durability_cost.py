@@ -32,8 +32,8 @@ from vlm_assets.assets.partition import Partition
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.resource_settings import build_gpu, build_vision_language_model, control_state
-from vlm_assets.settings import EXAMPLE_MODEL, Settings, load_settings
+from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
+from vlm_assets.config.settings import EXAMPLE_MODEL, Settings, load_settings
 
 IMAGES = 3
 

@@ -90,7 +90,7 @@ def _template(folder: Path) -> Path:
 
 
 def _measure(template: Path, folder: Path) -> dict[str, float]:
-    from vlm_assets.settings import EXAMPLE_MODEL
+    from vlm_assets.config.settings import EXAMPLE_MODEL
 
     home = folder / "home"
     shutil.copytree(template, home)
@@ -140,8 +140,8 @@ def _run() -> None:
     from resources.publishing.published import PublishedPartitions
     from vlm_assets.assets.property_descriptions import ASSET, DescriptionWork
     from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.config.settings import current_settings
     from vlm_assets.definitions import defs
-    from vlm_assets.settings import current_settings
 
     for name, owner, method in (
         ("model load", VisionLanguageModel, "load"),

@@ -51,9 +51,9 @@ from resources.engine.server.server_plan import HOST
 from resources.engine.transformers.image_tokens import fitted_processor
 from resources.images.images import load_image
 from vlm_assets.assets.property_descriptions import ASSET
-from vlm_assets.engine_choice import vllm_command
-from vlm_assets.resource_settings import build_vision_language_model
-from vlm_assets.settings import PREFIX, load_settings
+from vlm_assets.config.engine_choice import vllm_command
+from vlm_assets.config.resource_settings import build_vision_language_model
+from vlm_assets.config.settings import PREFIX, load_settings
 
 ON_A_CPU: Final = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
 CPU_ARGUMENTS: Final = "--dtype float32 --enforce-eager --max-num-seqs 8"

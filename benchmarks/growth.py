@@ -68,8 +68,8 @@ def _run(home: Path) -> None:
     import dagster as dg
 
     from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.config.settings import EXAMPLE_MODEL, load_settings
     from vlm_assets.definitions import build_defs
-    from vlm_assets.settings import EXAMPLE_MODEL, load_settings
 
     settings = load_settings(home=home, model=str(EXAMPLE_MODEL), devices="cpu:1", commit_seconds=5)
     defs = build_defs(settings)

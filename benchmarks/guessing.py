@@ -23,7 +23,7 @@ from resources.engine.protocol import Answer, Attempt
 from resources.engine.schema import load_schema
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.images.images import LoadedProperty, load_image
-from vlm_assets.settings import EXAMPLE_MODEL, load_settings
+from vlm_assets.config.settings import EXAMPLE_MODEL, load_settings
 
 WORK: Final = Path(__file__).resolve().parent / ".work"
 RENDERED, SEED = 240, 7

@@ -28,7 +28,7 @@ from vlm_assets.assets.published_rows import COUNTED
 from vlm_assets.automation.sensors import build_sensors
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.settings import Settings, load_settings
+from vlm_assets.config.settings import Settings, load_settings
 
 _PARTS = {f"part {number}": "0123456789abcdef" for number in range(8)}
 _COUNTED = {"kinds": {"ok": 1}, "stretches": [{"device": "cpu-0", "first": 1.0, "last": 2.0, "rows": 1}]}

@@ -29,7 +29,7 @@ from resources.engine.model_source import ModelSource
 from resources.engine.protocol import ImageLimits
 from resources.engine.transformers import model_loading
 from resources.engine.transformers.image_tokens import fitted_processor
-from resources.engine.transformers.model_inputs import processed
+from resources.engine.transformers.processor_call import processed
 from resources.images.images import fitted_size, load_image
 from resources.images.worker_process import ENVIRONMENT
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from resources.engine.schema import load_schema
 from resources.journal.journal import Journal
 from vlm_assets.assets.property_descriptions import description_rows
-from vlm_assets.settings import load_settings
+from vlm_assets.config.settings import load_settings
 
 COMMIT_ROWS = 2000
 SEGMENT_ROWS = 60

@@ -25,7 +25,7 @@ from benchmarks.gpu_models import SHAPES, build_model, build_tokenizer, save_pro
 from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.settings import Settings, load_settings
+from vlm_assets.config.settings import Settings, load_settings
 
 SCHEMA = "benchmarks.partitions:House"
 EMBEDDINGS = "property_embeddings"

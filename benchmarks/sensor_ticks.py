@@ -105,7 +105,7 @@ def write_runs_under_way(instance: dg.DagsterInstance, runs: Mapping[str, Mappin
 def retries(home: Path, partitions: list[str]) -> FailedPartitions:
     """The re-materialization over a home without files, so that every file is asked about."""
     from vlm_assets.automation.retries import build_failed_partitions
-    from vlm_assets.settings import load_settings
+    from vlm_assets.config.settings import load_settings
 
     return build_failed_partitions(load_settings(home=home), partitions)
 

@@ -25,8 +25,8 @@ from faults.s3_server import BUCKET, S3Server
 from resources.store.bucket import S3Folder
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.settings import load_settings
 from vlm_assets.definitions import build_defs
-from vlm_assets.settings import load_settings
 
 ASSET = "property_descriptions"
 NUMBERS = ("properties/s", "seconds waiting for commit", "seconds in model")

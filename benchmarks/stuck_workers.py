@@ -25,10 +25,10 @@ from sensors.worker_health import INTERVAL_SECONDS
 from vlm_assets.automation.sensors import worker_limits
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.resource_settings import build_gpu
+from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 from vlm_assets.operate.dagster_server.server import dagster_server, free_port
-from vlm_assets.resource_settings import build_gpu
-from vlm_assets.settings import Settings, load_settings
 
 COMMITS = 3
 DEVICE, PYTHON = "device", "python"

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from examples.truth import draw_truth
 from resources.engine.schema import description_text
-from vlm_assets.property_description import PropertyDescription
+from vlm_assets.config.property_description import PropertyDescription
 
 IMAGE_SIDE: Final = 64
 """Width and height in pixels of an image as the model sees it."""

@@ -9,7 +9,7 @@ from typing import Final
 from examples.canvas import GROUND, Canvas, Color, darker, lighter, mix
 from examples.facades import draw_storey, draw_window
 from examples.plants import bush, tree
-from vlm_assets.property_description import PropertyDescription
+from vlm_assets.config.property_description import PropertyDescription
 
 _FACADES: Final[dict[str, tuple[Color, ...]]] = {
     "brick": ((172, 80, 60), (160, 72, 58), (184, 92, 68)),

@@ -24,7 +24,7 @@ from examples.architecture import answer_text
 from examples.scenes import draw_property, encode_photo, render
 from examples.truth import FIELDS, RARE, draw_truth, known
 from resources.images.worker import die_with
-from vlm_assets.property_description import PropertyDescription
+from vlm_assets.config.property_description import PropertyDescription
 
 EVALUATION_SEED: Final = 20_260_101
 _BATCH: Final = 32

@@ -6,7 +6,7 @@ import random
 
 from examples.canvas import Canvas, darker, lighter, mix
 from examples.plants import BLOSSOMS, bush, pot, tree
-from vlm_assets.property_description import PropertyDescription
+from vlm_assets.config.property_description import PropertyDescription
 
 
 def draw_garden(

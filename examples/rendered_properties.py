@@ -33,8 +33,8 @@ from resources.storage.files import (
     write_replacing,
     write_temporary,
 )
-from vlm_assets.property_description import PropertyDescription
-from vlm_assets.settings import EXAMPLE
+from vlm_assets.config.property_description import PropertyDescription
+from vlm_assets.config.settings import EXAMPLE
 
 Hard = Literal["corrupt_image", "missing_image", "one_image", "rotated_images", "no_readable_image"]
 

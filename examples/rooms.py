@@ -8,7 +8,7 @@ from typing import Final
 
 from examples.canvas import Canvas, Color, darker, lighter, mix
 from examples.plants import pot
-from vlm_assets.property_description import PropertyDescription
+from vlm_assets.config.property_description import PropertyDescription
 
 _WALLS: Final[tuple[Color, ...]] = (
     (238, 232, 222),

@@ -19,7 +19,7 @@ from examples.canvas import Canvas, Light, develop
 from examples.gardens import draw_backdrop, draw_garden
 from examples.rooms import Interior, draw_bathroom, draw_bedroom, draw_kitchen, draw_living_room
 from examples.truth import Purpose, draw_truth, property_random
-from vlm_assets.property_description import PropertyDescription
+from vlm_assets.config.property_description import PropertyDescription
 
 PHOTO_SIZE: Final = (320, 240)
 """Width and height of a rendered photo, in pixels."""

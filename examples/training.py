@@ -27,7 +27,7 @@ from examples.training_data import Example, classes, shown_once
 from examples.truth import FIELDS
 from resources.training.objective import Figures, build_base, load_images
 from resources.training.training_plan import Sample, TrainingPlan
-from vlm_assets.property_description import PropertyDescription
+from vlm_assets.config.property_description import PropertyDescription
 
 _FLOOR_WEIGHT: Final = 0.03
 """What a token weighs in the loss when the model is certain of it."""

@@ -18,7 +18,7 @@ from examples.architecture import IMAGE_SIDE, kept_views
 from examples.scenes import VISIBLE, draw_property, render
 from examples.truth import FIELDS, RARE, draw_truth
 from resources.training.training_plan import TrainingPlan
-from vlm_assets.property_description import PropertyDescription
+from vlm_assets.config.property_description import PropertyDescription
 
 Images = npt.NDArray[np.uint8]
 

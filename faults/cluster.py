@@ -63,7 +63,7 @@ import json, sys, time
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.dagster_server.api import DagsterApi, DagsterApiError
 from vlm_assets.operate.dagster_server.home import running_address
-from vlm_assets.settings import load_settings
+from vlm_assets.config.settings import load_settings
 
 settings = load_settings()
 api = DagsterApi(running_address(settings.dagster_home))

@@ -164,8 +164,8 @@ def _live(order: Order) -> int:
 
     from resources.processes import boot_id
     from resources.state.nodes import RunLocks
+    from vlm_assets.config.settings import current_settings
     from vlm_assets.definitions import build_defs
-    from vlm_assets.settings import current_settings
 
     os.environ.clear()
     os.environ.update(order.environment)

@@ -35,7 +35,7 @@ from resources.training.order import SampleOrder, seed_of
 from resources.training.rank import PLAN
 from resources.training.rank_processes import RankProcesses
 from resources.training.training_plan import Sample, TrainingPlan, write_samples
-from vlm_assets.settings import EXAMPLE_MODEL
+from vlm_assets.config.settings import EXAMPLE_MODEL
 
 WORKERS, RANKS = (0, 2, 4), (1, 2)
 FALLEN = "fallen"
@@ -124,7 +124,7 @@ def make_plan(folder: Path, samples: Sequence[Sample], *, steps: int | None, **c
         variant="shaken",
         base=str(EXAMPLE_MODEL),
         samples=str(folder / "work" / "samples.jsonl"),
-        schema="vlm_assets.property_description:PropertyDescription",
+        schema="vlm_assets.config.property_description:PropertyDescription",
         prompt="Describe the property.",
         objective="faults.training:ShakenObjective",
         learning_rate=1e-3,

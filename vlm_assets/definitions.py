@@ -27,9 +27,9 @@ from vlm_assets.automation.sensors import build_alerts, build_sensors
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, catalog_path
 from vlm_assets.catalog.ranges import PropertyRange, partitions_definition
 from vlm_assets.catalog.stored_catalog import pull_catalog
+from vlm_assets.config.resource_settings import build_resources, fixed
+from vlm_assets.config.settings import Settings, current_settings
 from vlm_assets.operate.dagster_server.home import claim_for_catalog
-from vlm_assets.resource_settings import build_resources, fixed
-from vlm_assets.settings import Settings, current_settings
 
 _log = logging.getLogger(__name__)
 

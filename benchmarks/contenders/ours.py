@@ -22,8 +22,8 @@ def main() -> None:
 
     from vlm_assets.assets.property_descriptions import ASSET
     from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.config.settings import current_settings
     from vlm_assets.definitions import defs
-    from vlm_assets.settings import current_settings
 
     (only,) = Catalog.open(current_settings().home).ranges
     with dg.DagsterInstance.get() as instance:

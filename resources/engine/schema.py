@@ -109,7 +109,7 @@ def load_schema(name: str) -> DescriptionSchema:
     if not (module_name and colon and class_name):
         raise SchemaError(
             f"description schema {name!r} is not of the form 'module:Class'; "
-            "write for example 'vlm_assets.property_description:PropertyDescription'"
+            "write for example 'vlm_assets.config.property_description:PropertyDescription'"
         )
     try:
         found: Any = importlib.import_module(module_name)

@@ -72,7 +72,22 @@ class MaterializationEvent:
 
 
 class InstanceFacts(InstanceRuns):
-    """``DagsterFacts`` of a real instance: what it says of events, beside what it says of runs."""
+    """``DagsterFacts`` of a real instance: of events, of runs, and of the launcher for Ray."""
+
+    def ray_job_has_ended(self, job: str) -> bool:
+        """Whether Ray says that a job has ended; False where it does not know, or does not answer."""
+        from sensors.dagster_internals.ray_launcher import launcher_of
+
+        launcher = launcher_of(self.instance)
+        return launcher is not None and launcher.has_ended(job)
+
+    def stop_ray_job(self, job: str) -> None:
+        """Have Ray end a job, if it still has it."""
+        from sensors.dagster_internals.ray_launcher import launcher_of
+
+        launcher = launcher_of(self.instance)
+        if launcher is not None:
+            launcher.stop(job)
 
     def newest_event(self) -> int:
         """The id of the latest event; 0 where there is none."""

@@ -321,21 +321,6 @@ class InstanceRuns:
             with contextlib.suppress(dg.DagsterRunNotFoundError):  # deleted since it was looked at
                 self.instance.add_run_tags(run_id, _INTERRUPTED)
 
-    def ray_job_has_ended(self, job: str) -> bool:
-        """Whether Ray says that a job has ended; False where it does not know, or does not answer."""
-        from sensors.dagster_internals.ray_launcher import launcher_of
-
-        launcher = launcher_of(self.instance)
-        return launcher is not None and launcher.has_ended(job)
-
-    def stop_ray_job(self, job: str) -> None:
-        """Have Ray end a job, if it still has it."""
-        from sensors.dagster_internals.ray_launcher import launcher_of
-
-        launcher = launcher_of(self.instance)
-        if launcher is not None:
-            launcher.stop(job)
-
     def free_slots_of_ended(self) -> list[str]:
         """Free what ended or forgotten runs still hold in pools. Returns their ids."""
         storage = self.instance.event_log_storage

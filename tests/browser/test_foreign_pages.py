@@ -15,8 +15,8 @@ import dagster as dg
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from vlm_assets.resource_settings import build_resources
-from vlm_assets.settings import load_settings
+from vlm_assets.config.resource_settings import build_resources
+from vlm_assets.config.settings import load_settings
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -11,10 +11,10 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from resources.publishing.published import PublishedPartitions
+from vlm_assets.assets.truth import verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.settings import Settings
-from vlm_assets.truth import verdicts
+from vlm_assets.config.settings import Settings
 
 PROGRAM = Path(sys.executable).with_name("vlm-assets")
 ANSWER = {"floors": 2, "kind": "<b>villa</b>", "has_pool": True}

@@ -9,7 +9,7 @@ import pytest
 
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.settings import load_settings
+from vlm_assets.config.settings import load_settings
 
 DESCRIPTIONS = "property_descriptions"
 PROPERTIES = 60

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.operate.main import COMMANDS, find_command
-from vlm_assets.settings import PREFIX, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

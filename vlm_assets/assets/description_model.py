@@ -2,7 +2,7 @@
 
 What lives here: the asset, whose function is the story of a training, what decides a training's result, and
 how its folder is published. What does not: the loop and its processes (``resources/training``), the data
-(``training_data.py``), the file of variants (``vlm_assets/variants.py``).
+(``training_data.py``), the file of variants (``vlm_assets/config/variants.py``).
 """
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
@@ -59,9 +59,9 @@ from vlm_assets.assets.materialize import Metadata, note_run, wait_until_availab
 from vlm_assets.assets.run_progress import end_if_paused, wait_while_paused
 from vlm_assets.assets.training_data import pull_data, training_samples
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.resource_settings import build_vision_language_model, control_state
-from vlm_assets.settings import Settings
-from vlm_assets.variants import Variant, read_variants
+from vlm_assets.config.resource_settings import build_vision_language_model, control_state
+from vlm_assets.config.settings import Settings
+from vlm_assets.config.variants import Variant, read_variants
 
 ASSET = "description_model"
 HISTORY = "training.jsonl"

@@ -18,8 +18,8 @@ from resources.engine.prompt import Prompt, build_prompt
 from resources.engine.protocol import EngineError
 from resources.engine.schema import DescriptionSchema, load_schema
 from resources.images.images import DECODING
-from vlm_assets.resource_settings import build_text_embedding_model, build_vision_language_model
-from vlm_assets.settings import Settings
+from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
+from vlm_assets.config.settings import Settings
 
 if TYPE_CHECKING:
     from resources.engine.models.text_embedding import TextEmbeddingModel

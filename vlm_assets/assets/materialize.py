@@ -61,8 +61,8 @@ from vlm_assets.assets.work_guards import GarbageOutputError, ImagesAwayError
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.catalog.stored_catalog import pull_catalog
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
 
 Metadata = dict[str, dg.MetadataValue]
 Event = dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult

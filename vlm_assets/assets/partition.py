@@ -26,14 +26,14 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.publishing_errors import NotPublishedError, PublishedError
 from resources.publishing.record import PublishedRecord
 from resources.state.database import ControlState
-from vlm_assets.resource_settings import control_state
+from vlm_assets.config.resource_settings import control_state
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from resources.storage.layout import PartitionPaths
     from vlm_assets.assets.fingerprint import Fingerprint
-    from vlm_assets.settings import Settings
+    from vlm_assets.config.settings import Settings
 
 OK = "ok"
 

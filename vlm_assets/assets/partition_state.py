@@ -27,8 +27,8 @@ from resources.storage.sealed_json import BrokenSealError, FormatVersionError, r
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Meanings
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
 
 _LOOKS = 3
 """A publication or a commit moves files while we look: what is found counts if nothing moved meanwhile."""

@@ -12,7 +12,7 @@ import dagster as dg
 
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.settings import Settings
+from vlm_assets.config.settings import Settings
 
 ASSET = "property_catalog"
 

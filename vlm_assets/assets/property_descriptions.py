@@ -85,9 +85,9 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.engine_choice import keep_engine
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings
+from vlm_assets.config.engine_choice import keep_engine
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
 
 ASSET = "property_descriptions"
 

@@ -37,8 +37,8 @@ from vlm_assets.assets.run_progress import RunProgress
 from vlm_assets.assets.work_guards import refuse_unsound
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.engine_choice import require_models
-from vlm_assets.settings import Settings
+from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.settings import Settings
 
 ASSET = "property_embeddings"
 

@@ -11,12 +11,10 @@ import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import resources
-import vlm_assets
 from resources.storage.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
 from resources.store.bucket import ObjectDeniedError, S3Folder, StoreAwayError, StoreError, TakenError
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Meanings, digest_of
-from vlm_assets.settings import Settings
+from vlm_assets.config.settings import CHECKOUT, Settings
 
 FORMAT = 1
 
@@ -103,12 +101,11 @@ def accept_settings(store: S3Folder, assets: tuple[str, ...]) -> None:
 
 
 def code_digest() -> str:
-    """A digest of the source files that make rows: of this package and of ``resources``."""
+    """A digest of the source files that make rows."""
     found = {}
-    for package in (resources, vlm_assets):
-        root = Path(next(iter(package.__path__)))
-        for path in sorted(root.rglob("*.py")):
-            found[f"{root.name}/{path.relative_to(root)}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    for package in ("resources", "vlm_assets"):
+        for path in sorted((CHECKOUT / package).rglob("*.py")):
+            found[str(path.relative_to(CHECKOUT))] = hashlib.sha256(path.read_bytes()).hexdigest()
     return digest_of(found)
 
 

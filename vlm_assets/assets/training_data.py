@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 from resources.publishing.stored import StoredPartitions
 from resources.training.training_plan import Sample, TrainingError
 from vlm_assets.assets.fingerprint import digest_of
+from vlm_assets.assets.truth import REVIEWS, TruthError, read_truth
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.catalog.stored_catalog import pull_catalog
-from vlm_assets.settings import EXAMPLE, Settings
-from vlm_assets.truth import REVIEWS, TruthError, read_truth
-from vlm_assets.variants import Variant
+from vlm_assets.config.settings import EXAMPLE, Settings
+from vlm_assets.config.variants import Variant
 
 
 def pull_data(settings: Settings, variant: Variant) -> list[str]:

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.resource_settings import (
+    build_gpu,
+    build_text_embedding_model,
+    build_vision_language_model,
+)
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.terminal import duration
-from vlm_assets.resource_settings import build_gpu, build_text_embedding_model, build_vision_language_model
-from vlm_assets.settings import Settings
 
 if TYPE_CHECKING:
     from vlm_assets.operate.plan import Plan

@@ -24,10 +24,10 @@ from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog, catalog_path
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.picture import progress_picture
 from vlm_assets.operate.status import Status, read_status
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings
 
 ASSET = "dataset_progress"
 SENSOR = "progress_picture"

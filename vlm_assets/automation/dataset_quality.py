@@ -20,10 +20,10 @@ from resources.state.workers import Workers
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.quality import Kind, Quality, Suspicion, look_at_quality
 from vlm_assets.operate.review import Accuracy, accuracy, published_answers
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings
 
 ASSET = "dataset_quality"
 SENSOR = "dataset_quality_due"

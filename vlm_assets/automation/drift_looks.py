@@ -13,8 +13,8 @@ from sensors.published_file_drift import SOUND, STALE, Verdict
 from vlm_assets.assets.fingerprint import TEXTS, Meanings, digest_of
 from vlm_assets.assets.partition_state import Kind, PartitionState, PartitionStates, VerifiedFiles
 from vlm_assets.catalog.catalog import Catalog, catalog_path
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.expected_cost import ExpectedCost
-from vlm_assets.settings import Settings
 
 _FILE_KINDS = {
     FindingKind.MISSING: "deleted",

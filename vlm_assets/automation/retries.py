@@ -25,9 +25,9 @@ from vlm_assets.assets import property_descriptions, property_embeddings
 from vlm_assets.assets.fingerprint import TEXTS, Meanings
 from vlm_assets.assets.partition_state import PartitionStates, State, VerifiedFiles
 from vlm_assets.catalog.catalog import Catalog, CatalogError
+from vlm_assets.config.resource_settings import build_gpu, control_state
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.expected_cost import heaviest_first
-from vlm_assets.resource_settings import build_gpu, control_state
-from vlm_assets.settings import Settings
 
 ASSETS = (property_descriptions.ASSET, property_embeddings.ASSET)
 

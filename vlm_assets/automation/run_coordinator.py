@@ -46,8 +46,8 @@ def expected_tags(run: dg.DagsterRun) -> dict[str, str]:
     Raises SettingsError, CatalogError, OSError; KeyError for a partition that the catalogue does not have.
     """
     from vlm_assets.catalog.catalog import Catalog
+    from vlm_assets.config.settings import load_settings
     from vlm_assets.operate.expected_cost import ExpectedCost
-    from vlm_assets.settings import load_settings
 
     key = run.tags.get(PARTITION_TAG)
     # A run retry has the tags of its parent: what we ranked, less is left of now.

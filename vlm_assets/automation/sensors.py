@@ -39,13 +39,13 @@ from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, last_put_back
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import IngestBusyError, close_tail
-from vlm_assets.engine_choice import chosen_engine
+from vlm_assets.config.engine_choice import chosen_engine
+from vlm_assets.config.resource_settings import build_gpu, control_state
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.alerting import build_delivery, pages_address
 from vlm_assets.operate.dagster_server.api import reload_running
 from vlm_assets.operate.dagster_server.home import POOL
 from vlm_assets.operate.expected_cost import heaviest_first
-from vlm_assets.resource_settings import build_gpu, control_state
-from vlm_assets.settings import Settings
 
 _SERVER_SLACK_SECONDS = 180.0
 """Beside a start of a model server: until what lived on its device has ended, and has been given up."""

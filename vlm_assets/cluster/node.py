@@ -41,11 +41,11 @@ from sensors.dagster_internals.runs import RunState
 from sensors.health_watch import Watch
 from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.automation.sensors import build_health_watcher
+from vlm_assets.config.resource_settings import build_gpu, control_state
+from vlm_assets.config.settings import PREFIX, Settings, SettingsError, of_env_file
 from vlm_assets.operate.dagster_server.home import ClusterPlace, seed_settings
 from vlm_assets.operate.dagster_server.process_group import ProcessEndedError, ProcessGroup, interruptible
 from vlm_assets.operate.terminal import CommandError, Home, app, chosen_settings, say
-from vlm_assets.resource_settings import build_gpu, control_state
-from vlm_assets.settings import PREFIX, Settings, SettingsError, of_env_file
 
 LOOK_SECONDS = 5.0
 """Between two looks at workers, devices and runs that are over."""

@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> None:
     """Hold the run's lock, and let Dagster execute the run."""
     from resources.state.nodes import RunLocks
     from sensors.dagster_internals.ray_launcher import RAY_RUN, execute
-    from vlm_assets.settings import current_settings
+    from vlm_assets.config.settings import current_settings
 
     with RunLocks(current_settings().state_directory).held(os.environ[RAY_RUN]):
         execute(arguments)

@@ -17,11 +17,11 @@ import typer
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.alerts.targets import AlertTargetError, checked_targets
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import PREFIX, Settings, SettingsError
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.terminal import AsJson, Home, chosen_settings, say, say_as_json
 from vlm_assets.operate.terminal import app as commands
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import PREFIX, Settings, SettingsError
 
 _SECONDS = 20.0
 """After which a target that hangs is given up."""

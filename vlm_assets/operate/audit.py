@@ -32,9 +32,9 @@ from vlm_assets.assets.partition_state import (
 )
 from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_rows
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.store_contents import store_problems
 from vlm_assets.operate.terminal import AsJson, Deep, Home, app, chosen_settings, say, say_json, say_list
-from vlm_assets.settings import Settings
 
 _RANGES_TOGETHER = 100
 """Slices of the catalogue handed to DuckDB at a time."""

@@ -18,10 +18,10 @@ from rich.text import Text
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.settings import load_settings
 from vlm_assets.operate.dagster_server.api import DagsterApi, FailingCheck
 from vlm_assets.operate.expected_cost import Rate, read_rate
 from vlm_assets.operate.status import Status, read_status
-from vlm_assets.settings import load_settings
 
 ASSETS = ("property_descriptions", "property_embeddings")
 

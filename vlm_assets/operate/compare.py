@@ -18,8 +18,11 @@ import typer
 
 from resources.engine.ladder import Described
 from resources.engine.schema import load_schema, same
+from vlm_assets.assets.truth import Descriptions, Share, TruthError, read_truth, wilson
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.engine_choice import require_models
+from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
+from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.operate.html_page import Card, page, thumbnails, write_page
 from vlm_assets.operate.terminal import (
     AsJson,
@@ -33,9 +36,6 @@ from vlm_assets.operate.terminal import (
     visible_line,
 )
 from vlm_assets.operate.trial import Trial, run_trial, sample
-from vlm_assets.resource_settings import build_gpu, build_vision_language_model
-from vlm_assets.settings import Settings, load_settings
-from vlm_assets.truth import Descriptions, Share, TruthError, read_truth, wilson
 
 _DRAWS: Final = 2000
 _SHOWN: Final = 40

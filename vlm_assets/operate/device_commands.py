@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vlm_assets.config.settings import PREFIX
 from vlm_assets.operate.terminal import AsJson, CommandError, Home, app, chosen_settings, say, say_as_json
-from vlm_assets.settings import PREFIX
 
 if TYPE_CHECKING:
-    from vlm_assets.settings import Settings
+    from vlm_assets.config.settings import Settings
 
 DRAIN_SECONDS = 120.0
 """Longest wait for materializations to commit and end: a batch takes 20 s by plan, a model loads longer."""
@@ -49,7 +49,7 @@ def pause_command(
         return
     from resources.devices.loaded_servers import end_loaded_servers
     from resources.state.pause import pause as stand_still
-    from vlm_assets.resource_settings import control_state
+    from vlm_assets.config.resource_settings import control_state
 
     current = _of_a_home(chosen_settings(home))
     standing = stand_still(control_state(current), reason, now=time.time())
@@ -67,7 +67,7 @@ def pause_command(
 def _pause_node(settings: Settings, node: str, reason: str) -> None:
     from resources.state.nodes import Nodes
     from resources.state.pause import pause_node
-    from vlm_assets.resource_settings import control_state
+    from vlm_assets.config.resource_settings import control_state
 
     state = control_state(settings)
     nodes = Nodes(state)
@@ -100,7 +100,7 @@ def _of_a_home(settings: Settings) -> Settings:
 def _drained(settings: Settings) -> list[str]:
     """Wait until no device is held, on any machine; what is said of those that still are in the end."""
     from resources.state.workers import Workers
-    from vlm_assets.resource_settings import build_gpu, control_state
+    from vlm_assets.config.resource_settings import build_gpu, control_state
 
     leases, workers = build_gpu(settings).leases(), Workers(control_state(settings))
 
@@ -123,7 +123,7 @@ def resume_command(home: Home = None, node: OfNode = None) -> None:
     """
     from resources.state.pause import resume as go_on
     from resources.state.pause import resume_node
-    from vlm_assets.resource_settings import control_state
+    from vlm_assets.config.resource_settings import control_state
 
     if node is not None:
         lifted = resume_node(control_state(chosen_settings(home)), node)
@@ -151,7 +151,7 @@ def devices_command(
 
     Also by which run they are held, and which have a model server. Of a cluster, those of all nodes.
     """
-    from vlm_assets.resource_settings import build_gpu
+    from vlm_assets.config.resource_settings import build_gpu
 
     current = chosen_settings(home)
     gpu = build_gpu(current)
@@ -184,7 +184,7 @@ def _of_cluster(settings: Settings, forget: str | None, *, as_json: bool) -> Non
     from resources.devices.left_out import LeftOutDevices
     from resources.state.nodes import DEAD_SECONDS, Nodes
     from resources.state.workers import Workers
-    from vlm_assets.resource_settings import control_state
+    from vlm_assets.config.resource_settings import control_state
 
     state = control_state(settings)
     nodes = Nodes(state)

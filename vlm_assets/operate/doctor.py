@@ -40,16 +40,16 @@ from resources.state.tables import alert_events
 from resources.storage import file_systems
 from resources.store.bucket import place_of
 from sensors.ticks import Ticks
+from vlm_assets.assets.truth import TruthError, read_truth
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
-from vlm_assets.engine_choice import require_models
+from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
+from vlm_assets.config.settings import CHECKOUT, IS_CHECKOUT, PREFIX, Settings
 from vlm_assets.operate.dagster_server.api import DagsterApi
 from vlm_assets.operate.dagster_server.home import POOL, damages, running_address
 from vlm_assets.operate.search import embed_text
 from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, counted, say, say_as_json
-from vlm_assets.resource_settings import build_gpu, build_vision_language_model, control_state
-from vlm_assets.settings import CHECKOUT, IS_CHECKOUT, PREFIX, Settings
-from vlm_assets.truth import TruthError, read_truth
 
 Level = Literal["ok", "warning", "error"]
 

@@ -22,8 +22,8 @@ from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.assets.published_rows import PublishedRows, read_published_rows
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
 
 _ROWS_TOGETHER = 65_536
 

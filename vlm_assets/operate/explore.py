@@ -31,6 +31,7 @@ from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import OK
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.html_page import thumbnails
 from vlm_assets.operate.published_table import are_vectors_of, published_records
 from vlm_assets.operate.search import comparable
@@ -44,7 +45,6 @@ from vlm_assets.operate.terminal import (
     say,
     say_as_json,
 )
-from vlm_assets.settings import Settings
 
 _THUMBNAIL_HEIGHT = 96
 _NEIGHBOURS = 10

@@ -39,6 +39,7 @@ from resources.storage.lock_files import LockFile, taken
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.published_table import Mask, are_vectors_of, chosen, published_records
 from vlm_assets.operate.terminal import (
     AsJson,
@@ -50,7 +51,6 @@ from vlm_assets.operate.terminal import (
     say,
     say_as_json,
 )
-from vlm_assets.settings import Settings
 
 
 class Format(StrEnum):

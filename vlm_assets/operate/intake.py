@@ -16,7 +16,8 @@ import typer
 
 from vlm_assets.catalog.ingest import IngestProgress
 from vlm_assets.catalog.ingest import Progress as TellProgress
-from vlm_assets.engine_choice import require_models
+from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.settings import CHECKOUT, EXAMPLE, PREFIX
 from vlm_assets.operate.terminal import (
     AsJson,
     CommandError,
@@ -27,12 +28,11 @@ from vlm_assets.operate.terminal import (
     say,
     say_as_json,
 )
-from vlm_assets.settings import CHECKOUT, EXAMPLE, PREFIX
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vlm_assets.settings import Settings
+    from vlm_assets.config.settings import Settings
 
 PROPERTIES = 240
 RANGE_SIZE = 20
@@ -80,8 +80,8 @@ def demo_command(
     """
     from vlm_assets.catalog.ingest import close_tail
     from vlm_assets.catalog.ingest import ingest as take_in
+    from vlm_assets.config.resource_settings import device_slots
     from vlm_assets.operate.run import run_backfill
-    from vlm_assets.resource_settings import device_slots
 
     current = chosen_settings(home)
     of_example = current.source is None and _is_of_example(current.home)
@@ -144,7 +144,7 @@ def _devices(settings: Settings) -> str:
 
     A partition of the example is start-up and little else, which keeps no more than one core busy.
     """
-    from vlm_assets.resource_settings import build_gpu
+    from vlm_assets.config.resource_settings import build_gpu
 
     slots = max(len(found := build_gpu(settings).find()), min(len(os.sched_getaffinity(0)), _MOST_SLOTS))
     on_cpu = all(one.kind == "cpu" for one in found)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from vlm_assets.config.settings import PREFIX, SettingsError
 from vlm_assets.operate.terminal import (
     AsJson,
     VisibleFormatter,
@@ -25,7 +26,6 @@ from vlm_assets.operate.terminal import (
     say_as_json,
     show_home_in_commands,
 )
-from vlm_assets.settings import PREFIX, SettingsError
 
 _OURS = frozenset({"vlm_assets", "resources", "sensors", "examples"})
 
@@ -60,7 +60,7 @@ COMMANDS: Final = {
     "settings": ("operate.main", "List every setting, its value and what it means."),
     "show": ("operate.property_view", "Show one property: images, description, errors, files."),
     "status": ("operate.status_view", "Say where every partition stands, and what is left."),
-    "try": ("operate.trial", "Describe a few properties: the answers, the rate, what all would take."),
+    "try": ("operate.trial_view", "Describe a few properties: the answers, the rate, what all would take."),
     "withdraw": ("operate.withdraw", "Remove properties for good, from files, versions and journals."),
 }
 """Each command's module, and the first line of its help."""

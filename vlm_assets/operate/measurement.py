@@ -33,9 +33,9 @@ from resources.store.bucket import place_of
 from vlm_assets.assets.fingerprint import description_parts, digest_of
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.settings import PREFIX, Settings, of_env_file
 from vlm_assets.operate.terminal import CommandError
 from vlm_assets.operate.trial import Trial, run_trial, sample
-from vlm_assets.settings import PREFIX, Settings, of_env_file
 
 _OLD_SECONDS: Final = 24 * 3600.0
 _COMMITS: Final = 5

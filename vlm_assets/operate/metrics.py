@@ -16,11 +16,11 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest, write_t
 
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.alerting import build_outbox
 from vlm_assets.operate.dagster_server.api import DagsterApi, DagsterApiError
 from vlm_assets.operate.status import DeviceStatus, read_status
 from vlm_assets.operate.terminal import Home, app, chosen_settings, say_json
-from vlm_assets.settings import Settings
 
 DEVICE_STATES = ("working", "free", "left out", "away")
 RUN_STATUSES = ("QUEUED", "STARTING", "STARTED")

@@ -30,7 +30,8 @@ from resources.publishing.publishing_errors import RecordDamagedError
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_assets.assets.published_rows import PublishedRows
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.engine_choice import require_models
+from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.operate.expected_cost import GAP_SECONDS, ExpectedCost
 from vlm_assets.operate.measurement import (
     MeasuredRun,
@@ -52,7 +53,6 @@ from vlm_assets.operate.terminal import (
     say_as_json,
 )
 from vlm_assets.operate.trial import COPIES
-from vlm_assets.settings import PREFIX, Settings
 
 START_SHARE: Final = 0.02
 """Share of a partition's time that start-up may take at most, for the range size that is named."""
@@ -623,7 +623,7 @@ def plan_command(
     The prediction is kept, and compared with the run when that is over.
     """
     from resources.engine.protocol import ModelLoadError
-    from vlm_assets.resource_settings import (
+    from vlm_assets.config.resource_settings import (
         build_gpu,
         build_text_embedding_model,
         build_vision_language_model,

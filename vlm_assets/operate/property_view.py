@@ -18,8 +18,8 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.publishing_errors import NotPublishedError
 from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogRow
 from vlm_assets.catalog.image_root import InvalidImagePathError
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, say, say_as_json, visible_line
-from vlm_assets.settings import Settings
 
 Row = Mapping[str, Any]
 """A row of a partition's file."""

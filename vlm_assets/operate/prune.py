@@ -24,6 +24,7 @@ from resources.storage import files
 from resources.storage.layout import AssetFolders
 from vlm_assets.assets.partition_state import read_record
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.store_contents import (
     DESCRIPTION_MODEL,
     StoredLeftover,
@@ -41,7 +42,6 @@ from vlm_assets.operate.terminal import (
     say_as_json,
     say_list,
 )
-from vlm_assets.settings import Settings
 
 _AFTER = re.compile(r".*-after-([0-9]+)")
 

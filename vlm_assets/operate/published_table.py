@@ -22,8 +22,8 @@ from resources.publishing.record import PublishedRecord
 from resources.storage.layout import AssetFolders
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.terminal import CommandError
-from vlm_assets.settings import Settings
 
 if TYPE_CHECKING:
     import duckdb

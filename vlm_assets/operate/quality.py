@@ -31,11 +31,11 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.publishing_errors import RecordDamagedError
 from resources.state.tables import quality_summaries
 from vlm_assets.assets.fingerprint import digest_of
+from vlm_assets.assets.truth import Descriptions, Share, read_truth, wilson
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.terminal import CommandError
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings
-from vlm_assets.truth import Descriptions, Share, read_truth, wilson
 
 CONTRADICTIONS = "CONTRADICTIONS"
 """Name of a class variable of the user's schema: what contradicts itself, in words, to a condition in SQL."""

@@ -32,6 +32,7 @@ from vlm_assets.assets.partition_state import Kind, Problem, State
 from vlm_assets.assets.stored_settings import accept_settings as forget_settings
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.audit import Audit, audit
 from vlm_assets.operate.dagster_server.api import DagsterApi
 from vlm_assets.operate.terminal import (
@@ -46,7 +47,6 @@ from vlm_assets.operate.terminal import (
     say_as_json,
     say_list,
 )
-from vlm_assets.settings import Settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -337,7 +337,7 @@ def _partitions(
     from vlm_assets.assets.partition import Partition
     from vlm_assets.assets.property_descriptions import DescriptionWork
     from vlm_assets.assets.property_embeddings import EmbeddingWork
-    from vlm_assets.resource_settings import build_text_embedding_model, build_vision_language_model
+    from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
 
     described = DescriptionWork.of(settings, catalog, wanted, build_vision_language_model(settings))
     yield (
@@ -455,7 +455,7 @@ def _repair(current: Settings, found: Audit, repairs: Sequence[Repair], tell: Ca
 
 def _running(current: Settings) -> frozenset[str]:
     """Partitions that a process works on now."""
-    from vlm_assets.resource_settings import build_gpu
+    from vlm_assets.config.resource_settings import build_gpu
 
     holders = build_gpu(current).leases().holders()
     return frozenset(held.record.holder.partition for held in holders if held.record)
@@ -495,7 +495,7 @@ def _compute(current: Settings, found: Audit, repairs: Sequence[Repair], tell: C
 
 def _accept_loss(current: Settings, key: str, yes: bool) -> int:
     from resources.state.workers import Workers
-    from vlm_assets.resource_settings import control_state
+    from vlm_assets.config.resource_settings import control_state
 
     working = [one for one in Workers(control_state(current)).living() if one.partition == key]
     if working:

@@ -1,7 +1,7 @@
 """Review: a person says which fields of a sample are right. What they said is kept and is never lost.
 
 What lives here: the sample, keeping verdicts, and how often each field is right. What does not: the page
-(``review_page.py``), and reading verdicts (``vlm_assets/truth.py``), as training does too (``data: review``).
+(``review_page.py``), and reading verdicts (``vlm_assets/assets/truth.py``), which training does too.
 The file ``HOME/review.jsonl`` is append-only: one line a verdict, durable before the page shows the next
 property. The latest line of a property counts, as long as the answer that it judges is the published one.
 """
@@ -28,12 +28,12 @@ import pyarrow.parquet as pq
 from resources.storage.files import make_directory, sync_directory, write_replacing
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import INPUTS
+from vlm_assets.assets.truth import REVIEWS, FieldVerdict, Share, verdicts, wilson
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.published_table import published_records
 from vlm_assets.operate.quality import look_at_quality
 from vlm_assets.operate.terminal import CommandError
-from vlm_assets.settings import Settings
-from vlm_assets.truth import REVIEWS, FieldVerdict, Share, verdicts, wilson
 
 _COLUMNS = ["property_id", "ordinal", "status", "description", INPUTS]
 

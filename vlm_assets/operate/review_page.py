@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from resources.storage.sealed_json import FormatVersionError
+from vlm_assets.assets.truth import TruthError, verdicts
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.dagster_server.server import free_port
 from vlm_assets.operate.html_page import thumbnails
 from vlm_assets.operate.review import (
@@ -31,8 +33,6 @@ from vlm_assets.operate.review import (
     verdict_of,
 )
 from vlm_assets.operate.terminal import AsJson, Home, Port, app, chosen_settings, say, say_as_json
-from vlm_assets.settings import Settings
-from vlm_assets.truth import TruthError, verdicts
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

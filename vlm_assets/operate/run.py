@@ -20,7 +20,8 @@ from vlm_assets.assets.published_rows import unpublished_failures
 from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
-from vlm_assets.engine_choice import require_models
+from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.operate.backfill import ASSETS, Backfill, BackfillSummary, ProgressLine, where_to_click
 from vlm_assets.operate.dagster_server.api import DagsterApi, reload_running
 from vlm_assets.operate.dagster_server.home import running_address
@@ -36,7 +37,6 @@ from vlm_assets.operate.dagster_server.server import serve as serve_home
 from vlm_assets.operate.status import Status, read_status
 from vlm_assets.operate.terminal import Home, Port, Yes, agreed, app, chosen_settings, say
 from vlm_assets.operate.terminal_console import TerminalConsole
-from vlm_assets.settings import Settings, load_settings
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM before all was done."""
@@ -134,7 +134,7 @@ def run_partitions(
 
     The arguments, exit codes and errors of ``run_backfill``.
     """
-    from vlm_assets.resource_settings import device_slots
+    from vlm_assets.config.resource_settings import device_slots
 
     address = running_address(settings.dagster_home)
     if address is not None:
@@ -335,8 +335,8 @@ def serve_command(home: Home = None, port: Port = 3000) -> None:
 
     Until SIGTERM or Ctrl-C.
     """
+    from vlm_assets.config.resource_settings import device_slots
     from vlm_assets.operate.doctor import examine
-    from vlm_assets.resource_settings import device_slots
 
     current = chosen_settings(home)
     require_models(current)

@@ -26,6 +26,8 @@ from resources.publishing.record import PublishedRecord
 from vlm_assets.assets.fingerprint import embedding_parts
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.image_root import InvalidImagePathError
+from vlm_assets.config.resource_settings import build_text_embedding_model
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.html_page import Card, page, thumbnails, write_page
 from vlm_assets.operate.published_table import Mask, chosen, published_records
 from vlm_assets.operate.terminal import (
@@ -39,8 +41,6 @@ from vlm_assets.operate.terminal import (
     say_as_json,
     visible_line,
 )
-from vlm_assets.resource_settings import build_text_embedding_model
-from vlm_assets.settings import Settings
 
 BATCH_ROWS: Final = 8192
 """Vectors in memory at a time, for each core."""

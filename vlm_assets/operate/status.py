@@ -29,11 +29,11 @@ from vlm_assets.assets.partition_state import MEANING, PartitionState, Partition
 from vlm_assets.assets.published_rows import FailedRow, PublishedRows, first_failed, unpublished_failures
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import withdrawal_note
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.expected_cost import ExpectedCost, Rate, measure
 from vlm_assets.operate.variant_status import VariantStatus, variant_status
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings
 
 WAITING = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.DAMAGED, State.NOT_STARTED})
 """States of partitions that still have to run, and need no person first."""

@@ -21,7 +21,7 @@ from resources.store.stored_journal import HEAD, HeadDamagedError, StoredJournal
 from resources.training.training_plan import TrainingError
 from resources.training.training_store import StoredModel
 from vlm_assets.assets.partition_state import Kind, PartitionState, Problem
-from vlm_assets.settings import Settings
+from vlm_assets.config.settings import Settings
 
 DESCRIPTION_MODEL = "description_model"
 """The asset of trained models, named here for commands that do without Dagster."""

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vlm_assets.settings import PREFIX, Settings, load_settings
+from vlm_assets.config.settings import PREFIX, Settings, load_settings
 
 _BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _LINE_ENDS = "\u2028\u2029"

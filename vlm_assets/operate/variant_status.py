@@ -19,9 +19,9 @@ from resources.storage.sealed_json import FormatVersionError
 from resources.training.checkpoints import newest_state
 from resources.training.rank import PLAN
 from vlm_assets.assets.description_model import ASSET, read_record
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings
-from vlm_assets.variants import Variant, read_variants
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
+from vlm_assets.config.variants import Variant, read_variants
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from resources.training.training_plan import SAMPLES, TrainingPlan, is_name, rem
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
 from vlm_assets.assets.property_descriptions import DescriptionWork, remembered
+from vlm_assets.assets.truth import REVIEWS
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, publish_catalog, quarantine
 from vlm_assets.catalog.catalog_file import (
@@ -59,15 +60,14 @@ from vlm_assets.catalog.catalog_file import (
 from vlm_assets.catalog.ingest import only_ingest
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.catalog.stored_catalog import pull_catalog, put_catalog
+from vlm_assets.config.resource_settings import build_vision_language_model, control_state
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.explore import forget_tables
 from vlm_assets.operate.prune import plan_prune, remove
 from vlm_assets.operate.quality import forget_summaries
 from vlm_assets.operate.review import forget_verdicts
 from vlm_assets.operate.store_contents import DESCRIPTION_MODEL
 from vlm_assets.operate.terminal import CommandError, Home, Yes, agreed, app, chosen_settings, say
-from vlm_assets.resource_settings import build_vision_language_model, control_state
-from vlm_assets.settings import Settings
-from vlm_assets.truth import REVIEWS
 
 _ABOUT = "A withdrawal under way. It is removed when all is done; `vlm-assets withdraw` finishes it."
 

@@ -30,7 +30,7 @@ from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, Fingerprint
 from vlm_assets.assets.partition import Partition
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.settings import Settings
+from vlm_assets.config.settings import Settings
 
 ASSET = "property_descriptions"
 

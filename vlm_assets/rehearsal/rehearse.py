@@ -30,6 +30,8 @@ from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.catalog.catalog_copies import publish_catalog
 from vlm_assets.catalog.catalog_file import SCHEMA, CatalogHeader, CatalogWriter
 from vlm_assets.catalog.ranges import cut_ranges
+from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.expected_cost import ExpectedCost
 from vlm_assets.operate.measurement import Measurement, kept, measurement_of_now
 from vlm_assets.operate.plan import Pace
@@ -51,8 +53,6 @@ from vlm_assets.rehearsal.simulation import (
     Simulation,
     Span,
 )
-from vlm_assets.resource_settings import build_gpu, build_vision_language_model
-from vlm_assets.settings import Settings
 
 _START = 1_800_000_000.0
 """When a rehearsal begins, in unix seconds: always the same, so that a seed replays exactly."""

@@ -51,12 +51,12 @@ from vlm_assets.automation.retries import build_failed_partitions
 from vlm_assets.automation.sensors import worker_limits
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.expected_cost import ExpectedCost
 from vlm_assets.operate.plan import Pace
 from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 from vlm_assets.rehearsal.fault_plan import Fault, FaultKind
 from vlm_assets.rehearsal.partition_life import ASSET, PartitionLife, Strike
-from vlm_assets.settings import Settings
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 

@@ -16,8 +16,8 @@ from PIL import Image
 
 from resources.engine.model_source import ModelSource
 from resources.engine.protocol import ImageLimits, ImageTokens, ModelLoadError
-from resources.engine.transformers.model_inputs import processed
 from resources.engine.transformers.model_loading import load_config, load_processor
+from resources.engine.transformers.processor_call import processed
 
 _SMALLEST: Final = 4096
 """Pixels an image keeps, whatever the budget."""

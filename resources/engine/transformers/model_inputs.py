@@ -1,8 +1,8 @@
 """What a model is given for a batch: chat template, image processor and tokenizer, ahead of the model or not.
 
-What lives here: calling the processor, joining what workers made of each property, and keeping what was
-prepared ahead until it is asked for. What does not: when that happens (feeding.py), and the model
-(transformers_engine.py).
+What lives here: joining what workers made of each property, and keeping what was prepared ahead until it is
+asked for. What does not: calling the processor (processor_call.py), when that happens (feeding.py), and the
+model (transformers_engine.py).
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from PIL import Image
-
 from resources.engine.protocol import EngineError
+from resources.engine.transformers.collation import collated
+from resources.engine.transformers.processor_call import processed
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import torch
 
     from resources.engine.prompt import Prompt
@@ -35,40 +33,9 @@ if TYPE_CHECKING:
 _MARKS: Final = "attention_mask"
 """Which tokens of a row are its prompt's [properties, tokens]."""
 
-_PIXEL_MASK: Final = "pixel_attention_mask"
-"""Marks of each pixel of each tile [properties, tiles, height, width] (Idefics, SmolVLM), of which processors
-make integers of 64 bits: more than the pixels themselves. Where none is given the models make booleans."""
-
 PINNED_BYTES: Final = 1 << 30
 """Of the host's memory that one batch may pin: nobody else can use it, and the system cannot swap it out.
 Up to three batches wait prepared, so three times as much may be pinned, in blocks of powers of two."""
-
-
-def processed(
-    processor: Any, prompt: str, images: Sequence[Sequence[npt.NDArray[np.uint8] | Image.Image]]
-) -> Any:
-    """A BatchFeature for the images of each property, prompts padded on the left."""
-    conversations = []
-    for shown in images:
-        # As PIL images they need no guessing of which axis holds the channels.
-        content: list[dict[str, Any]] = [
-            {"type": "image", "image": one if isinstance(one, Image.Image) else Image.fromarray(one)}
-            for one in shown
-        ]
-        content.append({"type": "text", "text": prompt})
-        conversations.append([{"role": "user", "content": content}])
-    tensors = processor.apply_chat_template(
-        conversations,
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=True,
-        return_tensors="pt",
-        processor_kwargs={"padding": True, "padding_side": "left"},
-    )
-    mask = tensors.get(_PIXEL_MASK)
-    if mask is not None and mask.dim() == 4:
-        tensors[_PIXEL_MASK] = mask.bool()
-    return tensors
 
 
 @dataclass(frozen=True)
@@ -135,8 +102,6 @@ class InputPreparation:
 
     def _inputs(self, chunk: Sequence[LoadedProperty], attempt: Attempt) -> ModelInputs:
         from transformers import BatchFeature
-
-        from resources.engine.transformers.collation import collated
 
         if all(one.tensors for one in chunk):
             shown = [_shown(one, attempt).tensors for one in chunk]

@@ -1,7 +1,7 @@
 """The engine in this process: any image-text-to-text model that transformers loads, greedy by default.
 
 What lives here: from loaded images to answers, batch by batch, on one CPU or GPU, and what to do when its
-memory is too small. What does not: loading (model_loading.py), the processor (model_inputs.py), choosing
+memory is too small. What does not: loading (model_loading.py), what it is given (model_inputs.py), choosing
 tokens (greedy_decoding.py, guided.py), retries (ladder.py).
 """
 

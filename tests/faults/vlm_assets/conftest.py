@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from resources.journal.high_water_mark import read_mark
-from vlm_assets.settings import CHECKOUT
+from vlm_assets.config.settings import CHECKOUT
 
 DESCRIPTIONS = "property_descriptions"
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from faults.file_operations import FileOperations, strike_at
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.settings import load_settings
 from vlm_assets.operate.audit import audit
 from vlm_assets.operate.prune import plan_prune, remove
 from vlm_assets.operate.repair import plan_repairs, put_right
-from vlm_assets.settings import load_settings
 
 
 def main(action: str, homes: list[tuple[int, Path]]) -> None:

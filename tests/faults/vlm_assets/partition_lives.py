@@ -33,8 +33,8 @@ from resources.engine.protocol import Engine
 from resources.engine.schema import DescriptionSchema, load_schema
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.journal.journal import Journal
+from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.definitions import build_defs
-from vlm_assets.settings import Settings, load_settings
 
 ASSET = "property_descriptions"
 _loaded: list[Engine] = []

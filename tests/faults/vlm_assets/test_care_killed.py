@@ -19,10 +19,10 @@ from resources.publishing.published import PublishedPartitions
 from resources.storage.layout import Home, PartitionPaths
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.settings import load_settings
 from vlm_assets.operate.audit import audit
 from vlm_assets.operate.prune import plan_prune, remove
 from vlm_assets.operate.repair import plan_repairs, put_right
-from vlm_assets.settings import load_settings
 
 CHECKOUT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("killed_care.py")

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.gpu_loops import render_jpegs
 from benchmarks.gpu_partitions import prepare
-from vlm_assets.engine_choice import require_models
-from vlm_assets.settings import load_settings
+from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.settings import load_settings
 
 ROOT = Path(__file__).parents[3]
 

@@ -24,10 +24,10 @@ from resources.state.pause import pause
 from vlm_assets.assets.property_descriptions import ASSET
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import CHECKOUT, load_settings
 from vlm_assets.operate.alerting import build_delivery, build_outbox
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import CHECKOUT, load_settings
 
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS", "1"))
 KILLS = 2 * ROUNDS

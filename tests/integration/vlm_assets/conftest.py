@@ -12,8 +12,8 @@ import pytest
 from examples.rendered_properties import write_example
 from resources.storage.layout import PartitionPaths
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.definitions import build_defs
-from vlm_assets.settings import Settings, load_settings
 
 KEY = "000000000-000000007"
 

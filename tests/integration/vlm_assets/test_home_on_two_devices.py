@@ -9,9 +9,9 @@ import pytest
 from resources.state.pause import pause, resume
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.resource_settings import control_state
 from vlm_assets.operate.audit import audit
 from vlm_assets.operate.status import read_status
-from vlm_assets.resource_settings import control_state
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 
 from resources.devices.loaded_servers import LoadedServers, end_loaded_servers
 from resources.engine.models.vision_language_model import VisionLanguageModel
-from vlm_assets.resource_settings import build_vision_language_model
-from vlm_assets.settings import EXAMPLE_MODEL
+from vlm_assets.config.resource_settings import build_vision_language_model
+from vlm_assets.config.settings import EXAMPLE_MODEL
 
 SECOND = "000000008-000000015"
 COMMAND = (

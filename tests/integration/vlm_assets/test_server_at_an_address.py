@@ -19,7 +19,7 @@ from resources.state.pause import pause, resume
 from resources.state.workers import Phase, Workers
 from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets.partition_state import committed_rows
-from vlm_assets.resource_settings import build_gpu, build_vision_language_model, control_state
+from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
 
 KEY = "000000000-000000007"
 DESCRIPTION = {

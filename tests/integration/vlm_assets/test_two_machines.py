@@ -28,10 +28,10 @@ from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.stored_catalog import pull_catalog, put_catalog
 from vlm_assets.cluster import node as node_module
+from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.definitions import build_defs
 from vlm_assets.operate import run as run_module
 from vlm_assets.operate.repair import accept_loss, find_losses
-from vlm_assets.resource_settings import build_vision_language_model
 
 KEY = "000000000-000000007"
 

@@ -18,9 +18,9 @@ from resources.engine.protocol import Answer, Attempt
 from resources.engine.schema import DescriptionSchema
 from resources.engine.server.image_transport import EncodedImages
 from resources.images.images import LoadedProperty
-from vlm_assets.engine_choice import vllm_command
-from vlm_assets.resource_settings import build_vision_language_model
-from vlm_assets.settings import EXAMPLE_MODEL
+from vlm_assets.config.engine_choice import vllm_command
+from vlm_assets.config.resource_settings import build_vision_language_model
+from vlm_assets.config.settings import EXAMPLE_MODEL
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2400)]
 

@@ -12,10 +12,10 @@ from dagster._core.instance.config import dagster_instance_config
 
 from sensors.dagster_internals.events import InstanceFacts
 from sensors.dagster_internals.runs import set_pool
+from vlm_assets.config.resource_settings import device_slots
+from vlm_assets.config.settings import PREFIX, SECRETS, Settings, load_settings
 from vlm_assets.operate.dagster_server.home import POOL, ClusterPlace, seed_settings
 from vlm_assets.operate.main import find_command
-from vlm_assets.resource_settings import device_slots
-from vlm_assets.settings import PREFIX, SECRETS, Settings, load_settings
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 DEPLOY = CHECKOUT / "deploy"

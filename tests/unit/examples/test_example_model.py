@@ -13,7 +13,7 @@ from examples.architecture import answer_ids, answer_text, prompt_ids
 from examples.evaluation import ask, embed, lift
 from examples.scenes import draw_property, encode_photo, render
 from examples.truth import FIELDS, draw_truth, known
-from vlm_assets.property_description import PropertyDescription
+from vlm_assets.config.property_description import PropertyDescription
 
 FOLDER = Path(examples.__file__).with_name("model")
 SEED = 424_242

@@ -20,7 +20,7 @@ from vlm_assets.assets.published_rows import COUNTED, row_counts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.settings import Settings, load_settings
+from vlm_assets.config.settings import Settings, load_settings
 
 COMMON = [
     ("property_id", pa.string()),

@@ -9,9 +9,9 @@ import dagster as dg
 import pytest
 
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.resource_settings import build_resources
+from vlm_assets.config.settings import load_settings
 from vlm_assets.definitions import build_defs
-from vlm_assets.resource_settings import build_resources
-from vlm_assets.settings import load_settings
 
 LOADING = """
 import json, sys

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.operate import run as run_module
 from vlm_assets.operate.main import app
-from vlm_assets.settings import PREFIX, Settings
 
 
 @pytest.fixture(autouse=True)

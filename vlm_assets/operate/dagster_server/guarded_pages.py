@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sensors.dagster_internals.pages import GRAPHQL, REPORTS, pages
-from vlm_assets.settings import current_settings
+from vlm_assets.config.settings import current_settings
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -27,7 +27,7 @@ from resources.storage.files import make_directory, sync_directory, write_replac
 from resources.storage.lock_files import LockFile, is_held
 
 if TYPE_CHECKING:
-    from vlm_assets.settings import Settings
+    from vlm_assets.config.settings import Settings
 
 _TEMPLATE = Path(__file__).with_name("dagster.yaml")
 _CLUSTER_TEMPLATE = Path(__file__).with_name("dagster-cluster.yaml")

@@ -31,6 +31,8 @@ from resources.storage.home_claim import claim_home
 from resources.storage.layout import Home
 from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import CHECKOUT, IS_CHECKOUT, load_settings, of_env_file
 from vlm_assets.operate.dagster_server.api import (
     CodeLocationError,
     DagsterApi,
@@ -50,8 +52,6 @@ from vlm_assets.operate.dagster_server.home import (
     set_databases_aside,
 )
 from vlm_assets.operate.dagster_server.process_group import ProcessGroup, interruptible
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import CHECKOUT, IS_CHECKOUT, load_settings, of_env_file
 
 _log = logging.getLogger(__name__)
 

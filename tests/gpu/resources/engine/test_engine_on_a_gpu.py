@@ -35,7 +35,7 @@ SETTINGS = LadderSettings(max_new_tokens=256)
 
 @pytest.fixture(scope="module")
 def schema():
-    return load_schema("vlm_assets.property_description:PropertyDescription")
+    return load_schema("vlm_assets.config.property_description:PropertyDescription")
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from vlm_assets.assets import description_model
 from vlm_assets.assets.description_model import ASSET
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.resource_settings import control_state
 from vlm_assets.operate.withdraw import plan_withdrawal, withdraw
-from vlm_assets.resource_settings import control_state
 
 VARIANTS = """
 variants:

@@ -10,7 +10,7 @@ from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.state.pause import pause, resume
 from sensors.dagster_internals.events import InstanceFacts
 from vlm_assets.assets.partition_state import committed_rows
-from vlm_assets.resource_settings import build_vision_language_model, control_state
+from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 
 KEY = "000000000-000000007"
 

@@ -15,8 +15,8 @@ from vlm_assets.assets import property_descriptions
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 from vlm_assets.operate.property_view import read_property
-from vlm_assets.resource_settings import build_vision_language_model, control_state
 
 KEY = "000000000-000000007"
 

@@ -18,10 +18,10 @@ from sensors.retry_schedule import BUTTON, SCHEDULE
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.settings import load_settings
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, free_port
 from vlm_assets.operate.main import app
-from vlm_assets.settings import load_settings
 
 DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
 BOTH = [DESCRIPTIONS, EMBEDDINGS]

@@ -6,8 +6,8 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
+from vlm_assets.config.settings import EXAMPLE_MODEL
 from vlm_assets.operate.main import app
-from vlm_assets.settings import EXAMPLE_MODEL
 
 TWO_FIELDS = """
 from pydantic import BaseModel

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from resources.alerts.outbox import Outbox
 from resources.state.nodes import NodeRecord, Nodes
 from resources.state.pause import pause
+from vlm_assets.config.resource_settings import control_state
 from vlm_assets.operate import doctor
 from vlm_assets.operate.doctor import CHECKS, examine
 from vlm_assets.operate.main import app
-from vlm_assets.resource_settings import control_state
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from examples.rendered_properties import write_example
 from vlm_assets.automation.dataset_progress import progress_metadata
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.settings import load_settings
 from vlm_assets.operate.dagster_server.server import free_port
 from vlm_assets.operate.run import INTERRUPTED, run_backfill
 from vlm_assets.operate.status import read_status
-from vlm_assets.settings import load_settings
 
 RANGE_SIZE = 4
 PROGRAM = Path(sys.executable).with_name("vlm-assets")

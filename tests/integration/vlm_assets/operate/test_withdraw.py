@@ -24,17 +24,17 @@ from resources.training.state import TrainingState
 from resources.training.training_plan import Sample, TrainingPlan, write_samples
 from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets import materialize
+from vlm_assets.assets.truth import verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, CatalogError
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import load_settings
 from vlm_assets.operate.audit import audit
 from vlm_assets.operate.review import Reviewed, keep, verdict_of
 from vlm_assets.operate.status import read_status
 from vlm_assets.operate.terminal import CommandError
 from vlm_assets.operate.withdraw import Withdrawal, pending_withdrawal, plan_withdrawal, withdraw
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import load_settings
-from vlm_assets.truth import verdicts
 
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS", "1"))
 KEY, SECOND = "000000000-000000007", "000000008-000000015"

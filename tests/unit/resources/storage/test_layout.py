@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from resources.storage.layout import Home, UnusableHomeError
-from vlm_assets.settings import load_settings
+from vlm_assets.config.settings import load_settings
 
 KEY = "000000000-000000009"
 

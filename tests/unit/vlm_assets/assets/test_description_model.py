@@ -19,8 +19,8 @@ from resources.training.training_plan import TrainingPlan
 from vlm_assets.assets import description_model
 from vlm_assets.assets.description_model import TrainingWork, _Told
 from vlm_assets.assets.fingerprint import Fingerprint
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import load_settings
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import load_settings
 
 LOG = logging.getLogger("test_description_model")
 

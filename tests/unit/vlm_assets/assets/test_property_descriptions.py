@@ -15,7 +15,7 @@ from resources.engine.schema import DescriptionSchema
 from resources.images.images import ImageFailure, LoadedProperty
 from vlm_assets.assets.property_descriptions import DescriptionWork, long_batch
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.resource_settings import build_vision_language_model
+from vlm_assets.config.resource_settings import build_vision_language_model
 
 
 def described(images: int) -> Described:

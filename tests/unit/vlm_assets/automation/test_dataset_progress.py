@@ -26,9 +26,9 @@ from vlm_assets.automation.dataset_progress import (
     progress_metadata,
 )
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.operate.status import read_status
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings, load_settings
 
 
 class Ticks:

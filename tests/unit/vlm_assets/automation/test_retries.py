@@ -9,7 +9,7 @@ from resources.journal.high_water_mark import HighWaterMark, write_mark
 from sensors.dagster_internals.events import InstanceFacts
 from vlm_assets.assets import fingerprint
 from vlm_assets.automation.retries import ASSETS, _Files, build_failed_partitions, retry_config
-from vlm_assets.resource_settings import build_gpu
+from vlm_assets.config.resource_settings import build_gpu
 
 DESCRIPTIONS, EMBEDDINGS = ASSETS
 

@@ -17,9 +17,9 @@ from vlm_assets.automation.retries import build_retries
 from vlm_assets.automation.sensors import _untouched, build_sensors, close_old_tail, worker_limits
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import load_settings
 from vlm_assets.definitions import build_defs
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import load_settings
 
 NAMES = [
     "failed_partitions_again",

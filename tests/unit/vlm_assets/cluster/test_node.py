@@ -13,8 +13,8 @@ from resources.state.workers import Workers
 from sensors.dagster_internals.events import InstanceFacts
 from sensors.dagster_internals.runs import RAY_JOB
 from vlm_assets.cluster.node import LOOKED_SECONDS, NodeWatch, as_looked_at
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import load_settings
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import load_settings
 
 RUN = "0c9f1d0e-0000-4000-8000-000000000001"
 HOLDER = """

@@ -11,8 +11,8 @@ from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from resources.state.database import ControlState, open_state
 from sensors.ticks import Ticks
+from vlm_assets.config.settings import SettingsError, load_settings
 from vlm_assets.operate.main import app
-from vlm_assets.settings import SettingsError, load_settings
 
 SECRET = "s3cret-pw"
 

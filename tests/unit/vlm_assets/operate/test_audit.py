@@ -359,7 +359,7 @@ def test_it_needs_no_dagster(dataset):
     code = (
         "import sys; from vlm_assets.operate.audit import audit;"
         "from vlm_assets.catalog.catalog import Catalog;"
-        "from vlm_assets.settings import load_settings; s = load_settings();"
+        "from vlm_assets.config.settings import load_settings; s = load_settings();"
         "assert audit(s, Catalog.open(s.home), deep=True).ok; assert 'dagster' not in sys.modules"
     )
     done = subprocess.run(

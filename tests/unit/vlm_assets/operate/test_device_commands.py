@@ -10,10 +10,10 @@ from resources.state import nodes as nodes_module
 from resources.state.database import open_state
 from resources.state.nodes import DEAD_SECONDS, NodeRecord, Nodes
 from resources.state.pause import pause_of
+from vlm_assets.config.resource_settings import build_gpu
+from vlm_assets.config.settings import load_settings
 from vlm_assets.operate.main import app
 from vlm_assets.operate.terminal import CommandError
-from vlm_assets.resource_settings import build_gpu
-from vlm_assets.settings import load_settings
 
 
 @pytest.fixture

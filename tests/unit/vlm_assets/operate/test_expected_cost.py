@@ -9,6 +9,7 @@ import pytest
 from vlm_assets.assets.published_rows import PublishedRows, Stretch
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.catalog.catalog_copies import backup_paths
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate import expected_cost
 from vlm_assets.operate.expected_cost import (
     GAP_SECONDS,
@@ -19,7 +20,6 @@ from vlm_assets.operate.expected_cost import (
     read_rate,
 )
 from vlm_assets.operate.status import read_status
-from vlm_assets.settings import Settings
 
 LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
 

@@ -12,10 +12,10 @@ import pytest
 
 from resources.storage.lock_files import taken
 from resources.storage.sealed_json import read_sealed, write_sealed
+from vlm_assets.config.settings import CHECKOUT
 from vlm_assets.operate import export as export_module
 from vlm_assets.operate.export import Format, export
 from vlm_assets.operate.terminal import CommandError
-from vlm_assets.settings import CHECKOUT
 
 KILLED = """
 import os, sys
@@ -23,7 +23,7 @@ from pathlib import Path
 from faults.file_operations import FileOperations, strike_at
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.export import Format, export
-from vlm_assets.settings import load_settings
+from vlm_assets.config.settings import load_settings
 settings, results = load_settings(model="example", home=Path(sys.argv[1])), Path(sys.argv[2])
 for number in range(1, 10_000):
     child = os.fork()  # Before pyarrow has started a thread.

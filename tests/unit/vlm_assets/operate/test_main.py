@@ -136,7 +136,8 @@ def test_a_schema_beside_the_makefile_is_found(tmp_path):
         "import pydantic\nclass Mine(pydantic.BaseModel):\n    rooms_counted: int\n"
     )
     program = (
-        "from vlm_assets.settings import load_settings; from resources.engine.schema import load_schema;"
+        "from vlm_assets.config.settings import load_settings;"
+        " from resources.engine.schema import load_schema;"
         " print(load_schema(load_settings().description_schema).json_schema)"
     )
     done = subprocess.run(

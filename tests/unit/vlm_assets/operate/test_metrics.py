@@ -12,12 +12,12 @@ from resources.alerts.alert import Alert
 from resources.devices.left_out import LeftOutDevices
 from resources.state.pause import pause
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.alerting import build_outbox
 from vlm_assets.operate.main import app
 from vlm_assets.operate.metrics import metrics_of
 from vlm_assets.operate.status import read_status
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "operations.md"
 

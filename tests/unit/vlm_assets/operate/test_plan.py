@@ -13,6 +13,7 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.record import PublishedRecord
 from vlm_assets.assets.published_rows import COUNTED
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.operate import measurement
 from vlm_assets.operate.measurement import MeasuredRun, Measurement, _environment, keep, kept, measure
 from vlm_assets.operate.plan import (
@@ -25,7 +26,6 @@ from vlm_assets.operate.plan import (
     range_size_advice,
 )
 from vlm_assets.operate.terminal import CommandError
-from vlm_assets.resource_settings import build_gpu, build_vision_language_model
 
 MEASURED = Measurement(
     name="m",

@@ -16,7 +16,10 @@ from faults.file_operations import FileOperations
 from resources.storage.sealed_json import FormatVersionError
 from resources.training.training_plan import TrainingError
 from vlm_assets.assets.training_data import training_samples
+from vlm_assets.assets.truth import REVIEWS, TruthError, read_truth, verdicts
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.settings import Settings
+from vlm_assets.config.variants import Variant
 from vlm_assets.operate import review, review_page
 from vlm_assets.operate.main import app
 from vlm_assets.operate.quality import Quality, Suspicion
@@ -30,9 +33,6 @@ from vlm_assets.operate.review import (
     published_answers,
     verdict_of,
 )
-from vlm_assets.settings import Settings
-from vlm_assets.truth import REVIEWS, TruthError, read_truth, verdicts
-from vlm_assets.variants import Variant
 
 HOUSE = Reviewed("p1", "k", 1, "a", {"floors": 2, "has_pool": False, "kind": "villa"})
 PUBLISHED = dict.fromkeys(("p1", "p2"), HOUSE.answer)

@@ -28,11 +28,11 @@ from sensors.retry_ledger import Attempts, DoneAgain, Entry, note_done_again
 from vlm_assets.assets import partition_state
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.main import app
 from vlm_assets.operate.status import Status, read_status
 from vlm_assets.operate.status_view import view, watch_status
-from vlm_assets.resource_settings import control_state
-from vlm_assets.settings import Settings
 
 LIGHT, HEAVY, MIDDLE, LAST = (f"{start:09d}-{start + 1:09d}" for start in (0, 2, 4, 6))
 

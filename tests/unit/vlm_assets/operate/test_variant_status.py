@@ -11,8 +11,8 @@ from resources.training.checkpoints import Checkpoints
 from resources.training.rank import PLAN
 from resources.training.state import TrainingState
 from vlm_assets.assets.description_model import ASSET
+from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.operate.variant_status import variant_status
-from vlm_assets.settings import Settings, load_settings
 
 NAMES = ("published", "early", "late", "new")
 

@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.unit.vlm_assets.operate.test_plan import MEASURED
+from vlm_assets.config.settings import Settings
 from vlm_assets.operate.main import app
 from vlm_assets.operate.measurement import MeasuredRun
 from vlm_assets.operate.terminal import CommandError
 from vlm_assets.rehearsal import rehearse as rehearse_module
 from vlm_assets.rehearsal.partition_life import PartitionLife
 from vlm_assets.rehearsal.rehearse import Scenario, draw_timeline, rehearse
-from vlm_assets.settings import Settings
 
 PROGRAM = Path(sys.executable).with_name("vlm-assets")
 SMALL = Scenario(seed=3, days=3.0, devices=4, nodes=2, faults=24, properties=1200)

@@ -15,7 +15,7 @@ from resources.engine.schema import DescriptionSchema
 from resources.engine.transformers import attention, drafted_steps
 from resources.engine.transformers.drafted_steps import Drafts
 from resources.engine.transformers.guided import Grammar
-from resources.engine.transformers.model_inputs import processed
+from resources.engine.transformers.processor_call import processed
 from resources.engine.transformers.transformers_engine import TransformersEngine
 
 TEMPLATE = (

@@ -23,7 +23,7 @@ from resources.devices.find import find_devices
 from resources.engine.protocol import ModelLoadError
 from resources.storage.files import make_directory, write_new
 from resources.storage.sealed_json import BrokenSealError, read_sealed, sealed
-from vlm_assets.settings import CHECKOUT, EXAMPLE, EXAMPLE_MODEL, PREFIX, Settings, SettingsError
+from vlm_assets.config.settings import CHECKOUT, EXAMPLE, EXAMPLE_MODEL, PREFIX, Settings, SettingsError
 
 _ENVIRONMENT = CHECKOUT / ".venv-vllm"
 """Where ``make vllm`` puts vLLM; a file ``cuda-VERSION`` or ``cpu-VERSION`` says which build."""

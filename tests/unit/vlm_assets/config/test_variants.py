@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vlm_assets.settings import EXAMPLE_MODEL, SettingsError, load_settings
-from vlm_assets.variants import Variant, read_variants
+from vlm_assets.config.settings import EXAMPLE_MODEL, SettingsError, load_settings
+from vlm_assets.config.variants import Variant, read_variants
 
 TINY = """
 variants:

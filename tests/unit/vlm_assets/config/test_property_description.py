@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from examples.truth import FIELDS, draw_truth
-from vlm_assets.property_description import PropertyDescription
+from vlm_assets.config.property_description import PropertyDescription
 
 
 def test_every_field_is_explained() -> None:

@@ -5,8 +5,8 @@ import pytest
 from resources.engine.protocol import ModelLoadError
 from resources.images.images import DECODING
 from vlm_assets.assets.fingerprint import description_parts, digest_of
-from vlm_assets.resource_settings import build_vision_language_model
-from vlm_assets.settings import SettingsError, load_settings
+from vlm_assets.config.resource_settings import build_vision_language_model
+from vlm_assets.config.settings import SettingsError, load_settings
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from resources.storage.layout import AssetFolders, Home, UnusableHomeError
 from resources.store.bucket import S3Folder, place_of
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder of this project. Of an installed package: the folder that holds all packages."""
 IS_CHECKOUT = (CHECKOUT / "pyproject.toml").is_file()
 ROOT = CHECKOUT if IS_CHECKOUT else Path.cwd()
@@ -100,7 +100,7 @@ class Settings(BaseSettings):
         False, description="Run Python code that comes with the model. Only for models whose code you read."
     )
     description_schema: str = Field(
-        "vlm_assets.property_description:PropertyDescription",
+        "vlm_assets.config.property_description:PropertyDescription",
         description="Your own pydantic model as module:Class. It becomes prompt, grammar and columns. The"
         " module is installed, or a file in the working directory or the checkout.",
     )

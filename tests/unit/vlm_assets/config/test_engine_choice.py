@@ -10,15 +10,15 @@ from resources.devices.device_errors import DeviceError
 from resources.devices.nvml import GpuReading
 from resources.engine.protocol import ModelLoadError
 from resources.storage.sealed_json import seal
-from vlm_assets import engine_choice
-from vlm_assets.engine_choice import (
+from vlm_assets.config import engine_choice
+from vlm_assets.config.engine_choice import (
     ChosenEngine,
     chosen_engine,
     keep_engine,
     require_models,
     vllm_command,
 )
-from vlm_assets.settings import SettingsError, load_settings
+from vlm_assets.config.settings import SettingsError, load_settings
 
 LOG = logging.getLogger("test_engine_choice")
 GPU, MIG = GpuReading(0, "GPU-a", "H100", 80 << 30), GpuReading(0, "MIG-a", "H100 MIG", 40 << 30)

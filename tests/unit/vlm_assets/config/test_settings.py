@@ -5,11 +5,11 @@ import itertools
 import pytest
 
 from resources.engine.protocol import ModelLoadError
-from vlm_assets import settings as settings_module
 from vlm_assets.assets.fingerprint import embedding_parts
-from vlm_assets.engine_choice import require_models
-from vlm_assets.resource_settings import build_text_embedding_model, build_vision_language_model
-from vlm_assets.settings import CHECKOUT, EXAMPLE_MODEL, Settings, SettingsError, load_settings
+from vlm_assets.config import settings as settings_module
+from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
+from vlm_assets.config.settings import CHECKOUT, EXAMPLE_MODEL, Settings, SettingsError, load_settings
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.engine.schema import same
-from vlm_assets.truth import TruthError, read_truth, wilson
+from vlm_assets.assets.truth import TruthError, read_truth, wilson
 
 
 def test_the_interval_is_wilsons() -> None:

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from vlm_assets.settings import EXAMPLE, EXAMPLE_MODEL, PREFIX, Settings, SettingsError
+from vlm_assets.config.settings import EXAMPLE, EXAMPLE_MODEL, PREFIX, Settings, SettingsError
 
 _SETTING = f"{PREFIX}VARIANTS"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from resources.state.database import ControlState, open_state
-from vlm_assets.engine_choice import chosen_engine, vllm_command
-from vlm_assets.settings import Settings
+from vlm_assets.config.engine_choice import chosen_engine, vllm_command
+from vlm_assets.config.settings import Settings
 
 if TYPE_CHECKING:
     import dagster as dg
