@@ -7,7 +7,8 @@ those of the home's files, and ``head.json`` beside a journal's segments.
 Segments first, then the head, always in place of the head that was read (``If-Match``, and ``If-None-Match``
 for the first). Each opening of a journal puts a head of its own before its first row: that is the takeover.
 Whoever was overtaken meets a head that is not the one it put, and changes nothing more. No list of the store
-is believed: the head names all that counts.
+is believed: the head names all that counts. Only where a head is damaged do the segments that are listed
+stand for it, each verified by the digest in its name, and numbered without a gap.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,15 +28,27 @@ from typing import Self
 from resources.journal import manifests
 from resources.journal.high_water_mark import HighWaterMark, read_mark, slots, write_mark
 from resources.journal.journal import Journal
-from resources.journal.journal_errors import JournalLockedError, storage_error
+from resources.journal.journal_errors import (
+    ACCEPT_LOSS_COMMAND,
+    JournalLockedError,
+    sample,
+    storage_error,
+)
 from resources.journal.manifests import Manifest
 from resources.journal.recovery import mark_of
-from resources.journal.segments import SegmentRecord
+from resources.journal.segments import SEGMENT_NAME, SegmentRecord, segment_number, segment_paths
 from resources.journal.writer_lock import WriterLock
 from resources.storage import files
 from resources.storage.layout import PartitionPaths
 from resources.storage.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
-from resources.store.bucket import S3Folder, StoreAwayError, Stored, StoreError, TakenError
+from resources.store.bucket import (
+    ObjectDamagedError,
+    S3Folder,
+    StoreAwayError,
+    Stored,
+    StoreError,
+    TakenError,
+)
 
 HEAD = "head.json"
 """The object beside a journal's segments that says which of them count, and who writes."""
@@ -59,7 +72,7 @@ class CopiesWaitError(StoreError):
 
 
 class HeadDamagedError(StoreError):
-    """What the store says of a journal cannot be read, so nothing is begun over it."""
+    """What the store says of a journal cannot be read. Nothing was changed."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +129,8 @@ class StoredJournal:
         self._root = paths.asset.home.root
         self._writer = uuid.uuid4().hex
         self._at: Stored | None = None
-        """The head that was read, or put by this opening."""
+        """The head that was read, or put by this opening; also one that is damaged."""
+        self._damaged_bytes = b""
         self.head: Head | None = None
         self.there: set[str] = set()
         """Segments that are in the store."""
@@ -126,8 +140,10 @@ class StoredJournal:
         """For people."""
         return self._store.address(self._name(HEAD))
 
-    def pull(self) -> tuple[str, ...]:
+    def pull(self, *, whatever_is_there: bool = False) -> tuple[str, ...]:
         """Have this machine's disk hold what the store has, before the journal is opened here.
+
+        A damaged head is refused where segments may be missing; with ``whatever_is_there`` only said.
 
         Says in sentences what was fetched and what is missing there. What only this disk has stays. Of two
         histories the one with the higher epoch counts, the store's of equal ones; the recovery that follows
@@ -136,10 +152,25 @@ class StoredJournal:
         JournalStorageError.
         """
         self._store.prove()
-        theirs = self.look()
+        theirs: Manifest | None = None
+        damage: HeadDamagedError | None = None
+        try:
+            theirs = self.look()
+        except HeadDamagedError as error:
+            damage = error
         marks = read_mark(self._mark, key=self.key, generation=self.generation)
         ended = marks.mark is not None and marks.mark.retired and not self.directory.exists()
-        if self.head is None or ended or (theirs is not None and theirs.retired):
+        names: list[str] = []
+        if damage is not None:
+            if ended:
+                return ()
+            names = self._listed_segments()
+            doubt = self._doubt(names, marks.mark)
+            if doubt and not whatever_is_there:
+                raise self._refusal(doubt) from damage
+            if not names:
+                return (f"{self.where} cannot be read, and no segment of committed rows is there.",)
+        elif self.head is None or ended or (theirs is not None and theirs.retired):
             rows = marks.mark.rows if marks.mark and not marks.mark.retired else 0
             return self._nothing_there(rows) if self.head is None and rows else ()
         try:
@@ -147,6 +178,8 @@ class StoredJournal:
                 files.make_directory(folder)
             lock = WriterLock(self.directory)
             try:
+                if self.head is None:
+                    return tuple(self._take_over_listed(names, whatever_is_there=whatever_is_there))
                 return tuple(self._take_over(self.head.epoch, theirs, marks.mark))
             finally:
                 lock.release()
@@ -155,6 +188,7 @@ class StoredJournal:
 
     def look(self) -> Manifest | None:
         """The manifest that the store has. Raises HeadDamagedError."""
+        self.head = None
         self.head = self._read_head()
         return self._manifest()
 
@@ -166,8 +200,16 @@ class StoredJournal:
     def claim(self, epoch: int) -> None:
         """Become the one writer in the store too, by a head that lists what the last one did.
 
+        In place of a damaged one at once a head that lists what was recovered: one without would hide it.
         Raises TakenOverError where another machine has put a head since ``pull``.
         """
+        if self._is_damaged:
+            if self._damaged_bytes:
+                kept = f"{self.generation}-{HEAD}.{hashlib.sha256(self._damaged_bytes).hexdigest()[:12]}"
+                files.make_directory(self._quarantine)
+                files.write_replacing(self._quarantine / kept, self._damaged_bytes)
+            self.copy()
+            return
         theirs = self._manifest()
         listed = self.head.manifest if self.head is not None and theirs and not theirs.retired else b""
         self._put_head(replace(self._new_head(epoch), manifest=listed))
@@ -219,8 +261,14 @@ class StoredJournal:
         """Say in the store that no row of this journal is wanted any more, then remove all but its head.
 
         After its rows were published, or a person gave them up. Done again, it finishes what was cut short.
+        A head that ``look`` found damaged is replaced by one that says no more than that.
         Raises TakenOverError.
         """
+        if self._is_damaged:
+            # What it listed is not known, and nobody wants it.
+            identity = {"key": self.key, "generation": self.generation}
+            closed = Manifest(1, 1, identity, (), None, None, retired=True).encode()
+            self._put_head(replace(self._new_head(1), manifest=closed))
         manifest = self._manifest()
         if self.head is not None and manifest is None:
             self.claim(self.head.epoch + 1)
@@ -272,26 +320,71 @@ class StoredJournal:
         gone = {
             one.name
             for one in (ours.segments if ours else ())
-            if one.name not in there and not self._has(one)
+            if one.name not in there and not self._has(one.name, one.sha256)
         }
         is_accepted = theirs is not None and gone <= set(theirs.given_up)
         is_ahead = there - here and (ours is None or not forked or epoch >= ours.epoch)
         if theirs is not None and is_accepted and (gone or is_ahead):
             newer = mark is not None and epoch > mark.epoch
             self._put_in_front(theirs, forget_mark=forked or bool(gone) or newer)
+        self._raise_epoch(epoch)
+
+    def _raise_epoch(self, epoch: int) -> None:
+        """Have the epoch of the opening that follows be above this one."""
         standing = read_mark(self._mark, key=self.key, generation=self.generation).mark
         if standing is None or standing.epoch < epoch:
-            # So that the epoch of this opening is above the one in the store.
             before = standing or HighWaterMark(self.key, self.generation, 0, 0, 0, None)
             write_mark(self._mark, replace(before, epoch=epoch))
 
+    def _take_over_listed(self, names: Collection[str], *, whatever_is_there: bool) -> Iterator[str]:
+        """Fetch the segments that the store lists, where no head says which of them count.
+
+        The recovery that follows adopts them, and keeps those aside whose rows are there twice.
+        """
+        found = {name: SEGMENT_NAME.fullmatch(name) for name in names}
+        digests = {name: match["sha256"] for name, match in found.items() if match}
+        _, troubles = self._fetch_all(digests)
+        if troubles and not whatever_is_there:
+            raise self._refusal(f"{len(troubles)} segments cannot be fetched, such as {troubles[0]}")
+        self.there = set(names)
+        self._raise_epoch(max(int(match["epoch"]) for match in found.values() if match))
+        yield (
+            f"{self.where} cannot be read. The work goes on from the {len(names) - len(troubles)} segments of"
+            " committed rows that are there, each verified by its digest, and from those here."
+        )
+
+    def _listed_segments(self) -> list[str]:
+        names = [name.rpartition("/")[2] for name, _ in self._store.names(self._name(""))]
+        return [name for name in names if SEGMENT_NAME.fullmatch(name)]
+
+    def _doubt(self, listed: Collection[str], mark: HighWaterMark | None) -> str:
+        """Why rows may be missing without a head; empty where the segments' numbers have no gap."""
+        here = [path.name for path in segment_paths(self.directory)]
+        given_up = mark.given_up if mark is not None else ()
+        numbers = {segment_number(name) for name in (*listed, *here, *given_up)}
+        if not numbers:
+            return "no segment is there or here"
+        if missing := set(range(1, max(numbers) + 1)) - numbers:
+            which = sample(f"{number:08d}" for number in missing)
+            return f"segments are neither there nor here (of {max(numbers)} those with number {which})"
+        return ""
+
+    def _refusal(self, doubt: str) -> HeadDamagedError:
+        return HeadDamagedError(
+            f"{self.where} cannot be read, and {doubt}: nobody can tell how many rows were committed, so"
+            " nothing is begun over it. Nothing was changed. Put it back from a version of the bucket, or"
+            " start the partition on the machine that worked on it last. Or go on without what is missing,"
+            f" which is computed again: {ACCEPT_LOSS_COMMAND} {self.key}"
+        )
+
+    @property
+    def _is_damaged(self) -> bool:
+        return self.head is None and self._at is not None
+
     def _fetch_missing(self, theirs: Manifest) -> Iterator[str]:
-        wanted = [one for one in theirs.segments if one.name not in theirs.given_up and not self._has(one)]
-        if not wanted:
-            return
-        with ThreadPoolExecutor(min(_AT_ONCE, len(wanted)), thread_name_prefix="fetch") as pool:
-            troubles = [said for said in pool.map(self._fetch, wanted) if said is not None]
-        if got := len(wanted) - len(troubles):
+        wanted = {one.name: one.sha256 for one in theirs.segments if one.name not in theirs.given_up}
+        got, troubles = self._fetch_all(wanted)
+        if got:
             yield f"{self.key}: {got} segments of committed rows were fetched from {self._store}, verified."
         if troubles:
             yield (
@@ -301,23 +394,33 @@ class StoredJournal:
                 " from a version of the bucket."
             )
 
-    def _has(self, record: SegmentRecord) -> bool:
-        path = self.directory / record.name
+    def _fetch_all(self, wanted: Mapping[str, str]) -> tuple[int, list[str]]:
+        """Fetch what is missing or damaged here: how many came, and why the others did not.
+
+        wanted: the SHA-256 of each segment in hex, or how it begins, by name.
+        """
+        missing = {name: sha256 for name, sha256 in wanted.items() if not self._has(name, sha256)}
+        with ThreadPoolExecutor(min(_AT_ONCE, len(missing) or 1), thread_name_prefix="fetch") as pool:
+            said = list(pool.map(self._fetch, missing, missing.values()))
+        troubles = [one for one in said if one is not None]
+        return len(missing) - len(troubles), troubles
+
+    def _has(self, name: str, sha256: str) -> bool:
         try:
-            return path.stat().st_size == record.size and files.sha256_of(path) == record.sha256
+            return files.sha256_of(self.directory / name).startswith(sha256)
         except FileNotFoundError:
             return False
 
-    def _fetch(self, record: SegmentRecord) -> str | None:
+    def _fetch(self, segment: str, sha256: str) -> str | None:
         """Fetch a segment in place of what is missing or damaged here. Returns why it cannot be had."""
-        name, path = self._name(record.name), self.directory / record.name
+        name, path = self._name(segment), self.directory / segment
         try:
             data = self._store.get(name, most=_HEAD_BYTES)
         except StoreAwayError:
             raise
         except StoreError as error:
             return str(error)
-        if hashlib.sha256(data).hexdigest() != record.sha256:
+        if not hashlib.sha256(data).hexdigest().startswith(sha256):
             return f"{self._store.address(name)}, whose bytes are not those that were committed"
         if path.exists():
             files.set_aside(path, self._quarantine)
@@ -367,7 +470,12 @@ class StoredJournal:
     def _find_own(self) -> None:
         """Return where the head that stands is one that this opening has put, its answer lost; else raise."""
         known = self._at
-        other = self._read_head()
+        try:
+            other = self._read_head()
+        except HeadDamagedError:
+            # It may be the head of a machine that took over: it is not this opening's to replace.
+            self._at = known
+            raise
         if other is not None and other.writer == self._writer:
             self.head = other
         elif other is None and known is not None:
@@ -394,24 +502,27 @@ class StoredJournal:
             self._at = self._store.head(name)
             if self._at is None:
                 return None
-            data = self._store.get(name, most=_HEAD_BYTES)
+            try:
+                data = self._store.get(name, most=_HEAD_BYTES)
+            except ObjectDamagedError as error:
+                raise self._damaged(str(error), b"") from error
             if hashlib.sha256(data).hexdigest() != self._at.sha256:
                 if self._store.head(name) != self._at:
                     continue  # It was replaced in between.
-                raise self._damaged("its bytes are not those that its checksum stands for")
+                raise self._damaged("its bytes are not those that its checksum stands for", data)
             try:
                 head = Head.from_bytes(data, self.where)
                 manifest = head.read(self.where)
             except (BrokenSealError, KeyError, AttributeError) as error:
-                raise self._damaged(str(error)) from error
+                raise self._damaged(str(error), data) from error
             self.there = {one.name for one in manifest.segments} if manifest else set()
             return head
 
-    def _damaged(self, why: str) -> HeadDamagedError:
+    def _damaged(self, why: str, data: bytes) -> HeadDamagedError:
+        self._damaged_bytes = data
         return HeadDamagedError(
-            f"{self.where} cannot be read: {why}. Nothing was changed. Put it back from a version of the"
-            " bucket; or remove it: the machine that has the rows puts it back when the partition is started"
-            " there."
+            f"{self.where} cannot be read: {why}. Nothing was changed. The next start of the partition puts a"
+            " new one, which lists the segments that are there; where some are missing it says what to do."
         )
 
     def _manifest(self) -> Manifest | None:
@@ -436,7 +547,8 @@ def pull_others(paths: PartitionPaths, generation: str, store: S3Folder) -> Iter
         if name != generation:
             other = StoredJournal(paths, name, store)
             try:
-                yield from other.pull()
+                # Nothing is begun there, and what is missing is missed when these settings are back.
+                yield from other.pull(whatever_is_there=True)
             except JournalLockedError:
                 continue
 
@@ -444,7 +556,11 @@ def pull_others(paths: PartitionPaths, generation: str, store: S3Folder) -> Iter
 def close_published(paths: PartitionPaths, generation: str, store: S3Folder) -> None:
     """Remove what the store still has of a generation that is published. Raises StoreError."""
     journal = StoredJournal(paths, generation, store)
-    manifest = journal.look()
+    try:
+        manifest = journal.look()
+    except HeadDamagedError:
+        journal.close()
+        return
     if manifest is not None and (manifest.segments or not manifest.retired):
         journal.close()
 
@@ -455,7 +571,10 @@ def pull_closed(paths: PartitionPaths, store: S3Folder) -> None:
         mark = paths.high_water_mark(name)
         if paths.journal(name).exists() or any(slot.exists() for slot in slots(mark)):
             continue
-        manifest = StoredJournal(paths, name, store).look()
+        try:
+            manifest = StoredJournal(paths, name, store).look()
+        except HeadDamagedError:
+            continue  # Without a segment it is not begun; with all of them it is not closed.
         if manifest is not None and manifest.retired:
             files.make_directory(mark.parent)
             write_mark(mark, mark_of(manifest))

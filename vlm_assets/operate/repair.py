@@ -24,14 +24,21 @@ from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.publishing_errors import NotPublishedError, PublishedError
 from resources.publishing.record import PublishedRecord
+from resources.publishing.stored import StoredPartitions
 from resources.storage import files
 from resources.store.bucket import S3Folder
-from resources.store.stored_journal import Copying, StoredJournal, stored_generations
+from resources.store.stored_journal import (
+    Copying,
+    HeadDamagedError,
+    StoredJournal,
+    stored_generations,
+)
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.assets.partition_state import Kind, Problem, State
 from vlm_assets.assets.stored_settings import accept_settings as forget_settings
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.catalog.stored_catalog import pull_catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.operate.audit import Audit, audit
 from vlm_assets.operate.dagster_server.api import DagsterApi
@@ -275,11 +282,13 @@ class Loss:
     partition: Partition
     generation: str
     schema: pa.Schema
-    error: JournalLossError
+    error: JournalLossError | HeadDamagedError
 
     @property
-    def lost_rows(self) -> int:
-        """Committed rows that would have to be computed again."""
+    def lost_rows(self) -> int | None:
+        """Committed rows that would have to be computed again; None where nobody can tell."""
+        if isinstance(self.error, HeadDamagedError):
+            return None
         return max(0, self.error.promised_rows - self.error.restorable_rows)
 
 
@@ -292,14 +301,19 @@ def find_losses(
 
     Raises CatalogError, InvalidRangeError, ModelLoadError, JournalError, StoreError.
     """
-    losses = []
+    store = settings.store
+    if store is not None:
+        for asset in (settings.descriptions, settings.embeddings):
+            for said in StoredPartitions(asset, store).pull(key):
+                told(said)
+    losses: list[Loss] = []
     for partition, schema in _partitions(settings, catalog, PropertyRange.from_key(key)):
-        if (store := settings.store) is not None:
-            for generation in stored_generations(partition.paths, store):
-                if generation.startswith(partition.fingerprint.digest):
-                    for said in StoredJournal(partition.paths, generation, store).pull():
-                        told(said)
-        for generation in _generations(partition, PublishedPartitions(partition.paths.asset).record(key)):
+        record = PublishedPartitions(partition.paths.asset).record(key)
+        damaged = dict(_damaged_heads(partition, record, store, told)) if store is not None else {}
+        losses += [Loss(partition, generation, schema, error) for generation, error in damaged.items()]
+        for generation in _generations(partition, record):
+            if generation in damaged:
+                continue
             try:
                 partition.open_journal(generation, schema).close()
             except JournalLossError as error:
@@ -307,19 +321,33 @@ def find_losses(
     return losses
 
 
+def _damaged_heads(
+    partition: Partition, record: PublishedRecord | None, store: S3Folder, told: Callable[[str], None]
+) -> Iterator[tuple[str, HeadDamagedError]]:
+    """Fetch what the store has of a partition's work; gives the generations of which nobody can tell."""
+    published = record.metadata.get("generation") if record is not None else None
+    for generation in stored_generations(partition.paths, store):
+        if generation == published or not generation.startswith(partition.fingerprint.digest):
+            continue
+        try:
+            for said in StoredJournal(partition.paths, generation, store).pull():
+                told(said)
+        except HeadDamagedError as error:
+            yield generation, error
+
+
 def accept_loss(loss: Loss, store: S3Folder | None) -> str:
     """Record that a person gives the rows up, and open the journal with what is left; says what that is.
 
     Returns when the store has it too: whichever machine starts the partition goes on with what is left.
     """
-    said = (
-        f"{getpass.getuser()} accepted the loss of {loss.lost_rows} rows with vlm-assets repair --accept-loss"
-    )
+    rows = "rows that nobody can count" if loss.lost_rows is None else f"{loss.lost_rows} rows"
+    said = f"{getpass.getuser()} accepted the loss of {rows} with vlm-assets repair --accept-loss"
     with ExitStack() as stack:
         copying = None
         if store is not None:
             stored = StoredJournal(loss.partition.paths, loss.generation, store)
-            stored.pull()
+            stored.pull(whatever_is_there=True)
             copying = stack.enter_context(Copying(stored, most_bytes=0))
         journal = stack.enter_context(
             loss.partition.open_journal(loss.generation, loss.schema, accept_loss=said)
@@ -501,12 +529,17 @@ def _accept_loss(current: Settings, key: str, yes: bool) -> int:
     if working:
         say(f"Run {working[0].run_id} works on {key} on {working[0].host}. Nothing was changed.")
         return 1
+    if current.store is not None:
+        pull_catalog(current.home, current.store)
     losses = find_losses(current, Catalog.open(current.home), key, told=say)
     if not losses:
         say(f"Nothing of {key} is lost under these settings: a start goes on with all that is committed.")
         return 0
     for loss in losses:
         error = loss.error
+        if isinstance(error, HeadDamagedError):
+            say(f"{loss.partition.asset} {key} (generation {loss.generation}): {error}", bold=True)
+            continue
         say(
             f"{loss.partition.asset} {key} (generation {loss.generation}): {loss.lost_rows} of"
             f" {error.promised_rows} committed rows cannot be restored; {error.restorable_rows} can.",

@@ -40,7 +40,12 @@ from resources.storage.sealed_json import (
     write_sealed,
 )
 from resources.store.bucket import S3Folder
-from resources.store.stored_journal import StoredJournal, pull_others, stored_generations
+from resources.store.stored_journal import (
+    HeadDamagedError,
+    StoredJournal,
+    pull_others,
+    stored_generations,
+)
 from resources.training.rank import PLAN
 from resources.training.training_plan import SAMPLES, TrainingPlan, is_name, remove_training
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
@@ -203,9 +208,13 @@ def _withdraw_stored(settings: Settings, key: str) -> Iterator[str]:
         StoredPartitions(asset, store).push(key)
         paths = asset.partition(key)
         for generation in stored_generations(paths, store):
-            if not paths.journal(generation).is_dir():  # Else it holds the rows of the others alone.
-                journal = StoredJournal(paths, generation, store)
+            journal = StoredJournal(paths, generation, store)
+            try:
                 journal.look()
+            except HeadDamagedError:
+                journal.close()  # It may hold anything; what could be fetched of it was.
+                continue
+            if not paths.journal(generation).is_dir():  # Else it holds the rows of the others alone.
                 journal.close()
     yield f"Removed their rows of {key} from {store}."
 

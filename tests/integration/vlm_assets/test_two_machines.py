@@ -7,6 +7,7 @@ from functools import partial
 import dagster as dg
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import EngineLostError
@@ -31,6 +32,7 @@ from vlm_assets.cluster import node as node_module
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.definitions import build_defs
 from vlm_assets.operate import run as run_module
+from vlm_assets.operate.main import app
 from vlm_assets.operate.repair import accept_loss, find_losses
 
 KEY = "000000000-000000007"
@@ -182,6 +184,29 @@ def test_a_loss_is_given_up_on_any_machine_for_all(machines, bucket, tmp_path):
     done = second.materialize()
     assert done.success, done.failure
     assert find_losses(third.settings, catalog, KEY) == []
+
+
+def test_what_a_damaged_head_hides_is_given_up_on_a_machine_that_has_nothing(machines, bucket, tmp_path):
+    """The refusal names the command; it works without rows and catalogue, and then any machine goes on."""
+    gone, second = machines
+    third = gone.changed(home=tmp_path / "third").settings
+    pull_catalog(gone.settings.home, bucket)
+    second_batch.append(lose_the_device)
+    assert not gone.materialize(vision_language_model=Interrupted(model=gone.settings.model)).success
+    for name, _ in list(bucket.names(".journal/")):
+        if "segment-" in name:
+            bucket.delete(name)
+        else:
+            bucket.put(name, b"rot", over=bucket.head(name))
+    assert f"vlm-assets repair --accept-loss {KEY}" in second.materialize().failure
+    runner = CliRunner(env={"VLM_ASSETS_STORE": str(bucket), "VLM_ASSETS_MODEL": gone.settings.model})
+    for said in ("nobody can tell how many rows were committed", "Nothing of"):
+        told = runner.invoke(app, ["repair", "--accept-loss", KEY, "--yes", "--home", str(third.home)])
+        assert told.exit_code == 0, told.output
+        assert said in told.output
+    done = second.materialize()
+    assert done.success, done.failure
+    assert done.published[0].metadata["restored rows"].value == 0
 
 
 def test_a_machine_that_was_taken_over_publishes_nothing_and_it_is_no_attempt(machines, bucket):

@@ -28,10 +28,13 @@ from resources.store.stored_journal import (
     HEAD,
     CopiesWaitError,
     Copying,
+    Head,
     HeadDamagedError,
     StoredJournal,
     TakenOverError,
+    close_published,
     pull_closed,
+    pull_others,
     stored_generations,
 )
 
@@ -423,17 +426,128 @@ def test_a_loss_that_was_accepted_elsewhere_hides_no_other_one(machines, bucket)
         pass
 
 
-def test_a_damaged_head_is_refused_and_nothing_begun_over_it(machines, bucket):
-    """Unreadable never counts as empty, in the store neither."""
+NAME = f".journal/property_descriptions/{KEY}/{GENERATION}/"
+
+
+def damage_head(bucket, content=b"rot"):
+    bucket.put(NAME + HEAD, content, over=bucket.head(NAME + HEAD))
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 1.5])
+def test_a_damaged_head_is_replaced_by_one_that_lists_the_segments(machines, bucket, part):
+    """Empty, cut short or with bytes too many: a machine with an empty disk goes on from what is there."""
+    a, b = machines
+    a.commit(0, 1)
+    a.commit(2)
+    whole = bucket.get(NAME + HEAD, most=1 << 20)
+    rotten = (whole * 2)[: int(len(whole) * part)]
+    damage_head(bucket, rotten)
+    assert b.rows() == [0, 1, 2]
+    assert "cannot be read. The work goes on from the 3 segments" in b.notes[0]
+    assert b.stored.look().epoch > Head.from_bytes(whole, "").epoch
+    kept = [path.read_bytes() for path in b.paths.quarantine.glob(f"*{HEAD}*")]
+    assert kept == ([rotten] if rotten else [])
+    b.commit(3)
+    assert a.rows() == [0, 1, 2, 3]
+    assert (a.aside(), b.aside()) == ([], [])
+
+
+def test_a_head_that_does_not_arrive_as_it_is_kept_is_damaged(machines, s3_proxy):
+    """A checksum that fails in the client says what other bytes say."""
     a, b = machines
     a.commit(0)
-    name = f".journal/property_descriptions/{KEY}/{GENERATION}/{HEAD}"
-    bucket.put(name, b"rot", over=bucket.head(name))
-    with pytest.raises(HeadDamagedError, match="Nothing was changed"):
+
+    def wrong(passing):
+        if passing.command != "GET" or not passing.path.endswith(HEAD):
+            return False
+        answer = passing.forward()
+        return passing.pass_on(answer, answer.content[:-1] + b"x")
+
+    s3_proxy.breaks(wrong)
+    with pytest.raises(HeadDamagedError):
+        b.stored.look()
+
+
+def test_the_first_head_after_a_damaged_one_hides_no_segment(machines, bucket, tmp_path):
+    """Killed right after the takeover, the next machine still finds every row."""
+    a, b = machines
+    a.commit(0, 1)
+    damage_head(bucket)
+    stored = b.stored
+    stored.pull()
+    with b.journal() as journal:
+        stored.claim(journal.recovery.epoch)
+    assert Machine(tmp_path / "c", bucket).rows() == [0, 1]
+
+
+@pytest.mark.parametrize("gone", ["one", "all"])
+def test_a_damaged_head_is_refused_where_segments_may_be_missing(machines, bucket, gone):
+    """Unreadable never counts as empty. The machine that has the rows goes on, and puts them back."""
+    a, b = machines
+    a.commit(0, 1, 2)
+    names = sorted(name for name, _ in bucket.names(NAME) if "segment" in name)
+    for name in names[:1] if gone == "one" else names:
+        bucket.delete(name)
+    damage_head(bucket)
+    with pytest.raises(HeadDamagedError, match=f"Nothing was changed.*repair --accept-loss {KEY}"):
         b.stored.pull()
-    bucket.delete(name)
-    a.commit(1)
-    assert b.rows() == [0, 1]
+    assert bucket.get(NAME + HEAD, most=100) == b"rot"
+    assert not b.folder.exists()
+    a.commit(3)
+    assert b.rows() == [0, 1, 2, 3]
+
+
+def test_a_damaged_head_over_a_segment_that_cannot_be_fetched_is_refused(machines, bucket):
+    """A segment counts only where its bytes have the digest in its name; a person may go on without it."""
+    a, b = machines
+    a.commit(0, 1)
+    name = min(name for name, _ in bucket.names(NAME) if "segment" in name)
+    bucket.put(name, b"rot", over=bucket.head(name))
+    damage_head(bucket)
+    with pytest.raises(HeadDamagedError, match="1 segments cannot be fetched"):
+        b.stored.pull()
+    stored = b.stored
+    stored.pull(whatever_is_there=True)
+    with Copying(stored, most_bytes=1 << 20) as copying, b.journal(accept_loss="a person") as journal:
+        copying.begin(journal)
+    assert b.rows() == [1]
+
+
+def test_a_machine_at_work_puts_nothing_over_a_head_that_it_cannot_read(machines, bucket):
+    """It may be that of a machine that took over. The rows stay here, and the next start merges all."""
+    a, b = machines
+    with a.at_work() as (journal, copying):
+        commit(journal, 0)
+        copying.flush()
+        b.commit(1)
+        damage_head(bucket)
+        commit(journal, 2)
+        for _ in range(2):
+            with pytest.raises(HeadDamagedError):
+                copying.flush()
+    assert bucket.get(NAME + HEAD, most=100) == b"rot"
+    assert a.rows() == [0, 1, 2]
+    assert b.rows() == [0, 1, 2]
+
+
+def test_a_closed_generation_is_not_begun_again_over_a_damaged_head(machines, bucket):
+    """A machine that knows it as published closes it again; one that does not know refuses."""
+    a, b = machines
+    with a.at_work() as (journal, copying):
+        commit(journal, *range(TOTAL))
+        copying.flush()
+        journal.retire()
+        copying.retire()
+    damage_head(bucket)
+    pull_closed(b.paths, bucket)
+    assert list(pull_others(b.paths, "another", bucket)) != []
+    with pytest.raises(HeadDamagedError, match="no segment"):
+        b.stored.pull()
+    assert not b.folder.exists()
+    close_published(a.paths, GENERATION, bucket)
+    pull_closed(b.paths, bucket)
+    with pytest.raises(JournalLossError, match="retired"), b.at_work():
+        pass
 
 
 def test_a_retired_journal_leaves_no_segment_and_is_not_begun_again(machines, bucket):
