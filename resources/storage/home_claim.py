@@ -12,6 +12,17 @@ from resources.storage.sealed_json import BrokenSealError, read_sealed, sealed
 
 _MACHINE_ID = Path("/etc/machine-id")
 
+SEVERAL_MACHINES = (
+    "For several machines set VLM_ASSETS_STATE_URL (Postgres) and VLM_ASSETS_STORE (S3), and give each a home"
+    " of its own on a local disk."
+)
+"""What a machine is told that is refused beside another one."""
+
+
+def this_machine() -> dict[str, str]:
+    """What tells this machine from others: its host name, and its machine id where it has one."""
+    return {"host": socket.gethostname(), "machine_id": _machine_id()}
+
 
 def claim_home(home: Home, mounts: Path = MOUNTS) -> None:
     """Note in a home on a network file system that it is this machine's; refuse one that is another's.
@@ -24,7 +35,7 @@ def claim_home(home: Home, mounts: Path = MOUNTS) -> None:
         return  # Not Linux: the system does not say.
     if kind not in NETWORK:
         return
-    ours = {"host": socket.gethostname(), "machine_id": _machine_id()}
+    ours = this_machine()
     make_directory(home.root)
     try:
         write_new(home.claim, sealed(ours))
@@ -39,10 +50,9 @@ def claim_home(home: Home, mounts: Path = MOUNTS) -> None:
         raise UnusableHomeError(
             f"{home.root} is on a network file system ({kind}) and belongs to {theirs.get('host')}. This"
             f" machine is {ours['host']} (machine id {ours['machine_id'] or 'unknown'}). Nothing was changed."
-            " One machine at a time may work in such a home. For several machines set VLM_ASSETS_STATE_URL"
-            " (Postgres) and VLM_ASSETS_STORE (S3), and give each a home of its own on a local disk. If that"
-            f" machine was replaced or renamed, and nothing of it runs any more: bring its {home.state} here,"
-            f" remove {home.claim}, and start again."
+            f" One machine at a time may work in such a home. {SEVERAL_MACHINES} If that machine was replaced"
+            f" or renamed, and nothing of it runs any more: bring its {home.state} here, remove {home.claim},"
+            " and start again."
         )
 
 

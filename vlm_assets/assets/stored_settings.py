@@ -13,6 +13,7 @@ from pathlib import Path
 
 from resources.storage.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
 from resources.store.bucket import ObjectDeniedError, S3Folder, StoreAwayError, StoreError, TakenError
+from resources.store.store_claim import claim_store
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Meanings, digest_of
 from vlm_assets.config.settings import CHECKOUT, Settings
 
@@ -71,8 +72,9 @@ def refuse_at_start(settings: Settings, say: Callable[[str], None]) -> None:
     """Raise before anything is given to a machine that would refuse each of its runs.
 
     UnfitStoreError: the store does not honour what the order of writers depends on. MachineDiffersError:
-    this machine would make other rows. Only a probe is put, and removed. say: told where it cannot be known
-    yet: the store is away, or a model is.
+    this machine would make other rows. OtherMachineError: it has a control state of its own, and so has
+    another one that works over this store. Put are a probe, which is removed, and the claim of a machine that
+    works alone. say: told where it cannot be known yet: the store is away, or a model is.
     """
     if (store := settings.store) is None:
         return
@@ -92,6 +94,11 @@ def refuse_at_start(settings: Settings, say: Callable[[str], None]) -> None:
             return
         if meaning.trouble:
             say(f"Whether {asset} is made here as elsewhere is asked by each run: {meaning.trouble}")
+    if settings.state_url is None:
+        try:
+            claim_store(store, settings.home)
+        except (StoreAwayError, ObjectDeniedError) as error:
+            say(f"Whether another machine works over the store is asked at the next start: {error}")
 
 
 def accept_settings(store: S3Folder, assets: tuple[str, ...]) -> None:

@@ -184,11 +184,16 @@ def _of_cluster(settings: Settings, forget: str | None, *, as_json: bool) -> Non
     from resources.devices.left_out import LeftOutDevices
     from resources.state.nodes import DEAD_SECONDS, Nodes
     from resources.state.workers import Workers
+    from resources.store.store_claim import forget_machine
     from vlm_assets.config.resource_settings import control_state
 
     state = control_state(settings)
     nodes = Nodes(state)
     if forget is not None:
+        alone = settings.store if settings.state_url is None else None
+        if alone is not None and forget_machine(alone, forget, settings.home):
+            say(f"{forget} is forgotten: this machine works over {alone} now.")
+            return
         if nodes.forget(forget):
             say(f"{forget} is forgotten.")
             return

@@ -1,11 +1,13 @@
 """Two homes over one real S3 store: either goes on where the other one published."""
 
 import re
+import socket
 from dataclasses import replace
 from functools import partial
 
 import dagster as dg
 import pytest
+from pydantic import SecretStr
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -13,6 +15,7 @@ from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import EngineLostError
 from resources.store import bucket as bucket_module
 from resources.store.bucket import UnfitStoreError, client
+from resources.store.store_claim import OtherMachineError
 from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets import stored_settings
 from vlm_assets.assets.fingerprint import description_parts
@@ -32,6 +35,7 @@ from vlm_assets.cluster import node as node_module
 from vlm_assets.config.resource_settings import build_vision_language_model
 from vlm_assets.definitions import build_defs
 from vlm_assets.operate import run as run_module
+from vlm_assets.operate.audit import audit
 from vlm_assets.operate.main import app
 from vlm_assets.operate.repair import accept_loss, find_losses
 
@@ -271,6 +275,32 @@ def test_whatever_differs_is_named_and_nothing_is_computed(machines, bucket, mon
     monkeypatch.setattr(stored_settings, "code_digest", lambda: "another")
     with pytest.raises(MachineDiffersError, match=r"in code \("):
         refuse(parts, settings.home)
+
+
+def test_a_second_machine_without_postgres_starts_nothing(machines, bucket, monkeypatch):
+    """Serve and run refuse it, readers do not; the machine that is gone is forgotten by one command."""
+    first, second = machines
+    pull_catalog(first.settings.home, bucket)
+    pull_catalog(second.settings.home, bucket)
+    refuse_at_start(first.settings, pytest.fail)
+    here = socket.gethostname()
+    monkeypatch.setattr(socket, "gethostname", lambda: "the-other-one")
+    monkeypatch.setattr(run_module, "chosen_settings", lambda home: second.settings)
+    for start in (
+        run_module.serve_command,
+        lambda: run_module.run_partitions(second.settings, port=0, keys=None, console=Console()),
+    ):
+        with pytest.raises(OtherMachineError, match=f"by {here} .*--forget-node {here}`"):
+            start()
+    audit(second.settings, Catalog.open(second.settings.home))
+    shared = second.changed(state_url=SecretStr("postgresql+psycopg2://of/all"))
+    refuse_at_start(shared.settings, pytest.fail)
+    runner = CliRunner(env={"VLM_ASSETS_STORE": str(bucket)})
+    forget = ["devices", "--forget-node", here, "--home", str(second.settings.home)]
+    for code, said in ((0, f"{here} is forgotten"), (1, f"No node {here}")):
+        told = runner.invoke(app, forget)
+        assert (told.exit_code, said in f"{told.output}{told.exception}") == (code, True)
+    refuse_at_start(second.settings, pytest.fail)
 
 
 def test_a_store_that_does_not_honour_conditions_is_refused_at_start(machines, bucket, monkeypatch):
