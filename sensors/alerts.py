@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import dagster as dg
 
@@ -98,7 +99,7 @@ class AlertScan:
         opened = self.outbox.open_subjects()
         # Runs before checks: the checks that a failed run failed for are then among those read.
         failed = failed_runs(dagster, cursor.runs, now=now)
-        evaluations, until = new_evaluations(dagster, cursor.evaluations)
+        evaluations, until = new_evaluations(dagster, cursor.evaluations, opened)
         # A run that failed for a check is told by that check.
         told = {one.run_id for one in evaluations if one.stops} | self._seen_runs
         told |= {alert.occurrence for alert in opened.values() if alert.kind == CHECK_FAILED}
@@ -108,17 +109,13 @@ class AlertScan:
 
         # While everything waits on purpose, that is no trouble, and nothing that stood before is right.
         waits = self.paused() or NONE_LEFT in opened
-        queued = 0 if waits else queued_while_nothing_runs(dagster)
-        silent = {} if waits else silent_runs(dagster, self.working)
-        standing = [*silent, QUEUE] if queued else silent
+        standing = {} if waits else self._standing(dagster)
         still = {subject: cursor.still.get(subject, now) for subject in standing}
         found += [
-            run_stuck(run, still[subject], now=now)
-            for subject, run in silent.items()
-            if now - still[subject] > self.silence
+            alert(still[subject], now=now)
+            for subject, (patience, alert) in standing.items()
+            if now - still[subject] > patience
         ]
-        if queued and now - still[QUEUE] > STANDSTILL_SECONDS:
-            found.append(queue_stands(queued, still[QUEUE], now=now))
 
         posted = self.outbox.post_all(found, once_while_open=True)
         # Told again at every restoration: each is trouble of its own.
@@ -135,6 +132,29 @@ class AlertScan:
                 right[subject] = "Nothing more was found since: look at the history if nobody has looked yet."
         over = self.outbox.recovered_all(right, at=now)
         return Cursor(until, now, still), f"{len(posted)} new, {len(over)} right again"
+
+    def _standing(self, dagster: DagsterFacts) -> dict[str, tuple[float, Callable[..., Alert]]]:
+        """By subject, what does not go on: for how many seconds that is no trouble yet, and the alert of it.
+
+        Runs of partitions that were started and have no heartbeat, which nobody else judges; and the queue,
+        where runs wait although none is under way.
+        """
+        started = [
+            run
+            for run in dagster.runs_in([dg.DagsterRunStatus.STARTED])
+            if run.partition and (run.is_here or run.ray_job is not None)
+        ]
+        # Heartbeats after runs: a run that begins in between is not silent.
+        working = self.working()
+        standing: dict[str, tuple[float, Callable[..., Alert]]] = {
+            f"runs/{run.run_id}": (self.silence, partial(run_stuck, run))
+            for run in started
+            if run.run_id not in working
+        }
+        queued = [] if dagster.runs_in(UNDER_WAY) else dagster.runs_in([dg.DagsterRunStatus.QUEUED])
+        if queued:
+            standing[QUEUE] = STANDSTILL_SECONDS, partial(queue_stands, len(queued))
+        return standing
 
     def _of_failed_runs(self, dagster: DagsterFacts, failed: Sequence[RunState]) -> Iterator[Alert]:
         """What a person is told of these runs."""
@@ -210,15 +230,22 @@ def failed_runs(dagster: DagsterFacts, since: float | None, *, now: float) -> li
     ]
 
 
-def new_evaluations(dagster: DagsterFacts, cursor: int | None) -> tuple[list[CheckEvaluation], int]:
+def new_evaluations(
+    dagster: DagsterFacts, cursor: int | None, opened: Mapping[str, Alert]
+) -> tuple[list[CheckEvaluation], int]:
     """The results since the last look, some of them seen before, and where to go on.
 
-    At the very first look (cursor None): what stands failed now, not what once did. A history that was wiped
-    or lost counts from 1 again: it is looked at as the first time.
+    At the very first look (cursor None): what stands failed now, not what once did, and what has passed since
+    its alert. A history that was wiped or lost counts from 1 again: it is looked at as the first time.
+    opened: alerts by subject.
     """
     newest = dagster.newest_evaluation()
     if cursor is None or newest < cursor:
-        return list(dagster.latest_failures()), newest
+        latest = dagster.latest_results(passed=True)
+        # A history may have been put back from a backup that is older than the alert.
+        since = {subject: alert.at for subject, alert in opened.items()}
+        found = [one for one in latest if not one.passed or one.at > since.get(_subject_of(one), one.at)]
+        return found, newest
     return dagster.evaluations_since(cursor, look_back=LOOK_BACK)
 
 
@@ -260,11 +287,6 @@ def _subject_of(one: CheckEvaluation) -> str:
     return "/".join(part for part in (one.asset, one.partition, one.check) if part)
 
 
-def queued_while_nothing_runs(dagster: DagsterFacts) -> int:
-    """How many runs wait although none is under way; 0 where one is."""
-    return 0 if dagster.runs_in(UNDER_WAY) else len(dagster.runs_in([dg.DagsterRunStatus.QUEUED]))
-
-
 def queue_stands(queued: int, since: float, *, now: float) -> Alert:
     """An alert of runs that have waited since (unix seconds) while none was under way."""
     return Alert(
@@ -283,21 +305,6 @@ def queue_stands(queued: int, since: float, *, now: float) -> Alert:
         page="runs?q%5B%5D=status%3AQUEUED",
         at=now,
     )
-
-
-def silent_runs(dagster: DagsterFacts, working: Callable[[], Collection[str]]) -> dict[str, RunState]:
-    """Runs of partitions that were started and have no heartbeat, by subject; nobody else judges them.
-
-    working: says which runs have a heartbeat.
-    """
-    started = [
-        run
-        for run in dagster.runs_in([dg.DagsterRunStatus.STARTED])
-        if run.partition and (run.is_here or run.ray_job is not None)
-    ]
-    # Heartbeats after runs: a run that begins in between is not silent.
-    beating = working()
-    return {f"runs/{run.run_id}": run for run in started if run.run_id not in beating}
 
 
 def run_stuck(run: RunState, since: float, *, now: float) -> Alert:
@@ -362,7 +369,8 @@ def build_alerts_sensor(
     def decide(at: Situation) -> Decided:
         try:
             cursor, said = scan.scan(at.dagster, at.remembered(Cursor), now=at.now)
-            delivered = delivery.deliver(now=at.now, seconds=DELIVERY_SECONDS, address=address())
+            # By the clock as it is after the scan: what this process sends is its own for some seconds.
+            delivered = delivery.deliver(now=clock(), seconds=DELIVERY_SECONDS, address=address())
         except OSError as error:
             noted(error, at.now)
             raise

@@ -92,8 +92,13 @@ class DagsterFacts(Protocol):
     def materialized_partitions(self, asset: str) -> Collection[str]:
         """The partitions that Dagster knows as materialized."""
 
-    def latest_failures(self, assets: Sequence[str] | None = None) -> Iterator[CheckEvaluation]:
-        """The latest result of every check and partition, of these assets or of all, where it failed."""
+    def latest_results(
+        self, assets: Sequence[str] | None = None, *, passed: bool = False
+    ) -> Iterator[CheckEvaluation]:
+        """The latest result of every check and partition, of these assets or of all, where it failed.
+
+        passed: also where it passed, without a text.
+        """
 
     def evaluations_since(self, cursor: int, *, look_back: int = 0) -> tuple[list[CheckEvaluation], int]:
         """Results of checks after an event's id, and where to go on."""

@@ -47,7 +47,7 @@ class PartitionHistory:
         for asset in self.assets:
             self._look_at_attempts(dagster, asset)
         if not self._until:
-            for one in dagster.latest_failures(self.assets):
+            for one in dagster.latest_results(self.assets):
                 self._take(one)
         else:
             for one in dagster.evaluations_since(self._until, look_back=LOOK_BACK)[0]:

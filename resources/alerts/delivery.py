@@ -58,7 +58,7 @@ _UNTOLD = _deliveries.c.told_at.is_(None)
 class Delivered:
     """What one look did. told: messages that targets took. troubles: one sentence for each refusal.
 
-    waiting: alerts and recoveries that a target has still to be told.
+    waiting: alerts and recoveries that targets have still to be told, each counted once for each target.
     """
 
     told: int
@@ -68,7 +68,7 @@ class Delivered:
     @property
     def sentence(self) -> str:
         """For people."""
-        told = f"{self.told} messages delivered, {self.waiting} alerts waiting."
+        told = f"{self.told} messages delivered, {self.waiting} alerts waiting, counted for each target."
         return " ".join((told, *self.troubles))
 
 

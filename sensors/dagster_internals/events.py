@@ -29,6 +29,7 @@ from sensors.dagster_internals.dagster_tables import (
     event_table,
     events_where,
     of_events,
+    unix,
 )
 from sensors.dagster_internals.runs import InstanceRuns
 
@@ -146,10 +147,12 @@ class InstanceFacts(InstanceRuns):
         found = [one for row in rows if (one := _evaluation(row)) is not None]
         return found, max([cursor, *(row["id"] for row in rows)])
 
-    def latest_failures(self, assets: Sequence[str] | None = None) -> Iterator[CheckEvaluation]:
+    def latest_results(
+        self, assets: Sequence[str] | None = None, *, passed: bool = False
+    ) -> Iterator[CheckEvaluation]:
         """The latest result of every check and partition where it failed: only these texts are read.
 
-        assets: of these alone; None: of all.
+        assets: of these alone; None: of all. passed: also where it passed, without its text and run.
         """
         import sqlalchemy as db
 
@@ -164,11 +167,16 @@ class InstanceFacts(InstanceRuns):
             )
             .group_by(executions.c.asset_key, executions.c.check_name, executions.c.partition)
         )
+        has_failed = executions.c.execution_status == "FAILED"
         query = db.select(
-            executions.c.evaluation_event_storage_id.label("id"), executions.c.evaluation_event.label("event")
-        ).where(executions.c.id.in_(newest), executions.c.execution_status == "FAILED")
+            *(executions.c[name] for name in ("asset_key", "check_name", "partition", "execution_status")),
+            executions.c.evaluation_event_storage_id.label("id"),
+            executions.c.evaluation_event_timestamp.label("at"),
+            db.case((has_failed, executions.c.evaluation_event)).label("event"),
+        ).where(executions.c.id.in_(newest), db.true() if passed else has_failed)
         for row in events_where(self.instance, query):
-            if row["id"] is not None and (one := _evaluation(row)) is not None:
+            read = _evaluation if row["execution_status"] == "FAILED" else _passed
+            if row["id"] is not None and (one := read(row)) is not None:
                 yield one
 
     def report_evaluation(self, found: AssetCheckEvaluation) -> None:
@@ -252,6 +260,15 @@ class InstanceFacts(InstanceRuns):
 
         query = db.select(db.func.max(event_table().c.id).label("id")).where(*conditions)
         return int(events_where(self.instance, query)[0]["id"] or 0)
+
+
+def _passed(row: Row) -> CheckEvaluation | None:
+    """A result that passed, by the columns of its row."""
+    asset = AssetKey.from_db_string(row["asset_key"])
+    if asset is None:
+        return None
+    of = asset.to_user_string(), row["check_name"], row["partition"]
+    return CheckEvaluation(*of, True, "ERROR", "", {}, "", unix(row["at"]), row["id"])
 
 
 def _evaluation(row: Row) -> CheckEvaluation | None:

@@ -36,11 +36,6 @@ app = typer.Typer(
 commands.add_typer(app, name="alerts")
 
 
-def build_outbox(settings: Settings) -> Outbox:
-    """Where whoever sees trouble posts it."""
-    return Outbox(control_state(settings))
-
-
 def build_delivery(settings: Settings) -> Delivery:
     """What brings the outbox to the targets. Raises SettingsError: it names a bad one, never its text."""
     secret = settings.alert_targets
@@ -48,7 +43,7 @@ def build_delivery(settings: Settings) -> Delivery:
         targets = checked_targets(secret.get_secret_value().split() if secret is not None else ())
     except AlertTargetError as error:
         raise SettingsError(f"{PREFIX}ALERT_TARGETS: {error}") from None
-    return Delivery(build_outbox(settings), targets, home=settings.home)
+    return Delivery(Outbox(control_state(settings)), targets, home=settings.home)
 
 
 def pages_address(settings: Settings) -> str | None:
@@ -115,7 +110,7 @@ def close(
     Whoever was told of it is told of that. What it was about is told again where it happens again.
     """
     sentence = f"A person closed it: {reason}" if reason else "A person closed it."
-    outbox = build_outbox(chosen_settings(home))
+    outbox = Outbox(control_state(chosen_settings(home)))
     alert = outbox.close(name, sentence=sentence, at=time.time())
     say(f"Closed: {alert.title} ({len(outbox.open_subjects())} open)")
 

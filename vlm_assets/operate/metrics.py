@@ -14,10 +14,11 @@ from typing import Annotated
 import typer
 from prometheus_client import CollectorRegistry, Gauge, generate_latest, write_to_textfile
 
+from resources.alerts.outbox import Outbox
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
-from vlm_assets.operate.alerting import build_outbox
 from vlm_assets.operate.dagster_server.api import DagsterApi, DagsterApiError
 from vlm_assets.operate.status import DeviceStatus, read_status
 from vlm_assets.operate.terminal import Home, app, chosen_settings, say_json
@@ -34,7 +35,8 @@ def metrics_of(settings: Settings) -> CollectorRegistry:
     """
     status = read_status(settings, Catalog.open(settings.home))
     descriptions = settings.descriptions.name
-    alerts: Counter[str] = Counter(one.severity for one in build_outbox(settings).open_subjects().values())
+    standing = Outbox(control_state(settings)).open_subjects().values()
+    alerts: Counter[str] = Counter(one.severity for one in standing)
     runs = _runs(status.dagster)
     gauges = _Gauges(str(settings.home))
     gauges.add("status_timestamp_seconds", "When these figures were read, in unix time.", status.at)

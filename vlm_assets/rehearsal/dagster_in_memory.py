@@ -203,10 +203,13 @@ class DagsterInMemory:
         """Those of which an event says so."""
         return {one.partition for one in self.events.get(asset, []) if one.is_done}
 
-    def latest_failures(self, assets: Sequence[str] | None = None) -> Iterator[CheckEvaluation]:
-        """The latest result of every check and partition, of these assets or of all, where it failed."""
+    def latest_results(
+        self, assets: Sequence[str] | None = None, *, passed: bool = False
+    ) -> Iterator[CheckEvaluation]:
+        """The latest result of every check and partition, of these assets or of all."""
         latest = {(one.asset, one.check, one.partition): one for one in self.evaluations}
-        return (one for one in latest.values() if (assets is None or one.asset in assets) and not one.passed)
+        of_these = (one for one in latest.values() if assets is None or one.asset in assets)
+        return (one for one in of_these if passed or not one.passed)
 
     def evaluations_since(self, cursor: int, *, look_back: int = 0) -> tuple[list[CheckEvaluation], int]:
         """Results after an id, and where to go on."""

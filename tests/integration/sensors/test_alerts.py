@@ -228,6 +228,20 @@ def test_after_a_wiped_history_new_failures_are_told(bench):
     assert len(bench.receiver.messages) == told + 1
 
 
+def test_what_passed_between_a_wiped_history_and_the_first_look_at_it_is_right_again(bench):
+    """Its alert would stay open for ever: a first look goes by what stands, and this no longer does."""
+    for _ in range(3):
+        bench.run("check")
+    bench.tick()
+    bench.instance.run_storage.wipe()
+    bench.instance.event_log_storage.wipe()
+    bench.cursor = json.dumps(json.loads(bench.cursor) | {"evaluations": 10_000})
+    bench.run("well")
+    bench.tick()
+    assert bench.receiver.titles[1:] == [f"Right again: row_count failed: rows {KEY}"]
+    assert bench.outbox.open_subjects() == {}
+
+
 def test_a_full_disk_undoes_no_tick_that_has_told(bench, monkeypatch):
     """The note of the tick comes last: the cursor is kept, and somebody hears of the disk."""
 

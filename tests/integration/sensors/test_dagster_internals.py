@@ -62,6 +62,11 @@ def test_partitions_runs_and_results_read_alike_on_both_databases(instance):
     results, until = dagster.evaluations_since(0)
     assert {(one.partition, one.passed) for one in results} == {("a", True), ("b", False)}
     assert dagster.evaluations_since(until) == ([], until)
+    latest = {one.partition: one for one in dagster.latest_results(passed=True)}
+    assert {key: one.passed for key, one in latest.items()} == {"a": True, "b": False}
+    (passed,) = (one for one in results if one.passed)
+    assert abs(latest["a"].at - passed.at) < 1e-3
+    assert [one.partition for one in dagster.latest_results()] == ["b"]
 
     _materialize(instance, "b")
     _materialize(instance, "c")

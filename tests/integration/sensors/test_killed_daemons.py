@@ -26,7 +26,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import CHECKOUT, load_settings
-from vlm_assets.operate.alerting import build_delivery, build_outbox
+from vlm_assets.operate.alerting import build_delivery
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
 
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS", "1"))
@@ -109,7 +109,7 @@ def test_kills_of_the_daemon_lose_no_alert_and_repeat_one_only_with_the_same_id(
                         receiver.arrived.wait_for(lambda n=before: len(receiver.messages) > n, LIFE_SECONDS)
                     daemon.live(choose.uniform(0.0, 0.1))
         with KilledDaemon(environment, tmp_path / "daemon.log") as daemon:
-            outbox = build_outbox(settings)
+            outbox = Outbox(control_state(settings))
             deadline = time.monotonic() + 120
             while count > len(raised(outbox)):
                 assert time.monotonic() < deadline, (seed, (tmp_path / "daemon.log").read_text()[-2000:])

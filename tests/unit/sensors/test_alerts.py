@@ -11,7 +11,7 @@ from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.outbox import Outbox
 from resources.state.database import ControlState
 from resources.state.pause import pause
-from sensors.alerts import RESTORED, STANDSTILL_SECONDS, AlertScan, Cursor
+from sensors.alerts import RESTORED, STANDSTILL_SECONDS, AlertScan, Cursor, build_alerts_sensor
 from sensors.device_health import NONE_LEFT
 from sensors.ticks import Ticks
 from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
@@ -156,6 +156,52 @@ def test_a_failed_run_is_told_once_and_is_over_with_the_next_materialization(ben
     assert told(20) == told(3 * 24 * 3600) == []
     bench.dagster.materialize("rows", KEY)
     assert told(20) == ["recovered"]
+
+
+def test_an_older_backup_of_the_history_makes_nothing_right_again(bench):
+    """What passed before the alert is no news; what passed after it is, at a first look too."""
+
+    def evaluated(*, passed: bool) -> None:
+        found = dg.AssetCheckEvaluation(
+            dg.AssetKey("rows"), "file", passed=passed, metadata={}, partition=KEY
+        )
+        bench.clock.now += 20
+        bench.dagster.report_evaluation(found)
+
+    def opened() -> list[str]:
+        bench.scan().scan(bench.dagster, Cursor(), now=bench.clock.now)
+        return list(bench.outbox.open_subjects())
+
+    evaluated(passed=True)
+    evaluated(passed=False)
+    assert opened() == [f"rows/{KEY}/file"]
+    del bench.dagster.evaluations[1:]
+    assert opened() == [f"rows/{KEY}/file"]
+    evaluated(passed=True)
+    assert opened() == []
+
+
+def test_what_a_process_sends_is_its_own_from_when_it_delivers_not_from_when_it_began_to_look(bench):
+    """After a long scan another process would take what is being sent for abandoned, and send it too."""
+
+    class Delivered:
+        sentence = ""
+
+        def deliver(self, *, now: float, **_):
+            self.now = now
+            return self
+
+    def looks_for_long() -> bool:
+        bench.clock.now += 25
+        return False
+
+    delivery = Delivered()
+    sensor = build_alerts_sensor(
+        bench.scan(paused=looks_for_long), delivery, address=lambda: None, clock=bench.clock
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        sensor(dg.build_sensor_context(instance=instance))
+    assert delivery.now == NOW + 25
 
 
 def test_of_the_failed_runs_of_a_partition_the_latest_is_told(bench):

@@ -75,5 +75,5 @@ def test_a_result_that_cannot_be_read_hides_no_other(orchestrator):
         connection.commit()
     kept.look(orchestrator.dagster)
     assert set(kept.failing("first")) == {"c", "d", "e", "f"}
-    found, _ = new_evaluations(InstanceFacts(orchestrator.instance), cursor)
+    found, _ = new_evaluations(InstanceFacts(orchestrator.instance), cursor, {})
     assert {one.partition for one in found if not one.passed} == {"c", "d", "e", "f"}

@@ -9,12 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from resources.alerts.alert import Alert
+from resources.alerts.outbox import Outbox
 from resources.devices.left_out import LeftOutDevices
 from resources.state.pause import pause
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
-from vlm_assets.operate.alerting import build_outbox
 from vlm_assets.operate.main import app
 from vlm_assets.operate.metrics import metrics_of
 from vlm_assets.operate.status import read_status
@@ -63,7 +63,9 @@ def test_what_a_pager_needs_is_there(dataset) -> None:
     state = control_state(settings)
     for occurrence in ("a", "b", "c"):
         LeftOutDevices(state).note_failure("cpu-0", occurrence=occurrence, why="it computes nonsense")
-    build_outbox(settings).post(Alert("sensor_silent", "sensor/alerts", "1", "error", "silent", "Look."))
+    Outbox(control_state(settings)).post(
+        Alert("sensor_silent", "sensor/alerts", "1", "error", "silent", "Look.")
+    )
     pause(state, "the night", now=1e9)
     values = {one.name: one.samples for one in metrics_of(settings).collect()}
     states = {one.labels["state"]: one.value for one in values["vlm_assets_device_state"]}
