@@ -1,16 +1,22 @@
 """Paused, what works commits and ends as interrupted, what starts waits, and nothing is lost or failed."""
 
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import dagster as dg
 import pytest
+from pydantic import SecretStr
+from typer.testing import CliRunner
 
 from resources.engine.models.vision_language_model import VisionLanguageModel
-from resources.state.pause import pause, resume
+from resources.state.nodes import NodeRecord, Nodes, RunLocks
+from resources.state.pause import pause, paused_nodes, resume, resume_node
 from sensors.dagster_internals.events import InstanceFacts
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
+from vlm_assets.operate.main import app
 
 KEY = "000000000-000000007"
 
@@ -51,6 +57,49 @@ def test_a_working_materialization_commits_its_batch_and_ends_as_interrupted(des
     assert run.interrupted_by == "UNEXPECTED_TERMINATION"
     resume(state)
     done = desk.materialize()
+    assert done.success, done.failure
+    assert done.published[0].metadata["restored rows"].value == 4
+
+
+def test_a_run_on_a_node_that_is_drained_commits_before_the_node_counts_as_free(
+    desk, model, postgres_url, monkeypatch
+):
+    """`vlm-assets pause --node` returns when the rows are committed; the run counts as no attempt."""
+    monkeypatch.setenv("VLM_ASSETS_STATE_URL", postgres_url)
+    on_node = desk.changed(state_url=SecretStr(postgres_url))
+    settings, state = on_node.settings, control_state(on_node.settings)
+    name, locks, committed = socket.gethostname(), RunLocks(settings.state_directory), []
+
+    def record():
+        return NodeRecord(name, "boot", 1, "10.0.0.1", 1, runs=frozenset(locks.living()))
+
+    def drain():
+        said = CliRunner().invoke(app, ["pause", "--node", name, "--home", str(settings.home)])
+        committed.append(committed_rows(settings.descriptions, KEY))
+        return said
+
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        of_run = stack.enter_context(ExitStack())
+        of_run.enter_context(locks.held("a-run"))
+        stack.enter_context(Nodes(state).beating(record))
+        drains = []
+
+        def begin_to_drain():
+            drains.append(pool.submit(drain))
+            while name not in paused_nodes(state):
+                assert not drains[0].done(), drains[0].result()
+
+        at_first_batch.append(begin_to_drain)
+        ended = on_node.materialize(vision_language_model=model)
+        assert not drains[0].done()
+        of_run.close()
+        drained = drains[0].result(timeout=60)
+    assert (drained.exit_code, committed) == (0, [4]), drained.output
+    assert not ended.published
+    run = InstanceFacts(desk.instance).run_states([ended.result.run_id])[ended.result.run_id]
+    assert run.interrupted_by == "UNEXPECTED_TERMINATION"
+    assert resume_node(state, name)
+    done = on_node.materialize()
     assert done.success, done.failure
     assert done.published[0].metadata["restored rows"].value == 4
 
