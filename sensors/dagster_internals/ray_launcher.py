@@ -29,6 +29,7 @@ from dagster_ray import RayRunLauncher
 
 from resources.state.database import open_state
 from resources.state.nodes import Look, Nodes
+from sensors.dagster_internals.patience import wait_for_postgres
 from sensors.dagster_internals.runs import RAY_JOB, first_ray_job, said_ray_job
 
 if TYPE_CHECKING:
@@ -243,6 +244,7 @@ def execute(arguments: list[str]) -> None:
     """Run ``dagster api`` in this process, with what a command of a launcher ends with."""
     from dagster._cli.api import api_cli
 
+    wait_for_postgres()
     api_cli.main(arguments, prog_name="dagster api")
 
 

@@ -14,6 +14,7 @@ retries it as one that was interrupted, and the retry waits like any other start
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,12 +31,15 @@ from resources.state.database import ControlState
 from resources.state.pause import Pause, pause_of, paused_nodes
 from resources.state.sqlite_file import ControlStateError
 from resources.state.workers import Phase, WorkerBeat
+from sensors.dagster_internals.patience import without_waiting
 
 INTERVAL_SECONDS = 30.0
 """Between two events: often enough to watch, seldom enough that weeks of them fit the event log."""
 
 
 _LOOK_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
 
 _working: set[str] = set()
 """Runs that have begun to work in this process, and may hold a device."""
@@ -68,7 +72,8 @@ def end_if_paused(context: dg.AssetExecutionContext, state: ControlState) -> Non
     if isinstance(standing, Pause):
         _end(context, standing)
     if standing is not None:
-        context.log.warning(f"A pause would not be noticed now: {standing}")
+        # Not to Dagster, whose database is the same: it would wait for it, and the device with it.
+        _log.warning("A pause would not be noticed now: %s", standing)
 
 
 def _pause_or_trouble(state: ControlState) -> Pause | ControlStateError | None:
@@ -172,15 +177,13 @@ class RunProgress:
         return committed / seconds if committed > 0 and seconds > 0 else 0.0
 
     def report(self) -> None:
-        """Say how far it is: a log line, and an observation of the partition."""
+        """Say how far it is: a log line, an observation of the partition; nothing where Dagster is away."""
         self._last_report = time.monotonic()
         done = self._journal.committed_rows
         percent = 100.0 * done / self._expected if self._expected else 100.0
         left = (self._expected - done) / self.rate if self.rate else None
         until = f", {timedelta(seconds=round(left))} left" if left is not None else ""
-        self._context.log.info(
-            f"{done} of {self._expected} properties ({percent:.0f}%), {self.rate:.1f} a second{until}"
-        )
+        said = f"{done} of {self._expected} properties ({percent:.0f}%), {self.rate:.1f} a second{until}"
         metadata: dict[str, dg.MetadataValue] = {
             "percent done": dg.MetadataValue.float(round(percent, 1)),
             "properties done": dg.MetadataValue.int(done),
@@ -188,11 +191,15 @@ class RunProgress:
         }
         if left is not None:
             metadata["minutes left"] = dg.MetadataValue.float(round(left / 60, 1))
-        self._context.log_event(
-            dg.AssetObservation(
-                asset_key=self._context.asset_key, partition=self._context.partition_key, metadata=metadata
-            )
+        observed = dg.AssetObservation(
+            asset_key=self._context.asset_key, partition=self._context.partition_key, metadata=metadata
         )
+        try:
+            with without_waiting():
+                self._context.log.info(said)
+                self._context.log_event(observed)
+        except Exception as error:  # Dagster's and the database's own: rows are committed without them
+            _log.warning("Not told to Dagster: %s. %s", said, error)
 
 
 @dataclass

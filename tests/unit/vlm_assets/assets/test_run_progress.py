@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import dagster as dg
 import pyarrow as pa
+from dagster_postgres.utils import DagsterPostgresException
 
 from resources.engine.feeding import TimeSpent
 from resources.journal.journal import Journal
 from resources.state.database import open_state
+from resources.state.sqlite_file import ControlStateError
 from resources.state.workers import Phase, Workers
+from vlm_assets.assets import run_progress
 from vlm_assets.assets.run_progress import RunProgress, WorkTime
 
 SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64())])
@@ -39,6 +44,35 @@ def test_a_commit_beside_a_long_batch_is_said_at_once(tmp_path):
         (worker,) = workers.living()
     assert (worker.phase, worker.committed, worker.computed) == (Phase.WORKING, 1, 0)
     assert worker.moved > before
+
+
+class AwayContext:
+    """Dagster's database is away: whatever is told raises."""
+
+    run = SimpleNamespace(run_id="r")
+    asset_key = dg.AssetKey("a")
+    partition_key = "k"
+
+    @property
+    def log(self):
+        raise DagsterPostgresException("too many retries for DB connection")
+
+
+def test_work_goes_on_while_the_database_is_away(tmp_path, monkeypatch):
+    """Neither a line of progress nor a pause that cannot be read ends a run, whose rows need no database."""
+    state = open_state(tmp_path)
+    journal = SimpleNamespace(on_commit=lambda told: None, committed_rows=1)
+    with Workers(state).begin(run_id="r", asset="a", partition="k", expected=2) as beat:
+        progress = RunProgress(AwayContext(), expected=2, restored=0, journal=journal, beat=beat, state=state)
+        progress.start()
+        monkeypatch.setattr(run_progress, "INTERVAL_SECONDS", 0.0)
+        monkeypatch.setattr(run_progress, "pause_of", unreadable)
+        progress.advance(1)
+    assert progress.computed == 1
+
+
+def unreadable(state):
+    raise ControlStateError("the database does not answer")
 
 
 SPENT = TimeSpent(
