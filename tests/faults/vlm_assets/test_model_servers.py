@@ -1,7 +1,12 @@
-"""What ends a model server that waits for its next partition: the end of Dagster, and a pause."""
+"""What ends a model server: the end of Dagster, a pause, and on Ray the end of the run that started it."""
 
 from __future__ import annotations
 
+import json
+import os
+import select
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +17,7 @@ from resources.devices.find import find_devices
 from resources.devices.loaded_servers import LoadedServers
 from resources.engine.server.owned_server import start_or_adopt
 from resources.engine.server.server_plan import ServerPlan
+from resources.state.nodes import RunLocks
 from vlm_assets.operate.dagster_server.server import dagster_server
 from vlm_assets.operate.main import app
 
@@ -46,3 +52,66 @@ def test_a_pause_ends_model_servers_and_devices_shows_them(home: Path) -> None:
     paused = CliRunner().invoke(app, ["pause"])
     assert (paused.exit_code, "No device is held" in paused.stdout) == (0, True)
     assert not list(LoadedServers(home / ".state").living())
+
+
+# A run's process on a node, from its first moment on; what Dagster would execute has come to its model.
+RUN = """
+import sys
+from resources.devices.find import find_devices
+from resources.engine.prompt import build_prompt
+from resources.engine.schema import load_schema
+from sensors.dagster_internals import ray_launcher
+from vlm_assets.cluster import ray_run
+from vlm_assets.config.resource_settings import build_vision_language_model
+from vlm_assets.config.settings import current_settings
+
+def work(arguments):
+    settings = current_settings()
+    device = find_devices(settings.devices, {}, node="one")[0]
+    model = build_vision_language_model(settings)
+    schema = load_schema(settings.description_schema)
+    engine = model.load(device, schema=schema, prompt=build_prompt(schema, settings.prompt))
+    print(device.id, flush=True)
+    sys.stdin.readline()
+    engine.close()
+
+ray_launcher.execute = work
+ray_run.main([])
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["ends", "killed"])
+def test_on_ray_a_model_server_ends_with_its_run(tmp_path: Path, killed: bool) -> None:
+    """For Ray the GPU is free from then on: nothing of the run may stay there, however the run ended."""
+    state = tmp_path / "home" / ".state"
+    environment = os.environ | {
+        "VLM_RAY_RUN": "a-run",
+        "VLM_ASSETS_HOME": str(tmp_path / "home"),
+        "VLM_ASSETS_DEVICES": "cpu:1",
+        "VLM_ASSETS_RAY_ADDRESS": "http://10.0.0.1:8265",
+        "VLM_ASSETS_STATE_URL": "postgresql+psycopg2://u:p@10.0.0.1/d",
+        "VLM_ASSETS_STORE": "s3://bucket/prefix",
+        "VLM_ASSETS_SERVER_COMMAND": f"{sys.executable} -I -S {STUB} {{port}} {tmp_path} serves",
+    }
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    assert run.stdin is not None and run.stdout is not None
+    device = run.stdout.readline().strip()
+    record = LoadedServers(state).of(device)
+    assert record is not None and RunLocks(state).living().keys() == {"a-run"}
+    left = [record.supervisor.pid, record.reaper.pid, *json.loads((tmp_path / "pids.json").read_text())]
+    open_ends = [os.pidfd_open(pid) for pid in left]
+    if killed:
+        os.killpg(run.pid, signal.SIGKILL)  # as Ray ends a job that does not end by itself
+    run.communicate()
+    assert run.returncode == (-signal.SIGKILL if killed else 0)
+    for pidfd in open_ends:
+        assert select.select([pidfd], [], [], 60.0)[0], "an orphan of the run lives on"
+        os.close(pidfd)
+    assert not list(LoadedServers(state).living()) and not RunLocks(state).living()
