@@ -23,6 +23,7 @@ from resources.publishing.published import PublishedPartitions, StagedFile
 from resources.publishing.publishing_errors import WrongPartitionError
 from resources.publishing.record import PublishedRecord
 from resources.publishing.stored import OvertakenError, StoredPartitions
+from resources.run_tags import NO_ATTEMPT
 from resources.storage.layout import Home
 from resources.store.bucket import S3Folder, StoreAwayError, StoreError
 
@@ -41,14 +42,10 @@ class ParquetIOManager(IOManager):
     loads several gets a dict of them by partition key.
     """
 
-    def __init__(self, home: str, store: S3Folder | None = None, *, no_attempt: str | None = None) -> None:
-        """home: the folder that holds a folder for each asset. store: what has to hold a partition too.
-
-        no_attempt: the tag of a run that ended for the store, or because another machine took over.
-        """
+    def __init__(self, home: str, store: S3Folder | None = None) -> None:
+        """home: the folder that holds a folder for each asset. store: what has to hold a partition too."""
         self._home = home
         self._store = store
-        self._no_attempt = no_attempt
 
     def handle_output(self, context: OutputContext, obj: StagedFile | AlreadyPublished) -> None:
         """Publish the staged file, as the last line of defence, here and then in the store.
@@ -80,9 +77,7 @@ class ParquetIOManager(IOManager):
             try:
                 StoredPartitions(partitions.asset, self._store).push(key)
             except (StoreError, OvertakenError):
-                if self._no_attempt is not None:
-                    run_id = context.run_id
-                    context.step_context.instance.add_run_tags(run_id, {self._no_attempt: run_id})
+                context.step_context.instance.add_run_tags(context.run_id, {NO_ATTEMPT: context.run_id})
                 raise
         path = partitions.path(key)
         context.log.info(

@@ -213,11 +213,7 @@ class RankProcesses:
         for one in self._running:
             with contextlib.suppress(ProcessLookupError):
                 one.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + self.grace
-        for one in self._running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                one.wait(max(0.0, deadline - time.monotonic()))
-        self._kill()
+        self._codes()  # It waits for them.
         for path in self.folder.glob("rank-*.at"):  # They name properties, which may be withdrawn.
             with contextlib.suppress(OSError):
                 path.unlink()

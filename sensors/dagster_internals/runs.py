@@ -26,6 +26,7 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterInstance, DagsterRunStatus
 
+from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from sensors.dagster_internals.dagster_tables import Row, naive, of_runs, run_table, tag_table, unix
 
 LAUNCHED_BY = "vlm-assets/launched-by"
@@ -33,14 +34,6 @@ LAUNCHED_BY = "vlm-assets/launched-by"
 RETRY = "retry"
 GOES_ON_WITH = "vlm-assets/goes-on-with"
 """Run tag: the parent that the retry schedule gave a run of its own; a re-execution has another."""
-
-NO_ATTEMPT = "vlm-assets/no-attempt"
-"""Run tag: the run's own id, where it ended for no fault of its partition though a step of it failed.
-
-The id, because Dagster's run retries inherit tags.
-"""
-NEEDS_PERSON = "vlm-assets/needs-person"
-"""Run tag: the run's own id, where it stopped for what another start would only repeat."""
 
 RAY_JOB = "vlm-assets/ray-job"
 """Run tag: the job of Ray as which the run was submitted."""

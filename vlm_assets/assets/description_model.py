@@ -28,6 +28,7 @@ from resources.devices.resource import GpuResource
 from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.prompt import build_prompt
 from resources.engine.schema import load_schema
+from resources.run_tags import NO_ATTEMPT
 from resources.state.withdrawing import being_withdrawn
 from resources.state.workers import Phase, WorkerBeat, Workers
 from resources.storage.files import exchange, make_directory, sha256_of, sync_directory, sync_file
@@ -53,7 +54,6 @@ from resources.training.training_plan import (
     write_samples,
 )
 from resources.training.training_store import StoredCheckpoints, StoredModel
-from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.materialize import Metadata, note_run, wait_until_available
 from vlm_assets.assets.run_progress import end_if_paused, wait_while_paused

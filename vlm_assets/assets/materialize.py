@@ -33,6 +33,7 @@ from resources.publishing.parquet_io import AlreadyPublished
 from resources.publishing.published import PublishedPartitions, StagedFile
 from resources.publishing.publishing_errors import CannotRestoreError
 from resources.publishing.stored import StoredPartitions
+from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from resources.state.withdrawing import being_withdrawn
 from resources.state.workers import Phase, WorkerBeat, Workers
 from resources.store.bucket import ObjectDeniedError, StoreAwayError, StoreError, UnfitStoreError
@@ -45,7 +46,6 @@ from resources.store.stored_journal import (
     pull_closed,
     pull_others,
 )
-from sensors.dagster_internals.runs import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.assets.checks import (
     NOT_ACCEPTED,
     Acceptance,

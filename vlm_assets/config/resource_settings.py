@@ -124,10 +124,9 @@ def build_text_embedding_model(settings: Settings) -> TextEmbeddingModel:
 def build_resources(settings: Settings) -> dict[str, object]:
     """All resources by the key under which assets ask for them."""
     from resources.publishing.parquet_io import ParquetIOManager
-    from sensors.dagster_internals.runs import NO_ATTEMPT
 
     return {
-        IO_MANAGER: ParquetIOManager(str(settings.home), settings.store, no_attempt=NO_ATTEMPT),
+        IO_MANAGER: ParquetIOManager(str(settings.home), settings.store),
         "gpu": build_gpu(settings),
         "vision_language_model": build_vision_language_model(settings),
         "text_embedding_model": build_text_embedding_model(settings),

@@ -33,11 +33,12 @@ from resources.engine.batch_plan import BatchSize, PlannedProperty, plan_batches
 from resources.engine.batch_sizes import BATCH_SECONDS
 from resources.processes import boot_id
 from resources.publishing.published import PublishedPartitions
+from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from resources.state.database import ControlState
 from resources.state.pause import pause_of
 from resources.state.workers import Phase, Worker, Workers
 from sensors.alerts import AlertScan, Cursor
-from sensors.dagster_internals.runs import LAUNCHED_BY, NEEDS_PERSON, NO_ATTEMPT, RETRY
+from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.device_health import DeviceWatcher
 from sensors.failed_partitions import FailedPartitions
 from sensors.health_watch import Watch

@@ -14,10 +14,10 @@ import pytest
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import EngineLostError
 from resources.engine.server.running_server import RunningServer
+from resources.run_tags import NO_ATTEMPT
 from resources.state.database import open_state
 from resources.state.pause import pause, resume
 from resources.state.workers import Phase, Workers
-from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import EngineLostError
+from resources.run_tags import NO_ATTEMPT
 from resources.store import bucket as bucket_module
 from resources.store.bucket import UnfitStoreError, client
 from resources.store.store_claim import OtherMachineError
-from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets import stored_settings
 from vlm_assets.assets.fingerprint import description_parts
 from vlm_assets.assets.property_descriptions import DescriptionWork

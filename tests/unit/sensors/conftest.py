@@ -16,9 +16,10 @@ from dagster._core.events import (
 )
 
 from resources.alerts.outbox import Outbox
+from resources.run_tags import NO_ATTEMPT
 from resources.state.database import open_state
 from sensors.dagster_internals.events import InstanceFacts
-from sensors.dagster_internals.runs import LAUNCHED_BY, NO_ATTEMPT, RETRY
+from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, TickResult, Watched
 from sensors.retry_decision import Policy
 

@@ -7,10 +7,11 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
+from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from resources.state.database import open_state
 from resources.state.pause import pause, resume
 from sensors.dagster_internals.events import InstanceFacts
-from sensors.dagster_internals.runs import LAUNCHED_BY, NEEDS_PERSON, NO_ATTEMPT, RETRY
+from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_ledger import (
     AskedLook,
     Attempts,

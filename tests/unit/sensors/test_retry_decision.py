@@ -2,7 +2,8 @@
 
 from dagster import DagsterRunStatus
 
-from sensors.dagster_internals.runs import LAUNCHED_BY, NEEDS_PERSON, NO_ATTEMPT, RETRY, RunState
+from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
+from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY, RunState
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Facts, Policy, decide
 from sensors.retry_ledger import Entry
 

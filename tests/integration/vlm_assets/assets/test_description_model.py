@@ -9,10 +9,10 @@ import pytest
 from resources.devices.device_errors import NoDeviceFreeError
 from resources.devices.resource import GpuResource
 from resources.engine.model_source import ModelSource, exact_revision
+from resources.run_tags import NO_ATTEMPT
 from resources.state.withdrawing import begin_withdrawal
 from resources.storage.lock_files import taken
 from resources.storage.sealed_json import read_sealed
-from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets import description_model
 from vlm_assets.assets.description_model import ASSET
 from vlm_assets.catalog.catalog import Catalog

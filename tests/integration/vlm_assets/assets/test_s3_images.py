@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from faults.s3_server import BUCKET
+from resources.run_tags import NO_ATTEMPT
 from resources.store import bucket as bucket_module
 from resources.store.bucket import S3Folder, client
-from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 

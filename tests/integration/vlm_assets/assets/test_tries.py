@@ -10,7 +10,7 @@ from resources.engine.batch_plan import BatchSize
 from resources.engine.batch_sizes import BEGUN, Measured, remember, remembered
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.publishing.published import PublishedPartitions
-from sensors.dagster_internals.runs import NEEDS_PERSON
+from resources.run_tags import NEEDS_PERSON
 from vlm_assets.assets import property_descriptions
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog

@@ -8,7 +8,7 @@ import pytest
 
 from resources.devices.resource import GpuResource
 from resources.journal.journal import Journal
-from sensors.dagster_internals.runs import NEEDS_PERSON, NO_ATTEMPT
+from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.assets.work_guards import WINDOW
 from vlm_assets.catalog.ingest import ingest

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from faults.file_operations import FileOperations
 from resources.devices.resource import GpuResource
 from resources.publishing.published import PublishedPartitions
+from resources.run_tags import NO_ATTEMPT
 from resources.state.database import open_state
 from resources.state.nodes import NodeRecord, Nodes
 from resources.state.withdrawing import being_withdrawn
@@ -22,7 +23,6 @@ from resources.training.checkpoints import Checkpoints, newest_state
 from resources.training.rank_watch import PositionFile
 from resources.training.state import TrainingState
 from resources.training.training_plan import Sample, TrainingPlan, write_samples
-from sensors.dagster_internals.runs import NO_ATTEMPT
 from vlm_assets.assets import materialize
 from vlm_assets.assets.truth import verdicts
 from vlm_assets.catalog.catalog import Catalog

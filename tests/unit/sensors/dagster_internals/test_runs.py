@@ -1,12 +1,7 @@
 """What is said of runs without reading their bodies is what Dagster says."""
 
-from sensors.dagster_internals.runs import (
-    GOES_ON_WITH,
-    LAUNCHED_BY,
-    NO_ATTEMPT,
-    RETRY,
-    UNFINISHED,
-)
+from resources.run_tags import NO_ATTEMPT
+from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY, UNFINISHED
 
 
 def test_a_run_of_ours_that_a_person_re_executes_is_by_hand(orchestrator):
