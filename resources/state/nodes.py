@@ -113,6 +113,8 @@ class Node:
             return self.pause.sentence()
         if self.silent > SILENT_SECONDS:
             return f"silent for {self.silent:.0f} s: it is given no run"
+        if not self.record.slots:
+            return "beats, and takes no runs"
         return f"beats; {len(self.record.runs)} runs"
 
 

@@ -6,16 +6,18 @@ This module only draws. ``automation/dataset_progress.py`` collects what is draw
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from textwrap import wrap
+from textwrap import shorten, wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from resources.devices.find import members
 from vlm_assets.assets.partition_state import State
 from vlm_assets.assets.published_rows import Stretch
 from vlm_assets.operate.status import DeviceStatus, PartitionStatus
@@ -77,7 +79,8 @@ _LINE = "#dedcd6"
 _COLOURS_KEPT = 32
 
 DONE, RUNNING, INTERRUPTED, FAILED, NOT_STARTED = "#009e73", "#56b4e9", "#f0c842", "#d55e00", "#dbd9d3"
-"""How partitions look. Colour-blind people tell them apart."""
+"""How partitions look. Colour-blind people tell them apart. What is wrong with a device is marked as failed
+ones."""
 
 LEGEND = dict(
     zip(
@@ -104,6 +107,65 @@ STYLES: Mapping[State, str] = {
 _DEVICE_COLOURS = ("#0072b2", "#e69f00", "#cc79a7", "#5c544c", "#56b4e9", "#009e73", "#949494", "#d55e00")
 
 
+_MOST_DEVICES = 16
+"""More than these, in a cluster, and each node has one line for all of its own."""
+
+_LINE_HEIGHT, _NODE_HEIGHT = 26, 17
+_LONGEST_NOTE = 34
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of the devices: one of them, or a node with all of its own. wrong: what speaks against it."""
+
+    id: str
+    name: str
+    rate: float | None
+    note: str
+    wrong: str
+
+
+def _lines(devices: Sequence[DeviceStatus]) -> list[_Line]:
+    """A line each; with many devices in a cluster, a line for each node."""
+    if len(devices) <= _MOST_DEVICES:
+        return [_line(one) for one in devices]
+    nodes: dict[str, list[DeviceStatus]] = {}
+    for one in devices:
+        nodes.setdefault(one.node or one.id, []).append(one)
+    return [_line_of_node(name, some) for name, some in nodes.items()]
+
+
+def _line(one: DeviceStatus) -> _Line:
+    name = one.id if len(one.id) <= 20 else f"{(one.node or one.id)[:10]}…{one.id[-8:]}"
+    wrong = "left out" if one.left_out is not None else _in_short(one)
+    if not wrong and not one.is_here:
+        wrong = "not here now"
+    return _Line(one.id, name, one.properties_per_second, _degrees(one.temperature), wrong)
+
+
+def _line_of_node(name: str, some: Sequence[DeviceStatus]) -> _Line:
+    if [one.id for one in some] == [name]:
+        return _line(some[0])
+    rates = [one.properties_per_second for one in some if one.properties_per_second is not None]
+    heat = max((one.temperature for one in some if one.temperature is not None), default=None)
+    found = [_line(one).wrong for one in some]
+    of = [f"{found.count(why)} of {len(some)} {why}" for why in dict.fromkeys(found) if why]
+    # What all of them have is the node's: it is silent, or paused.
+    wrong = found[0] if len(set(found)) == 1 else ", ".join(of)
+    return _Line(name, name, sum(rates) if rates else None, _degrees(heat), wrong)
+
+
+def _degrees(temperature: int | None) -> str:
+    return "" if temperature is None else f"{temperature} °C"
+
+
+def _in_short(one: DeviceStatus) -> str:
+    """The beginning of its trouble, without the names that stand beside it."""
+    names = "|".join(map(re.escape, (*members(one.id), f"the node {one.node}")))
+    said = re.sub(f"^({names}) (is )?", "", one.trouble)
+    return re.split(r" \(|[:;] ", said, maxsplit=1)[0]
+
+
 def progress_picture(
     partitions: Sequence[PartitionStatus],
     devices: Sequence[DeviceStatus],
@@ -120,6 +182,10 @@ def progress_picture(
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
+    lines = _lines(devices)
+    if len(lines) < len(devices):
+        node_of = {one.id: one.node for one in devices if one.node is not None}
+        stretches = [replace(one, device=node_of.get(one.device, one.device)) for one in stretches]
     done = throughput(stretches)
     cells = {
         asset: [one for one in partitions if one.asset == asset]
@@ -128,7 +194,7 @@ def progress_picture(
     grids = {asset: _drawn(some) for asset, some in cells.items()}
     banner = wrap(paused, 105, max_lines=4) if paused else []
     heights = [18 * len(banner) + 16] * bool(banner) + [len(image) for image in grids.values()]
-    heights += [120, 26 * max(1, len(devices))]
+    heights += [120, (_LINE_HEIGHT if len(lines) <= _MOST_DEVICES else _NODE_HEIGHT) * max(1, len(lines))]
     height = sum(heights) + 42 * len(heights) + 40
     figure = Figure(figsize=(WIDTH / _DPI, height / _DPI), dpi=_DPI, facecolor=_CARD, layout="constrained")
     canvas = FigureCanvasAgg(figure)
@@ -150,10 +216,10 @@ def progress_picture(
         share = sum(one.usable_rows / one.expected for one in some) / len(some)
         said = f"{finished:,} of {len(some):,} partitions done  ·  {share:.1%} of the properties"
         _entitle(axes, asset, said)
-    names = dict.fromkeys((*(one.id for one in devices), *done.bars))
+    names = dict.fromkeys((*(one.id for one in lines), *done.bars))
     colours = {name: _DEVICE_COLOURS[n % len(_DEVICE_COLOURS)] for n, name in enumerate(names)}
     _draw_throughput(panels[-2], done, colours)
-    _draw_devices(panels[-1], devices, colours)
+    _draw_devices(panels[-1], lines, colours)
     figure.draw_without_rendering()
     for axes, image in zip(panels, grids.values(), strict=False):
         # Pixel by pixel: scaled, the gaps between cells would differ.
@@ -230,22 +296,26 @@ def _draw_throughput(axes: Axes, done: Throughput, colours: Mapping[str, str]) -
     axes.set_axisbelow(True)
 
 
-def _draw_devices(axes: Axes, devices: Sequence[DeviceStatus], colours: Mapping[str, str]) -> None:
-    _entitle(axes, "Devices, properties a second", "" if devices else "none is known yet")
-    rates = [one.properties_per_second or 0.0 for one in devices]
-    highest = max(rates, default=0.0) or 1.0
-    places = range(len(devices))
-    axes.barh(places, [highest] * len(devices), height=0.55, color="#f1efea")
-    axes.barh(places, rates, height=0.55, color=[colours[one.id] for one in devices], antialiased=False)
-    for place, one in zip(places, devices, strict=True):
-        rate = one.properties_per_second
-        said = "no figure yet" if rate is None else f"{rate:.2f}"
-        note = "left out" if one.left_out is not None else "" if one.is_here else "not here now"
-        said = f"{said},  {note}" if note else said
-        axes.text(highest * 1.02, place, said, size=9, color=_FAINT, va="center")
-        name = one.id if len(one.id) <= 20 else f"{(one.node or one.id)[:10]}…{one.id[-8:]}"
-        axes.text(highest * -0.28, place, name, size=9, color=_INK, va="center")
-    axes.set(xlim=(highest * -0.28, highest * 1.35), ylim=(max(1, len(devices)) - 0.5, -0.5))
+def _draw_devices(axes: Axes, lines: Sequence[_Line], colours: Mapping[str, str]) -> None:
+    """A line each: name, bar, figure, temperature, what is wrong. The longest bar is 1 wide."""
+    _entitle(axes, "Devices, properties a second", "" if lines else "none is known yet")
+    highest = max((one.rate or 0.0 for one in lines), default=0.0) or 1.0
+    size = 9 if len(lines) <= _MOST_DEVICES else 8
+    places = range(len(lines))
+    rates = [(one.rate or 0.0) / highest for one in lines]
+    axes.barh(places, [1.0] * len(lines), height=0.55, color="#f1efea")
+    axes.barh(places, rates, height=0.55, color=[colours[one.id] for one in lines], antialiased=False)
+    for place, one in zip(places, lines, strict=True):
+        said = "none yet" if one.rate is None else f"{one.rate:.2f}"
+        axes.text(-0.42, place, one.name, size=size, color=_INK, va="center")
+        axes.text(1.02, place, said, size=size, color=_FAINT, va="center")
+        axes.text(1.31, place, one.note, size=size, color=_INK, va="center", ha="right")
+        if one.wrong:
+            axes.plot([1.345], [place], marker="s", markersize=size - 3, color=FAILED, antialiased=False)
+            wrong = shorten(one.wrong, _LONGEST_NOTE, placeholder="…")
+            axes.text(1.37, place, wrong, size=size, color=_INK, va="center")
+    right = 1.95 if any(one.note or one.wrong for one in lines) else 1.35
+    axes.set(xlim=(-0.42, right), ylim=(max(1, len(lines)) - 0.5, -0.5))
 
 
 def _png(pixels: npt.NDArray[np.uint8]) -> bytes:

@@ -364,7 +364,7 @@ def _devices(
                 left_out=left_out[id_].sentence(id_) if id_ in left_out else None,
                 node=node.name if node is not None else None,
                 temperature=device.temperature if device is not None else None,
-                trouble=" ".join(filter(None, _troubles(node, device))),
+                trouble="; ".join(filter(None, _troubles(node, device))),
             )
         )
     return tuple(found), warnings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -11,12 +12,15 @@ from PIL import Image
 from vlm_assets.assets.partition_state import State
 from vlm_assets.assets.published_rows import Stretch
 from vlm_assets.operate.picture import (
+    FAILED,
     INTERRUPTED,
     LEGEND,
     MOST_BARS,
     NOT_STARTED,
     STYLES,
     WIDTH,
+    _line,
+    _line_of_node,
     progress_picture,
     throughput,
 )
@@ -60,6 +64,51 @@ def test_nothing_done_and_nothing_known_is_a_picture_too() -> None:
     """A fresh home: all grey, no chart, no device."""
     png = progress_picture(partitions([State.NOT_STARTED] * 3), [], [])
     assert colours_of(png)[NOT_STARTED] > 3 * 20 * 20
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 40])
+def test_temperatures_and_silent_nodes_stand_in_the_picture(nodes: int) -> None:
+    """Whoever opens the page sees which machine is silent; of many nodes each has one line, and all fit."""
+    work = [Stretch(f"GPU-{n}-0", 0, 5900, 900) for n in range(nodes)]
+    of = [(n, gpu) for n in range(nodes) for gpu in range(1 if nodes == 1 else 4 if nodes == 4 else 8)]
+
+    def picture(trouble: str = "", temperature: int | None = None) -> bytes:
+        devices = [
+            DeviceStatus(
+                f"GPU-{n}-{gpu}",
+                True,
+                None,
+                5,
+                0.5,
+                None,
+                f"node-{n}",
+                temperature,
+                trouble if n == 0 else "",
+            )
+            for n, gpu in of
+        ]
+        return progress_picture(partitions([State.DONE] * 12), devices, work)
+
+    plain, hot = picture(), picture(temperature=71)
+    silent = picture("silent for 31 s: it counts as dead, and its runs go on elsewhere", 71)
+    assert plain != hot
+    assert colours_of(silent)[FAILED] > colours_of(hot)[FAILED] + 20
+    assert len(silent) < {1: 16_000, 4: 24_000, 40: 40_000}[nodes]
+    assert Image.open(io.BytesIO(silent)).height < 1200
+
+
+def test_what_is_wrong_is_said_in_few_words() -> None:
+    """A sentence of the driver or of a pause does not fit beside a bar; ids stand there already."""
+    device = replace(DEVICES[0], node="one")
+
+    def said(trouble: str, *, node: bool = False) -> str:
+        some = [replace(device, trouble=trouble), replace(device, id="gpu-1")]
+        return (_line_of_node("one", some) if node else _line(some[0])).wrong
+
+    assert said("silent for 31 s: it counts as dead, and its runs go on elsewhere") == "silent for 31 s"
+    assert said("gpu-0 is throttled (at 88 °C): look at its cooling.") == "throttled"
+    assert said("the node one is paused since 2026-01-01 10:00; `x`") == "paused since 2026-01-01 10:00"
+    assert said("gpu-0 is throttled (at 88 °C): look at it.", node=True) == "1 of 2 throttled"
 
 
 def test_a_pause_stands_above_all_else() -> None:
