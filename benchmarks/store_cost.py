@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dagster as dg
@@ -28,6 +29,7 @@ from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
 from vlm_assets.definitions import build_defs
 
+PUTS_AT_ONCE = 8
 ASSET = "property_descriptions"
 NUMBERS = ("properties/s", "seconds waiting for commit", "seconds in model")
 
@@ -45,9 +47,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="store-cost-") as folder, S3Server(Path(folder) / "s3") as server:
         os.environ |= server.environment
         listing = write_example(Path(folder) / "example", properties=options.properties, seed=7)
-        for path in listing.parent.rglob("*.*"):
-            key = f"images/{path.relative_to(listing.parent)}"
-            server.client().put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes())
+        _put_below("images", listing.parent, server)
         turns: dict[str, list[dict[str, float]]] = {"local": [], "s3": []}
         for number in range(options.rounds):
             for place in ("local", "s3") if number % 2 else ("s3", "local"):
@@ -69,6 +69,16 @@ def main() -> None:
         "turns": turns,
     }
     print(json.dumps(told))
+
+
+def _put_below(prefix: str, folder: Path, server: S3Server) -> None:
+    client = server.client()
+
+    def put(path: Path) -> None:
+        client.upload_file(str(path), BUCKET, f"{prefix}/{path.relative_to(folder)}")
+
+    with ThreadPoolExecutor(PUTS_AT_ONCE) as pool:
+        list(pool.map(put, (path for path in folder.rglob("*") if path.is_file())))
 
 
 def _apart(home: Path, store: S3Folder | None) -> dict[str, float]:
