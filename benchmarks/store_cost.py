@@ -26,8 +26,7 @@ from faults.s3_server import BUCKET, S3Server
 from resources.store.bucket import S3Folder
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.config.settings import load_settings
-from vlm_assets.definitions import build_defs
+from vlm_assets.config.settings import current_settings
 
 PUTS_AT_ONCE = 8
 ASSET = "property_descriptions"
@@ -39,10 +38,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--properties", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--home", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.home is not None:
-        print(json.dumps(one_run(options.home)))
+    if options.one:
+        print(json.dumps(one_run()))
         return
     with tempfile.TemporaryDirectory(prefix="store-cost-") as folder, S3Server(Path(folder) / "s3") as server:
         os.environ |= server.environment
@@ -82,9 +81,11 @@ def _put_below(prefix: str, folder: Path, server: S3Server) -> None:
 
 
 def _apart(home: Path, store: S3Folder | None) -> dict[str, float]:
-    more = {} if store is None else {"VLM_ASSETS_STORE": str(store)}
+    more = {"VLM_ASSETS_HOME": str(home), "VLM_ASSETS_DEVICES": "cpu:1", "VLM_ASSETS_MODEL": "example"}
+    if store is not None:
+        more["VLM_ASSETS_STORE"] = str(store)
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.store_cost", "--home", str(home)],
+        [sys.executable, "-m", "benchmarks.store_cost", "--one"],
         env=os.environ | more,
         check=True,
         stdout=subprocess.PIPE,
@@ -94,11 +95,11 @@ def _apart(home: Path, store: S3Folder | None) -> dict[str, float]:
     return told
 
 
-def one_run(home: Path) -> dict[str, float]:
-    """Materialize the one partition of a home; gives what its page says."""
-    settings = load_settings(home=home, devices="cpu:1", model="example")
-    defs = build_defs(settings)
-    (wanted,) = Catalog.open(home).ranges
+def one_run() -> dict[str, float]:
+    """Materialize the one partition of the home in the environment; gives what its page says."""
+    from vlm_assets.definitions import defs
+
+    (wanted,) = Catalog.open(current_settings().home).ranges
     result = dg.materialize(
         [one for one in defs.assets or () if isinstance(one, dg.AssetsDefinition)],
         selection=[ASSET],
