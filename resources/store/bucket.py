@@ -347,8 +347,6 @@ def client() -> Any:
     import boto3
     from botocore.config import Config
 
-    # Few servers besides Amazon's answer under BUCKET.HOST.
-    elsewhere = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return boto3.session.Session().client(
         "s3",
         config=Config(
@@ -356,9 +354,15 @@ def client() -> Any:
             connect_timeout=CONNECT_SECONDS,
             read_timeout=SILENCE_SECONDS,
             max_pool_connections=CONNECTIONS,
-            s3={"addressing_style": "path"} if elsewhere else {},
+            # Few servers besides Amazon's answer under BUCKET.HOST.
+            s3={"addressing_style": "path"} if endpoint() else {},
         ),
     )
+
+
+def endpoint() -> str | None:
+    """The address of a store that is not Amazon's."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def _asked(where: str, request: Callable[[], T], *, listing: bool = False) -> T:
