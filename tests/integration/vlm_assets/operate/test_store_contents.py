@@ -181,3 +181,17 @@ def test_nothing_of_a_withdrawn_property_is_left_in_the_store(machine, bucket, s
     assert objects_with(bucket, stays) != []
     assert problems(machine, deep=True) == []
     assert pending_withdrawal(settings) is None
+
+
+@pytest.mark.published(*ASSETS)
+def test_a_damaged_head_keeps_nothing_of_a_withdrawn_property_in_the_store(machine, bucket):
+    """What the head listed is not known, so all below it goes, and the generation is closed."""
+    settings = machine.settings
+    catalog = Catalog.open(settings.home)
+    gone, stays = catalog.slice(catalog.ranges[0])["property_id"].to_pylist()[2:4]
+    stored = under_way(machine, KEY, "older", gone, stays)
+    head = next(one for one, _ in bucket.names(".journal/") if one.endswith(f"older/{HEAD}"))
+    bucket.put(head, b"rot", over=bucket.head(head))
+    list(withdraw(settings, plan_withdrawal(settings, [gone])))
+    assert objects_with(bucket, gone) == []
+    assert stored.look().retired
