@@ -11,6 +11,8 @@ import contextlib
 import json
 import os
 import secrets
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -60,16 +62,20 @@ _SETTINGS = {
 
 _BACKFILL = f"""
 import json, sys, time
+from pathlib import Path
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.dagster_server.api import DagsterApi, DagsterApiError
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.config.settings import load_settings
 
 settings = load_settings()
-api = DagsterApi(running_address(settings.dagster_home))
-keys = [one.key for one in Catalog.open(settings.home).ranges]
-config = {{"ops": {{asset: {{"config": json.loads(sys.argv[1])}} for asset in {ASSETS!r}}}}}
-backfill = api.launch_backfill({ASSETS!r}, keys, title="all", tags={{}}, run_config=config)
+launched = Path(sys.argv[2])
+if not launched.exists():
+    api = DagsterApi(running_address(settings.dagster_home))
+    keys = [one.key for one in Catalog.open(settings.home).ranges]
+    config = {{"ops": {{asset: {{"config": json.loads(sys.argv[1])}} for asset in {ASSETS!r}}}}}
+    launched.write_text(api.launch_backfill({ASSETS!r}, keys, title="all", tags={{}}, run_config=config))
+backfill = launched.read_text()
 
 def is_unfinished():
     # Dagster, or its database, may be away: it goes on with the backfill when it is back.
@@ -83,7 +89,10 @@ def is_unfinished():
 while is_unfinished():
     time.sleep(1)
 """
-"""Run on the head, for Dagster's pages are on its loopback."""
+"""Run on the head, for Dagster's pages are on its loopback. Started again, it follows what it had launched.
+
+Arguments: config of each run, a file on the head's disk that keeps the backfill's id.
+"""
 
 
 class ClusterError(RuntimeError):
@@ -141,6 +150,10 @@ class Cluster:
         """All that each of them said: when, and how many rows it had."""
         self._stack = ExitStack()
         self._over = threading.Event()
+        self._round = 0
+        self._config: Mapping[str, bool] = {}
+        self._follower: subprocess.Popen[bytes] | None = None
+        self._node_of_head: subprocess.Popen[bytes] | None = None
 
     @property
     def head(self) -> Machine:
@@ -200,17 +213,17 @@ class Cluster:
         listing = self._fill_store(properties, seed)
         if self._redis:
             self.head.environment = {**self.head.environment, "RAY_REDIS_ADDRESS": f"127.0.0.1:{REDIS_PORT}"}
-            log = self.logs / "redis.log"
-            self.head.popen("redis-server", "--bind", "127.0.0.1", "--port", str(REDIS_PORT), log=log)
-            self._wait("Ready to accept connections", log)
         self.start_node(self.head)
+        self._wait("is a node with", self.logs / f"{self.head.name}.log")
         self._ingest(listing, range_size)
         for machine in self.machines[1:]:
             self.start_node(machine)
-        log = self.logs / "serve.log"
-        self.head.popen(*_SERVICE, _PROGRAM, "serve", log=log)
-        self._wait("Schedules, sensors and alerts are on", log)
+        self._serve()
+        self._wait("Schedules, sensors and alerts are on", self.logs / "serve.log")
         self._begin_to_listen()
+
+    def _serve(self) -> None:
+        self.head.popen(*_SERVICE, _PROGRAM, "serve", log=self.logs / "serve.log")
 
     def _fill_store(self, properties: int, seed: int) -> Path:
         """Render the example and put its images into the store; gives the listing."""
@@ -244,11 +257,15 @@ class Cluster:
 
     def start_node(self, machine: Machine) -> None:
         """Have a machine that is switched on be a node."""
-        role = ("--head",) if machine is self.head else ("--join", f"{self.head.address}:{HEAD_PORT}")
+        is_head = machine is self.head
+        if is_head and self._redis:
+            redis = ("redis-server", "--bind", "127.0.0.1", "--port", str(REDIS_PORT))
+            machine.popen(*_SERVICE, *redis, log=self.logs / "redis.log")
+        role = ("--head",) if is_head else ("--join", f"{self.head.address}:{HEAD_PORT}")
         log = self.logs / f"{machine.name}.log"
-        machine.popen(*_SERVICE, _PROGRAM, "node", *role, "--address", machine.address, log=log)
-        if machine is self.head:
-            self._wait("is a node with", log)
+        service = machine.popen(*_SERVICE, _PROGRAM, "node", *role, "--address", machine.address, log=log)
+        if is_head:
+            self._node_of_head = service
 
     def _wait(self, sentence: str, log: Path) -> None:
         """Wait until a program has said something. Raises ClusterError where it does not."""
@@ -279,20 +296,47 @@ class Cluster:
 
     def backfill(self, config: Mapping[str, bool]) -> Callable[[], bool]:
         """Launch a backfill of all partitions, with this config of each run; gives whether it has ended."""
+        self._round += 1
+        self._config = config
+        self._follow()
+        return self._has_ended
+
+    def _follow(self) -> None:
+        launched = self.head.place / f"backfill-{self._round}"
+        asked = (json.dumps(self._config), launched)
         log = self.logs / "backfill.log"
-        process = self.head.popen(sys.executable, "-c", _BACKFILL, json.dumps(config), log=log)
+        self._follower = self.head.popen(sys.executable, "-c", _BACKFILL, *asked, log=log)
 
-        def ended() -> bool:
-            if process.poll() not in (None, 0):
-                raise ClusterError(f"The backfill cannot be followed: see {log}")
-            return process.poll() is not None
-
-        return ended
+    def _has_ended(self) -> bool:
+        code = None if self._follower is None else self._follower.poll()
+        if not self.head.is_reachable or code is None:
+            return False
+        if code:
+            raise ClusterError(f"The backfill cannot be followed: see {self.logs / 'backfill.log'}")
+        return True
 
     def switch_on(self, machine: Machine) -> None:
-        """Start a machine that lost its power, with its disk, and have it be a node again."""
+        """Start a machine that lost its power, with its disk, and all that a boot starts there."""
         machine.start()
         self.start_node(machine)
+        if machine is self.head:
+            self._serve()
+            self._follow()
+
+    def kill_node_of_head(self) -> None:
+        """End Ray's part on the head whole, its runs too, as systemd ends a service; it is started again."""
+        assert self._node_of_head is not None
+        (service,) = _children(self._node_of_head.pid)
+        killed: list[int] = []
+        # What is stopped starts nothing more, and then nothing is forgotten.
+        while found := [one for one in _below(service) if one not in killed]:
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            killed += found
+        for pid in killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def kill(self, part: str) -> None:
         """End a part as a power cut does. Dagster and Ray come back by themselves, the others by ``mend``."""
@@ -351,3 +395,17 @@ class Cluster:
         ).fetchone()
         assert found is not None
         return found[0], found[1]
+
+
+def _children(process: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += map(int, path.read_text().split())
+    return found
+
+
+def _below(process: int) -> list[int]:
+    """All that descends from a process, and not itself."""
+    children = _children(process)
+    return children + [one for child in children for one in _below(child)]

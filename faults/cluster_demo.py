@@ -22,6 +22,10 @@ from faults.machines import Machine, NoMachinesError, go_inside
 from faults.machines_alone import MachinesAlone
 
 KILL, CUT = "loses its power", "is cut off"
+HEAD_KILL, HEAD_NODE = "loses its power, as the head", "loses Ray's part, as the head"
+"""Befalls the first machine, where Ray's head and Dagster run too: it comes back whatever the others do."""
+
+_OF_HEAD = (HEAD_KILL, HEAD_NODE)
 _LOOK_SECONDS = 0.25
 _ELSEWHERE_SECONDS = 300.0
 _AWAY_SECONDS = 15.0
@@ -180,9 +184,11 @@ class Story:
             for strike in list(self._standing):
                 self._follow(strike)
             self._follow_restart(is_over=is_over)
-            free = self._at_once or not self._standing
+            # What is on the head is killed there, so the head must be whole.
+            at_once = self._at_once and self._kinds[:1] in ([KILL], [CUT])
+            free = at_once or not self._standing
             due = self._is_fault_due and free and self._restarted is None
-            if due and (victim := self._victim()) is not None:
+            if due and (victim := self._victim(self._kinds[0])) is not None:
                 if (kind := self._kinds.pop(0)) in PARTS:
                     self._restart(kind)
                 else:
@@ -216,13 +222,13 @@ class Story:
         elif took > _ELSEWHERE_SECONDS:
             raise ClusterError(f"Nobody worked within {took:.0f} s after {part} was restarted")
 
-    def _victim(self) -> tuple[Machine, Beat] | None:
+    def _victim(self, kind: str) -> tuple[Machine, Beat] | None:
         """A machine at work on a partition, drawn among those that are."""
         now = time.monotonic()
         struck = {strike.machine.name for strike in self._standing}
         found = [
             (machine, beat)
-            for machine in self._cluster.at_risk
+            for machine in ([self._cluster.head] if kind in _OF_HEAD else self._cluster.at_risk)
             for beat in list(self._cluster.beats.values())
             if beat.host == machine.name
             and machine.name not in struck
@@ -241,8 +247,10 @@ class Story:
 
     def _strike(self, kind: str, machine: Machine, beat: Beat) -> None:
         self.say(f"{machine.name} {kind}, with {beat.committed} of {beat.expected} rows of {beat.partition}.")
-        if kind == KILL:
+        if kind in (KILL, HEAD_KILL):
             machine.cut_power()
+        elif kind == HEAD_NODE:
+            self._cluster.kill_node_of_head()
         else:
             machine.cut_off()
         for strike in self._standing:
@@ -253,12 +261,15 @@ class Story:
         """Where its partition is worked on elsewhere, say so and mend the machine. Raises ClusterError."""
         kind, machine, beat = strike.kind, strike.machine, strike.beat
         took = time.monotonic() - strike.at
+        if kind == HEAD_KILL and not machine.is_reachable and took > _AWAY_SECONDS:
+            self._cluster.switch_on(machine)
+            self.say(f"{machine.name} is on again.")
         found = next(
             (
                 one
                 for one in list(self._cluster.beats.values())
                 if (one.asset, one.partition) == (beat.asset, beat.partition)
-                and one.host != machine.name
+                and (one.host != machine.name or (kind in _OF_HEAD and one.run_id != beat.run_id))
                 # Not one that was cut off before, is back, and is about to be refused.
                 and self._cluster.rows_at[one.name][0][0] > strike.at
                 and one.phase in _AT_WORK
@@ -282,7 +293,7 @@ class Story:
         if kind == KILL:
             self._cluster.switch_on(machine)
             self.say(f"{machine.name} is on again.")
-        else:
+        elif kind == CUT:
             # Back while the other one works: what it still wants to write must be refused.
             machine.reconnect()
             self.say(f"{machine.name} is back, and its process may still work.")
@@ -311,7 +322,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--restarts",
         action="store_true",
-        help=f"also kill and restart {', '.join(PARTS)}, one after the other, while machines work",
+        help=f"also kill and restart {', '.join(PARTS)}, Ray's part of the head's machine and that machine,"
+        " one after the other, while machines work",
     )
     parser.add_argument(
         "--redis", action="store_true", help="have Ray's head remember its nodes in a Redis (redis-server)"
@@ -334,7 +346,7 @@ def main(arguments: list[str]) -> int:
     kinds = [KILL] * (asked.kills - campaign.kills) + [CUT] * (asked.cuts - campaign.cuts)
     chance = random.Random(f"{asked.seed}/{campaign.kills + campaign.cuts}")
     if asked.restarts:
-        kinds += PARTS
+        kinds += (*PARTS, *_OF_HEAD)
     if len(kinds) > 2:
         chance.shuffle(kinds)
     if kinds:

@@ -57,6 +57,14 @@ def test_ray_has_the_work_of_lost_machines_go_on_elsewhere(demo: Callable[..., d
     assert found["seconds_until_elsewhere"] > 0
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_work_goes_on_by_itself_whatever_is_restarted(demo: Callable[..., dict[str, Any]]) -> None:
+    """Store, Postgres, daemon, Ray's head, and the head's whole machine: another run works after each."""
+    found = demo("--properties", "60", "--range-size", "20", "--seed", "5", "--restarts")
+    assert (found["lost"], found["doubled"], found["failed"]) == (0, 0, 0)
+
+
 def test_a_secret_in_any_column_of_any_table_is_found(
     postgres_server: PostgresServer, postgres_url: str
 ) -> None:
