@@ -1,9 +1,10 @@
 """`make cluster-demo` on machines that are apart, with a real Postgres and a real S3 store."""
 
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -59,9 +60,14 @@ def test_ray_has_the_work_of_lost_machines_go_on_elsewhere(demo: Callable[..., d
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_work_goes_on_by_itself_whatever_is_restarted(demo: Callable[..., dict[str, Any]]) -> None:
+@pytest.mark.parametrize("options", [(), ("--redis",)], ids=["no redis", "redis"])
+def test_work_goes_on_by_itself_whatever_is_restarted(
+    demo: Callable[..., dict[str, Any]], left_out: Callable[[str], NoReturn], options: Sequence[str]
+) -> None:
     """Store, Postgres, daemon, Ray's head, and the head's whole machine: another run works after each."""
-    found = demo("--properties", "60", "--range-size", "20", "--seed", "5", "--restarts")
+    if options and shutil.which("redis-server") is None:
+        left_out("redis-server")
+    found = demo("--properties", "60", "--range-size", "20", "--seed", "5", "--restarts", *options)
     assert (found["lost"], found["doubled"], found["failed"]) == (0, 0, 0)
 
 
