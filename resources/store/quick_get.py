@@ -7,6 +7,7 @@ or cannot prove, is read the ordinary way (``S3Folder.get``), which says what is
 from __future__ import annotations
 
 import hashlib
+import logging
 from datetime import timedelta
 from functools import cache
 from typing import Any, Final
@@ -21,6 +22,8 @@ _SECONDS: Final = 10.0
 _CREDENTIALS_SECONDS: Final = 300.0
 """botocore hands out none that expire sooner."""
 
+_log = logging.getLogger(__name__)
+
 
 def get_quickly(folder: S3Folder, name: str, *, most: int) -> bytes:
     """The bytes of an object, verified. Raises what ``S3Folder.get`` does."""
@@ -28,7 +31,7 @@ def get_quickly(folder: S3Folder, name: str, *, most: int) -> bytes:
     content = quick.get(folder.prefix + name, most)
     if content is None:
         content = folder.get(name, most=most)
-        quick.doubts += 1
+        quick.doubt(folder.address(name))
     else:
         quick.doubts = 0
     return content
@@ -39,6 +42,7 @@ class _QuickBucket:
 
     def __init__(self, bucket: str) -> None:
         self.doubts = 0
+        self._why = ""
         self._bucket = bucket
         self._store = self._opened()
 
@@ -52,9 +56,20 @@ class _QuickBucket:
                 return None
             content = bytes(answer.bytes())
             etag = str(answer.meta["e_tag"]).strip('"')
-        except Exception:
-            return None  # The ordinary way says what it is.
-        return content if hashlib.md5(content, usedforsecurity=False).hexdigest() == etag else None
+        except Exception as error:  # whatever it is: the ordinary way says what is wrong with the object
+            # Its text may quote a session's token.
+            self._why = type(error).__name__
+            return None
+        if hashlib.md5(content, usedforsecurity=False).hexdigest() != etag:
+            self._why = "its ETag is not its MD5"
+            return None
+        return content
+
+    def doubt(self, where: str) -> None:
+        """Count an object that was there after all; say once that this way is given up."""
+        self.doubts += 1
+        if self.doubts == MOST_DOUBTS:
+            _log.warning("S3 images are read by boto3 alone from now on, slower: %s: %s", where, self._why)
 
     def _opened(self) -> Any:
         import boto3
@@ -78,8 +93,9 @@ class _QuickBucket:
                 },
                 retry_config={"max_retries": 0},
             )
-        except (ValueError, BaseError):
-            return None  # No credentials, or an address that only boto3 takes.
+        except (ValueError, BaseError) as error:  # no credentials, or an address that only boto3 takes
+            self._why = type(error).__name__
+            return None
 
 
 @cache

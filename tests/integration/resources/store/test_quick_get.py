@@ -68,8 +68,8 @@ def test_errors_are_those_of_the_ordinary_way(bucket, s3_server):
         get_quickly(bucket, "1.jpg", most=99)
 
 
-def test_a_bucket_whose_etags_prove_nothing_is_asked_once(bucket, s3_server, s3_proxy, monkeypatch):
-    """Where the quick way never helps it is given up: each object is fetched once, not twice."""
+def test_a_bucket_whose_etags_prove_nothing_is_asked_once(bucket, s3_server, s3_proxy, monkeypatch, caplog):
+    """Where the quick way never helps it is given up, and that is said: objects are not fetched twice."""
     monkeypatch.setattr(quick_get, "MOST_DOUBTS", 2)
     put(bucket, s3_server, "1.jpg", b"x")
 
@@ -82,3 +82,6 @@ def test_a_bucket_whose_etags_prove_nothing_is_asked_once(bucket, s3_server, s3_
     for _ in range(4):
         assert get_quickly(bucket, "1.jpg", most=MOST) == b"x"
     assert len(s3_proxy.requests) == 2 + 2 + 1 + 1
+    (said,) = caplog.messages
+    assert "by boto3 alone" in said
+    assert "its ETag is not its MD5" in said
