@@ -267,8 +267,18 @@ def _passed(row: Row) -> CheckEvaluation | None:
     asset = AssetKey.from_db_string(row["asset_key"])
     if asset is None:
         return None
-    of = asset.to_user_string(), row["check_name"], row["partition"]
-    return CheckEvaluation(*of, True, "ERROR", "", {}, "", unix(row["at"]), row["id"])
+    return CheckEvaluation(
+        asset=asset.to_user_string(),
+        check=row["check_name"],
+        partition=row["partition"],
+        passed=True,
+        severity="ERROR",
+        description="",
+        metadata={},
+        run_id="",
+        at=unix(row["at"]),
+        storage_id=row["id"],
+    )
 
 
 def _evaluation(row: Row) -> CheckEvaluation | None:
