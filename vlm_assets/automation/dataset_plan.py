@@ -32,8 +32,8 @@ def plan_metadata(plan: "Plan") -> dict[str, dg.MetadataValue]:
     low, high = (duration(one * _DAY) for one in plan.days_band)
     # A list: the page cuts a table of sixteen devices off at its right side.
     what_if = [
-        f"- {one.row}: {', '.join(f'{duration(days * _DAY)} on {count}' for count, days in one.days.items())}"
-        for one in plan.what_if
+        f"- {row}: {', '.join(f'{duration(one * _DAY)} on {count}' for count, one in days.items())}"
+        for row, days in plan.what_if.items()
     ]
     metadata: dict[str, dg.MetadataValue] = {
         "all of it anew" if plan.is_anew else "what is left": dg.MetadataValue.text(

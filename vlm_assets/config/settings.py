@@ -1,8 +1,7 @@
-"""Every setting of the project, typed and validated, in one place.
+"""Every setting of the project, typed and validated: names, defaults, meanings, and errors for wrong ones.
 
-What lives here: names, defaults, what each setting means, and the errors for wrong ones. What does not:
-what is done with them; resources are handed values, never this object. Read from the environment
-(``VLM_ASSETS_HOME`` for ``home``) and from a ``.env`` file in the checkout. Term: pydantic-settings.
+Read from the environment (``VLM_ASSETS_HOME`` for ``home``) and from a ``.env`` file in the checkout, by
+pydantic-settings. Resources are handed values, never this object.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from pydantic import (
     PositiveInt,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -52,7 +52,10 @@ class SettingsError(ValueError):
 
 
 class Settings(BaseSettings):
-    """All settings. Each can be set as ``VLM_ASSETS_`` and its name in capitals, or in ``.env``."""
+    """All settings. Each can be set as ``VLM_ASSETS_`` and its name in capitals, or in ``.env``.
+
+    ``vlm-assets settings`` shows the text below each.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -60,260 +63,174 @@ class Settings(BaseSettings):
         env_ignore_empty=True,
         extra="ignore",
         frozen=True,
+        use_attribute_docstrings=True,
         hide_input_in_errors=True,  # some are secret; the errors of load_settings show the others
     )
 
-    home: Path = Field(ROOT / "data", description="Folder that holds the catalogue and all output.")
-    source: Annotated[Path | S3Folder | None, NoDecode] = Field(
-        None,
-        description="Your images: a folder tree ID/*.jpg, here or at s3://BUCKET/PREFIX, or a CSV, JSONL or"
-        " parquet listing.",
-    )
-    image_root: Annotated[Path | S3Folder | None, NoDecode] = Field(
-        None,
-        description="Folder, here or at s3://BUCKET/PREFIX, that no image path may leave. Default: the source"
-        " folder, or the listing's.",
-    )
-    store: Annotated[S3Folder | None, NoDecode] = Field(
-        None,
-        description="s3://BUCKET/PREFIX that holds catalogue, work under way and finished partitions as the"
-        " place of record of several machines; one home a prefix. Default: this machine's home alone.",
-    )
-    copy_queue_mib: PositiveInt = Field(
-        1024,
-        description="MiB of a run's committed rows that may wait on its machine for VLM_ASSETS_STORE; then"
-        " the run ends as interrupted.",
-    )
-    range_size: PositiveInt | None = Field(
-        None,
-        description="Properties a partition: minutes to hours of work. Fixed for what is catalogued. Default:"
-        " the catalogue's own, 1000 at first.",
-    )
+    home: Path = ROOT / "data"
+    """Folder that holds the catalogue and all output."""
+    source: Annotated[Path | S3Folder | None, NoDecode] = None
+    """Your images: a folder tree ID/*.jpg, here or at s3://BUCKET/PREFIX, or a CSV, JSONL or parquet
+    listing."""
+    image_root: Annotated[Path | S3Folder | None, NoDecode] = None
+    """Folder, here or at s3://BUCKET/PREFIX, that no image path may leave. Default: the source folder, or the
+    listing's."""
+    store: Annotated[S3Folder | None, NoDecode] = None
+    """s3://BUCKET/PREFIX that holds catalogue, work under way and finished partitions as the place of record
+    of several machines; one home a prefix. Default: this machine's home alone."""
+    copy_queue_mib: PositiveInt = 1024
+    """MiB of a run's committed rows that may wait on its machine for VLM_ASSETS_STORE; then the run ends as
+    interrupted."""
+    range_size: PositiveInt | None = None
+    """Properties a partition: minutes to hours of work. Fixed for what is catalogued. Default: the
+    catalogue's own, 1000 at first."""
 
-    model: str | None = Field(
-        None,
-        description="Vision-language model: a local folder or a hub id, or 'example'. Safetensors only."
-        " Default: none; the example model for a home with the rendered example.",
-    )
-    model_revision: str | None = Field(None, description="Hub revision (commit, tag or branch) of the model.")
-    trust_remote_code: bool = Field(
-        False, description="Run Python code that comes with the model. Only for models whose code you read."
-    )
-    description_schema: str = Field(
-        "vlm_assets.config.property_description:PropertyDescription",
-        description="Your own pydantic model as module:Class. It becomes prompt, grammar and columns. The"
-        " module is installed, or a file in the working directory or the checkout.",
-    )
-    truth: Path | None = Field(
-        None,
-        description="What is right of some properties (CSV, JSONL or parquet with property_id and fields):"
-        " dataset_quality says how far the descriptions agree.",
-    )
-    prompt: str | None = Field(None, description="Text of the question. Default: made from the schema.")
-    max_new_tokens: PositiveInt = Field(
-        512, le=100_000, description="Tokens an answer may have in its first attempt."
-    )
-    max_images: PositiveInt = Field(
-        12, le=500, description="Images of a property shown to the model, at most."
-    )
-    max_pixels: int = Field(
-        1_048_576,
-        ge=4_096,
-        le=100_000_000,
-        description="Pixels of an image that reach the model, at most, with every family of models; families"
-        " that cut an image into tiles take fewer tiles.",
-    )
-    image_tokens: PositiveInt | None = Field(
-        None,
-        description="Tokens that all images of a property may cost together: their resolution is chosen so"
-        " that all fit. Default: what the model's context holds beside prompt and answer.",
-    )
-    processor_options: str = Field(
-        "{}",
-        description="Options of the model's own image processor as JSON, such as"
-        ' {"do_image_splitting": false}; docs/models.md names them.',
-    )
-    batch_size: PositiveInt = Field(
-        256,
-        le=10_000,
-        description="Properties described together, at most. A change keeps what is committed.",
-    )
-    batch_images: Literal["auto"] | Annotated[int, Field(ge=1, le=100_000)] = Field(
-        "auto",
-        description="Images described together, at most; a property with more is a batch alone. auto: each"
-        " partition measures its batches, and later ones take the size that was fastest on such a device, of"
-        " 20 s or less, for a kill loses a batch; a run warns where it takes longer.",
-    )
+    model: str | None = None
+    """Vision-language model: a local folder or a hub id, or 'example'. Safetensors only. Default: none; the
+    example model for a home with the rendered example."""
+    model_revision: str | None = None
+    """Hub revision (commit, tag or branch) of the model."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Only for models whose code you read."""
+    description_schema: str = "vlm_assets.config.property_description:PropertyDescription"
+    """Your own pydantic model as module:Class. It becomes prompt, grammar and columns. The module is
+    installed, or a file in the working directory or the checkout."""
+    truth: Path | None = None
+    """What is right of some properties (CSV, JSONL or parquet with property_id and fields): dataset_quality
+    says how far the descriptions agree."""
+    prompt: str | None = None
+    """Text of the question. Default: made from the schema."""
+    max_new_tokens: PositiveInt = Field(512, le=100_000)
+    """Tokens an answer may have in its first attempt."""
+    max_images: PositiveInt = Field(12, le=500)
+    """Images of a property shown to the model, at most."""
+    max_pixels: int = Field(1_048_576, ge=4_096, le=100_000_000)
+    """Pixels of an image that reach the model, at most, with every family of models; families that cut an
+    image into tiles take fewer tiles."""
+    image_tokens: PositiveInt | None = None
+    """Tokens that all images of a property may cost together: their resolution is chosen so that all fit.
+    Default: what the model's context holds beside prompt and answer."""
+    processor_options: str = "{}"
+    """Options of the model's own image processor as JSON, such as {"do_image_splitting": false};
+    docs/models.md names them."""
+    batch_size: PositiveInt = Field(256, le=10_000)
+    """Properties described together, at most. A change keeps what is committed."""
+    batch_images: Literal["auto"] | Annotated[int, Field(ge=1, le=100_000)] = "auto"
+    """Images described together, at most; a property with more is a batch alone. auto: each partition
+    measures its batches, and later ones take the size that was fastest on such a device, of 20 s or less, for
+    a kill loses a batch; a run warns where it takes longer."""
     decode_workers: PositiveInt = Field(
-        default_factory=lambda: max(1, min(8, (os.cpu_count() or 2) // 2)),
-        le=256,
-        description="Processes that read and decode images and run the processor, ahead of the model.",
+        default_factory=lambda: max(1, min(8, (os.cpu_count() or 2) // 2)), le=256
     )
-    prefetch_batches: PositiveInt = Field(
-        2, le=100, description="Batches loaded ahead of the model, at most."
-    )
-    decode_seconds: float = Field(
-        120.0,
-        ge=1.0,
-        le=3600.0,
-        description="Seconds for one image, after which its worker is replaced; it has three tries.",
-    )
-    engine: Literal["auto", "transformers", "server"] = Field(
-        "auto",
-        description="What runs the model: transformers in the run, or a server (vLLM, SGLang). auto: a server"
-        " if one is named; vLLM on a GPU where it is installed and VLM_ASSETS_EMBEDDING_MODEL is set; else in"
-        " the run. Chosen once a home.",
-    )
-    speculative_tokens: int = Field(
-        5,
-        ge=0,
-        le=32,
-        description="Tokens that transformers guesses from earlier answers, and has the model check at"
-        " once; what is said stays the same. 0: one token a step.",
-    )
-    server_command: str | None = Field(
-        None,
-        description="Command that starts a server, with {model}, {revision}, {host}, {port} and others"
-        " (docs/operations.md). Default: vLLM, of `make vllm` or in PATH.",
-    )
-    server_url: str | None = Field(
-        None, description="A server that runs already, up to /v1. Default: one is started on each device."
-    )
-    server_key: SecretStr | None = Field(
-        None, description="Key of the server at the URL. Those that are started get random ones. Secret."
-    )
-    server_model: str | None = Field(
-        None, description="The model's name at the URL. Default: the model's, or the only one served there."
-    )
-    server_requests: PositiveInt = Field(
-        128, description="Requests that a run has under way at once, at most; fewer where the server is slow."
-    )
-    server_token_seconds: PositiveFloat = Field(
-        120.0, description="Seconds without a new token after which a server's answer is given up."
-    )
-    server_answer_seconds: PositiveFloat = Field(900.0, description="Seconds that one answer may take.")
-    server_start_seconds: PositiveFloat = Field(
-        1200.0, description="Seconds in which a server must have loaded its model."
-    )
-    server_idle_seconds: PositiveFloat = Field(
-        300.0, description="Seconds without a partition after which a started server ends."
-    )
-    seed: int = Field(0, description="Order of the properties inside a partition. Not part of a result.")
+    """Processes that read and decode images and run the processor, ahead of the model."""
+    prefetch_batches: PositiveInt = Field(2, le=100)
+    """Batches loaded ahead of the model, at most."""
+    decode_seconds: float = Field(120.0, ge=1.0, le=3600.0)
+    """Seconds for one image, after which its worker is replaced; it has three tries."""
+    engine: Literal["auto", "transformers", "server"] = "auto"
+    """What runs the model: transformers in the run, or a server (vLLM, SGLang). auto: a server if one is
+    named; vLLM on a GPU where it is installed and VLM_ASSETS_EMBEDDING_MODEL is set; else in the run. Chosen
+    once a home."""
+    speculative_tokens: int = Field(5, ge=0, le=32)
+    """Tokens that transformers guesses from earlier answers, and has the model check at once; what is said
+    stays the same. 0: one token a step."""
+    server_command: str | None = None
+    """Command that starts a server, with {model}, {revision}, {host}, {port} and others (docs/operations.md).
+    Default: vLLM, of `make vllm` or in PATH."""
+    server_url: str | None = None
+    """A server that runs already, up to /v1. Default: one is started on each device."""
+    server_key: SecretStr | None = None
+    """Key of the server at the URL. Those that are started get random ones. Secret."""
+    server_model: str | None = None
+    """The model's name at the URL. Default: the model's, or the only one served there."""
+    server_requests: PositiveInt = 128
+    """Requests that a run has under way at once, at most; fewer where the server is slow."""
+    server_token_seconds: PositiveFloat = 120.0
+    """Seconds without a new token after which a server's answer is given up."""
+    server_answer_seconds: PositiveFloat = 900.0
+    """Seconds that one answer may take."""
+    server_start_seconds: PositiveFloat = 1200.0
+    """Seconds in which a server must have loaded its model."""
+    server_idle_seconds: PositiveFloat = 300.0
+    """Seconds without a partition after which a started server ends."""
+    seed: int = 0
+    """Order of the properties inside a partition. Not part of a result."""
 
-    embedding_model: str | None = Field(
-        None, description="Text-embedding model: a local folder or a hub id. Default: the model's own layers."
-    )
-    embedding_revision: str | None = Field(None, description="Hub revision of the embedding model.")
-    embedding_pooling: Literal["mean", "cls", "lasttoken"] | None = Field(
-        None,
-        description="How a model whose files do not say so makes one vector of its tokens' states. Default:"
-        " the embedding model's files say it; mean for the describing model's own layers.",
-    )
+    embedding_model: str | None = None
+    """Text-embedding model: a local folder or a hub id. Default: the model's own layers."""
+    embedding_revision: str | None = None
+    """Hub revision of the embedding model."""
+    embedding_pooling: Literal["mean", "cls", "lasttoken"] | None = None
+    """How a model whose files do not say so makes one vector of its tokens' states. Default: the embedding
+    model's files say it; mean for the describing model's own layers."""
 
-    variants: Path | None = Field(
-        None,
-        description="YAML file of the variants of description_model, the models to train; docs/training.md."
-        " Default: none.",
-    )
-    variants_order: Literal["nearest", "heaviest"] = Field(
-        "nearest",
-        description="Which variant `vlm-assets status` puts first: the one nearest to done, or the one with"
-        " most time left, whose end decides when all are done.",
-    )
+    variants: Path | None = None
+    """YAML file of the variants of description_model, the models to train; docs/training.md. Default:
+    none."""
+    variants_order: Literal["nearest", "heaviest"] = "nearest"
+    """Which variant `vlm-assets status` puts first: the one nearest to done, or the one with most time left,
+    whose end decides when all are done."""
 
-    devices: str = Field(
-        "auto",
-        description="auto, a list of GPU indexes or UUIDs ('0,1'), 'given' (by a cluster), or 'cpu:N' slots.",
-    )
-    devices_per_model: PositiveInt = Field(
-        1,
-        le=64,
-        description="GPUs that work on one model together, for models that one does not hold; only with a"
-        " server that is started (vLLM: tensor parallel). A run leases all of them or none.",
-    )
-    device_wait_seconds: PositiveFloat = Field(
-        600.0, description="Seconds that a run waits for a free device before it ends by name."
-    )
-    device_min_free_gib: NonNegativeFloat = Field(
-        0.0, description="A GPU with less free memory, in GiB, is left to others."
-    )
-    stuck_seconds: PositiveFloat = Field(
-        600.0,
-        description="Seconds without a commit after which a worker is ended even if it knows no rhythm.",
-    )
-    model_load_seconds: PositiveFloat = Field(
-        1800.0, description="Seconds a model may take to load before its worker counts as stuck."
-    )
-    commit_seconds: PositiveFloat = Field(30.0, description="Longest time a finished row stays uncommitted.")
-    commit_rows: PositiveInt = Field(2000, description="Finished rows that are committed at once, at most.")
-    mtbf_hours: PositiveFloat = Field(
-        5000.0,
-        description="Hours that a device works between two failures of it or its machine, on average; for"
-        " what `vlm-assets plan` expects.",
-    )
-    grace_seconds: PositiveFloat = Field(
-        30.0, description="Seconds to commit what is finished when Dagster, or a stuck worker, is ended."
-    )
+    devices: str = "auto"
+    """auto, a list of GPU indexes or UUIDs ('0,1'), 'given' (by a cluster), or 'cpu:N' slots."""
+    devices_per_model: PositiveInt = Field(1, le=64)
+    """GPUs that work on one model together, for models that one does not hold; only with a server that is
+    started (vLLM: tensor parallel). A run leases all of them or none."""
+    device_wait_seconds: PositiveFloat = 600.0
+    """Seconds that a run waits for a free device before it ends by name."""
+    device_min_free_gib: NonNegativeFloat = 0.0
+    """A GPU with less free memory, in GiB, is left to others."""
+    stuck_seconds: PositiveFloat = 600.0
+    """Seconds without a commit after which a worker is ended even if it knows no rhythm."""
+    model_load_seconds: PositiveFloat = 1800.0
+    """Seconds a model may take to load before its worker counts as stuck."""
+    commit_seconds: PositiveFloat = 30.0
+    """Longest time a finished row stays uncommitted."""
+    commit_rows: PositiveInt = 2000
+    """Finished rows that are committed at once, at most."""
+    mtbf_hours: PositiveFloat = 5000.0
+    """Hours that a device works between two failures of it or its machine, on average; for what `vlm-assets
+    plan` expects."""
+    grace_seconds: PositiveFloat = 30.0
+    """Seconds to commit what is finished when Dagster, or a stuck worker, is ended."""
 
-    failed_share_warn: Share = Field(0.01, description="Share of failed rows from which a partition warns.")
-    failed_share_error: Share = Field(
-        0.20, description="Share of failed rows from which a partition is not published."
-    )
-    failed_rows_at_least: PositiveInt = Field(
-        2, description="Failed rows below which the share is not judged: one bad listing is no alarm."
-    )
-    invalid_share_stop: Share = Field(
-        0.5,
-        description=(
-            "Share of the model's last 40 answers that may be no descriptions, else the run stops. 1: never."
-        ),
-    )
+    failed_share_warn: Share = 0.01
+    """Share of failed rows from which a partition warns."""
+    failed_share_error: Share = 0.20
+    """Share of failed rows from which a partition is not published."""
+    failed_rows_at_least: PositiveInt = 2
+    """Failed rows below which the share is not judged: one bad listing is no alarm."""
+    invalid_share_stop: Share = 0.5
+    """Share of the model's last 40 answers that may be no descriptions, else the run stops. 1: never."""
 
-    retry_every_minutes: Annotated[int, Field(ge=1, le=60)] = Field(
-        10,
-        description="Minutes between two looks for failed partitions to materialize again; a divisor of 60.",
-    )
-    retry_runs: PositiveInt = Field(
-        10, description="Partitions tried again that are queued or running at once, at most."
-    )
-    run_new_ranges: bool = Field(
-        False, description="Run new partitions by themselves, as soon as they are catalogued."
-    )
-    run_new_ranges_after_hours: NonNegativeFloat = Field(
-        24.0,
-        description="Hours that the last properties of the catalogue wait until they fill a partition; then"
-        " they become a smaller one. Only with VLM_ASSETS_RUN_NEW_RANGES.",
-    )
-    retry_attempts: PositiveInt = Field(
-        5, description="Attempts in a row without a new row after which a partition is given up."
-    )
-    retry_backoff_minutes: PositiveFloat = Field(
-        10.0, description="Minutes before the first new attempt at a failed partition; doubled at each other."
-    )
+    retry_every_minutes: Annotated[int, Field(ge=1, le=60)] = 10
+    """Minutes between two looks for failed partitions to materialize again; a divisor of 60."""
+    retry_runs: PositiveInt = 10
+    """Partitions tried again that are queued or running at once, at most."""
+    run_new_ranges: bool = False
+    """Run new partitions by themselves, as soon as they are catalogued."""
+    run_new_ranges_after_hours: NonNegativeFloat = 24.0
+    """Hours that the last properties of the catalogue wait until they fill a partition; then they become a
+    smaller one. Only with VLM_ASSETS_RUN_NEW_RANGES."""
+    retry_attempts: PositiveInt = 5
+    """Attempts in a row without a new row after which a partition is given up."""
+    retry_backoff_minutes: PositiveFloat = 10.0
+    """Minutes before the first new attempt at a failed partition; doubled at each other."""
 
-    state_url: SecretStr | None = Field(
-        None,
-        description="Postgres that keeps the control state for several machines, one database a home:"
-        " postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE. Default: SQLite in the home. Secret.",
-    )
-    ray_address: str | None = Field(
-        None,
-        description="Several machines: the address of Ray's job server on the head, such as"
-        " http://10.0.0.1:8265. Needs VLM_ASSETS_STATE_URL and VLM_ASSETS_STORE. Default: this one alone.",
-    )
-    alert_targets: SecretStr | None = Field(
-        None,
-        description="Whom to tell: apprise addresses (Slack, mail, webhook), separated by blanks. Secret.",
-    )
-    ui_address: str | None = Field(
-        None, description="Address of the Dagster UI as you reach it, for links in alerts. Default: found."
-    )
+    state_url: SecretStr | None = None
+    """Postgres that keeps the control state for several machines, one database a home:
+    postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE. Default: SQLite in the home. Secret."""
+    ray_address: str | None = None
+    """Several machines: the address of Ray's job server on the head, such as http://10.0.0.1:8265. Needs
+    VLM_ASSETS_STATE_URL and VLM_ASSETS_STORE. Default: this one alone."""
+    alert_targets: SecretStr | None = None
+    """Whom to tell: apprise addresses (Slack, mail, webhook), separated by blanks. Secret."""
+    ui_address: str | None = None
+    """Address of the Dagster UI as you reach it, for links in alerts. Default: found."""
 
-    allowed_hosts: str = Field(
-        "",
-        description="Host names, separated by blanks, under which the UI may be opened besides localhost:"
-        " those of a proxy in front of it. A request with another Host is refused.",
-    )
+    allowed_hosts: str = ""
+    """Host names, separated by blanks, under which the UI may be opened besides localhost: those of a proxy
+    in front of it. A request with another Host is refused."""
 
     @field_validator("source", "image_root", mode="before")
     @classmethod
@@ -365,22 +282,15 @@ class Settings(BaseSettings):
             raise ValueError("write it with its driver: postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE")
         return url
 
-    @field_validator("ray_address")
+    @field_validator("ray_address", "server_url")
     @classmethod
-    def _of_a_job_server(cls, url: str | None) -> str | None:
-        parts = urlsplit(url or "http://none")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            raise ValueError("an address is of the form http://HOST:8265, without a name or a password")
-        return url and url.rstrip("/")
-
-    @field_validator("server_url")
-    @classmethod
-    def _an_address(cls, url: str | None) -> str | None:
+    def _an_address(cls, url: str | None, field: ValidationInfo) -> str | None:
         if url is None:
             return None
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            raise ValueError("an address is of the form http://HOST:PORT/v1, without a name or a password")
+            form = "http://HOST:8265" if field.field_name == "ray_address" else "http://HOST:PORT/v1"
+            raise ValueError(f"an address is of the form {form}, without a name or a password")
         return url.rstrip("/")
 
     @field_validator("processor_options")
@@ -436,14 +346,10 @@ class Settings(BaseSettings):
         return self.layout.state
 
     @property
-    def is_default_home(self) -> bool:
-        """Whether the home is ``data/`` in the checkout, whose Dagster state is ``dagster_home/``."""
-        return IS_CHECKOUT and self.home == CHECKOUT / "data"
-
-    @property
     def dagster_home(self) -> Path:
-        """Where Dagster keeps its own state for this home."""
-        return CHECKOUT / "dagster_home" if self.is_default_home else self.home / "dagster"
+        """Where Dagster keeps its own state: in the home, but of the checkout's ``data/`` beside it."""
+        is_default = IS_CHECKOUT and self.home == CHECKOUT / "data"
+        return CHECKOUT / "dagster_home" if is_default else self.home / "dagster"
 
 
 def of_env_file() -> dict[str, str]:
@@ -503,43 +409,32 @@ def load_settings(**overrides: object) -> Settings:
                     f" {PREFIX}{name.upper()} is not set. Set it, or unset {PREFIX}RAY_ADDRESS for this"
                     " machine alone."
                 )
-    _find_modules_beside(settings.description_schema)
-    if settings.model is None and holds_example(settings.home) and EXAMPLE_MODEL.is_dir():
+    if settings.description_schema != Settings.model_fields["description_schema"].default:
+        # Your module may be a file in the working directory or in the checkout, beside the Makefile. Both
+        # come last, so that they hide no installed module.
+        sys.path.extend(folder for folder in (str(Path.cwd()), str(CHECKOUT)) if folder not in sys.path)
+    if (
+        settings.model is None
+        and (settings.home / EXAMPLE / "example.json").is_file()
+        and EXAMPLE_MODEL.is_dir()
+    ):
         settings = settings.model_copy(update={"model": str(EXAMPLE_MODEL)})
     if settings.engine == "auto" and (settings.server_url or settings.server_command):
         settings = settings.model_copy(update={"engine": "server"})
     _refuse_unused_server_settings(settings)
-    if settings.engine == "server" and settings.server_url is None:
-        _refuse_unfinished_starts(settings)
-    try:
-        settings.layout.refuse_unusable()
-    except UnusableHomeError as error:
-        raise SettingsError(f"{PREFIX}HOME: {error}") from error
-    return settings
-
-
-def _find_modules_beside(schema: str) -> None:
-    """Let ``my_module:MyClass`` be a file in the working directory or in the checkout, beside the Makefile.
-
-    Both come last, so that they hide no installed module.
-    """
-    if schema != Settings.model_fields["description_schema"].default:
-        sys.path.extend(folder for folder in (str(Path.cwd()), str(CHECKOUT)) if folder not in sys.path)
-
-
-def holds_example(home: Path) -> bool:
-    """Whether the rendered example lies in this home."""
-    return (home / EXAMPLE / "example.json").is_file()
-
-
-def _refuse_unfinished_starts(settings: Settings) -> None:
     # A worker that starts a server loads its model: it would be ended as stuck before the server is up.
-    if settings.model_load_seconds < settings.server_start_seconds:
+    starts = settings.engine == "server" and settings.server_url is None
+    if starts and settings.model_load_seconds < settings.server_start_seconds:
         raise SettingsError(
             f"{PREFIX}MODEL_LOAD_SECONDS ({settings.model_load_seconds:.0f}) is below"
             f" {PREFIX}SERVER_START_SECONDS ({settings.server_start_seconds:.0f}), so a worker would be ended"
             " as stuck while its server starts; set it to at least that."
         )
+    try:
+        settings.layout.refuse_unusable()
+    except UnusableHomeError as error:
+        raise SettingsError(f"{PREFIX}HOME: {error}") from error
+    return settings
 
 
 def _refuse_unused_server_settings(settings: Settings) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import typer
+from rich.table import Table
 
 from resources.publishing.record import PublishedRecord
 from resources.storage.files import TEMPORARY_SUFFIX
@@ -34,7 +35,17 @@ from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_row
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.operate.store_contents import store_problems
-from vlm_assets.operate.terminal import AsJson, Deep, Home, app, chosen_settings, say, say_json, say_list
+from vlm_assets.operate.terminal import (
+    AsJson,
+    Deep,
+    Home,
+    TerminalConsole,
+    app,
+    chosen_settings,
+    say,
+    say_json,
+    say_list,
+)
 
 _RANGES_TOGETHER = 100
 """Slices of the catalogue handed to DuckDB at a time."""
@@ -319,10 +330,6 @@ def audit_command(home: Home = None, deep: Deep = False, as_json: AsJson = False
 
 
 def _show(found: Audit) -> None:
-    from rich.table import Table
-
-    from vlm_assets.operate.terminal_console import TerminalConsole
-
     table = Table("Properties", *found.assets)
     totals = [found.total(asset) for asset in found.assets]
     for name in ("expected", "ok", "failed", "missing", "duplicate", "foreign", "not_yet"):

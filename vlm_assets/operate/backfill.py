@@ -19,13 +19,11 @@ from rich.text import Text
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.settings import load_settings
-from vlm_assets.operate.dagster_server.api import DagsterApi, FailingCheck
+from vlm_assets.operate.dagster_server.api import LAUNCHED_BY, DagsterApi, FailingCheck
 from vlm_assets.operate.expected_cost import Rate, read_rate
 from vlm_assets.operate.status import Status, read_status
 
 ASSETS = ("property_descriptions", "property_embeddings")
-
-TAG = "vlm-assets/launched-by"
 
 _SHOWN = 5
 
@@ -79,7 +77,7 @@ class Backfill:
             ASSETS,
             sorted(keys),
             title=f"{len(keys)} partitions",
-            tags={TAG: "terminal"},
+            tags={LAUNCHED_BY: "terminal"},
             run_config=self.run_config,
         )
         self.followed.append(new)

@@ -1,7 +1,6 @@
 """``vlm-assets devices``, and ``pause`` and ``resume``: before a reboot, or for a night's rest.
 
-What lives here: arguments, output, and waiting until the devices are free. What does not: the pause
-(``resources/state/pause.py``) and what stands still for it (``vlm_assets/assets/run_progress.py``).
+``resources/state/pause.py`` keeps the pause.
 """
 
 from __future__ import annotations
@@ -9,15 +8,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from vlm_assets.config.settings import PREFIX
+from resources.devices.left_out import LeftOutDevices
+from resources.devices.loaded_servers import end_loaded_servers
+from resources.state.nodes import DEAD_SECONDS, Nodes
+from resources.state.pause import pause, pause_node, resume, resume_node
+from resources.state.workers import Workers
+from resources.store.store_claim import forget_machine
+from vlm_assets.catalog.catalog import catalog_path
+from vlm_assets.config.resource_settings import build_gpu, control_state
+from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.operate.terminal import AsJson, CommandError, Home, app, chosen_settings, say, say_as_json
-
-if TYPE_CHECKING:
-    from vlm_assets.config.settings import Settings
 
 DRAIN_SECONDS = 120.0
 """Longest wait for materializations to commit and end: a batch takes 20 s by plan, a model loads longer."""
@@ -25,9 +29,7 @@ DRAIN_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
 
 
-OfNode = Annotated[
-    str | None, typer.Option("--node", metavar="NAME", help="Of a cluster, this machine alone.")
-]
+OfNode = Annotated[str | None, typer.Option("--node", help="Of a cluster, this machine alone.")]
 
 
 @app.command("pause", epilog="vlm-assets pause --reason 'a new kernel'")
@@ -47,12 +49,8 @@ def pause_command(
     if node is not None:
         _pause_node(chosen_settings(home), node, reason)
         return
-    from resources.devices.loaded_servers import end_loaded_servers
-    from resources.state.pause import pause as stand_still
-    from vlm_assets.config.resource_settings import control_state
-
     current = _of_a_home(chosen_settings(home))
-    standing = stand_still(control_state(current), reason, now=time.time())
+    standing = pause(control_state(current), reason, now=time.time())
     say(f"Everything is {standing.sentence()}.")
     left = _drained(current)
     left += end_loaded_servers(current.state_directory, logging.getLogger(__name__))
@@ -65,10 +63,6 @@ def pause_command(
 
 
 def _pause_node(settings: Settings, node: str, reason: str) -> None:
-    from resources.state.nodes import Nodes
-    from resources.state.pause import pause_node
-    from vlm_assets.config.resource_settings import control_state
-
     state = control_state(settings)
     nodes = Nodes(state)
     if node not in (known := nodes.look().nodes):
@@ -87,8 +81,6 @@ def _pause_node(settings: Settings, node: str, reason: str) -> None:
 
 def _of_a_home(settings: Settings) -> Settings:
     """The same, where anything was ever done there. Raises CommandError."""
-    from vlm_assets.catalog.catalog import catalog_path
-
     if not catalog_path(settings.home).exists() and not settings.state_directory.is_dir():
         raise CommandError(
             f"There is no data set in {settings.home}, so nothing was changed, and whatever runs elsewhere"
@@ -99,9 +91,6 @@ def _of_a_home(settings: Settings) -> Settings:
 
 def _drained(settings: Settings) -> list[str]:
     """Wait until no device is held, on any machine; what is said of those that still are in the end."""
-    from resources.state.workers import Workers
-    from vlm_assets.config.resource_settings import build_gpu, control_state
-
     leases, workers = build_gpu(settings).leases(), Workers(control_state(settings))
 
     def holders() -> list[str]:
@@ -121,38 +110,25 @@ def resume_command(home: Home = None, node: OfNode = None) -> None:
 
     Schedules go on at their next tick.
     """
-    from resources.state.pause import resume as go_on
-    from resources.state.pause import resume_node
-    from vlm_assets.config.resource_settings import control_state
-
     if node is not None:
         lifted = resume_node(control_state(chosen_settings(home)), node)
         say(f"{node} takes work again." if lifted else f"{node} was not paused.")
         return
-    stood = go_on(control_state(_of_a_home(chosen_settings(home))))
+    stood = resume(control_state(_of_a_home(chosen_settings(home))))
     say("Nothing was paused." if stood is None else "The pause is lifted: everything goes on.")
-
-
-TakeBack = Annotated[
-    str | None, typer.Option("--take-back", metavar="ID", help="Use a device again that was left out.")
-]
-
-
-ForgetNode = Annotated[
-    str | None, typer.Option("--forget-node", metavar="NAME", help="Forget a machine that is gone for good.")
-]
 
 
 @app.command("devices", epilog="vlm-assets devices --take-back GPU-1")
 def devices_command(
-    home: Home = None, take_back: TakeBack = None, forget_node: ForgetNode = None, as_json: AsJson = False
+    home: Home = None,
+    take_back: Annotated[str | None, typer.Option(help="Use a device again that was left out.")] = None,
+    forget_node: Annotated[str | None, typer.Option(help="Forget a machine that is gone for good.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the devices: free, held, failed before, or left out.
 
     Also by which run they are held, and which have a model server. Of a cluster, those of all nodes.
     """
-    from vlm_assets.config.resource_settings import build_gpu
-
     current = chosen_settings(home)
     gpu = build_gpu(current)
     if take_back is not None:
@@ -181,12 +157,6 @@ def devices_command(
 
 
 def _of_cluster(settings: Settings, forget: str | None, *, as_json: bool) -> None:
-    from resources.devices.left_out import LeftOutDevices
-    from resources.state.nodes import DEAD_SECONDS, Nodes
-    from resources.state.workers import Workers
-    from resources.store.store_claim import forget_machine
-    from vlm_assets.config.resource_settings import control_state
-
     state = control_state(settings)
     nodes = Nodes(state)
     if forget is not None:

@@ -10,29 +10,33 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from vlm_assets.catalog.ingest import IngestProgress
+from resources.store.bucket import place_of
+from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
+from vlm_assets.catalog.image_root import ImageRoot
+from vlm_assets.catalog.ingest import IngestProgress, close_tail, ingest
 from vlm_assets.catalog.ingest import Progress as TellProgress
+from vlm_assets.catalog.listing import ReadingOptions
 from vlm_assets.config.engine_choice import require_models
-from vlm_assets.config.settings import CHECKOUT, EXAMPLE, PREFIX
+from vlm_assets.config.resource_settings import build_gpu, device_slots
+from vlm_assets.config.settings import CHECKOUT, EXAMPLE, PREFIX, Settings
+from vlm_assets.operate.dagster_server.api import reload_running
 from vlm_assets.operate.terminal import (
     AsJson,
     CommandError,
     Home,
     Port,
+    TerminalConsole,
     app,
     chosen_settings,
     say,
     say_as_json,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from vlm_assets.config.settings import Settings
 
 PROPERTIES = 240
 RANGE_SIZE = 20
@@ -78,10 +82,7 @@ def demo_command(
     With VLM_ASSETS_SOURCE set, new properties of that source are taken in first. Without it, the command goes
     on with the home's catalogue; a home without a catalogue gets the example.
     """
-    from vlm_assets.catalog.ingest import close_tail
-    from vlm_assets.catalog.ingest import ingest as take_in
-    from vlm_assets.config.resource_settings import device_slots
-    from vlm_assets.operate.run import run_backfill
+    from vlm_assets.operate.run import run_backfill  # with Dagster, which an ingest does without
 
     current = chosen_settings(home)
     of_example = current.source is None and _is_of_example(current.home)
@@ -93,7 +94,7 @@ def demo_command(
     require_models(current)
     if current.source is not None:
         with shown_progress() as progress:
-            report = take_in(
+            report = ingest(
                 current.source,
                 current.home,
                 range_size=range_size or current.range_size,
@@ -130,11 +131,10 @@ def _take_in_example(settings: Settings, properties: int, range_size: int | None
             " Give the example a home of its own: --home DIR."
         )
     from examples.rendered_properties import write_example
-    from vlm_assets.catalog.ingest import ingest as take_in
 
     say(f"Example: {properties} properties with seed {seed} in {settings.home / EXAMPLE} ...")
     listing = write_example(settings.home, properties=properties, seed=seed)
-    report = take_in(listing, settings.home, range_size=range_size or RANGE_SIZE, close=True)
+    report = ingest(listing, settings.home, range_size=range_size or RANGE_SIZE, close=True)
     for sentence in report.sentences():
         say(sentence)
 
@@ -144,8 +144,6 @@ def _devices(settings: Settings) -> str:
 
     A partition of the example is start-up and little else, which keeps no more than one core busy.
     """
-    from vlm_assets.config.resource_settings import build_gpu
-
     slots = max(len(found := build_gpu(settings).find()), min(len(os.sched_getaffinity(0)), _MOST_SLOTS))
     on_cpu = all(one.kind == "cpu" for one in found)
     return f"cpu:{slots}" if settings.devices == "auto" and on_cpu else settings.devices
@@ -160,9 +158,6 @@ def _accuracy(settings: Settings) -> str:
 
 def _is_of_example(home: Path) -> bool:
     """Whether the home's catalogue is of the example, or there is none yet. Raises CatalogError."""
-    from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-    from vlm_assets.catalog.image_root import ImageRoot
-
     try:
         catalog = Catalog.open(home)
     except CatalogMissingError:
@@ -256,10 +251,6 @@ def ingest_command(
     as_json: AsJson = False,
 ) -> None:
     """Take properties into the catalogue. What is in it already never moves."""
-    from resources.store.bucket import place_of
-    from vlm_assets.catalog.ingest import ingest as take_in
-    from vlm_assets.catalog.listing import ReadingOptions
-
     delimiter = "\t" if delimiter == "tab" else delimiter
     if delimiter is not None and len(delimiter) != 1:
         raise typer.BadParameter("The delimiter is one character, or the word tab.")
@@ -267,7 +258,7 @@ def ingest_command(
         raise typer.BadParameter("The image separator has at least one character.")
     current = chosen_settings(home)
     with shown_progress() as progress:
-        report = take_in(
+        report = ingest(
             place_of(source),
             current.home,
             range_size=range_size or current.range_size,
@@ -282,8 +273,7 @@ def ingest_command(
         )
     said = list(report.sentences())
     if report.new_ranges:
-        from vlm_assets.operate.dagster_server.api import reload_running
-        from vlm_assets.operate.plan import range_size_advice
+        from vlm_assets.operate.plan import range_size_advice  # with Dagster
 
         said.append(reload_running(current.dagster_home))
         images = min(report.images_listed / max(1, report.listed), current.max_images)
@@ -300,10 +290,6 @@ def ingest_command(
 @contextmanager
 def shown_progress() -> Iterator[TellProgress]:
     """A progress bar on the terminal; without a terminal, a line every half minute. Both on stderr."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    from vlm_assets.operate.terminal_console import TerminalConsole
-
     console = TerminalConsole(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),

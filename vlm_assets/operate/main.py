@@ -60,7 +60,7 @@ COMMANDS: Final = {
     "settings": ("operate.main", "List every setting, its value and what it means."),
     "show": ("operate.property_view", "Show one property: images, description, errors, files."),
     "status": ("operate.status_view", "Say where every partition stands, and what is left."),
-    "try": ("operate.trial_view", "Describe a few properties: the answers, the rate, what all would take."),
+    "try": ("operate.measurement", "Describe a few properties: the answers, the rate, what all would take."),
     "withdraw": ("operate.withdraw", "Remove properties for good, from files, versions and journals."),
 }
 """Each command's module, and the first line of its help."""
@@ -158,8 +158,8 @@ def settings_command(as_json: AsJson = False) -> None:
     for name, field in type(current).model_fields.items():
         value = getattr(current, name)
         plain = value if isinstance(value, bool | int | float | None) else str(value)
-        is_set = name in current.model_fields_set
-        listed[f"{PREFIX}{name.upper()}"] = {"value": plain, "set": is_set, "meaning": field.description}
+        is_set, meaning = name in current.model_fields_set, " ".join((field.description or "").split())
+        listed[f"{PREFIX}{name.upper()}"] = {"value": plain, "set": is_set, "meaning": meaning}
     if as_json:
         say_as_json(listed)
         return

@@ -1,8 +1,7 @@
 """Measurements that are kept: what describing takes here, and what a whole run takes beside describing.
 
-What lives here: keeping a trial under everything that decides its rate, finding the one that fits the
-settings of now, and real runs of small partitions in a home of their own. What does not: describing the
-sample (``trial.py``), and what follows for a catalogue (``plan.py``).
+``vlm-assets try`` describes a sample (``trial.py``), which is kept under everything that decides its rate.
+``plan.py``, which says what follows for a catalogue, has small partitions run in a home of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
+
+import typer
 
 from resources.devices.find import Device, named
 from resources.devices.resource import GpuResource
@@ -33,8 +34,20 @@ from resources.store.bucket import place_of
 from vlm_assets.assets.fingerprint import description_parts, digest_of
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import PREFIX, Settings, of_env_file
-from vlm_assets.operate.terminal import CommandError
+from vlm_assets.operate.terminal import (
+    AsJson,
+    CommandError,
+    Home,
+    app,
+    chosen_settings,
+    counted,
+    duration,
+    say,
+    say_as_json,
+)
 from vlm_assets.operate.trial import Trial, run_trial, sample
 
 _OLD_SECONDS: Final = 24 * 3600.0
@@ -338,3 +351,58 @@ def _name(settings: Settings, model: VisionLanguageModel, device: str) -> str:
     meaning = description_parts(settings, model)
     chosen = [_engine(model), settings.batch_size, settings.batch_images, settings.decode_workers, device]
     return digest_of({"meaning": meaning, "chosen": chosen})
+
+
+Limit = Annotated[int, typer.Option(min=1, help="Properties to describe.")]
+
+
+@app.command("try", epilog="vlm-assets try --limit 20")
+def try_command(home: Home = None, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """Describe a few properties: the answers, the rate, what all would take.
+
+    No partition is made.
+    What was measured is kept for `vlm-assets plan`.
+    """
+    current = chosen_settings(home)
+    catalog = Catalog.open(current.home)
+    require_models(current)
+    gpu, model = build_gpu(current), build_vision_language_model(current)
+    trial = run_trial(current, catalog, gpu, model, limit=limit)
+    keep_trial(current, model, trial)
+    if as_json:
+        figures = ("properties_per_second", "images_per_second", "days", "disk_bytes")
+        say_as_json(asdict(trial) | {name: getattr(trial, name) for name in figures})
+    else:
+        _show(trial)
+
+
+def _show(trial: Trial) -> None:
+    for one in trial.described:
+        say(one.property_id, bold=True)
+        if one.description is None:
+            say(f"  failed ({one.error_kind}): {one.error}")
+        else:
+            for name, value in one.description.items():
+                say(f"  {name}: {value}")
+        if (reason := trial.not_used.get(one.property_id)) is not None:
+            say(f"  shown with {one.images_seen} images only: {reason}")
+        for failure in one.images_failed:
+            say(f"  image left out ({failure.kind}): {failure.error}")
+    say(
+        f"\n{len(trial.described)} properties in {trial.seconds:.1f} s on {trial.device}:"
+        f" {trial.properties_per_second:.2f} properties/s, {trial.images_per_second:.1f} images/s"
+        f" (in partitions of {trial.partition_rows}, starts of processes and models included;"
+        f" the model loaded in {trial.load_seconds:.1f} s)"
+    )
+    asked = [one for one in trial.described if one.prompt_tokens]
+    prompts = [one.prompt_tokens / one.attempts for one in asked] or [0.0]
+    say(
+        f"A property's images and prompt are {sum(prompts) / len(prompts):,.0f} tokens here,"
+        f" {max(prompts):,.0f} at most."
+        + ("" if trial.image_tokens is None else f" As set, at most: {trial.image_tokens.sentence()}.")
+    )
+    say(
+        f"All {trial.catalogue_rows} would take {duration(86_400 * trial.days)} on"
+        f" {counted(trial.devices, 'devices')} like it, and {trial.disk_bytes / 1e6:,.1f} MB of disk"
+        " for the descriptions and their second copies."
+    )

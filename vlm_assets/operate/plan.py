@@ -1,8 +1,7 @@
 """What describing the rest of a catalogue will take: days, cost, disk, failures, and what to set.
 
-What lives here: the arithmetic from a measurement and a catalogue, keeping the prediction, and comparing it
-with what the run then took. What does not: measuring (``measurement.py``), and the rate of a run that is
-under way (``expected_cost.py``).
+The arithmetic from a measurement (``measurement.py``) and a catalogue; the prediction is kept, and compared
+with what the run then took.
 """
 
 from __future__ import annotations
@@ -25,12 +24,18 @@ import pyarrow.parquet as pq
 import typer
 
 from resources.engine.batch_sizes import BATCH_SECONDS
+from resources.engine.protocol import ModelLoadError
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.publishing_errors import RecordDamagedError
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_assets.assets.published_rows import PublishedRows
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.resource_settings import (
+    build_gpu,
+    build_text_embedding_model,
+    build_vision_language_model,
+)
 from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.operate.expected_cost import GAP_SECONDS, ExpectedCost
 from vlm_assets.operate.measurement import (
@@ -68,19 +73,9 @@ RAY_SECONDS: Final = 8.0
 _SPREAD_AT_LEAST: Final = 0.03
 """A machine is not faster or slower by less than this from day to day."""
 
-_ROUND: Final = (1, 2, 3, 5)
-
 _SECONDS_A_DAY: Final = 86_400.0
 
 _KEPT: Final = 100
-
-
-@dataclass(frozen=True)
-class WhatIf:
-    """Days with so many devices, under one measurement. row: which it is, for people."""
-
-    row: str
-    days: Mapping[int, float]
 
 
 @dataclass(frozen=True)
@@ -118,8 +113,9 @@ class Plan:
     None without a price. failures_expected: of devices or machines. no_failure: the odds that there is none.
     days_lost: work done twice because of them, on one device. commit_seconds_best: after Young and Daly;
     commit_cost: share of the time that commits and lost work cost with it, and as set. range_size: properties
-    from which start-up is at most 2% of a partition. disk_bytes: of all results with their second copies.
-    read_bytes, written_bytes: of images and results, which are the traffic where they lie on S3.
+    from which start-up is at most 2% of a partition. disk_bytes: of all results with their second copies;
+    read_bytes: of the images; they are the traffic where both lie on S3. what_if: by measurement, days with
+    so many devices.
     """
 
     properties: int
@@ -145,8 +141,7 @@ class Plan:
     disk_bytes: float
     disk_free_bytes: int
     read_bytes: int
-    written_bytes: float
-    what_if: tuple[WhatIf, ...]
+    what_if: Mapping[str, Mapping[int, float]]
     measured: Measurement = field(repr=False)
     keys: tuple[str, ...] = field(repr=False, default=())
     notes: tuple[str, ...] = ()
@@ -154,7 +149,7 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the partitions' keys."""
-        content = asdict(replace(self, keys=()))
+        content = asdict(self)
         del content["keys"]
         if self.compared is not None:
             content["compared"]["off"] = self.compared.off
@@ -187,16 +182,8 @@ class Pace:
             base = measured.start_seconds + measured.load_seconds
             return cls(base, each, base, cpu, cores)
         base, shared = max(0.0, run.alone_seconds - run.images * each), run.alone_seconds / run.seconds
-        return cls(
-            base,
-            each,
-            base,
-            cpu,
-            cores,
-            between_seconds=run.between_seconds * shared,
-            devices=run.devices,
-            shared=min(1.0, shared),
-        )
+        between = run.between_seconds * shared
+        return cls(base, each, base, cpu, cores, between, devices=run.devices, shared=min(1.0, shared))
 
     def speed(self, at_once: float) -> float:
         """Of each of so many devices of a machine at work, against one alone: they share its cores."""
@@ -255,8 +242,13 @@ class StartUp:
 
     @property
     def range_size(self) -> int:
-        """The fewest properties, rounded up, with which start-up takes START_SHARE of the time at most."""
-        return _rounded_up((1 / START_SHARE - 1) * self.seconds / self.a_property)
+        """The fewest properties with which start-up takes START_SHARE of the time at most.
+
+        Rounded up to 1, 2, 3 or 5 times a power of ten.
+        """
+        fewest = max(1.0, (1 / START_SHARE - 1) * self.seconds / self.a_property)
+        power = int(10 ** math.floor(math.log10(fewest)))
+        return next(step * power for step in (1, 2, 3, 5, 10) if step * power >= fewest)
 
 
 def range_size_advice(settings: Settings, range_size: int, images_a_property: float) -> str | None:
@@ -310,13 +302,15 @@ def make_plan(
     total = seconds + lost / max(1, working)
     low, high = _band(settings, measured, seconds, failures, again / max(1, working))
     best = best_commit_seconds(measured.commit_seconds, mtbf)
-    row_bytes = measured.row_bytes + 4.0 * (vector_width or 0)
-    written = COPIES * row_bytes * properties
-    sizes = [len(one) for one in catalog.ranges] or [catalog.rows]
     starting = StartUp.of(settings, measured, images / max(1, properties))
-    usual = max(sizes)
-    hours = working / 3600.0 * (price_per_hour or 0.0)
-    priced = price_per_hour is not None
+    usual = max((len(one) for one in catalog.ranges), default=catalog.rows)
+    price = None if price_per_hour is None else working / 3600.0 * price_per_hour  # of a second
+    disk = os.statvfs(settings.home)
+    with pq.ParquetFile(catalog.path) as file:
+        # Bytes of all images that are shown, as they were when they were catalogued.
+        batches = file.iter_batches(columns=["image_bytes"], batch_size=65_536)
+        shown = (pc.list_slice(one.column(0), 0, settings.max_images) for one in batches)
+        image_bytes = sum(pc.sum(pc.list_flatten(one)).as_py() or 0 for one in shown)
     return Plan(
         properties=properties,
         images=images,
@@ -326,8 +320,8 @@ def make_plan(
         days=total / _SECONDS_A_DAY,
         days_band=(low / _SECONDS_A_DAY, high / _SECONDS_A_DAY),
         finish=time.time() + total,
-        cost=total * hours if priced else None,
-        cost_band=(low * hours, high * hours) if priced else None,
+        cost=None if price is None else total * price,
+        cost_band=None if price is None else (low * price, high * price),
         failures_expected=failures,
         no_failure=math.exp(-failures),
         days_lost=lost / _SECONDS_A_DAY,
@@ -338,11 +332,10 @@ def make_plan(
         range_size=starting.range_size,
         range_size_now=usual,
         start_share_now=starting.share(usual),
-        disk_bytes=written,
-        disk_free_bytes=_free_bytes(settings),
-        read_bytes=round(_image_bytes(settings, catalog) * properties / max(1, catalog.rows)),
-        written_bytes=written,
-        what_if=_what_if(settings, [one for _, one in left.values()], measured, devices_here),
+        disk_bytes=COPIES * (measured.row_bytes + 4.0 * (vector_width or 0)) * properties,
+        disk_free_bytes=disk.f_bavail * disk.f_frsize,
+        read_bytes=round(image_bytes * properties / max(1, catalog.rows)),
+        what_if=_what_if(settings, [one for _, one in left.values()], measured, max(1, devices_here)),
         measured=measured,
         keys=tuple(left),
         notes=tuple(_notes(measured, catalog, vector_width)),
@@ -385,16 +378,6 @@ def _all_images(settings: Settings, catalog: Catalog) -> dict[str, tuple[int, in
     return {one.key: (len(one), whole[one.key]) for one in catalog.ranges}
 
 
-def _image_bytes(settings: Settings, catalog: Catalog) -> int:
-    """Bytes of all images that are shown, as they were when they were catalogued."""
-    total = 0
-    with pq.ParquetFile(catalog.path) as file:
-        for batch in file.iter_batches(columns=["image_bytes"], batch_size=65_536):
-            shown = pc.list_slice(batch.column(0), 0, settings.max_images)
-            total += pc.sum(pc.list_flatten(shown)).as_py() or 0
-    return total
-
-
 def _band(
     settings: Settings, measured: Measurement, seconds: float, failures: float, again: float
 ) -> tuple[float, float]:
@@ -417,41 +400,25 @@ def _band(
 
 def _what_if(
     settings: Settings, images: Sequence[int], measured: Measurement, devices_here: int
-) -> tuple[WhatIf, ...]:
-    """A row for each measurement that is kept: other models, pixels and batches are known once tried."""
+) -> dict[str, dict[int, float]]:
+    """Days for each measurement that is kept: other models, pixels and batches are known once tried."""
     others = [one for one in kept(settings) if one.name != measured.name]
-    rows = []
+    found = {}
     for one in (measured, *others):
-        # One that was only tried lacks a run of its own: beside describing, a run takes about the same.
-        pace = Pace.of(one if one.run is not None else replace(one, run=_beside(measured, one)))
-        here = max(1, devices_here)
-        days = {
-            count: pace.seconds(images, count, machines=1.0 if _is_cpu(one) else max(1.0, count / here))
-            / _SECONDS_A_DAY
-            for count in DEVICES
+        run = one.run
+        if run is None and measured.run is not None:
+            # One that was only tried lacks a run of its own: beside describing, a run takes about the same.
+            slower = measured.run.images * (one.seconds_an_image - measured.seconds_an_image)
+            seconds, alone = measured.run.seconds + slower, measured.run.alone_seconds + slower
+            run = replace(measured.run, seconds=max(0.1, seconds), alone_seconds=max(0.1, alone))
+        pace = Pace.of(replace(one, run=run))
+        machines = {count: 1.0 if _is_cpu(one) else max(1.0, count / devices_here) for count in DEVICES}
+        name = one.model.rstrip("/").rpartition("/")[2] or one.model
+        sized = f"{one.max_pixels:,} pixels, batches of {one.batch_images} images"
+        found[f"{name}, {sized}, {one.engine}, {one.device}"] = {
+            count: pace.seconds(images, count, machines=of) / _SECONDS_A_DAY for count, of in machines.items()
         }
-        rows.append(WhatIf(_row_name(one), days))
-    return tuple(rows)
-
-
-def _beside(measured: Measurement, other: Measurement) -> MeasuredRun | None:
-    """The runs of one measurement as they would be with the other one's images."""
-    run = measured.run
-    if run is None:
-        return None
-    slower = run.images * (other.seconds_an_image - measured.seconds_an_image)
-    return replace(
-        run,
-        seconds=max(0.1, run.seconds + slower),
-        alone_seconds=max(0.1, run.alone_seconds + slower),
-    )
-
-
-def _row_name(one: Measurement) -> str:
-    name = one.model.rstrip("/").rpartition("/")[2] or one.model
-    return (
-        f"{name}, {one.max_pixels:,} pixels, batches of {one.batch_images} images, {one.engine}, {one.device}"
-    )
+    return found
 
 
 def _notes(measured: Measurement, catalog: Catalog, vector_width: int | None) -> list[str]:
@@ -472,19 +439,6 @@ def _notes(measured: Measurement, catalog: Catalog, vector_width: int | None) ->
 
 def _is_cpu(measured: Measurement) -> bool:
     return measured.device.startswith("cpu-")
-
-
-def _rounded_up(value: float) -> int:
-    """The next of 1, 2, 3 and 5 times a power of ten."""
-    if value <= 1:
-        return 1
-    power = int(10 ** math.floor(math.log10(value)))
-    return next((step * power for step in _ROUND if step * power >= value), 10 * power)
-
-
-def _free_bytes(settings: Settings) -> int:
-    disk = os.statvfs(settings.home)
-    return disk.f_bavail * disk.f_frsize
 
 
 def keep_prediction(settings: Settings, plan: Plan) -> None:
@@ -598,21 +552,19 @@ vlm-assets plan
 vlm-assets plan --devices 8 --price-per-hour 1.80
 vlm-assets plan --json"""
 
-Devices = Annotated[
-    int | None, typer.Option(min=1, help="Devices that work; default: those of this machine.")
-]
-Price = Annotated[float | None, typer.Option(min=0.0, help="Of one device for an hour, in any currency.")]
-Limit = Annotated[
-    int | None, typer.Option(min=1, help="Properties to measure with, where nothing is measured yet.")
-]
-
 
 @app.command("plan", epilog=_EXAMPLES)
 def plan_command(
     home: Home = None,
-    devices: Devices = None,
-    price_per_hour: Price = None,
-    limit: Limit = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Devices that work; default: those of this machine.")
+    ] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option(min=0.0, help="Of one device for an hour, in any currency.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Properties to measure with, where nothing is measured yet.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what describing the rest will take: days, cost, disk, failures.
@@ -622,13 +574,6 @@ def plan_command(
     written.
     The prediction is kept, and compared with the run when that is over.
     """
-    from resources.engine.protocol import ModelLoadError
-    from vlm_assets.config.resource_settings import (
-        build_gpu,
-        build_text_embedding_model,
-        build_vision_language_model,
-    )
-
     current = chosen_settings(home)
     catalog = Catalog.open(current.home)
     require_models(current)
@@ -665,23 +610,23 @@ def plan_command(
 
 def lines(plan: Plan) -> list[str]:
     """The plan in sentences."""
-    days = 86_400.0
-    low, high = (duration(one * days) for one in plan.days_band)
+    low, high = (duration(one * _SECONDS_A_DAY) for one in plan.days_band)
+    finish = datetime.fromtimestamp(plan.finish).astimezone().strftime("%Y-%m-%d %H:%M")
     what = "Everything is described; all of it anew" if plan.is_anew else "What is left"
     said = [
         f"{what}: {plan.properties:,} properties with {plan.images:,} images in"
         f" {counted(plan.partitions, 'partitions')}.",
         f"Time: {low} to {high} on {counted(plan.devices, 'devices')}, most likely"
-        f" {duration(plan.days * days)}: done {_clock(plan.finish)} if it starts now.",
+        f" {duration(plan.days * _SECONDS_A_DAY)}: done {finish} if it starts now.",
     ]
     if plan.cost is not None and plan.cost_band is not None:
         said.append(f"Cost: {plan.cost_band[0]:,.2f} to {plan.cost_band[1]:,.2f}.")
     said += [
         f"Disk: {_size(plan.disk_bytes)} with second copies; {_size(plan.disk_free_bytes)} are free.",
         f"Traffic, where images and results lie on S3: {_size(plan.read_bytes)} read,"
-        f" {_size(plan.written_bytes)} written.",
+        f" {_size(plan.disk_bytes)} written.",
         f"Failures of devices or machines: {plan.failures_expected:.2g} expected, {plan.no_failure:.0%} odds"
-        f" of none; work done twice: {duration(plan.days_lost * days)} of one device.",
+        f" of none; work done twice: {duration(plan.days_lost * _SECONDS_A_DAY)} of one device.",
         f"Commits: every {plan.commit_seconds_best:,.0f} s wastes least ({plan.commit_cost_best:.3%} of the"
         f" time; {PREFIX}COMMIT_SECONDS={plan.commit_seconds:.0f} wastes {plan.commit_cost:.3%} and loses"
         " less by a kill).",
@@ -689,17 +634,13 @@ def lines(plan: Plan) -> list[str]:
         f" {plan.range_size_now:,} as it is now, {plan.start_share_now:.0%}.",
         "What if (days on so many devices; `vlm-assets try` with other settings adds a row):",
     ]
-    for row in plan.what_if:
-        table = ", ".join(f"{count}: {one:.3g}" for count, one in row.days.items())
-        said.append(f"  {row.row}\n    {table}")
+    for row, of_row in plan.what_if.items():
+        table = ", ".join(f"{count}: {one:.3g}" for count, one in of_row.items())
+        said.append(f"  {row}\n    {table}")
     said += [f"Note: {one}" for one in plan.notes]
     if plan.compared is not None:
         said.append(f"The last plan: {plan.compared.sentence()}")
     return said
-
-
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def _size(size: float) -> str:

@@ -25,6 +25,7 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.publishing_errors import NotPublishedError, PublishedError
 from resources.publishing.record import PublishedRecord
 from resources.publishing.stored import StoredPartitions
+from resources.state.workers import Workers
 from resources.storage import files
 from resources.store.bucket import S3Folder
 from resources.store.stored_journal import (
@@ -39,9 +40,16 @@ from vlm_assets.assets.stored_settings import accept_settings as forget_settings
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.catalog.stored_catalog import pull_catalog
+from vlm_assets.config.resource_settings import (
+    build_gpu,
+    build_text_embedding_model,
+    build_vision_language_model,
+    control_state,
+)
 from vlm_assets.config.settings import Settings
 from vlm_assets.operate.audit import Audit, audit
-from vlm_assets.operate.dagster_server.api import DagsterApi
+from vlm_assets.operate.dagster_server.api import LAUNCHED_BY, DagsterApi
+from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.terminal import (
     AsJson,
     Deep,
@@ -80,8 +88,6 @@ _OF_THE_FILES = frozenset(
     {Kind.FILE, Kind.SECOND_COPY, Kind.RECORD_COPY, Kind.COLUMNS, Kind.IDS, Kind.MIXED, Kind.PENDING}
 )
 _OF_THE_ROWS = frozenset({Kind.COLUMNS, Kind.IDS, Kind.MIXED})
-
-_LAUNCHED_BY = "vlm-assets/launched-by"
 
 _RUN_OPTIONS = {Way.COMPUTE: "recompute", Way.RETRY_FAILED: "retry_failed"}
 
@@ -260,21 +266,6 @@ def recomputations(repairs: Iterable[Repair], descriptions: str, embeddings: str
     return [Recomputation(dict(ways), tuple(keys)) for ways, keys in groups.items()]
 
 
-def launch(api: DagsterApi, wanted: Sequence[Recomputation]) -> list[str]:
-    """Launch one backfill for each; says which. Raises DagsterApiError."""
-    said = []
-    for one in wanted:
-        title = f"repair: {len(one.keys)} partitions"
-        backfill = api.launch_backfill(
-            one.assets, one.keys, title=title, tags={_LAUNCHED_BY: "repair"}, run_config=one.run_config
-        )
-        said.append(
-            f"Launched backfill {backfill} of {len(one.keys)} partitions ({', '.join(one.assets)}):"
-            f" {api.url}/runs/b/{backfill}"
-        )
-    return said
-
-
 @dataclass(frozen=True)
 class Loss:
     """A journal that cannot be opened without giving rows up; ``error`` says which, and where to look."""
@@ -365,7 +356,6 @@ def _partitions(
     from vlm_assets.assets.partition import Partition
     from vlm_assets.assets.property_descriptions import DescriptionWork
     from vlm_assets.assets.property_embeddings import EmbeddingWork
-    from vlm_assets.config.resource_settings import build_text_embedding_model, build_vision_language_model
 
     described = DescriptionWork.of(settings, catalog, wanted, build_vision_language_model(settings))
     yield (
@@ -471,8 +461,8 @@ def repair_command(
 
 def _repair(current: Settings, found: Audit, repairs: Sequence[Repair], tell: Callable[[str], None]) -> bool:
     """Do the repairs; returns whether all are done."""
-
-    running = _running(current)
+    holders = build_gpu(current).leases().holders()
+    running = {held.record.holder.partition for held in holders if held.record}
     for key in sorted({one.key for one in repairs if one.key in running}):
         tell(f"{key} is left to the run that works on it now; look again when it has ended.")
     left = [one for one in repairs if one.key not in running]
@@ -481,16 +471,7 @@ def _repair(current: Settings, found: Audit, repairs: Sequence[Repair], tell: Ca
     return done and computed and len(left) == len(repairs)
 
 
-def _running(current: Settings) -> frozenset[str]:
-    """Partitions that a process works on now."""
-    from vlm_assets.config.resource_settings import build_gpu
-
-    holders = build_gpu(current).leases().holders()
-    return frozenset(held.record.holder.partition for held in holders if held.record)
-
-
 def _put_right(current: Settings, repairs: Sequence[Repair], tell: Callable[[str], None]) -> bool:
-
     done = True
     for one in repairs:
         try:
@@ -504,27 +485,32 @@ def _put_right(current: Settings, repairs: Sequence[Repair], tell: Callable[[str
 
 
 def _compute(current: Settings, found: Audit, repairs: Sequence[Repair], tell: Callable[[str], None]) -> bool:
-    from vlm_assets.operate.dagster_server.home import running_address
-
     if not repairs:
         return True
     wanted = recomputations(repairs, *found.assets)
     address = running_address(current.dagster_home)
-    if address is not None:
-        for sentence in launch(DagsterApi(address), wanted):
-            tell(sentence)
-        return True
-    keys = sample({key for one in wanted for key in one.keys})
-    tell(
-        f"Not computed, for no Dagster runs on this home: {keys}. Start `vlm-assets serve` and repair again."
-    )
-    return False
+    if address is None:
+        keys = sample({key for one in wanted for key in one.keys})
+        tell(
+            f"Not computed, for no Dagster runs on this home: {keys}. `vlm-assets serve`, then repair again."
+        )
+        return False
+    for one in wanted:
+        backfill = DagsterApi(address).launch_backfill(
+            one.assets,
+            one.keys,
+            title=f"repair: {len(one.keys)} partitions",
+            tags={LAUNCHED_BY: "repair"},
+            run_config=one.run_config,
+        )
+        tell(
+            f"Launched backfill {backfill} of {len(one.keys)} partitions ({', '.join(one.assets)}):"
+            f" {address}/runs/b/{backfill}"
+        )
+    return True
 
 
 def _accept_loss(current: Settings, key: str, yes: bool) -> int:
-    from resources.state.workers import Workers
-    from vlm_assets.config.resource_settings import control_state
-
     working = [one for one in Workers(control_state(current)).living() if one.partition == key]
     if working:
         say(f"Run {working[0].run_id} works on {key} on {working[0].host}. Nothing was changed.")

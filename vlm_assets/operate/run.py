@@ -20,7 +20,9 @@ from vlm_assets.assets.published_rows import unpublished_failures
 from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
+from vlm_assets.catalog.ingest import close_tail
 from vlm_assets.config.engine_choice import require_models
+from vlm_assets.config.resource_settings import device_slots
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.operate.backfill import ASSETS, Backfill, BackfillSummary, ProgressLine, where_to_click
 from vlm_assets.operate.dagster_server.api import DagsterApi, reload_running
@@ -35,8 +37,7 @@ from vlm_assets.operate.dagster_server.server import (
 )
 from vlm_assets.operate.dagster_server.server import serve as serve_home
 from vlm_assets.operate.status import Status, read_status
-from vlm_assets.operate.terminal import Home, Port, Yes, agreed, app, chosen_settings, say
-from vlm_assets.operate.terminal_console import TerminalConsole
+from vlm_assets.operate.terminal import Home, Port, TerminalConsole, Yes, agreed, app, chosen_settings, say
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM before all was done."""
@@ -134,8 +135,6 @@ def run_partitions(
 
     The arguments, exit codes and errors of ``run_backfill``.
     """
-    from vlm_assets.config.resource_settings import device_slots
-
     address = running_address(settings.dagster_home)
     if address is not None:
         return _run_in_running(address, home=settings.home, keys=keys, run_config=run_config, console=console)
@@ -250,8 +249,6 @@ def run_command(
     """
     if bool(keys) + failed + missing > 1:
         raise typer.BadParameter("Give keys, or --failed, or --missing: one of the three.")
-    from vlm_assets.catalog.ingest import close_tail
-
     current = chosen_settings(home)
     require_models(current)
     status = read_status(current, Catalog.open(current.home))
@@ -335,7 +332,6 @@ def serve_command(home: Home = None, port: Port = 3000) -> None:
 
     Until SIGTERM or Ctrl-C.
     """
-    from vlm_assets.config.resource_settings import device_slots
     from vlm_assets.operate.doctor import examine
 
     current = chosen_settings(home)

@@ -19,7 +19,15 @@ from rich.text import Text
 from vlm_assets.assets.partition_state import MEANING, State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.status import PartitionStatus, Status, read_status
-from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, say_json, with_home
+from vlm_assets.operate.terminal import (
+    AsJson,
+    Home,
+    TerminalConsole,
+    app,
+    chosen_settings,
+    say_json,
+    with_home,
+)
 
 SHOWN = 12
 """Partitions listed for people; the rest is counted, and ``--json`` lists all."""
@@ -218,8 +226,6 @@ def status_command(
 
     Also in which order it runs. Reads what is on disk.
     """
-    from vlm_assets.operate.terminal_console import TerminalConsole
-
     current = chosen_settings(home)
 
     def read() -> Status:

@@ -14,11 +14,14 @@ import re
 import shlex
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 from vlm_assets.config.settings import PREFIX, Settings, load_settings
 
@@ -62,6 +65,19 @@ def say(text: object = "", *, err: bool = False, **style: Any) -> None:
 def say_json(text: str) -> None:
     """Write JSON, or another text for programs, as it is but for what a terminal would obey."""
     typer.secho(visible(text))  # noqa: TID251 - here is where it is escaped
+
+
+class TerminalConsole(Console):
+    """A rich console that shows control and bidirectional characters escaped, whatever is printed."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """A string as it is laid out: escaped before its width is measured."""
+        return super().render_str(visible(with_home(text)), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The pieces of anything printed. Only rich's own control segments steer the cursor."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
 class CommandError(Exception):

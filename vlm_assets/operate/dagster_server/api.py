@@ -17,6 +17,9 @@ from typing import Any
 
 from vlm_assets.operate.dagster_server.home import running_address
 
+LAUNCHED_BY = "vlm-assets/launched-by"
+"""Tag of a backfill: which command launched it."""
+
 _SECONDS = 60.0
 
 

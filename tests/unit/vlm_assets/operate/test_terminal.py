@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 import vlm_assets
 from vlm_assets.operate import main as cli
-from vlm_assets.operate.terminal import say, visible, visible_line
-from vlm_assets.operate.terminal_console import TerminalConsole
+from vlm_assets.operate.terminal import TerminalConsole, say, visible, visible_line
 
 EVIL = "\x1b]0;owned\x07\u202eevil\x9b2J\x7f\r"
 TURNS_AROUND = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}

@@ -23,7 +23,7 @@ from vlm_assets.operate.dagster_server.home import (
     set_databases_aside,
 )
 from vlm_assets.operate.dagster_server.server import prepare_home
-from vlm_assets.operate.terminal_console import TerminalConsole
+from vlm_assets.operate.terminal import TerminalConsole
 
 
 def test_prepared_home_has_settings_and_the_pool_limit(tmp_path: Path) -> None:
