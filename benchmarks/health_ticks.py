@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.sensor_ticks import write_history
-from resources.publishing.record import PartitionVersions, PublishedRecord
+from resources.publishing.partition_files import PartitionVersions, PublishedRecord
 from sensors import published_file_drift
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.assets.property_descriptions import description_rows

@@ -30,9 +30,8 @@ _STORAGE_FAILED = frozenset(
         "SegmentUnreadableError",
         "JournalLossError",
         "RecordDamagedError",
-        "PublishedFileDamagedError",
+        "FileDamagedError",
         "CannotRestoreError",
-        "DigestMismatchError",
         "DurableWriteError",
         "OSError",
     }

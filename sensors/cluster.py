@@ -19,7 +19,7 @@ import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.publishing.publishing_errors import PublishedError
+from resources.publishing.partition_files import PublishedError
 from resources.publishing.stored import StoredPartitions
 from resources.state.nodes import DEAD_SECONDS, SILENT_SECONDS, Look, Node, Nodes
 from resources.store.bucket import StoreAwayError, StoreError

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.publishing.verification import PUBLISHED_FILE
+from resources.publishing.partition_files import PUBLISHED_FILE
 from resources.state.database import ControlState
 from resources.state.tables import drift_snapshots
 from resources.state.workers import Workers

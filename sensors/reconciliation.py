@@ -15,9 +15,8 @@ from dataclasses import asdict
 import dagster as dg
 
 from resources.processes import ProcessIdentity
+from resources.publishing.partition_files import PublishedRecord, RecordDamagedError
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.publishing_errors import RecordDamagedError
-from resources.publishing.record import PublishedRecord
 from resources.state.workers import Workers
 from resources.storage.layout import AssetFolders
 from sensors.dagster_facts import DagsterFacts

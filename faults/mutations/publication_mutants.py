@@ -7,12 +7,11 @@ from faults.mutations.mutant import Mutant
 _ROWS = "resources/publishing/partition_rows.py"
 _FILES = "resources/publishing/partition_files.py"
 _PUBLISHED = "resources/publishing/published.py"
-_VERIFICATION = "resources/publishing/verification.py"
 
 MUTANTS = (
-    Mutant(_PUBLISHED, "        if not self.ids.fits:\n", "        if False:\n", "a wrong id set is not published"),
-    Mutant(_PUBLISHED, "        if damage := judge(self.path, self, deep=True):\n", "        if damage := ():\n", "what is published is what was read back"),
-    Mutant(_VERIFICATION, "    if count != rows:\n", "    if False:\n", "a staged file has the rows that were written"),
+    Mutant(_PUBLISHED, "        if self.wrong_ids is not None:\n", "        if False:\n", "a wrong id set is not published"),
+    Mutant(_PUBLISHED, "        if damage := judge(self.path, self.record, deep=True):\n", "        if damage := ():\n", "what is published is what was read back"),
+    Mutant(_ROWS, "    if found.total() != rows:\n", "    if False:\n", "a staged file has the rows that were written"),
     Mutant(_ROWS, "write_page_checksum=True", "write_page_checksum=False", "published files: page checksums are written"),
     Mutant(_PUBLISHED, "                in_use.take()\n", "", "a living process's temporary file is marked"),
     Mutant(_FILES, "            if is_held(path) is False:\n", "            if True:\n", "only an abandoned temporary file is removed"),
@@ -20,7 +19,7 @@ MUTANTS = (
     Mutant(_ROWS, "pq.ParquetFile(self.path, page_checksum_verification=True, pre_buffer=False)",
            "pq.ParquetFile(self.path, pre_buffer=False)", "reading rows verifies page checksums"),
     Mutant(_FILES, "taken(self.paths.publication_lock, ", "taken(files.temporary_name(self.paths.publication_lock), ", "one publisher at a time (flock)"),
-    Mutant(_VERIFICATION, " and files.sha256_of(path) == record.sha256\n", "\n", "a file is a version by its SHA-256"),
+    Mutant(_FILES, " and files.sha256_of(path) == record.sha256\n", "\n", "a file is a version by its SHA-256"),
     Mutant(_FILES, "        if sha256 != record.sha256:\n", "        if False:\n", "a copy is compared with its record"),
     Mutant(_FILES, "        files.sync_directory(self.published.parent)\n", "", "a rename that a killed process left is made durable"),
     Mutant(_FILES, "        self.keep_aside_unless(manifest.published, notes)\n", "", "what no backup holds is kept before it is replaced"),
@@ -38,11 +37,11 @@ MUTANTS = (
     Mutant(_FILES, "                if path.exists():\n                    self.move_aside(path, repairs)\n", "", "a damaged record is kept aside"),
     Mutant(_FILES, "            if isinstance(one, RecordDamagedError):\n", "            if False:\n", "two unreadable records are not 'nothing published'"),
     Mutant(_PUBLISHED, "        staged.refuse_unfit()\n", "", "an unfit file is refused"),
-    Mutant(_PUBLISHED, "            if manifest.sequence != staged.sequence:\n", "            if False:\n", "a publisher that was overtaken is fenced"),
+    Mutant(_PUBLISHED, "            if manifest.sequence + 1 != staged.record.sequence:\n", "            if False:\n", "a publisher that was overtaken is fenced"),
     Mutant(_PUBLISHED, "            if not file_whole and not copy_whole:\n", "            if False:\n", "restoring from what is not whole is refused"),
     Mutant(_PUBLISHED, "        if staged.asset != self.asset:\n", "        if False:\n", "a file of another asset is refused"),
     Mutant(_PUBLISHED, "        if damage:\n", "        if False:\n", "a damaged file is not handed out"),
-    Mutant(_VERIFICATION, "    if sha256 == record.sha256:\n        return None\n", "    if sha256:\n        return None\n", "verifying compares the SHA-256"),
-    Mutant(_VERIFICATION, "    if size != record.bytes or sha256 is not None:\n", "    if sha256 is not None:\n", "a shallow look compares the size"),
-    Mutant("resources/publishing/record.py", '            if content["key"] != key:\n', "            if False:\n", "another partition's record is not read as this one's"),
+    Mutant(_FILES, "    if sha256 == record.sha256:\n        return None\n", "    if sha256:\n        return None\n", "verifying compares the SHA-256"),
+    Mutant(_FILES, "    if size != record.bytes or sha256 is not None:\n", "    if sha256 is not None:\n", "a shallow look compares the size"),
+    Mutant(_FILES, '            if content["key"] != key:\n', "            if False:\n", "another partition's record is not read as this one's"),
 )  # fmt: skip

@@ -7,7 +7,6 @@ What lives here: Dagster's side only. What may be published, and how, is in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dagster import (
@@ -18,28 +17,20 @@ from dagster import (
     OutputContext,
 )
 
+from resources.publishing.partition_files import PublishedError
 from resources.publishing.partition_rows import PartitionRows
-from resources.publishing.published import PublishedPartitions, StagedFile
-from resources.publishing.publishing_errors import WrongPartitionError
-from resources.publishing.record import PublishedRecord
+from resources.publishing.published import Publication, PublishedPartitions, StagedFile
 from resources.publishing.stored import OvertakenError, StoredPartitions
 from resources.run_tags import NO_ATTEMPT
 from resources.storage.layout import Home
 from resources.store.bucket import S3Folder, StoreAwayError, StoreError
 
 
-@dataclass(frozen=True)
-class AlreadyPublished:
-    """What an asset hands over when its partition is complete and unchanged: nothing on disk is touched."""
-
-    record: PublishedRecord
-
-
 class ParquetIOManager(IOManager):
     """One parquet file a partition, under ``HOME/<asset key>/KEY.parquet``.
 
-    An asset hands over a StagedFile, or AlreadyPublished. What loads a partition gets PartitionRows; what
-    loads several gets a dict of them by partition key.
+    An asset hands over a StagedFile, or the Publication that stands where its partition is complete. What
+    loads a partition gets PartitionRows; what loads several gets a dict of them by partition key.
     """
 
     def __init__(self, home: str, store: S3Folder | None = None) -> None:
@@ -47,32 +38,27 @@ class ParquetIOManager(IOManager):
         self._home = home
         self._store = store
 
-    def handle_output(self, context: OutputContext, obj: StagedFile | AlreadyPublished) -> None:
+    def handle_output(self, context: OutputContext, obj: StagedFile | Publication) -> None:
         """Publish the staged file, as the last line of defence, here and then in the store.
 
         Raises as ``PublishedPartitions.publish`` and ``StoredPartitions.push``.
         """
         key = self._one_partition(context.asset_key, context.asset_partition_keys)
         partitions = self.partitions(context.asset_key)
-        if isinstance(obj, AlreadyPublished):
-            record, changed = obj.record, False
-            if record.key != key:
-                raise WrongPartitionError(f"partition {key} was handed the record of partition {record.key}")
-        elif isinstance(obj, StagedFile):
-            if obj.key != key:
-                raise WrongPartitionError(
-                    f"partition {key} was handed the file of partition {obj.key}, which is not published. "
-                    "Stage the file with context.partition_key."
-                )
-            publication = partitions.publish(obj)
-            record, changed = publication.record, publication.changed
-            for note in publication.notes:
-                context.log.warning(note)
-        else:
-            raise WrongPartitionError(
+        if not isinstance(obj, StagedFile | Publication):
+            raise PublishedError(
                 f"asset {context.asset_key.to_user_string()} returned a {type(obj).__name__}: it must return "
-                "what PublishedPartitions.stage() gives, or AlreadyPublished"
+                "what PublishedPartitions.stage() gives, or the publication that stands"
             )
+        if obj.record.key != key:
+            raise PublishedError(
+                f"partition {key} was handed the file of partition {obj.record.key}, which is not published. "
+                "Stage the file with context.partition_key."
+            )
+        publication = partitions.publish(obj) if isinstance(obj, StagedFile) else obj
+        record, changed = publication.record, publication.changed
+        for note in publication.notes:
+            context.log.warning(note)
         if self._store is not None:
             try:
                 StoredPartitions(partitions.asset, self._store).push(key)
@@ -102,7 +88,7 @@ class ParquetIOManager(IOManager):
         """
         if not context.has_asset_partitions:
             folder = self.partitions(context.asset_key).asset.published
-            raise WrongPartitionError(
+            raise PublishedError(
                 f"asset {context.asset_key.to_user_string()} is read by partition; to read all of it, "
                 f"query {folder}/*.parquet with DuckDB (union_by_name=true)"
             )
@@ -125,7 +111,7 @@ class ParquetIOManager(IOManager):
 
     def _one_partition(self, asset_key: AssetKey, keys: Sequence[str]) -> str:
         if len(keys) != 1:
-            raise WrongPartitionError(
+            raise PublishedError(
                 f"asset {asset_key.to_user_string()} is published one partition a run, and this run has "
                 f"{len(keys)}: launch a backfill with one run a partition (leave the backfill policy unset)"
             )

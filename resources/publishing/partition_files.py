@@ -1,8 +1,8 @@
-"""The files of one partition, and the steps that take them from one published version to the next.
+"""The files of one partition: its record, what its files must be, and the steps from version to version.
 
-What lives here: the lock, the record's two copies, the order in which a publication changes the disk, and how
-one that was interrupted is finished or taken back. What does not: where the files lie
-(``resources.storage.layout``), what may be published and what people are told
+What lives here: the record in its two copies, the comparison of a file with it, the lock, the order in which
+a publication changes the disk, and how one that was interrupted is finished or taken back. What does not:
+where the files lie (``resources.storage.layout``), what may be published and what people are told
 (``resources.publishing.published``). Every method that writes wants the lock held.
 
 The order holds at every line: the published name has the whole old file or the whole new one; the record on
@@ -13,33 +13,196 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from resources.publishing.publishing_errors import (
-    DigestMismatchError,
-    InvalidPartitionKeyError,
-    PartitionBusyError,
-    RecordDamagedError,
-)
-from resources.publishing.record import PartitionVersions, PendingPublication, PublishedRecord
-from resources.publishing.verification import is_whole
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from resources.storage import files
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
 from resources.storage.lock_files import is_held, taken
+from resources.storage.sealed_json import FormatVersionError, refuse_newer_format, seal, unseal
+
+FORMAT = 1
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,149}")
 
+PUT_BACK = (
+    "`vlm-assets repair`, or materializing that partition, puts its second copy back, without a device."
+)
+"""What to do about a published file that is not what its record says."""
+
+PUBLISHED_FILE = "published_file"
+"""The check under which Dagster shows what a verification said of a published file."""
+
+
+class PublishedError(Exception):
+    """Something about a partition's published file is wrong, or was refused. Nothing was lost by it."""
+
+
+class PartitionBusyError(PublishedError):
+    """Another process is publishing or restoring this partition and has not finished in time."""
+
+
+class NotPublishedError(PublishedError):
+    """The partition has no published file."""
+
+
+class FileDamagedError(PublishedError):
+    """A file is not, to the byte, what its record says."""
+
+
+class RecordDamagedError(PublishedError):
+    """Neither copy of a partition's record can be read."""
+
+
+class CannotRestoreError(PublishedError):
+    """Neither the published file nor its second copy is what the record says."""
+
+
+@dataclass(frozen=True)
+class PublishedRecord:
+    """One published version of a partition.
+
+    ``sequence`` counts publications of this partition from 1 and gives their order, whatever the clock
+    says. ``sha256`` is over the whole file, ``key_set_digest`` over its ids
+    (``resources.journal.identity``). ``published_at`` is UTC, ISO 8601. ``metadata`` is what the asset
+    wanted remembered, as JSON values.
+    """
+
+    key: str
+    sequence: int
+    sha256: str
+    bytes: int
+    rows: int
+    key_set_digest: str
+    fingerprint: str
+    published_at: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PendingPublication:
+    """A publication under way: the version that is to be published and the versions to be kept before it."""
+
+    record: PublishedRecord
+    previous: tuple[PublishedRecord, ...]
+
+
+@dataclass(frozen=True)
+class PartitionVersions:
+    """All that a partition's record says: the published version, those before it, and one under way."""
+
+    key: str
+    published: PublishedRecord | None = None
+    previous: tuple[PublishedRecord, ...] = ()
+    pending: PendingPublication | None = None
+
+    @property
+    def sequence(self) -> int:
+        """The sequence number of the published version, 0 where there is none."""
+        return self.published.sequence if self.published else 0
+
+    def to_bytes(self) -> bytes:
+        """The manifest as it stands on disk: JSON with the SHA-256 of its content."""
+        return seal(json.dumps({"format": FORMAT, **asdict(self)}, indent=2).encode())
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, key: str) -> PartitionVersions:
+        """Read a manifest. Raises RecordDamagedError where it is not, to the byte, what was written.
+
+        A record of a newer version is not damaged and must not be moved away: it raises FormatVersionError.
+        """
+        try:
+            content = unseal(data)
+            refuse_newer_format(content["format"], FORMAT, Path(f"the record of partition {key}"))
+            if content["key"] != key:
+                raise ValueError(f"it is for partition {content['key']}")
+            pending = content["pending"]
+            return cls(
+                key=key,
+                published=PublishedRecord(**content["published"]) if content["published"] else None,
+                previous=_records(content["previous"]),
+                pending=PendingPublication(
+                    PublishedRecord(**pending["record"]), _records(pending["previous"])
+                )
+                if pending
+                else None,
+            )
+        except FormatVersionError:
+            raise
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordDamagedError(f"the record of partition {key} cannot be read: {error}") from error
+
+
+def _records(contents: list[dict[str, Any]]) -> tuple[PublishedRecord, ...]:
+    return tuple(PublishedRecord(**one) for one in contents)
+
+
+class FindingKind(StrEnum):
+    """What is wrong with a partition's files."""
+
+    NOT_PUBLISHED = "not_published"
+    MISSING = "missing"
+    TRUNCATED = "truncated"
+    DIGEST_DIFFERS = "digest_differs"
+    ROWS_DIFFER = "rows_differ"
+    UNREADABLE = "unreadable"
+    FOREIGN_FILE = "foreign_file"
+    RECORD_DAMAGED = "record_damaged"
+    BACKUP_MISSING = "backup_missing"
+    BACKUP_DIFFERS = "backup_differs"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, and the sentence that says what, where and what to do."""
+
+    kind: FindingKind
+    sentence: str
+
+
+def judge(path: Path, record: PublishedRecord, *, deep: bool) -> Finding | None:
+    """What is wrong with one file, or None. Without ``deep``: its size and its footer's row count only."""
+    try:
+        size = path.stat().st_size
+        sha256 = files.sha256_of(path) if deep and size == record.bytes else None
+    except FileNotFoundError:
+        return Finding(FindingKind.MISSING, f"{path} is missing ({record.rows} rows were published).")
+    except OSError as error:
+        return Finding(FindingKind.UNREADABLE, f"{path} cannot be read: {error.strerror or error}.")
+    if sha256 == record.sha256:
+        return None
+    try:
+        rows = int(pq.read_metadata(path).num_rows)
+    except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
+        if size < record.bytes:
+            said = f"{path} is truncated: it has {size} bytes of {record.bytes}."
+            return Finding(FindingKind.TRUNCATED, said)
+        said = f"{path} is not readable parquet: {str(error).splitlines()[0]}."
+        return Finding(FindingKind.UNREADABLE, said)
+    if rows != record.rows:
+        return Finding(FindingKind.ROWS_DIFFER, f"{path} has {rows} rows where {record.rows} were published.")
+    if size != record.bytes or sha256 is not None:
+        found = f"digest {sha256[:12]}" if sha256 else f"{size} bytes"
+        wanted = f"digest {record.sha256[:12]}" if sha256 else f"{record.bytes} bytes"
+        return Finding(FindingKind.DIGEST_DIFFERS, f"{path} has {found} where {wanted} was published.")
+    return None
+
 
 class PartitionFiles:
-    """The files of one partition of an asset. Raises InvalidPartitionKeyError for an unusable key."""
+    """The files of one partition of an asset. Raises PublishedError for an unusable key."""
 
     def __init__(self, asset: AssetFolders, key: str) -> None:
         # No dot either: KEY.0.parquet would be two keys' file.
         if not _KEY.fullmatch(key):
-            raise InvalidPartitionKeyError(
+            raise PublishedError(
                 f"partition key {key!r} cannot be a file name: use up to 150 letters, digits, '-' and '_' "
                 "(ASCII)"
             )
@@ -77,9 +240,22 @@ class PartitionFiles:
         finally:
             lock.close()
 
-    def holds(self, path: Path, record: PublishedRecord | None) -> bool:
-        """Whether a file is, to the byte, the version of the record. A file that cannot be read is not."""
-        return is_whole(path, record)
+    @staticmethod
+    def holds(path: Path, record: PublishedRecord | None) -> bool:
+        """Whether a file is, to the byte, what was recorded. One that is missing or does not read is not.
+
+        Raises OSError where it could not be looked at for another reason (rights): that says nothing of it.
+        """
+        if record is None:
+            return False
+        try:
+            return path.stat().st_size == record.bytes and files.sha256_of(path) == record.sha256
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
 
     def peek(self) -> PublishedRecord | None:
         """The record of the file that readers see, without writing anything. Needs no lock."""
@@ -146,7 +322,7 @@ class PartitionFiles:
         copy, sha256 = files.copy_temporary(source, target, self.staging)
         if sha256 != record.sha256:
             copy.unlink()
-            raise DigestMismatchError(
+            raise FileDamagedError(
                 f"{source} changed while it was copied: its digest is {sha256[:12]} where "
                 f"{record.sha256[:12]} was expected. Nothing was replaced; look at the disk's health and try "
                 "again."

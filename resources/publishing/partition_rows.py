@@ -1,4 +1,4 @@
-"""The rows of one partition's file: a lazy handle that reads them, and streaming them into a new file.
+"""The rows of one partition's file: a lazy handle on them, writing a new file, and reading it back.
 
 Page checksums are written, and every read verifies them: a flipped bit raises instead of coming back as
 another value.
@@ -7,7 +7,9 @@ another value.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import errno
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from resources.publishing.publishing_errors import WrongSchemaError
-from resources.publishing.record import PublishedRecord
-from resources.storage.files import TemporaryFile
+from resources.journal.identity import key_set_digest
+from resources.publishing.partition_files import PublishedError, PublishedRecord
+from resources.storage.files import DurableWriteError, TemporaryFile
 
 ID_COLUMN = "property_id"
 BATCH_ROWS = 1024
 """Rows of a row group, and of a batch that is read: what is in memory at a time."""
+
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def write_rows(sink: TemporaryFile, batches: Iterable[pa.RecordBatch], schema: p
     """Stream batches of any size into parquet, in row groups of 1,024 rows. Returns the number of rows.
 
     Row groups do not follow the batches, so that the same rows give the same bytes however they came.
-    Raises WrongSchemaError for a batch with other columns, DurableWriteError where the disk fails.
+    Raises PublishedError for a batch with other columns, DurableWriteError where the disk fails.
     """
     # Numbers of a vector do not repeat: a dictionary of them made files 1.3 times as large, and zstd, which
     # saves 9%, took two thirds of the time of a scan.
@@ -93,7 +97,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterato
     rows = 0
     for batch in batches:
         if not batch.schema.equals(schema):
-            raise WrongSchemaError(
+            raise PublishedError(
                 f"a batch has the columns {_columns(batch.schema)} where the partition's file has "
                 f"{_columns(schema)}: nothing was published. Build every batch with the schema handed to "
                 "stage()."
@@ -112,3 +116,37 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterato
 
 def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{one.name}: {one.type}" for one in schema)
+
+
+def read_back(path: Path, *, rows: int, expected_ids: Collection[str]) -> tuple[str | None, str]:
+    """Decode a file fully, page checksums verified, and compare its ids with the expected ones.
+
+    Returns what is wrong with the ids, in a sentence (None where each is there once and no other is), and
+    their digest. Ids are all that stays in memory. Raises DurableWriteError where the file cannot be decoded
+    or holds another number of rows than were written.
+    """
+    found: Counter[str | None] = Counter()
+    try:
+        for batch in PartitionRows(path).iter_batches():
+            found.update(batch.column(ID_COLUMN).to_pylist())
+    except (OSError, pa.ArrowException) as error:
+        raise DurableWriteError(errno.EIO, f"{path} cannot be read back: {error}") from error
+    if found.total() != rows:
+        raise DurableWriteError(
+            errno.EIO, f"{path} reads back {found.total()} rows where {rows} were written"
+        )
+    nulls = found.pop(None, 0)
+    ids = {one for one in found if one is not None}
+    expected = frozenset(expected_ids)
+    parts = []
+    for name, wrong in (
+        ("missing", expected - ids),
+        ("not expected", ids - expected),
+        ("more than once", {one for one in ids if found[one] > 1}),
+    ):
+        if wrong:
+            shown = ", ".join(map(repr, sorted(wrong)[:_SHOWN]))
+            parts.append(f"{len(wrong)} {name}: {shown}{', …' if len(wrong) > _SHOWN else ''}")
+    parts += [f"{nulls} without an id"] if nulls else []
+    sentence = "; ".join([f"{len(expected)} ids expected, {rows} rows found", *parts]) if parts else None
+    return sentence, key_set_digest(ids)

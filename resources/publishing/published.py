@@ -10,35 +10,29 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from resources.publishing.partition_files import PartitionFiles
-from resources.publishing.partition_rows import PartitionRows, write_rows
-from resources.publishing.publishing_errors import (
-    CannotRestoreError,
-    DigestMismatchError,
-    NotPublishedError,
-    PartitionBusyError,
-    PublishedByAnotherError,
-    PublishedFileDamagedError,
-    RecordDamagedError,
-    WrongIdSetError,
-    WrongPartitionError,
-)
-from resources.publishing.record import PartitionVersions, PublishedRecord
-from resources.publishing.verification import (
+from resources.publishing.partition_files import (
     PUT_BACK,
+    CannotRestoreError,
+    FileDamagedError,
     Finding,
     FindingKind,
-    IdSet,
+    NotPublishedError,
+    PartitionBusyError,
+    PartitionFiles,
+    PartitionVersions,
+    PublishedError,
+    PublishedRecord,
+    RecordDamagedError,
     judge,
-    read_back,
 )
+from resources.publishing.partition_rows import PartitionRows, read_back, write_rows
 from resources.storage import files
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
 from resources.storage.lock_files import LockFile
@@ -49,38 +43,36 @@ class StagedFile:
     """A complete parquet file under a temporary name in the staging folder, verified by reading it back.
 
     It lives until it is published or discarded; what a killed process leaves behind is removed by the next
-    stage of the same partition. ``sequence`` is that of the version it would replace (0: none).
-    ``notes`` are sentences about what an earlier interruption had left and how it was settled.
+    stage of the same partition. ``record`` is what it would be published as; its time is that of the
+    publication. ``wrong_ids``: what is wrong with its ids, in a sentence; None where nothing is. ``notes``
+    are sentences about what an earlier interruption had left and how it was settled.
     """
 
-    key: str
+    record: PublishedRecord
     path: Path
     asset: AssetFolders
-    rows: int
-    bytes: int
-    sha256: str
-    key_set_digest: str
-    ids: IdSet
-    schema: pa.Schema
-    fingerprint: str
-    metadata: Mapping[str, Any]
-    sequence: int
+    wrong_ids: str | None
     notes: tuple[str, ...]
     in_use: LockFile = field(repr=False)
     """The lock on the temporary file, held while this process needs it."""
 
+    def remember(self, metadata: Mapping[str, Any]) -> None:
+        """Have the record say this (JSON values) beside what it says already."""
+        self.record = replace(self.record, metadata={**self.record.metadata, **_as_read(metadata)})
+
     def refuse_unfit(self) -> None:
-        """Raise WrongIdSetError or DigestMismatchError where this file must not be published."""
-        if not self.ids.fits:
-            raise WrongIdSetError(
-                f"partition {self.key} is not published, because its ids are not the expected ones: "
-                f"{self.ids.sentence()}. {self.asset.partition(self.key).published} stays as it was. "
+        """Raise PublishedError where this file must not be published."""
+        key = self.record.key
+        if self.wrong_ids is not None:
+            raise PublishedError(
+                f"partition {key} is not published, because its ids are not the expected ones: "
+                f"{self.wrong_ids}. {self.asset.partition(key).published} stays as it was. "
                 "Materialize the partition again; if it repeats, compare the catalogue's slice with the "
                 "journal."
             )
-        if damage := judge(self.path, self, deep=True):
-            raise DigestMismatchError(
-                f"partition {self.key} is not published, because it changed after it was read back: "
+        if damage := judge(self.path, self.record, deep=True):
+            raise FileDamagedError(
+                f"partition {key} is not published, because it changed after it was read back: "
                 f"{damage.sentence} The published file stays as it was. Materialize the partition again, and "
                 "look at the disk's health."
             )
@@ -104,20 +96,10 @@ class StagedFile:
 
 @dataclass(frozen=True)
 class Publication:
-    """What publishing did. ``changed`` is False where this very file was published already.
+    """What publishing or restoring did. ``changed`` is False where nothing had to change.
 
     ``notes`` are sentences about what was found damaged or interrupted, and where it was put.
     """
-
-    record: PublishedRecord
-    path: Path
-    changed: bool
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Restoration:
-    """What restoring did. ``changed`` is False where nothing was damaged."""
 
     record: PublishedRecord
     changed: bool
@@ -184,12 +166,10 @@ class PublishedPartitions:
     ) -> StagedFile:
         """Write the partition's next file under a temporary name, make it durable and read it back fully.
 
-        One row group is in memory at a time, and the ids. A wrong id set is told by ``StagedFile.ids`` and
-        refused by ``publish``. ``metadata`` (JSON values) goes into the record. Raises DurableWriteError,
-        WrongSchemaError, PartitionBusyError; nothing is left behind then.
+        One row group is in memory at a time, and the ids. ``publish`` refuses wrong ids. ``metadata`` (JSON
+        values) goes into the record. Raises DurableWriteError, PublishedError; nothing is left behind then.
         """
-        partition = PartitionFiles(self.asset, key)
-        remembered = json.loads(json.dumps(dict(metadata or {})))
+        partition, remembered = PartitionFiles(self.asset, key), _as_read(metadata or {})
         with contextlib.ExitStack() as undo:
             with partition.locked(self._lock_seconds):
                 manifest, repairs = partition.settle()
@@ -200,45 +180,40 @@ class PublishedPartitions:
                 in_use.take()
             rows = write_rows(sink, batches, schema)
             sha256 = sink.seal()
-            ids, digest = read_back(sink.path, rows=rows, expected_ids=expected_ids)
+            wrong_ids, digest = read_back(sink.path, rows=rows, expected_ids=expected_ids)
             undo.pop_all()
-        return StagedFile(
+        record = PublishedRecord(
             key=key,
-            path=sink.path,
-            asset=self.asset,
-            rows=rows,
-            bytes=sink.size,
+            sequence=manifest.sequence + 1,
             sha256=sha256,
+            bytes=sink.size,
+            rows=rows,
             key_set_digest=digest,
-            ids=ids,
-            schema=schema,
             fingerprint=fingerprint,
+            published_at="",
             metadata=remembered,
-            sequence=manifest.sequence,
-            notes=tuple(repairs),
-            in_use=in_use,
         )
+        return StagedFile(record, sink.path, self.asset, wrong_ids, tuple(repairs), in_use)
 
     def publish(self, staged: StagedFile) -> Publication:
         """Make the staged file the published one, with a verified second copy and two versions before it.
 
         When it returns, the file and its second copy were both read back and are durable. A file identical to
-        the published one changes nothing. Raises WrongIdSetError, DigestMismatchError,
-        PublishedByAnotherError, WrongPartitionError, RecordDamagedError, PartitionBusyError or OSError;
-        before the last step on disk the old file stays, after it the new one, never a part of either.
+        the published one changes nothing. Raises PublishedError or OSError; before the last step on disk
+        the old file stays, after it the new one, never a part of either.
         """
         if staged.asset != self.asset:
-            raise WrongPartitionError(
-                f"partition {staged.key} was staged for {staged.asset.published} and cannot be published in "
-                f"{self.asset.published}"
+            raise PublishedError(
+                f"partition {staged.record.key} was staged for {staged.asset.published} and cannot be "
+                f"published in {self.asset.published}"
             )
         staged.refuse_unfit()
-        partition = PartitionFiles(self.asset, staged.key)
+        partition = PartitionFiles(self.asset, staged.record.key)
         with partition.locked(self._lock_seconds):
             manifest, repairs = partition.settle()
             notes = [*staged.notes, *repairs]
             current = manifest.published
-            if current and current.sha256 == staged.sha256:
+            if current and current.sha256 == staged.record.sha256:
                 # The same version: nothing is rotated, but what is damaged of it is put right.
                 if not partition.holds(partition.published, current):
                     partition.keep_aside_unless(current, notes)
@@ -247,28 +222,19 @@ class PublishedPartitions:
                 if not partition.holds(partition.slot(0), current):
                     partition.restore_backup(current, notes)
                 staged.discard()
-                return Publication(current, partition.published, changed=False, notes=tuple(notes))
-            if manifest.sequence != staged.sequence:
-                raise PublishedByAnotherError(
-                    f"partition {staged.key} is not published: version {manifest.sequence} was published by "
-                    f"another process after this file was staged over version {staged.sequence}. The "
-                    "published file stays. Materialize the partition again: a complete one is verified and "
-                    "left alone."
+                return Publication(current, changed=False, notes=tuple(notes))
+            if manifest.sequence + 1 != staged.record.sequence:
+                raise PublishedError(
+                    f"partition {partition.key} is not published: version {manifest.sequence} was published "
+                    f"by another process after this file was staged to be version {staged.record.sequence}. "
+                    "The published file stays. Materialize the partition again: a complete one is verified "
+                    "and left alone."
                 )
-            record = PublishedRecord(
-                key=staged.key,
-                sequence=manifest.sequence + 1,
-                sha256=staged.sha256,
-                bytes=staged.bytes,
-                rows=staged.rows,
-                key_set_digest=staged.key_set_digest,
-                fingerprint=staged.fingerprint,
-                published_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-                metadata=staged.metadata,
-            )
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            record = replace(staged.record, published_at=now)
             partition.put_in_place(staged.path, record, manifest, notes)
         staged.release()
-        return Publication(record, partition.published, changed=True, notes=tuple(notes))
+        return Publication(record, changed=True, notes=tuple(notes))
 
     def verify(self, key: str, *, deep: bool = True) -> Verification:
         """Compare the partition's files with its record. ``deep`` reads every byte, else sizes and footers.
@@ -292,7 +258,7 @@ class PublishedPartitions:
         except RecordDamagedError as error:
             return Verification(key, None, (Finding(FindingKind.RECORD_DAMAGED, f"{error}"),))
 
-    def restore(self, key: str) -> Restoration:
+    def restore(self, key: str) -> Publication:
         """Put a damaged or deleted published file back from its verified second copy, or that one from it.
 
         What was damaged goes to ``.quarantine``. Raises CannotRestoreError where neither is whole,
@@ -320,10 +286,10 @@ class PublishedPartitions:
                 notes.append(f"{partition.published} was restored from {partition.slot(0)}.")
             elif not copy_whole:
                 partition.restore_backup(record, notes)
-        return Restoration(record, changed=not (file_whole and copy_whole), notes=tuple(notes))
+        return Publication(record, changed=not (file_whole and copy_whole), notes=tuple(notes))
 
     def read(self, key: str) -> PartitionRows:
-        """A lazy handle on the published rows. Raises NotPublishedError, PublishedFileDamagedError.
+        """A lazy handle on the published rows. Raises NotPublishedError, FileDamagedError.
 
         Only size and row count are compared here; page checksums are verified as rows are read.
         """
@@ -335,7 +301,7 @@ class PublishedPartitions:
             )
         damage = judge(partition.published, record, deep=False)
         if damage:
-            raise PublishedFileDamagedError(f"Partition {key}: {damage.sentence} {PUT_BACK}")
+            raise FileDamagedError(f"Partition {key}: {damage.sentence} {PUT_BACK}")
         return PartitionRows(partition.published, record)
 
     def set_aside(self, key: str) -> tuple[str, ...]:
@@ -357,6 +323,12 @@ class PublishedPartitions:
             for number, version in enumerate(manifest.previous, start=1)
             if partition.holds(partition.slot(number), version)
         )
+
+
+def _as_read(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata as a reader of the record gets it: tuples are lists. Raises TypeError for other values."""
+    read: dict[str, Any] = json.loads(json.dumps(dict(metadata)))
+    return read
 
 
 def _compare(

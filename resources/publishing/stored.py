@@ -15,9 +15,14 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
-from resources.publishing.partition_files import PartitionFiles
-from resources.publishing.publishing_errors import DigestMismatchError, PublishedError
-from resources.publishing.record import PartitionVersions, PendingPublication, PublishedRecord
+from resources.publishing.partition_files import (
+    FileDamagedError,
+    PartitionFiles,
+    PartitionVersions,
+    PendingPublication,
+    PublishedError,
+    PublishedRecord,
+)
 from resources.storage import files
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
 from resources.store.bucket import S3Folder, Stored, TakenError
@@ -216,7 +221,7 @@ class StoredPartitions:
                 return
             content = content or path.read_bytes()
             if hashlib.sha256(content).hexdigest() != record.sha256:
-                raise DigestMismatchError(f"{path} is not what its record says: it was not copied.")
+                raise FileDamagedError(f"{path} is not what its record says: it was not copied.")
             # Another machine may still have had a put under way for an older record: it cannot have a second.
             if self._store.head(self._name(partition.record_path)) != at:
                 raise OvertakenError(

@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from resources.publishing.partition_files import PUBLISHED_FILE, PublishedRecord
 from resources.publishing.partition_rows import PartitionRows
-from resources.publishing.record import PublishedRecord
-from resources.publishing.verification import PUBLISHED_FILE
 from vlm_assets.assets.row_counts import FIRST, Counted, RowsFile, count_rows
 
 if TYPE_CHECKING:

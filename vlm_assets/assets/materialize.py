@@ -29,9 +29,8 @@ from resources.engine.server.model_server import ServerOutageError
 from resources.engine.server.running_server import ServerUnreachableError
 from resources.journal.journal import Journal, clear_retired
 from resources.journal.recovery import Recovery
-from resources.publishing.parquet_io import AlreadyPublished
-from resources.publishing.published import PublishedPartitions, StagedFile
-from resources.publishing.publishing_errors import CannotRestoreError
+from resources.publishing.partition_files import CannotRestoreError
+from resources.publishing.published import Publication, PublishedPartitions, StagedFile
 from resources.publishing.stored import StoredPartitions
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from resources.state.withdrawing import being_withdrawn
@@ -65,7 +64,7 @@ from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 
 Metadata = dict[str, dg.MetadataValue]
-Event = dg.Output[StagedFile | AlreadyPublished] | dg.AssetCheckResult
+Event = dg.Output[StagedFile | Publication] | dg.AssetCheckResult
 
 ACCEPTED_FAILED = "accepted_failed"
 """In the published record's metadata: how many failed rows a person accepted, who and when."""
@@ -293,7 +292,7 @@ class Materialization:
             raise refusal
         verified: Metadata = {"verified": dg.MetadataValue.text(f"{said} No device was needed.")}
         metadata = self._work.metadata(file) | verified | self._internals
-        yield dg.Output(AlreadyPublished(record), metadata=metadata)
+        yield dg.Output(Publication(record, changed=False), metadata=metadata)
         yield from results
         yield published_file_result(self.partition.asset, record)
 
@@ -458,9 +457,9 @@ class Materialization:
             if self._options.accept_failed:
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 accepted = Acceptance(failed, getpass.getuser(), now)
-            staged.metadata = {**staged.metadata, **self._work.remembered(staged.path)}
+            staged.remember(self._work.remembered(staged.path))
             if self._work.would_refuse(failed, accepted=NOT_ACCEPTED) and failed <= accepted.rows:
-                staged.metadata |= {ACCEPTED_FAILED: asdict(replace(accepted, rows=failed))}
+                staged.remember({ACCEPTED_FAILED: asdict(replace(accepted, rows=failed))})
             results, refusal = self._check(staged.path, accepted=accepted)
             if refusal is not None:
                 if not rows_to_try_again(journal):

@@ -22,9 +22,8 @@ from resources.journal.high_water_mark import read_mark
 from resources.journal.journal import Journal
 from resources.journal.journal_errors import SegmentUnreadableError
 from resources.journal.segments import segment_paths, verified_rows
+from resources.publishing.partition_files import NotPublishedError, PublishedError, PublishedRecord
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.publishing_errors import NotPublishedError, PublishedError
-from resources.publishing.record import PublishedRecord
 from resources.state.database import ControlState
 from vlm_assets.config.resource_settings import control_state
 

@@ -17,10 +17,15 @@ from pathlib import Path
 from resources.journal.high_water_mark import read_marks
 from resources.journal.inspection import JournalInspection, inspect_journals
 from resources.journal.journal_errors import ACCEPT_LOSS_COMMAND
-from resources.publishing.partition_files import PartitionFiles
-from resources.publishing.publishing_errors import RecordDamagedError
-from resources.publishing.record import PartitionVersions, PublishedRecord
-from resources.publishing.verification import Finding, FindingKind, judge
+from resources.publishing.partition_files import (
+    Finding,
+    FindingKind,
+    PartitionFiles,
+    PartitionVersions,
+    PublishedRecord,
+    RecordDamagedError,
+    judge,
+)
 from resources.state.workers import Worker, Workers
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
 from resources.storage.sealed_json import BrokenSealError, FormatVersionError, read_sealed, write_sealed

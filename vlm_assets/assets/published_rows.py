@@ -19,9 +19,8 @@ import pyarrow.parquet as pq
 
 from resources.journal.journal_errors import SegmentUnreadableError
 from resources.journal.segments import segment_paths, verified_rows
+from resources.publishing.partition_files import PublishedRecord, RecordDamagedError
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.publishing_errors import RecordDamagedError
-from resources.publishing.record import PublishedRecord
 from resources.storage.layout import AssetFolders, PartitionPaths
 
 COUNTED = "counted"

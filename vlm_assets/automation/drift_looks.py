@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from resources.publishing.record import PublishedRecord
-from resources.publishing.verification import FindingKind
+from resources.publishing.partition_files import FindingKind, PublishedRecord
 from resources.storage.layout import AssetFolders
 from sensors.published_file_drift import SOUND, STALE, Verdict
 from vlm_assets.assets.fingerprint import TEXTS, Meanings, digest_of

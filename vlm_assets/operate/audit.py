@@ -19,7 +19,7 @@ import pyarrow as pa
 import typer
 from rich.table import Table
 
-from resources.publishing.record import PublishedRecord
+from resources.publishing.partition_files import PublishedRecord
 from resources.storage.files import TEMPORARY_SUFFIX
 from resources.storage.layout import AssetFolders
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from resources.publishing.partition_files import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.publishing_errors import RecordDamagedError
 from resources.state.workers import Worker, Workers
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.assets.published_rows import PublishedRows, read_published_rows

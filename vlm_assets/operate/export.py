@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 import typer
 
 from resources.engine.schema import description_text
+from resources.publishing.partition_files import PublishedRecord
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.record import PublishedRecord
 from resources.storage.files import (
     TEMPORARY_SUFFIX,
     TemporaryFile,

@@ -25,8 +25,8 @@ import typer
 
 from resources.engine.batch_sizes import BATCH_SECONDS
 from resources.engine.protocol import ModelLoadError
+from resources.publishing.partition_files import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.publishing_errors import RecordDamagedError
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from vlm_assets.assets.published_rows import PublishedRows
 from vlm_assets.catalog.catalog import Catalog

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import typer
 
 from resources.journal.segments import SEGMENT_NAME
+from resources.publishing.partition_files import NotPublishedError
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.publishing_errors import NotPublishedError
 from vlm_assets.catalog.catalog import Catalog, CatalogError, CatalogRow
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.config.settings import Settings

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from resources.journal.discarding import discard
 from resources.journal.high_water_mark import read_mark
-from resources.publishing.partition_files import PartitionFiles
-from resources.publishing.record import PartitionVersions, PublishedRecord
+from resources.publishing.partition_files import PartitionFiles, PartitionVersions, PublishedRecord
 from resources.publishing.stored import StoredPartitions
 from resources.storage import files
 from resources.storage.layout import AssetFolders

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
+from resources.publishing.partition_files import PublishedRecord, RecordDamagedError
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.publishing_errors import RecordDamagedError
-from resources.publishing.record import PublishedRecord
 from resources.storage.layout import AssetFolders
 from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.catalog.catalog import Catalog

@@ -27,8 +27,8 @@ import sqlalchemy as sa
 from pydantic import TypeAdapter
 
 from resources.engine.schema import DescriptionSchema, load_schema, same
+from resources.publishing.partition_files import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.publishing_errors import RecordDamagedError
 from resources.state.tables import quality_summaries
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.truth import Descriptions, Share, read_truth, wilson

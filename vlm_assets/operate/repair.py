@@ -20,10 +20,13 @@ import typer
 
 from resources.journal.high_water_mark import read_marks
 from resources.journal.journal_errors import JournalLossError, sample
-from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.partition_files import (
+    NotPublishedError,
+    PartitionFiles,
+    PublishedError,
+    PublishedRecord,
+)
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.publishing_errors import NotPublishedError, PublishedError
-from resources.publishing.record import PublishedRecord
 from resources.publishing.stored import StoredPartitions
 from resources.state.workers import Workers
 from resources.storage import files

@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 import typer
 
 from resources.devices.find import Device
+from resources.publishing.partition_files import PublishedRecord
 from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.record import PublishedRecord
 from vlm_assets.assets.fingerprint import embedding_parts
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.image_root import InvalidImagePathError

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from resources.journal.high_water_mark import read_mark
-from resources.publishing.publishing_errors import PublishedError
+from resources.publishing.partition_files import PublishedError
 from resources.publishing.stored import StoredPartitions
 from resources.storage.layout import AssetFolders
 from resources.storage.sealed_json import FormatVersionError

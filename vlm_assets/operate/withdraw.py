@@ -333,7 +333,7 @@ def _rewrite(
     )
     with staged:
         if TEXTS in record.metadata:
-            staged.metadata = {**staged.metadata, **remembered(PartitionRows(staged.path))}
+            staged.remember(remembered(PartitionRows(staged.path)))
         published.publish(staged)
     return True
 

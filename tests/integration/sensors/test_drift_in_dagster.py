@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from resources.publishing.verification import PUBLISHED_FILE
+from resources.publishing.partition_files import PUBLISHED_FILE
 from sensors.alerts import alert_of
 from sensors.dagster_internals.events import InstanceFacts
 from sensors.partition_history import PartitionHistory

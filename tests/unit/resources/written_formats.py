@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from resources.journal import high_water_mark, manifests
 from resources.journal.journal import Journal
-from resources.publishing import record
+from resources.publishing import partition_files
 from resources.publishing.published import PublishedPartitions
 from resources.storage.layout import Home, PartitionPaths
 from resources.storage.sealed_json import unseal
@@ -89,7 +89,7 @@ def structure(home: Path) -> dict[str, Any]:
 
 def number() -> str:
     """The name of this version's folder: the numbers of its formats."""
-    return f"journal-{manifests.FORMAT}-mark-{high_water_mark.FORMAT}-record-{record.FORMAT}"
+    return f"journal-{manifests.FORMAT}-mark-{high_water_mark.FORMAT}-record-{partition_files.FORMAT}"
 
 
 def _shape(value: object) -> object:

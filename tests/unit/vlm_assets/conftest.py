@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from resources.journal.journal import Journal
+from resources.publishing.partition_files import PublishedRecord
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.record import PublishedRecord
 from vlm_assets.assets.published_rows import COUNTED, row_counts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -152,10 +152,10 @@ def publish(
         metadata={"generation": fingerprint, "parts": parts, **remembered},
     )
     if schema == DESCRIPTIONS:
-        staged.metadata = {**staged.metadata, COUNTED: row_counts(staged.path)}
+        staged.remember({COUNTED: row_counts(staged.path)})
     if len(set(ids)) < len(ids):
         # Publishing refuses a repeated id: what an audit must find is made behind its back.
-        object.__setattr__(staged.ids, "repeated", ())
+        staged.wrong_ids = None
     return published.publish(staged).record
 
 

@@ -18,10 +18,8 @@ import pytest
 
 from faults.file_operations import FileOperations
 from faults.lossy_disk import LossyDisk
-from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.partition_files import FindingKind, PartitionFiles, RecordDamagedError
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.publishing_errors import RecordDamagedError
-from resources.publishing.verification import FindingKind
 from resources.storage.files import DurableWriteError
 from resources.storage.layout import Home
 

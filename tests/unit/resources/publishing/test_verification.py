@@ -9,14 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from resources.publishing.publishing_errors import (
+from resources.publishing.partition_files import (
     CannotRestoreError,
-    DigestMismatchError,
+    FileDamagedError,
+    FindingKind,
     NotPublishedError,
-    PublishedFileDamagedError,
     RecordDamagedError,
 )
-from resources.publishing.verification import FindingKind
 from resources.storage import files
 
 KEY = "000000000-000000009"
@@ -48,10 +47,10 @@ def test_reading_what_is_not_there(partitions: Any) -> None:
     partitions.publish_text("a")
     path = partitions.path(KEY)
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(PublishedFileDamagedError, match=r"truncated.*`vlm-assets repair`"):
+    with pytest.raises(FileDamagedError, match=r"truncated.*`vlm-assets repair`"):
         partitions.read(KEY)
     path.unlink()
-    with pytest.raises(PublishedFileDamagedError, match="missing"):
+    with pytest.raises(FileDamagedError, match="missing"):
         partitions.read(KEY)
 
 
@@ -219,7 +218,7 @@ def test_a_copy_of_what_changed_meanwhile_replaces_nothing(
         return copy(source, path, staging)
 
     monkeypatch.setattr(files, "copy_temporary", changed)
-    with pytest.raises(DigestMismatchError, match="changed while it was copied"):
+    with pytest.raises(FileDamagedError, match="changed while it was copied"):
         partitions.restore(KEY)
     assert not partitions.path(KEY).exists()
     assert partitions.leftovers() == []
@@ -264,7 +263,7 @@ def test_a_shallow_look_notices_another_file_with_as_many_rows(partitions: Any) 
     others = pa.Table.from_batches([partitions.rows(list(partitions.IDS), "b")])
     pq.write_table(others, partitions.path(KEY), compression="none")
     assert [one.kind for one in partitions.verify(KEY, deep=False).findings] == [FindingKind.DIGEST_DIFFERS]
-    with pytest.raises(PublishedFileDamagedError):
+    with pytest.raises(FileDamagedError):
         partitions.read(KEY)
 
 

@@ -15,7 +15,7 @@ import pytest
 from resources.alerts.outbox import Outbox
 from resources.engine.server.running_server import ServerUnreachableError
 from resources.journal.high_water_mark import HighWaterMark, write_mark
-from resources.publishing.record import PartitionVersions, PendingPublication
+from resources.publishing.partition_files import PartitionVersions, PendingPublication
 from resources.state.database import open_state
 from resources.state.workers import Workers
 from resources.storage.files import make_directory, write_replacing

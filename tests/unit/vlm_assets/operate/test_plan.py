@@ -9,8 +9,8 @@ from datetime import datetime
 
 import pytest
 
+from resources.publishing.partition_files import PublishedRecord
 from resources.publishing.published import PublishedPartitions
-from resources.publishing.record import PublishedRecord
 from vlm_assets.assets.published_rows import COUNTED
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model

@@ -209,7 +209,7 @@ def test_an_interrupted_publication_keeps_everything(replaced):
     """Until a publication is finished, nobody knows which version is the last: all stay."""
     from dataclasses import replace
 
-    from resources.publishing.record import PartitionVersions, PendingPublication
+    from resources.publishing.partition_files import PartitionVersions, PendingPublication
 
     files = replaced.settings.descriptions.partition(FIRST)
     manifest = PartitionVersions.from_bytes(files.record.read_bytes(), key=FIRST)
