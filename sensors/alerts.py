@@ -15,7 +15,7 @@ from functools import partial
 
 import dagster as dg
 
-from resources.alerts.alert import DAY_SECONDS, Alert, Message
+from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.state.database import StateRestoration
@@ -363,8 +363,9 @@ def build_alerts_sensor(
         if failures > 1 and abs(now - unrecorded_at) > _UNRECORDED_AGAIN_SECONDS:
             unrecorded_at = now
             body = f"{error}\nUntil then nothing else is told. Look: `vlm-assets status`."
-            message = Message("unwritten", "Alerts cannot be written down", body, "failure")
-            delivery.send_at_once(message, seconds=DELIVERY_SECONDS)
+            delivery.send_at_once(
+                "Alerts cannot be written down", body, type_="failure", seconds=DELIVERY_SECONDS
+            )
 
     def decide(at: Situation) -> Decided:
         try:

@@ -14,9 +14,6 @@ DAY_SECONDS = 24 * 3600.0
 LONGEST_TEXT = 2000
 """Characters that any one text of an alert may have: an alert names the trouble, the page shows it all."""
 
-SHOWN = 5
-"""How many of a group its message shows."""
-
 Severity = Literal["warning", "error"]
 
 
@@ -104,54 +101,45 @@ class Message:
     type: str
 
 
-@dataclass(frozen=True)
-class Sender:
-    """Who speaks. home: the folder of this data set. address: of the pages; None: not known."""
+_ENDS = {"recovered": "right again", "closed": "closed by a person"}
 
-    home: str
-    host: str
-    address: str | None
 
-    def message(self, id_: str, events: Sequence[AlertEvent], count: int) -> Message:
-        """What is said of ``count`` events of a kind. events: the first SHOWN of them."""
-        what, alert = events[0].what, events[0].alert
-        title = alert.title if count == 1 else f"{count} alerts of the kind {alert.kind}"
-        lines = self._of_one(events[0]) if count == 1 else self._of_many(events, count)
-        lines += [f"From: {self.home} on {self.host}", f"Kind: {alert.kind}", f"Id: {id_}"]
-        if what == "raised":
-            type_ = "failure" if any(one.alert.severity == "error" for one in events) else "warning"
-        else:
-            type_ = "success"
-            title = f"{'Right again' if what == 'recovered' else 'Closed by a person'}: {title}"
-        return Message(id_, column(title), column("\n".join(lines)), type_)
+def message_about(
+    groups: Sequence[tuple[int, AlertEvent]], id_: str, *, origin: str, address: str | None
+) -> Message:
+    """One message about events. groups: for each kind of them, how many there are and the first.
 
-    def _of_one(self, event: AlertEvent) -> list[str]:
-        alert = event.alert
-        said = {"Partition": alert.partition}
-        if event.what == "raised":
-            said |= {"Expected": alert.expected, "Found": alert.found, "Next step": alert.next_step}
-            said |= {"Look": self._link(alert), "Since": _clock(alert.at)}
-        else:
-            said |= {"Was": f"{alert.title}, since {_clock(event.since)}", "Now": event.sentence}
-            said |= {"Look": self._link(alert), "At": _clock(event.at)}
-        return [f"{name}: {text}" for name, text in said.items() if text]
-
-    def _of_many(self, events: Sequence[AlertEvent], count: int) -> list[str]:
-        lines = [f"The first {len(events)} of {count}:"]
-        for alert in (event.alert for event in events):
-            found = f": expected {alert.expected}, found {alert.found}" if alert.found else ""
-            lines.append(f"- {alert.title}{found}. {self._link(alert) or ''}".rstrip())
+    origin: whose alerts these are. address: of the pages; None: not known.
+    """
+    count, first = sum(count for count, _ in groups), groups[0][1]
+    if count == 1:
+        prefix = f"{_ENDS[first.what].capitalize()}: " if first.what in _ENDS else ""
+        title, lines = f"{prefix}{first.alert.title}", _details(first, address)
+    else:
+        kinds = [f"{n} {one.alert.kind} {_ENDS.get(one.what, '')}".strip() for n, one in groups]
+        title, lines = f"Alerts: {', '.join(kinds)}", []
+        for kind, (_, one) in zip(kinds, groups, strict=True):
+            lines += [f"{kind}, the first: {one.alert.title}", *_details(one, address), ""]
         lines.append("All of them: `vlm-assets alerts`.")
-        if events[0].what == "raised":
-            lines.append(f"Next step (of the first): {events[0].alert.next_step}")
-        return lines
+    lines += [f"From: {origin}", f"Id: {id_}"]
+    severities = {one.alert.severity for _, one in groups if one.what not in _ENDS}
+    type_ = "failure" if "error" in severities else "warning" if severities else "success"
+    return Message(id_, column(title), column("\n".join(lines)), type_)
 
-    def _link(self, alert: Alert) -> str | None:
-        if alert.page is None:
-            return None
-        if self.address is None:
-            return f"/{alert.page} in the Dagster UI"
-        return f"{self.address.rstrip('/')}/{alert.page}"
+
+def _details(event: AlertEvent, address: str | None) -> list[str]:
+    alert = event.alert
+    page = None
+    if alert.page is not None:
+        page = f"{address.rstrip('/')}/{alert.page}" if address else f"/{alert.page} in the Dagster UI"
+    said = {"Kind": alert.kind, "Partition": alert.partition}
+    if event.what in _ENDS:
+        said |= {"Was": f"{alert.title}, since {_clock(event.since)}", "Now": event.sentence}
+        said |= {"Look": page, "At": _clock(event.at)}
+    else:
+        said |= {"Expected": alert.expected, "Found": alert.found, "Next step": alert.next_step}
+        said |= {"Look": page, "Since": _clock(alert.at)}
+    return [f"{name}: {text}" for name, text in said.items() if text]
 
 
 def column(text: str) -> str:

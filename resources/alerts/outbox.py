@@ -13,9 +13,8 @@ import sqlalchemy as sa
 
 from resources.alerts.alert import DAY_SECONDS, Alert, AlertEvent, Happening, column
 from resources.state.database import ControlState
-from resources.state.tables import alert_deliveries as _deliveries
 from resources.state.tables import alert_events as _events
-from resources.state.tables import alert_receivers as _receivers
+from resources.state.tables import alert_targets as _targets
 
 HISTORY_SECONDS = 90 * DAY_SECONDS
 LONGEST_HISTORY = 20_000
@@ -135,41 +134,21 @@ class Outbox:
     def prune(self, now: float) -> None:
         """Delete old events of closed alerts, once a day.
 
-        Old ones that some target was never told go too, for it may be down for good: an alert says how many.
+        Those that some target was never told go too, for it may be down for good: the log says so.
         """
         if abs(now - self._pruned_at) < DAY_SECONDS:
             return
         newest = sa.select(sa.func.max(_events.c.seq)).scalar_subquery()
         is_old = (_events.c.at < now - HISTORY_SECONDS) | (_events.c.seq <= newest - LONGEST_HISTORY)
-        old = sa.select(_events.c.seq).where(is_old, _events.c.seq.not_in(_latest_open()))
-        untold = _deliveries.c.seq.in_(old) & _deliveries.c.told_at.is_(None)
-        lost = sa.select(sa.func.count(_deliveries.c.seq.distinct())).where(untold)
-
-        def delete(connection: sa.Connection) -> None:
-            connection.execute(_deliveries.delete().where(_deliveries.c.seq.in_(old)))
-            connection.execute(_events.delete().where(_events.c.seq.in_(old)))
-
-        first, count = self.state.read(lambda connection: (connection.scalar(old), connection.scalar(lost)))
-        if count:
-            said = f"{count} alerts and recoveries, over by now, were deleted before every target was told"
-            _log.error("%s. See the targets in `vlm-assets alerts`.", said)
-            never_told = Alert(
-                kind="alerts_not_told",
-                subject="alerts/not told",
-                occurrence=f"{now:.0f}",
-                severity="error",
-                title=said,
-                next_step=(
-                    "`vlm-assets alerts` says which target is down, `vlm-assets alerts test` what it answers."
-                    " Put it right, or take it out of VLM_ASSETS_ALERT_TARGETS."
-                ),
-                lasts=DAY_SECONDS,
-                at=now,
-            )
-            # Told first: a kill in between tells it twice, not never.
-            self.post_all([never_told], once_while_open=True)
-        if first is not None:
-            self.state.write(delete)
+        is_over = is_old & _events.c.seq.not_in(_latest_open())
+        told = sa.select(sa.func.min(_targets.c.told)).scalar_subquery()
+        counts = sa.select(sa.func.count(), sa.func.count().filter(_events.c.seq > told)).where(is_over)
+        old, untold = self.state.read(lambda connection: connection.execute(counts).one())
+        if untold:
+            said = "%d alerts and recoveries, over by now, are deleted before every target was told"
+            _log.error(f"{said}. See the targets in `vlm-assets alerts`.", untold)
+        if old:
+            self.state.write(lambda connection: connection.execute(_events.delete().where(is_over)).rowcount)
         self._pruned_at = now
 
 
@@ -187,10 +166,6 @@ def _latest_open() -> sa.Select[tuple[int]]:
 
 
 def _insert(connection: sa.Connection, events: Sequence[AlertEvent]) -> None:
-    """Write events, and for each target a row of each that it is to be told."""
-    if not events:
-        return
-    newest = connection.scalar(sa.select(sa.func.max(_events.c.seq))) or 0
     rows = [
         {
             "id": event.id,
@@ -202,7 +177,5 @@ def _insert(connection: sa.Connection, events: Sequence[AlertEvent]) -> None:
         }
         for event in events
     ]
-    connection.execute(_events.insert(), rows)
-    told = sa.select(_receivers.c.target, _events.c.seq).join_from(_receivers, _events, sa.true())
-    told = told.where(_events.c.seq > newest, IS_TOLD)
-    connection.execute(_deliveries.insert().from_select(["target", "seq"], told))
+    if rows:
+        connection.execute(_events.insert(), rows)

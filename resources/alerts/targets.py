@@ -9,7 +9,6 @@ Term: apprise URL.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -51,10 +50,6 @@ class Target:
     def name(self) -> str:
         """How it is called wherever people read of it."""
         return f"target {self.number} ({self.scheme})"
-
-    def key(self, salt: bytes) -> str:
-        """Tells it from others in a file, and does not tell it: slow and salted, as passwords are kept."""
-        return hashlib.scrypt(self.url.encode(), salt=salt, n=2**14, r=8, p=1, dklen=12).hex()
 
 
 def checked_targets(urls: Sequence[str]) -> tuple[Target, ...]:

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-VERSION = 3
+VERSION = 4
 """Of this schema. A database of the version before it is brought up to date; all others are refused."""
 
 BRING_UP_TO_DATE = (
-    "INSERT INTO alert_receivers (target, due) SELECT key, 0 FROM alert_targets",
-    "DROP TABLE alert_targets",
+    # Some are told again what they know already, with the same ids: nothing is lost.
+    "INSERT INTO alert_targets (target, told)"
+    " SELECT row_number() OVER (ORDER BY target), COALESCE("
+    "(SELECT MIN(seq) - 1 FROM alert_deliveries WHERE told_at IS NULL), (SELECT MAX(seq) FROM alert_events),"
+    " 0) FROM alert_receivers",
+    "DROP TABLE alert_deliveries",
+    "DROP TABLE alert_receivers",
 )
-"""Statements that turn version 2 into version 3, once the tables that are new in it were created."""
+"""Statements that turn version 3 into version 4, once the tables that are new in it were created."""
 
 metadata = sa.MetaData()
 """What must not be lost."""
@@ -153,26 +158,19 @@ alert_events = sa.Table(
     comment="Outbox and history in one: see resources/alerts/outbox.py",
 )
 
-alert_receivers = sa.Table(
-    "alert_receivers",
+alert_targets = sa.Table(
+    "alert_targets",
     metadata,
-    sa.Column("target", sa.Text, primary_key=True),
+    sa.Column("target", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("told", sa.Integer, nullable=False),
+    sa.Column("message", sa.Integer),
+    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("burst", sa.Integer, nullable=False, server_default="0"),
     sa.Column("due", sa.Double, nullable=False, server_default="0"),
     _seal(),
-    comment="Whom alerts are sent to. due: until then it is left alone with the message that it was sent",
-)
-
-alert_deliveries = sa.Table(
-    "alert_deliveries",
-    metadata,
-    sa.Column("target", sa.Text, primary_key=True),
-    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("message", sa.Text),
-    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("told_at", sa.Double),
-    _seal(),
-    comment="An event for each target that is to be told. message: the id under which it is told, null before"
-    " a message was made; tries: how often that was sent; told_at: null until the target took it",
+    comment="How far each target was told, by its number in the settings. told: the last event it knows."
+    " message: the last event of the message that it is being sent, null between messages; tries: of it."
+    " burst: messages since it was last quiet. due: until then it is left alone",
 )
 
 workers = sa.Table(

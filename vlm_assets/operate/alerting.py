@@ -16,7 +16,7 @@ import typer
 
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
-from resources.alerts.targets import AlertTargetError, checked_targets
+from resources.alerts.targets import AlertTargetError, Target, checked_targets
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import PREFIX, Settings, SettingsError
 from vlm_assets.operate.dagster_server.home import running_address
@@ -51,6 +51,12 @@ def pages_address(settings: Settings) -> str | None:
     if settings.ui_address:
         return settings.ui_address
     return running_address(Path(os.environ.get("DAGSTER_HOME") or settings.dagster_home))
+
+
+def send_trial(delivery: Delivery, settings: Settings, *, seconds: float) -> list[tuple[Target, str | None]]:
+    """Send every target a test message. What each said: None of one that took it."""
+    body = f"Alerts reach you here. Pages: {pages_address(settings) or 'not up'}"
+    return delivery.send_at_once("This is a test", body, type_="info", seconds=seconds)
 
 
 @app.callback()
@@ -93,7 +99,7 @@ def test(home: Home = None) -> None:
     if not delivery.targets:
         say(_NO_TARGETS)
         raise typer.Exit(1)
-    answers = delivery.send_trial(pages_address(current), seconds=_SECONDS)
+    answers = send_trial(delivery, current, seconds=_SECONDS)
     for target, said in answers:
         say(f"{target.name}: {said or 'took it'}")
     raise typer.Exit(1 if any(said for _, said in answers) else 0)

@@ -550,7 +550,7 @@ def _store(settings: Settings) -> Said:
 
 
 def _alerts(settings: Settings) -> Said:
-    from vlm_assets.operate.alerting import build_delivery, pages_address
+    from vlm_assets.operate.alerting import build_delivery, send_trial
 
     delivery = build_delivery(settings)
     if not delivery.targets:
@@ -559,7 +559,7 @@ def _alerts(settings: Settings) -> Said:
             f"Nobody is told of trouble: set {PREFIX}ALERT_TARGETS, then `vlm-assets alerts test`.",
         )
     else:
-        for target, said in delivery.send_trial(pages_address(settings), seconds=_ALERT_SECONDS):
+        for target, said in send_trial(delivery, settings, seconds=_ALERT_SECONDS):
             if said is None:
                 yield "ok", f"{target.name} took a test message."
             else:

@@ -25,7 +25,7 @@ from resources.state.database import ControlState
 
 
 def alert(number: int, at: float) -> Alert:
-    """A kind of its own each, so that none is told in a group and each must come by itself."""
+    """Of a kind of its own, so that a message about several names it."""
     return Alert(
         kind=f"kind-{number}",
         subject=f"subject-{number}",

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from resources.state import tables
 from resources.state.database import ControlState, open_state
 from resources.state.sqlite_file import ControlStateError
-from tests.unit.resources.state.test_database import ROUNDS, THREADS, as_version_2, count_by_threads
+from tests.unit.resources.state.test_database import ROUNDS, THREADS, as_version_3, count_by_threads
 
 _COUNT = """
 import sys
@@ -40,11 +40,11 @@ def test_no_change_of_many_processes_is_lost_and_all_begin_at_once(postgres_url)
 
 def test_a_schema_of_the_version_before_is_brought_up_to_date(postgres_url):
     """After an upgrade the same targets are known, and none is told what is past."""
-    ControlState(None, postgres_url).write(as_version_2)
-    query = sa.select(tables.alert_receivers.c.target)
+    ControlState(None, postgres_url).write(as_version_3)
+    query = sa.select(tables.alert_targets.c.told)
     for _ in range(2):
         state = ControlState(None, postgres_url)
-        assert state.read(lambda connection: connection.scalars(query).all()) == ["x"]
+        assert state.read(lambda connection: connection.scalars(query).all()) == [6, 6]
 
 
 def test_a_postgres_that_is_away_is_named_without_its_password(tmp_path):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from resources.alerts.alert import LONGEST_TEXT, SHOWN, Alert, AlertEvent, Message, Sender
+from resources.alerts.alert import LONGEST_TEXT, Alert, AlertEvent, Message, message_about
 
 
 def test_the_id_is_made_of_kind_subject_and_occurrence_alone(alert):
@@ -46,7 +46,7 @@ def test_an_event_comes_back_as_it_was(alert):
     assert one.id != AlertEvent("raised", alert(), 1.0, 1.0).id == alert().id
 
 
-SENDER = Sender("/srv/properties", "machine", "http://127.0.0.1:3000/")
+PAGES = "http://127.0.0.1:3000/"
 NOW = 1_790_000_000.0
 
 
@@ -54,12 +54,12 @@ def raised(alert) -> AlertEvent:
     return AlertEvent("raised", alert, NOW, NOW)
 
 
-def told(event: AlertEvent, sender: Sender = SENDER) -> Message:
-    return sender.message(event.id, [event], 1)
+def told(event: AlertEvent, address: str | None = PAGES) -> Message:
+    return many([(1, event)], event.id, address)
 
 
-def many(events: list[AlertEvent], count: int) -> Message:
-    return SENDER.message("many", events[:SHOWN], count)
+def many(groups: list[tuple[int, AlertEvent]], id_="many", address: str | None = PAGES) -> Message:
+    return message_about(groups, id_, origin="/srv/properties on machine", address=address)
 
 
 def test_an_alert_says_partition_expected_found_link_next_step_and_id(alert):
@@ -81,7 +81,7 @@ def test_an_alert_says_partition_expected_found_link_next_step_and_id(alert):
 
 def test_without_a_known_address_the_page_is_named_all_the_same(alert):
     """Delivered by the machine's timer with Dagster down, an alert still says where to look."""
-    message = told(raised(alert()), Sender("/srv", "machine", None))
+    message = told(raised(alert()), None)
     assert "Look: /runs/run-1 in the Dagster UI" in message.body
 
 
@@ -93,15 +93,25 @@ def test_a_recovery_says_what_it_was_and_what_was_seen(alert):
     assert message.type == "success"
 
 
-def test_a_group_counts_all_and_lists_the_first_few(alert):
-    """Ten thousand at once are one message that can be read."""
-    message = many([raised(alert(str(number))) for number in range(10)], 10_000)
-    assert message.title.startswith("10000 alerts")
-    assert message.body.count("\n- ") == SHOWN
-    assert len(message.body) < 3000
+def test_a_group_counts_each_kind_and_shows_its_first(alert):
+    """Ten thousand at once are one message that can be read, and hide no single alert of another kind."""
+    other = alert("cuda:1", kind="device_left_out", title="cuda:1 is left out", next_step="Take it back.")
+    message = many([(10_000, raised(alert())), (1, raised(other))])
+    assert message.title == "Alerts: 10000 check_failed, 1 device_left_out"
+    for said in (
+        f"10000 check_failed, the first: {alert().title}",
+        "Next step: Materialize the partition again.",
+        "1 device_left_out, the first: cuda:1 is left out",
+        "Next step: Take it back.",
+        "All of them: `vlm-assets alerts`.",
+        "Id: many",
+    ):
+        assert said in message.body.splitlines()
+    assert message.type == "failure"
 
 
 def test_a_group_that_was_closed_by_a_person_is_not_called_right_again(alert):
     """Nobody saw whether it is right."""
-    message = many([AlertEvent("closed", alert(), NOW, NOW, "A person closed it.")] * 4, 4)
-    assert message.title == "Closed by a person: 4 alerts of the kind check_failed"
+    message = many([(4, AlertEvent("closed", alert(), NOW, NOW, "A person closed it."))])
+    assert message.title == "Alerts: 4 check_failed closed by a person"
+    assert message.type == "success"

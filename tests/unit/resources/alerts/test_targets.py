@@ -34,13 +34,6 @@ def test_a_target_never_shows_its_address():
     assert SECRET not in f"{target!r} {target} {[target]} {target.name}"
 
 
-def test_the_key_in_files_is_salted():
-    """A file that is read by others tells nothing that could be tried out quickly."""
-    target = Target(1, "json://a/")
-    assert target.key(b"1" * 16) != target.key(b"2" * 16)
-    assert target.key(b"1" * 16) == Target(2, "json://a/").key(b"1" * 16)
-
-
 @pytest.mark.parametrize(
     ("url", "said"),
     [
