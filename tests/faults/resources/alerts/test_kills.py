@@ -86,7 +86,7 @@ def test_many_kills_at_random_moments_lose_nothing_and_repeat_only_with_the_same
     assert not lost, (seed, lost)
     repeats = sum(count - 1 for count in receiver.repeated().values())
     assert repeats <= kills, (seed, receiver.repeated())
-    print(f"\n{kills} kills at random: {len(promised)} alerts and recoveries, 0 lost, {repeats} repeated with the same id")
+    print(f"\n{kills} kills at random: {len(promised)} alerts and ends, 0 lost, {repeats} repeated, same id")
 
 
 def told(receiver) -> set[str]:
