@@ -144,7 +144,7 @@ def _details(event: AlertEvent, address: str | None) -> list[str]:
 
 def column(text: str) -> str:
     """A text as a database and a message may hold it: the name of a file may be no Unicode."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def digest(*parts: str) -> str:

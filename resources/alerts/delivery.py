@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from resources.alerts.alert import DAY_SECONDS, AlertEvent, Message, digest, message_about
 from resources.alerts.outbox import IS_TOLD, Outbox
-from resources.alerts.targets import Target, sending
+from resources.alerts.targets import Target, send
 from resources.state.tables import alert_events as _events
 from resources.state.tables import alert_targets as _targets
 
@@ -105,25 +105,23 @@ class Delivery:
 
     def _tell(self, target: Target, now: float, seconds: float, address: str | None) -> tuple[int, str]:
         """Send a target what is due, message by message. Returns how many it took, and the trouble."""
-        told, deadline = 0, time.monotonic() + seconds
+        told, left = 0, seconds
+        deadline = time.monotonic() + seconds
 
         def claim(connection: sa.Connection) -> tuple[_Next, Message] | None:
             claimed = _claim(connection, target.number, now, now + seconds + GRACE_SECONDS)
             return None if claimed is None else (claimed, self._message(connection, claimed, address))
 
-        with sending(target, seconds=seconds) as send:
-            while time.monotonic() < deadline - _TIME_FOR_ONE:
-                found = self._state.write(claim)
-                if found is None:
-                    break
-                claimed, message = found
-                answer = send(message)
-                if answer is not None and claimed.tries > PATIENT_TRIES:
-                    answer = send(self._in_short(message))
-                if answer is not None:
-                    return told, f"{target.name} did not take a message: {answer}"
-                told += 1
-                self._state.write(partial(_mark_told, target=target.number, claimed=claimed, now=now))
+        while left > _TIME_FOR_ONE and (found := self._state.write(claim)) is not None:
+            claimed, message = found
+            answer = send(target, message, seconds=left)
+            if answer is not None and claimed.tries > PATIENT_TRIES:
+                answer = send(target, self._in_short(message), seconds=left)
+            if answer is not None:
+                return told, f"{target.name} did not take a message: {answer}"
+            told += 1
+            self._state.write(partial(_mark_told, target=target.number, claimed=claimed, now=now))
+            left = deadline - time.monotonic()
         return told, ""
 
     def _message(self, connection: sa.Connection, claimed: _Next, address: str | None) -> Message:
@@ -148,13 +146,10 @@ class Delivery:
         self, title: str, body: str, *, type_: str, seconds: float
     ) -> list[tuple[Target, str | None]]:
         """Send every target a message, unrecorded. What each said: None of one that took it."""
-
-        def send(target: Target) -> str | None:
-            with sending(target, seconds=seconds) as send:
-                return send(Message("", title, f"{body}\nFrom: {self.origin}", type_))
-
+        message = Message("", title, f"{body}\nFrom: {self.origin}", type_)
         with ThreadPoolExecutor(len(self.targets) or 1) as pool:
-            return list(zip(self.targets, pool.map(send, self.targets), strict=True))
+            said = pool.map(lambda target: send(target, message, seconds=seconds), self.targets)
+            return list(zip(self.targets, said, strict=True))
 
     def backlog(self) -> dict[str, tuple[int, int]]:
         """For each target by name: what it has still to be told, and the tries of what it is being told."""

@@ -1,29 +1,23 @@
 """Whom alerts are sent to: apprise addresses, which are secrets as a whole.
 
 What lives here: refusing bad ones, naming one without telling it, and sending. What does not: what is sent
-when (``delivery.py``). A process of its own sends to each (``python -m resources.alerts.targets``): one that
-hangs can be ended, and nothing that a notification library logs or remembers can reach our logs or files.
-Term: apprise URL.
+when (``delivery.py``). Apprise's own command sends each message: one that hangs can be ended, and nothing
+that a notification library logs or remembers can reach our logs or files.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
 from resources.alerts.alert import Message
 
-_CHECKOUT = Path(__file__).resolve().parents[2]
 _SHORTEST_SECRET = 3
 _LONGEST_ANSWER = 300
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,30})://", re.IGNORECASE)
@@ -80,39 +74,37 @@ def checked_targets(urls: Sequence[str]) -> tuple[Target, ...]:
     return tuple(targets)
 
 
-@contextlib.contextmanager
-def sending(target: Target, *, seconds: float) -> Iterator[Callable[[Message], str | None]]:
-    """A function that sends the target a message: None where it took it, else what it said, nothing secret.
+def send(target: Target, message: Message, *, seconds: float) -> str | None:
+    """Send a target a message. None where it took it, else what it said, nothing secret.
 
-    seconds: for all messages together; then what hangs is ended.
+    seconds: after which what hangs is ended.
     """
-    with subprocess.Popen(
-        [sys.executable, "-m", __name__, str(seconds), str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=_CHECKOUT,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        orders, answers = process.stdin, process.stdout
-
-        def send(message: Message) -> str | None:
-            try:
-                # Not in its arguments, which every user of the machine can read.
-                print(json.dumps({"url": target.url, **asdict(message)}), file=orders, flush=True)
-                said: str | None = json.loads(answers.readline())
-            except (OSError, ValueError):
-                return "no answer in time"
-            return said
-
-        try:
-            yield send
-        finally:
-            process.kill()
-            with contextlib.suppress(OSError):
-                orders.close()  # What it was not told any more cannot be flushed.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("APPRISE_")}
+    try:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-c", "from apprise.cli import main; main()", "--verbose"),
+                f"--title={message.title}",
+                f"--notification-type={message.type}",
+                "--input-format=text",
+                # In memory: a plugin would keep its tokens in a file of the home folder otherwise.
+                "--storage-mode=memory",
+                f"--limit={seconds}",
+            ],
+            input=message.body.encode(),
+            capture_output=True,
+            check=False,
+            # Not in its arguments, which every user of the machine can read.
+            env=environment | {"APPRISE_URLS": target.url},
+            timeout=seconds,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "no answer in time"
+    if not done.returncode:
+        return None
+    # Each line begins with its time and level.
+    lines = [line.split(" - ", 2)[-1] for line in done.stdout.decode(errors="replace").splitlines()]
+    return scrubbed(" ".join(lines), target.url)[:_LONGEST_ANSWER] or "it was refused"
 
 
 def scrubbed(text: str, url: str) -> str:
@@ -124,33 +116,3 @@ def scrubbed(text: str, url: str) -> str:
         if len(part) >= _SHORTEST_SECRET:
             text = text.replace(part, "***")
     return text
-
-
-def _send_what_is_ordered() -> None:
-    """The process of its own: an answer for each line of its input, null or what the target said."""
-    seconds, parent = float(sys.argv[1]), int(sys.argv[2])
-    # A plugin that hangs ends it, whatever has become of its parent.
-    signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds))
-    import apprise
-
-    # A plugin that prints must not answer.
-    answers, sys.stdout = sys.stdout, sys.stderr
-    # In memory: a plugin would keep its tokens in a file of the home folder otherwise.
-    asset = apprise.AppriseAsset(app_id="vlm-assets", storage_mode="memory")
-    # iter(readline) and not the file itself, which would read ahead and wait for more.
-    for line in iter(sys.stdin.readline, ""):
-        order = json.loads(line)
-        target = apprise.Apprise(asset=asset)
-        target.add(order["url"])
-        if os.getppid() != parent:
-            return  # Nobody could note that it was sent: whoever comes next sends it.
-        result = target.notify(
-            title=order["title"], body=order["body"], notify_type=order["type"], body_format="text"
-        )
-        logs = " ".join(scrubbed(entry.message, order["url"]) for entry in result.logs())
-        answer = None if result else logs[:_LONGEST_ANSWER] or "it was refused"
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    _send_what_is_ordered()

@@ -1,26 +1,59 @@
-"""Sending in a process of its own, to a real HTTP receiver."""
+"""Sending with apprise's own command, to a real HTTP receiver."""
 
-import json
+import contextlib
 import os
-import subprocess
-import sys
+import threading
 
-import pytest
+import psutil
 
-MODULE = "resources.alerts.targets"
+from resources.alerts.alert import Message
+from resources.alerts.targets import Target, send
+
+SECRET = "s3cret-pw"
 
 
-@pytest.mark.parametrize(("is_alive", "answer"), [(True, "null\n"), (False, "")])
-def test_what_a_dead_process_has_ordered_is_not_sent(is_alive, answer, receiver):
-    """When its claim is over another process sends it: sent by both, it would come twice."""
-    order = {"url": receiver.url(), "id": "i", "title": "a title", "body": "b", "type": "info"}
-    parent = os.getpid() if is_alive else os.getppid()
-    done = subprocess.run(
-        [sys.executable, "-m", MODULE, "20", str(parent)],
-        input=f"{json.dumps(order)}\n",
-        capture_output=True,
-        check=True,
-        text=True,
+def message(title="a title", body="b\nId: i") -> Message:
+    return Message("i", title, body, "warning")
+
+
+def test_a_message_arrives_as_it_is(receiver):
+    """Not as markup, and whatever it begins with: a title is no option of a command."""
+    assert send(Target(1, receiver.url()), message("--help\n*x*"), seconds=20) is None
+    assert (receiver.titles, receiver.ids) == (["--help\n*x*"], ["i"])
+    assert receiver.messages[0]["type"] == "warning"
+
+
+def test_what_a_target_says_is_told_without_its_address(receiver):
+    """A person reads why, and nobody the password."""
+    receiver.answer = 401
+    said = send(Target(1, receiver.url(secret=f"user:{SECRET}")), message(), seconds=20)
+    assert said is not None
+    assert "401" in said
+    assert SECRET not in said
+
+
+def test_an_address_is_in_no_argument_of_a_process(receiver):
+    """Every user of the machine can list them."""
+    receiver.answer = None
+    sender = threading.Thread(
+        target=send,
+        args=(Target(1, receiver.url(secret=f"user:{SECRET}")), message()),
+        kwargs={"seconds": 20},
     )
-    assert done.stdout == answer
-    assert receiver.titles == ["a title"] * is_alive
+    sender.start()
+    assert receiver.asked.wait(20)
+    seen = []
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seen.append(" ".join(process.cmdline()))
+    receiver.released.set()
+    sender.join()
+    assert any("apprise" in one for one in seen)
+    assert not [one for one in seen if SECRET in one]
+
+
+def test_settings_of_apprise_in_the_environment_change_nothing(receiver, monkeypatch):
+    """Alerts go to the targets of the settings, and to no others."""
+    monkeypatch.setenv("APPRISE_URLS", "json://127.0.0.1:9/")
+    assert send(Target(1, receiver.url()), message(), seconds=20) is None
+    assert receiver.titles == ["a title"]
