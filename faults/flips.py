@@ -17,8 +17,8 @@ from faults import partition_life
 from faults.ledger import PromiseBrokenError
 from faults.partition_life import BATCH, KEY, VERSIONS, open_journal, rows
 from resources.journal.high_water_mark import slots
-from resources.journal.identity import JournalIdentity
 from resources.journal.recovery import Survey, survey
+from resources.journal.segments import JournalIdentity
 from resources.publishing.partition_files import PartitionFiles
 from resources.publishing.published import PublishedPartitions
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from resources.journal import manifests
+from resources.journal import commits
 from resources.journal.journal_errors import JournalError
 from resources.storage.layout import AssetFolders, PartitionPaths
 from resources.storage.sealed_json import FormatVersionError
@@ -75,7 +75,7 @@ class LeftCopies:
 
     def _copies(self, paths: PartitionPaths, journal: Path) -> bool:
         """Copy one journal, unless it is what was looked at before; whether the store was behind."""
-        newest = max(manifests.sequences(journal), default=0) if journal.is_dir() else 0
+        newest = max(commits.sequences(journal), default=0) if journal.is_dir() else 0
         if self._known.get(journal, 0) == newest:
             return False
         self._known[journal] = newest

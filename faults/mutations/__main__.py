@@ -54,7 +54,7 @@ _FAULTS = {
     "publication": [_POWER_CUTS, _PUBLICATION, "tests/faults/resources/test_published_states.py"],
 }
 # What the publication shares with the journal: both groups' tests must be looked at.
-_SHARED = ("files.py", "sealed_json.py", "identity.py")
+_SHARED = ("files.py", "sealed_json.py", "segments.py")
 _TIMEOUT_SECONDS = 400
 
 

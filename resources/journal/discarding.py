@@ -8,12 +8,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from resources.journal import manifests
+from resources.journal import commits
+from resources.journal.commits import Manifest
 from resources.journal.high_water_mark import read_mark, write_mark
 from resources.journal.journal import clear_retired
 from resources.journal.journal_errors import storage_error
-from resources.journal.manifests import Manifest
-from resources.journal.recovery import mark_of
 from resources.journal.writer_lock import LOCK_NAME, WriterLock
 from resources.storage import files
 
@@ -23,9 +22,9 @@ def discard(directory: Path, *, key: str, generation: str, high_water_mark: Path
 
     Its high-water mark comes first and says 'retired' from then on: the rows are never missed, and the
     generation is never continued. Killed anywhere, it is finished by doing it again. Raises
-    JournalLockedError where somebody writes it, JournalMismatchError, FormatVersionError.
+    JournalLockedError where somebody writes it, JournalError, FormatVersionError.
     """
-    head = manifests.newest_manifest(directory)
+    head = commits.newest_manifest(directory)
     if head is None and not {path.name for path in directory.iterdir()} <= {LOCK_NAME}:
         return False
     try:
@@ -34,10 +33,10 @@ def discard(directory: Path, *, key: str, generation: str, high_water_mark: Path
             sequence = _retire_mark(directory, head, key, generation, high_water_mark)
             lock.check()
             if head is not None:
-                manifests.publish(directory, _retired(head, sequence))
+                commits.publish_manifest(directory, _retired(head, sequence))
                 for path in directory.iterdir():
                     # What no manifest lists: damaged, or left by a kill. A folder, the quarantine, stays.
-                    if path.is_file() and path.name != LOCK_NAME and not manifests.sequence_of(path.name):
+                    if path.is_file() and path.name != LOCK_NAME and not commits.sequence_of(path.name):
                         path.unlink(missing_ok=True)
         finally:
             lock.release()
@@ -51,9 +50,9 @@ def _retire_mark(
 ) -> int:
     """Let the mark say 'retired', under a sequence number that follows all others; gives that number."""
     mark = read_mark(high_water_mark, key=key, generation=generation).mark
-    sequence = 1 + max([*manifests.sequences(directory), mark.sequence if mark else 0])
+    sequence = 1 + max([*commits.sequences(directory), mark.sequence if mark else 0])
     if head is not None:
-        retired = mark_of(_retired(head, sequence))
+        retired = _retired(head, sequence).mark
         rows = max(retired.rows, mark.rows if mark else 0)
         files.make_directory(high_water_mark.parent)
         write_mark(high_water_mark, dataclasses.replace(retired, rows=rows))

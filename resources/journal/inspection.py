@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from resources.journal.commits import newest_manifest
 from resources.journal.high_water_mark import HighWaterMark, read_marks
-from resources.journal.manifests import newest_manifest
 from resources.journal.segments import SEGMENT_NAME
 from resources.storage.files import sha256_of
 

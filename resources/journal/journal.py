@@ -15,25 +15,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from resources.journal import manifests
+from resources.journal import commits
 from resources.journal.commits import Committer, CommitThread, remove_retired, remove_temporaries
 from resources.journal.high_water_mark import clear_temporaries, read_mark, write_mark
-from resources.journal.identity import JournalIdentity
 from resources.journal.journal_errors import (
     CrossDeviceError,
-    DuplicateIdsError,
     FencedError,
-    JournalClosedError,
     JournalError,
-    JournalIncompleteError,
     RowsRefusedError,
     SegmentUnreadableError,
-    UnexpectedIdsError,
     sample,
     storage_error,
 )
-from resources.journal.recovery import Recovery, mark_of, refuse_loss, settle, survey
-from resources.journal.segments import Segment, SegmentRecord, may_supersede, read_in_order
+from resources.journal.recovery import Recovery, refuse_loss, settle, survey
+from resources.journal.segments import JournalIdentity, Segment, SegmentRecord, may_supersede, read_in_order
 from resources.journal.writer_lock import LOCK_NAME, WriterLock
 from resources.storage import files
 
@@ -102,7 +97,7 @@ class Journal:
         a folder in ``directory``) takes what does not verify; it must be on the same device.
         ``accept_loss``: what a person said when they gave up rows that cannot be restored; recorded.
 
-        Raises JournalLossError, JournalLockedError, JournalMismatchError, FormatVersionError,
+        Raises JournalLossError, JournalLockedError, JournalError, FormatVersionError,
         CrossDeviceError, DirectoryNotWritableError, DiskFullError; each says what to do.
         """
         quarantine = quarantine or directory / "quarantine"
@@ -215,7 +210,7 @@ class Journal:
 
         A row may supersede a committed failed row of its id by a later try, never an ok row.
 
-        Raises RowsRefusedError, DuplicateIdsError, UnexpectedIdsError (nothing of the table is taken),
+        Raises RowsRefusedError, RowsRefusedError, RowsRefusedError (nothing of the table is taken),
         or the error of an earlier commit.
         """
         self._refuse_closed()
@@ -242,11 +237,11 @@ class Journal:
         """Remove the journal, after its rows were published and read back. Closes it.
 
         A crash inside is finished by ``clear_retired``. The high-water mark stays and says 'retired'.
-        Raises JournalIncompleteError where expected rows are missing.
+        Raises JournalError where expected rows are missing.
         """
         self.flush()
         if missing := self.missing_ids:
-            raise JournalIncompleteError(
+            raise JournalError(
                 f"{self._identity.key}: {len(missing)} of {len(self._identity.expected_ids)} rows are not "
                 f"committed ({sample(missing)}): the journal stays until they are published"
             )
@@ -299,7 +294,7 @@ class Journal:
         listed = table.column(identity.id_column).to_pylist()
         ids = set(listed)
         if foreign := ids - identity.expected_ids:
-            raise UnexpectedIdsError(f"{identity.key}: these ids are not of this range: {sample(foreign)}")
+            raise RowsRefusedError(f"{identity.key}: these ids are not of this range: {sample(foreign)}")
         try:
             tries = dict(zip(listed, identity.failed_tries(table), strict=True))
         except ValueError as error:
@@ -309,7 +304,7 @@ class Journal:
             doubled |= ids & self._waiting
             doubled |= {i for i in ids & self._done.keys() if not may_supersede(tries[i], self._done[i])}
         if doubled:
-            raise DuplicateIdsError(
+            raise RowsRefusedError(
                 f"{identity.key}: these ids are committed or submitted already: {sample(doubled)}"
             )
         return ids
@@ -342,14 +337,14 @@ class Journal:
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise JournalClosedError(f"{self._identity.key}: the journal is closed; open it again to go on")
+            raise JournalError(f"{self._identity.key}: the journal is closed; open it again to go on")
 
 
 def clear_retired(directory: Path, high_water_mark: Path) -> bool:
     """Finish a retirement that a crash cut short. False, and nothing touched, where it is not retired."""
     if not directory.is_dir():
         return False
-    head = manifests.newest_manifest(directory)
+    head = commits.newest_manifest(directory)
     left = {path.name for path in directory.iterdir() if path.suffix != files.TEMPORARY_SUFFIX}
     if not (head.retired if head is not None else left <= {LOCK_NAME}):
         return False
@@ -364,7 +359,7 @@ def clear_retired(directory: Path, high_water_mark: Path) -> bool:
                 # A power cut now must leave neither a mark that forbids a journal which goes on, nor one that
                 # promises the rows of a journal which is gone.
                 files.sync_directory(directory)
-                retired = mark_of(head)
+                retired = head.mark
                 said = read_mark(high_water_mark, key=retired.key, generation=retired.generation).mark
                 if said is None or said.sequence != retired.sequence:
                     write_mark(high_water_mark, retired)

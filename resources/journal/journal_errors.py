@@ -24,28 +24,8 @@ class FencedError(JournalError):
     """Another writer has taken this journal over: what this one had not committed will not be."""
 
 
-class JournalClosedError(JournalError):
-    """The journal was closed or retired; open it again to go on."""
-
-
-class JournalIncompleteError(JournalError):
-    """The journal cannot be retired: expected rows are not committed yet."""
-
-
-class JournalMismatchError(JournalError):
-    """The journal on disk was written for something else (key, catalogue, model, schema, ids)."""
-
-
-class DuplicateIdsError(JournalError):
-    """Rows were submitted whose ids are already committed, waiting, or twice in the table."""
-
-
-class UnexpectedIdsError(JournalError):
-    """Rows were submitted whose ids do not belong to this journal."""
-
-
 class RowsRefusedError(JournalError):
-    """The submitted table has another schema than the journal, or a null in its id or order column."""
+    """Submitted rows are not this journal's: other columns or ids, nulls, or an id committed already."""
 
 
 class SegmentUnreadableError(JournalError):

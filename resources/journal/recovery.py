@@ -14,19 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resources.journal import manifests
+from resources.journal import commits
+from resources.journal.commits import Manifest
 from resources.journal.high_water_mark import (
-    HighWaterMark,
     MarkReading,
     clear_temporaries,
     read_mark,
     write_mark,
 )
-from resources.journal.identity import JournalIdentity
 from resources.journal.journal_errors import JournalLossError, SegmentUnreadableError
-from resources.journal.manifests import Manifest
 from resources.journal.segments import (
     SEGMENT_NAME,
+    JournalIdentity,
     Segment,
     SegmentRecord,
     may_supersede,
@@ -109,13 +108,13 @@ class Recovery:
 def survey(directory: Path, identity: JournalIdentity, high_water_mark: Path) -> Survey:
     """Read everything and decide what counts. Changes nothing.
 
-    Raises JournalMismatchError (other work), FormatVersionError (newer program).
+    Raises JournalError (other work), FormatVersionError (newer program).
     """
     names = sorted(entry.name for entry in os.scandir(directory) if entry.is_file(follow_symlinks=False))
-    numbers = sorted((n for n in map(manifests.sequence_of, names) if n is not None), reverse=True)
+    numbers = sorted((n for n in map(commits.sequence_of, names) if n is not None), reverse=True)
     head, damaged = _read_manifests(directory, numbers)
     if head is not None:
-        identity.check(head.identity, str(manifests.manifest_path(directory, head.sequence)))
+        identity.check(head.identity, str(commits.manifest_path(directory, head.sequence)))
     mark = read_mark(high_water_mark, key=identity.key, generation=identity.generation)
 
     given_up = sorted({*(head.given_up if head else ()), *(mark.mark.given_up if mark.mark else ())})
@@ -128,7 +127,7 @@ def survey(directory: Path, identity: JournalIdentity, high_water_mark: Path) ->
     unverified = {name: f"does not verify: {why}" for name, why in broken.items() if name in records}
     lost = {name: why for name, why in (unverified | gone).items() if name not in given_up}
     losses = [f"segment {name} ({records[name].rows} rows) {why}" for name, why in lost.items()]
-    unreadable = [n for n in numbers if manifests.manifest_path(directory, n) in damaged]
+    unreadable = [n for n in numbers if commits.manifest_path(directory, n) in damaged]
     losses += _against_mark(head, mark, kept, unreadable)
     promised = max(mark.mark.rows if mark.mark else 0, head.rows if head else 0)
     return Survey(
@@ -152,9 +151,9 @@ def _read_manifests(directory: Path, numbers: Iterable[int]) -> tuple[Manifest |
     newer: Manifest | None = None
     damaged: dict[Path, str] = {}
     for number in numbers:
-        path = manifests.manifest_path(directory, number)
+        path = commits.manifest_path(directory, number)
         try:
-            found = manifests.read_manifest(directory, number)
+            found = commits.read_manifest(directory, number)
         except (BrokenSealError, OSError) as error:
             damaged[path] = f"the manifest does not verify: {error}"
             continue
@@ -295,9 +294,9 @@ def settle(
         given_up=(*found.given_up, *(found.lost_segments if lost is not None else ())),
         events=(*(found.head.events if found.head else ()), *([event] if len(event) > 2 else [])),
     )
-    sha256 = manifests.publish(directory, manifest)
-    write_mark(high_water_mark, mark_of(manifest))
-    manifests.prune(directory, manifest.sequence)
+    sha256 = commits.publish_manifest(directory, manifest)
+    write_mark(high_water_mark, manifest.mark)
+    commits.prune(directory, manifest.sequence)
     recovery = Recovery(
         key=identity.key,
         generation=identity.generation,
@@ -313,21 +312,6 @@ def settle(
         accepted_loss=lost,
     )
     return Manifest(**{**manifest.__dict__, "file_sha256": sha256}), recovery
-
-
-def mark_of(manifest: Manifest) -> HighWaterMark:
-    """The high-water mark that a manifest amounts to."""
-    return HighWaterMark(
-        key=manifest.identity["key"],
-        generation=manifest.identity["generation"],
-        rows=manifest.rows,
-        sequence=manifest.sequence,
-        epoch=manifest.epoch,
-        last_segment=manifest.segments[-1].name if manifest.segments else None,
-        given_up=manifest.given_up,
-        retired=manifest.retired,
-        superseded=manifest.rows_written - manifest.rows,
-    )
 
 
 def _now() -> str:

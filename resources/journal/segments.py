@@ -1,7 +1,8 @@
 """Segments: immutable parquet files of committed rows, named by their content.
 
-What lives here: encoding, reading back, verifying one segment, and reading several in the catalogue's order.
-What does not: which segments count (manifests.py) and what happens to one that does not verify (recovery.py).
+What lives here: whose rows a journal holds, encoding them, reading back, verifying one segment, and reading
+several in the catalogue's order. What does not: which segments count (commits.py) and what happens to one
+that does not verify (recovery.py).
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from resources.journal.identity import JournalIdentity, key_set_digest
-from resources.journal.journal_errors import SegmentUnreadableError
+from resources.journal.journal_errors import JournalError, SegmentUnreadableError
 
 SEGMENT_NAME = re.compile(r"segment-(?P<epoch>\d{6,})-(?P<number>\d{8,})-(?P<sha256>[0-9a-f]{32})\.parquet")
 _OWNER = b"vlm_assets.journal"
@@ -30,6 +30,96 @@ _KEYS_START = b"vlm_assets.keys/2 "
 _KEYS_END = b"\n"
 _CACHE_BYTES = 64 << 20
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+
+STATUS, OK = "status", "ok"
+TRIES = "tries"
+"""Columns by which a row says that it may be superseded: it failed, and this was its n-th try (from 1)."""
+
+
+@dataclass(frozen=True)
+class JournalIdentity:
+    """Whose rows a journal holds; only the identity that began it continues it.
+
+    ``schema`` is a pyarrow schema; its metadata is ignored.
+    """
+
+    key: str
+    generation: str
+    fingerprints: Mapping[str, str]
+    schema: Any
+    id_column: str
+    order_column: str
+    expected_ids: frozenset[str]
+    described: Mapping[str, Any] = field(init=False)
+    """The same as plain JSON values: what stands in manifests and in each segment's footer."""
+
+    def __post_init__(self) -> None:
+        for column, wanted in ((self.id_column, pa.types.is_string), (self.order_column, pa.types.is_int64)):
+            if column not in self.schema.names or not wanted(self.schema.field(column).type):
+                raise JournalError(
+                    f"{self.key}: the schema needs {self.id_column!r} as string and {self.order_column!r} "
+                    f"as int64; it has {self.schema.names}"
+                )
+        described = {
+            "key": self.key,
+            "generation": self.generation,
+            "fingerprints": dict(sorted(self.fingerprints.items())),
+            "schema": self.schema.remove_metadata().to_string(show_field_metadata=False),
+            "id_column": self.id_column,
+            "order_column": self.order_column,
+            "expected_rows": len(self.expected_ids),
+            "expected_ids_sha256": key_set_digest(self.expected_ids),
+        }
+        object.__setattr__(self, "described", described)
+
+    def failed_tries(self, table: Any) -> list[int]:
+        """Of each row: 0 where it is final, else the number of the try that failed.
+
+        Without the two columns every row is final. Raises ValueError for a failed row without a number.
+        """
+        if STATUS not in self.schema.names or TRIES not in self.schema.names:
+            return [0] * table.num_rows
+        rows = zip(table.column(STATUS).to_pylist(), table.column(TRIES).to_pylist(), strict=True)
+        numbers = [0 if status == OK else tries for status, tries in rows]
+        if any(number is None or number < 0 for number in numbers):
+            raise ValueError(f"a failed row does not say in {TRIES!r} which try it was")
+        return numbers
+
+    @property
+    def segment_metadata(self) -> bytes:
+        """What a segment's footer says about its owner: enough to adopt it without a manifest."""
+        names = ("key", "generation", "fingerprints", "expected_ids_sha256")
+        return json.dumps({name: self.described[name] for name in names}, sort_keys=True).encode()
+
+    def check(self, found: Mapping[str, Any], where: str) -> None:
+        """Compare with what stands on disk. Raises JournalError naming every difference."""
+        differences = []
+        for name, wanted in self.described.items():
+            have = found.get(name)
+            if have == wanted:
+                continue
+            if isinstance(wanted, dict) and isinstance(have, dict):
+                differences += [
+                    f"{part} is {have.get(part)!r} there and {wanted.get(part)!r} here"
+                    for part in sorted({*wanted, *have})
+                    if have.get(part) != wanted.get(part)
+                ]
+            else:
+                differences.append(f"{name} is {have!r} there and {wanted!r} here")
+        if differences:
+            raise JournalError(
+                f"{where} belongs to other work than {self.key} (generation {self.generation}): "
+                f"{'; '.join(differences)}. Nothing was mixed. Open another generation for other settings, "
+                "or put the settings and the catalogue back that began this one."
+            )
+
+
+def key_set_digest(ids: Iterable[str]) -> str:
+    """SHA-256, in hex, over the sorted ids: equal counts hide a swapped id, equal digests do not.
+
+    Each id is prefixed by its length, so none can imitate two.
+    """
+    return hashlib.sha256("".join(f"{len(i)}:{i}" for i in sorted(ids)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -52,7 +142,7 @@ class SegmentRecord:
     def json(self) -> str:
         """The record as JSON, rendered once: a manifest may list thousands."""
         # Not asdict: it copies each value deeply, which for thousands of records is a tenth of a re-open.
-        return _encode({field: getattr(self, field) for field in _RECORD})
+        return _encode({name: getattr(self, name) for name in _RECORD})
 
     @property
     def number(self) -> int:
@@ -60,7 +150,7 @@ class SegmentRecord:
         return segment_number(self.name)
 
 
-_RECORD = tuple(field.name for field in fields(SegmentRecord))
+_RECORD = tuple(one.name for one in fields(SegmentRecord))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """One writer a journal: an operating-system lock that a dead process frees by itself.
 
 Where the lock does not hold (some network file systems, a deleted lock file), the numbered manifests
-fence the older writer off; see manifests.publish.
+fence the older writer off; see commits.publish_manifest.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class PublishedRecord:
 
     ``sequence`` counts publications of this partition from 1 and gives their order, whatever the clock
     says. ``sha256`` is over the whole file, ``key_set_digest`` over its ids
-    (``resources.journal.identity``). ``published_at`` is UTC, ISO 8601. ``metadata`` is what the asset
+    (``resources.journal.segments``). ``published_at`` is UTC, ISO 8601. ``metadata`` is what the asset
     wanted remembered, as JSON values.
     """
 

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from resources.journal.identity import key_set_digest
+from resources.journal.segments import key_set_digest
 from resources.publishing.partition_files import PublishedError, PublishedRecord
 from resources.storage.files import DurableWriteError, TemporaryFile
 

@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from resources.journal import manifests
+from resources.journal import commits
+from resources.journal.commits import Manifest
 from resources.journal.high_water_mark import HighWaterMark, read_mark, slots, write_mark
 from resources.journal.journal import Journal
 from resources.journal.journal_errors import (
@@ -34,8 +35,6 @@ from resources.journal.journal_errors import (
     sample,
     storage_error,
 )
-from resources.journal.manifests import Manifest
-from resources.journal.recovery import mark_of
 from resources.journal.segments import SEGMENT_NAME, SegmentRecord, segment_number, segment_paths
 from resources.journal.writer_lock import WriterLock
 from resources.storage import files
@@ -114,7 +113,7 @@ class Head:
 
     def read(self, where: str) -> Manifest | None:
         """The manifest in it, verified. Raises BrokenSealError, FormatVersionError."""
-        return manifests.decode(self.manifest, Path(where)) if self.manifest else None
+        return commits.decode_manifest(self.manifest, Path(where)) if self.manifest else None
 
 
 class StoredJournal:
@@ -219,11 +218,11 @@ class StoredJournal:
 
         Returns the manifest that the store has now. Raises TakenOverError, also where nothing is to be put.
         """
-        manifest = manifests.newest_manifest(self.directory)
+        manifest = commits.newest_manifest(self.directory)
         if manifest is None or manifest.retired:
             return None
         try:
-            data = manifests.manifest_path(self.directory, manifest.sequence).read_bytes()
+            data = commits.manifest_path(self.directory, manifest.sequence).read_bytes()
         except FileNotFoundError:  # A newer one has taken its place.
             return self.copy()
         if hashlib.sha256(data).hexdigest() != manifest.file_sha256:
@@ -246,7 +245,7 @@ class StoredJournal:
         head of its own, and this changes nothing then; one that starts at the moment of this head's put is
         interrupted, and tried again. Raises HeadDamagedError, TakenOverError.
         """
-        theirs, ours = self.look(), manifests.newest_manifest(self.directory)
+        theirs, ours = self.look(), commits.newest_manifest(self.directory)
         if self.head is None or self.head.home != self._new_head(0).home or ours is None:
             return False
         if theirs is not None and (
@@ -298,7 +297,7 @@ class StoredJournal:
         return [name for name in names if name != self._name(HEAD)]
 
     def _take_over(self, epoch: int, theirs: Manifest | None, mark: HighWaterMark | None) -> Iterator[str]:
-        ours = manifests.newest_manifest(self.directory)
+        ours = commits.newest_manifest(self.directory)
         there = {one.name for one in theirs.segments} if theirs else set()
         here = {one.name for one in ours.segments} | {*ours.given_up} if ours else set()
         # What only a list says is gone is put again: that finds it there, or puts it back.
@@ -429,19 +428,19 @@ class StoredJournal:
 
     def _put_in_front(self, theirs: Manifest, *, forget_mark: bool) -> None:
         """Make the store's manifest the newest one here. What stands before it is set aside."""
-        for number in manifests.sequences(self.directory):
+        for number in commits.sequences(self.directory):
             if number >= theirs.sequence:
-                files.set_aside(manifests.manifest_path(self.directory, number), self._quarantine)
+                files.set_aside(commits.manifest_path(self.directory, number), self._quarantine)
         if forget_mark:
             for slot in slots(self._mark):
                 if slot.exists():
                     files.set_aside(slot, slot.parent)
         assert self.head is not None
-        path = manifests.manifest_path(self.directory, theirs.sequence)
+        path = commits.manifest_path(self.directory, theirs.sequence)
         files.write_new(path, self.head.manifest)
         known = read_mark(self._mark, key=self.key, generation=self.generation).mark
         if known is None:
-            write_mark(self._mark, mark_of(theirs))
+            write_mark(self._mark, theirs.mark)
 
     def _put_segment(self, record: SegmentRecord) -> None:
         path, name = self.directory / record.name, self._name(record.name)
@@ -577,7 +576,7 @@ def pull_closed(paths: PartitionPaths, store: S3Folder) -> None:
             continue  # Without a segment it is not begun; with all of them it is not closed.
         if manifest is not None and manifest.retired:
             files.make_directory(mark.parent)
-            write_mark(mark, mark_of(manifest))
+            write_mark(mark, manifest.mark)
 
 
 def stored_generations(paths: PartitionPaths, store: S3Folder) -> list[str]:

@@ -24,7 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from resources.journal.identity import OK, STATUS, TRIES
+from resources.journal.segments import OK, STATUS, TRIES
 from resources.publishing.published import PublishedPartitions
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, Fingerprint
 from vlm_assets.assets.partition import Partition

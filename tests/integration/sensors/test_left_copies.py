@@ -2,7 +2,7 @@
 
 import pytest
 
-from resources.journal import manifests
+from resources.journal import commits
 from resources.store import bucket as bucket_module
 from resources.store.bucket import client
 from sensors.left_copies import LeftCopies
@@ -69,7 +69,7 @@ def test_nothing_is_copied_over_what_this_disk_has_lost(machines, bucket):
     a.commit(0)
     a.commit(1)
     head = a.stored.look()
-    manifests.manifest_path(a.folder, max(manifests.sequences(a.folder))).unlink()
+    commits.manifest_path(a.folder, max(commits.sequences(a.folder))).unlink()
     assert left.look() == []
     assert a.stored.look() == head
     assert a.rows() == [0, 1]
@@ -82,7 +82,7 @@ def test_one_that_cannot_be_copied_is_left_alone_until_its_next_manifest(machine
     a.commit(0)
     leave(a, s3_proxy, 1)
     s3_proxy.heal()
-    newest = manifests.newest_manifest(a.folder)
+    newest = commits.newest_manifest(a.folder)
     damaged = a.folder / newest.segments[-1].name
     damaged.write_bytes(damaged.read_bytes()[:-1])
     (said,) = left.look()

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from resources.journal import high_water_mark, manifests
+from resources.journal import commits, high_water_mark
 from resources.journal.journal import Journal
 from resources.publishing import partition_files
 from resources.publishing.published import PublishedPartitions
@@ -89,7 +89,7 @@ def structure(home: Path) -> dict[str, Any]:
 
 def number() -> str:
     """The name of this version's folder: the numbers of its formats."""
-    return f"journal-{manifests.FORMAT}-mark-{high_water_mark.FORMAT}-record-{partition_files.FORMAT}"
+    return f"journal-{commits.FORMAT}-mark-{high_water_mark.FORMAT}-record-{partition_files.FORMAT}"
 
 
 def _shape(value: object) -> object:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from resources.journal.identity import JournalIdentity
 from resources.journal.journal import Journal
 from resources.journal.journal_errors import JournalLossError
 from resources.journal.recovery import survey
+from resources.journal.segments import JournalIdentity
 
 SCHEMA = pa.schema([("ordinal", pa.int64()), ("property_id", pa.string()), ("text", pa.string())])
 IDS = frozenset(f"p{n}" for n in range(60))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from resources.journal.identity import JournalIdentity
 from resources.journal.journal import Journal
 from resources.journal.recovery import survey
+from resources.journal.segments import JournalIdentity
 
 SCHEMA = pa.schema(
     [

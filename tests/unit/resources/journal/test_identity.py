@@ -1,9 +1,9 @@
-"""resources/journal/identity.py: one digest for one set."""
+"""resources/journal/segments.py: one digest for one set."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resources.journal.identity import key_set_digest
+from resources.journal.segments import key_set_digest
 
 
 @given(st.sets(st.text(max_size=3), max_size=6), st.sets(st.text(max_size=3), max_size=6), st.randoms())

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from faults.file_operations import FileOperations, Operation
+from resources.journal.commits import newest_manifest
 from resources.journal.journal import Journal
-from resources.journal.journal_errors import DuplicateIdsError, JournalLossError
-from resources.journal.manifests import newest_manifest
+from resources.journal.journal_errors import JournalLossError, RowsRefusedError
 
 SCHEMA = pa.schema(
     [("ordinal", pa.int64()), ("property_id", pa.string()), ("status", pa.string()), ("tries", pa.int32())]
@@ -103,7 +103,7 @@ class JournalStates(RuleBasedStateMachine):
     def supersede_an_ok_row(self, choice, tries):
         """Refused, whatever the try and its outcome."""
         done = choice.choice([i for i, rows in self.model.items() if rows[-1] > 0])
-        with pytest.raises(DuplicateIdsError):
+        with pytest.raises(RowsRefusedError):
             self.journal.submit(self.table({done: choice.choice([tries, -tries])}))
 
     @rule()

@@ -1,22 +1,22 @@
-"""resources/journal/manifests.py: of two writers, the one that was overtaken is fenced."""
+"""resources/journal/commits.py: of two writers, the one that was overtaken is fenced."""
 
 import dataclasses
 
 import pytest
 
 from faults.file_operations import FileOperations, strike_at
-from resources.journal import manifests
+from resources.journal import commits
+from resources.journal.commits import newest_manifest, prune, publish_manifest
 from resources.journal.journal_errors import FencedError
-from resources.journal.manifests import newest_manifest, prune, publish
 
 
 def test_a_number_taken_between_the_look_and_the_link_fences(committed, monkeypatch):
     """Both writers looked, both found the number free; the link decides, and the first one's file stays."""
     standing = newest_manifest(committed.directory)
     before = committed.manifests()[-1].read_bytes()
-    monkeypatch.setattr(manifests, "refuse_if_overtaken", lambda directory, sequence: None)
+    monkeypatch.setattr(commits, "refuse_if_overtaken", lambda directory, sequence: None)
     with pytest.raises(FencedError, match="taken over"):
-        publish(committed.directory, dataclasses.replace(standing, epoch=standing.epoch + 1))
+        publish_manifest(committed.directory, dataclasses.replace(standing, epoch=standing.epoch + 1))
     assert committed.manifests()[-1].read_bytes() == before
     assert not list(committed.directory.glob(".*.tmp"))
 
@@ -26,7 +26,7 @@ def test_a_writer_that_was_overtaken_leaves_no_segment_behind(committed):
     with pytest.raises(FencedError, match="another writer"), committed.open() as journal:
         standing = newest_manifest(committed.directory)
         following = dataclasses.replace(standing, sequence=standing.sequence + 1, epoch=standing.epoch + 1)
-        publish(committed.directory, following)
+        publish_manifest(committed.directory, following)
         before = committed.segments()
         journal.submit(committed.rows(9))
         journal.flush()
@@ -39,7 +39,7 @@ def test_a_writer_whose_number_was_taken_and_pruned_leaves_no_manifest_behind(co
     go_on(committed, states=5)
     before = committed.manifests()
     with pytest.raises(FencedError, match="another writer"):
-        publish(committed.directory, following)
+        publish_manifest(committed.directory, following)
     assert committed.manifests() == before
     assert not list(committed.directory.glob(".*.tmp"))
 
@@ -49,7 +49,7 @@ def test_a_number_taken_and_pruned_between_the_look_and_the_link_fences(committe
     following = following_of(committed)
     paused = strike_at(1, lambda: go_on(committed, states=5), only="link")
     with FileOperations(committed.root, paused).watched(), pytest.raises(FencedError, match="another writer"):
-        publish(committed.directory, following)
+        publish_manifest(committed.directory, following)
     assert newest_manifest(committed.directory).sequence == following.sequence + 4
 
 
@@ -74,5 +74,5 @@ def go_on(home, states):
     """Another writer takes over and publishes so many manifests; the oldest ones are pruned."""
     for _ in range(states):
         following = dataclasses.replace(following_of(home), epoch=9)
-        publish(home.directory, following)
+        publish_manifest(home.directory, following)
         prune(home.directory, following.sequence)

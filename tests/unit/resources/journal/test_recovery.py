@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from resources.journal.commits import newest_manifest
 from resources.journal.high_water_mark import slots
 from resources.journal.journal_errors import (
     CrossDeviceError,
     DirectoryNotWritableError,
+    JournalError,
     JournalLossError,
-    JournalMismatchError,
 )
-from resources.journal.manifests import newest_manifest
 from resources.storage.sealed_json import FormatVersionError, seal, unseal
 
 
@@ -186,7 +186,7 @@ def test_left_over_temporaries_go(committed):
 )
 def test_other_work_is_refused_by_what_differs(committed, changes, named):
     """Fault 15: settings or catalogue changed under a journal: named, and nothing is mixed."""
-    with pytest.raises(JournalMismatchError, match=named):
+    with pytest.raises(JournalError, match=named):
         committed.open(**changes)
     assert committed.restored() == list(range(9))
 
@@ -195,7 +195,7 @@ def test_another_schema_is_refused(committed):
     """A column renamed under a journal is another meaning, not the same rows."""
     schema = committed.settings()["schema"]
     renamed = schema.set(2, schema.field(2).with_name("described"))
-    with pytest.raises(JournalMismatchError, match="schema"):
+    with pytest.raises(JournalError, match="schema"):
         committed.open(schema=renamed)
 
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from resources.journal import segments
+from resources.journal.commits import newest_manifest
 from resources.journal.journal_errors import SegmentUnreadableError
-from resources.journal.manifests import newest_manifest
 from resources.journal.segments import decode, encode, segment_name, verify_listed, verify_unlisted
 
 

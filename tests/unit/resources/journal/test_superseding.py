@@ -6,14 +6,13 @@ import shutil
 import pyarrow as pa
 import pytest
 
+from resources.journal.commits import newest_manifest
 from resources.journal.high_water_mark import read_mark
 from resources.journal.journal_errors import (
-    DuplicateIdsError,
     JournalLossError,
     RowsRefusedError,
     SegmentUnreadableError,
 )
-from resources.journal.manifests import newest_manifest
 from resources.journal.segments import encode, segment_name, verify_unlisted
 
 SCHEMA = pa.schema(
@@ -93,7 +92,7 @@ def test_a_failed_row_is_told_from_when_it_is_committed(home):
 def test_an_ok_row_and_an_equal_or_earlier_try_are_refused(retried, ordinal, status, tries):
     """Never an ok row, whatever the try; never a failed row by a try that is not later."""
     before = found(retried)
-    with open_journal(retried) as journal, pytest.raises(DuplicateIdsError, match=f"p{ordinal}"):
+    with open_journal(retried) as journal, pytest.raises(RowsRefusedError, match=f"p{ordinal}"):
         journal.submit(tried([ordinal], status, tries))
     assert found(retried) == before
 
@@ -102,7 +101,7 @@ def test_a_row_that_is_not_committed_yet_is_not_superseded(home):
     """Two tries of one property never meet in one segment."""
     with open_journal(home) as journal:
         journal.submit(tried([1], "failed"))
-        with pytest.raises(DuplicateIdsError, match="p1"):
+        with pytest.raises(RowsRefusedError, match="p1"):
             journal.submit(tried([1], "ok", 2))
 
 
