@@ -72,10 +72,6 @@ class IngestProgress:
 Progress = Callable[[IngestProgress], None]
 
 
-def no_progress(now: IngestProgress) -> None:
-    """Show nothing."""
-
-
 class IngestBusyError(Exception):
     """Another ingest is at work in this home."""
 
@@ -91,7 +87,7 @@ def ingest(
     skip_bad: bool = False,
     options: ReadingOptions = FOUND_OUT,
     max_images: int | None = None,
-    progress: Progress = no_progress,
+    progress: Progress = lambda now: None,
     store: S3Folder | None = None,
 ) -> IngestReport:
     """Take the properties of a source into the catalogue of a home.
@@ -113,7 +109,8 @@ def ingest(
     if range_size is not None and range_size < 1:
         raise ValueError(f"the range size is 1 or more, not {range_size}")
     root = _image_root(source, image_root)
-    rejects = _reject_file(home, source) if skip_bad else None
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    rejects = home / "rejected" / f"{source.name}-{now}.csv" if skip_bad else None
     with Problems(source, rejects) as problems, ThreadPoolExecutor(_THREADS) as pool:
         listing = open_listing(source, image_root=root.path, pool=pool, problems=problems, options=options)
         with only_ingest(home, f"source {source}"):
@@ -142,17 +139,15 @@ def ingest(
                 publish_catalog(home, data)
             else:
                 renew_second_copy(home)
-            report = _report(Catalog.open(home), merge, listing, written=written, moved=moved)
-            report = replace(
+            before = header.range_size if known is None else known.header.range_size
+            report = _report(Catalog.open(home), merge, listing, problems, max_images)
+            return replace(
                 report,
-                refused=problems.count,
-                rejects=problems.rejects if problems.count else None,
-                max_images=max_images,
-                more_images=int((listed.counts > max_images).sum()) if max_images is not None else 0,
+                written=written,
+                moved=moved,
+                range_size_before=before,
+                range_size_asked=None if range_size in (None, before) else range_size,
             )
-            if known is None or range_size in (None, known.header.range_size):
-                return report
-            return replace(report, range_size_before=known.header.range_size, range_size_asked=range_size)
 
 
 def close_tail(home: Path, store: S3Folder | None = None) -> PropertyRange | None:
@@ -344,12 +339,6 @@ def _header(known: Catalog | None, home: Path, root: AnyImageRoot, range_size: i
     )
 
 
-def _reject_file(home: Path, source: Place) -> Path:
-    """A new file in the home for the entries of a source that cannot be taken."""
-    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    return home / "rejected" / f"{source.name}-{now}.csv"
-
-
 def _check_not_empty(listed: ListedImages, source: Place, problems: Problems) -> None:
     if problems.count and not listed.codes:
         raise ListingError(
@@ -373,15 +362,15 @@ def _check_images_there(merge: _Merge, root: AnyImageRoot) -> None:
         )
 
 
-def _report(catalog: Catalog, merge: _Merge, listing: Listing, *, written: bool, moved: bool) -> IngestReport:
+def _report(
+    catalog: Catalog, merge: _Merge, listing: Listing, problems: Problems, max_images: int | None
+) -> IngestReport:
     listed = merge.listed
     missing = listed.missing()
     return IngestReport(
         home=catalog.home,
         catalog=catalog.path,
         catalog_id=catalog.catalog_id,
-        written=written,
-        moved=moved,
         rows=catalog.rows,
         range_size=catalog.header.range_size,
         image_root=catalog.image_root,
@@ -403,4 +392,8 @@ def _report(catalog: Catalog, merge: _Merge, listing: Listing, *, written: bool,
         notes=dict(listing.notes),
         not_images=tuple(listing.not_images),
         format=listing.format,
+        refused=problems.count,
+        rejects=problems.rejects if problems.count else None,
+        max_images=max_images,
+        more_images=int((listed.counts > max_images).sum()) if max_images is not None else 0,
     )

@@ -35,10 +35,6 @@ Advance = Callable[[int, int, int], None]
 """Told how much of a listing is read (of its ``total``), and the properties and images found so far."""
 
 
-def no_advance(done: int, properties: int, images: int) -> None:
-    """Show nothing."""
-
-
 @dataclass
 class ListedImages:
     """Properties of a listing, numbered from 0 in its order ("codes"), and their images."""
@@ -92,7 +88,7 @@ class ListedImages:
 
 
 def gather(
-    listing: Listing, root: AnyImageRoot, *, pool: Executor, problems: Problems, advance: Advance = no_advance
+    listing: Listing, root: AnyImageRoot, *, pool: Executor, problems: Problems, advance: Advance
 ) -> ListedImages:
     """Read a listing to its end. Entries that cannot be taken go to ``problems``.
 

@@ -26,7 +26,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -163,17 +163,25 @@ class Listing:
     """A source opened for reading. ``notes`` fills while ``records`` is read: what was passed over, counted.
 
     ``row_is_property``: a record is a whole property, so that a second one of the same id is refused.
-    ``done``: how much of ``total`` is read, in bytes, rows or folders. ``format``: a sentence on how it is
-    read, where that is not what most listings are.
+    ``total``: bytes, rows or folders. ``read``: rows or folders that were read. ``format``: a sentence on how
+    it is read, where that is not what most listings are.
     """
 
-    records: Iterator[Listed]
     row_is_property: bool
+    records: Iterator[Listed] = field(default_factory=lambda: iter(()))
     notes: Counter[str] = field(default_factory=Counter)
     total: int = 0
-    done: Callable[[], int] = lambda: 0
+    read: int = 0
+    stream: TextIOWrapper | None = None
     format: str | None = None
     not_images: list[str] = field(default_factory=list)
+
+    def done(self) -> int:
+        """How much of ``total`` is read."""
+        if self.stream is None:
+            return self.read
+        # The text stream itself says no position while it is iterated over.
+        return self.total if self.stream.closed else os.lseek(self.stream.fileno(), 0, os.SEEK_CUR)
 
 
 def open_listing(
@@ -242,36 +250,26 @@ def _open_folders(source: Path, prefix: str, pool: Executor, problems: Problems)
                     names.append(entry.name)
     except OSError as error:
         raise ListingError(f"{source} cannot be read: {error}") from error
-    read = Listing(iter(()), True, notes, total=len(names))
-    done = 0
+    listing = Listing(True, notes=notes, total=len(names))
 
     def records() -> Iterator[Listed]:
-        nonlocal done
-        for one in _read_folders(source, names, prefix, pool, problems, read):
-            done += 1
-            yield one
+        # Sorted as code points: an order that no locale and no file system changes.
+        remaining = iter(sorted(names))
+        while some := list(islice(remaining, _FOLDERS_AT_ONCE)):
+            listed = pool.map(_list_folder, (f"{source}/{name}" for name in some))
+            for name, found in zip(some, listed, strict=True):
+                listing.read += 1
+                if isinstance(found, OSError):
+                    problems.add(0, f"a folder cannot be read ({found.strerror})", f"{source}/{name}")
+                    continue
+                images, not_images, passed_over = found
+                notes.update(passed_over)
+                room = _NAMED_NOT_IMAGES - len(listing.not_images)
+                listing.not_images += [f"{name}/{one}" for one in not_images[:room]]
+                yield Listed(name, [f"{prefix}{name}/{image}" for image in images], 0)
 
-    read.records, read.done = _readable(source, records()), lambda: done
-    return read
-
-
-def _read_folders(
-    source: Path, names: list[str], prefix: str, pool: Executor, problems: Problems, listing: Listing
-) -> Iterator[Listed]:
-    # Sorted as code points: an order that no locale and no file system changes.
-    remaining = iter(sorted(names))
-    while some := list(islice(remaining, _FOLDERS_AT_ONCE)):
-        for name, found in zip(
-            some, pool.map(_list_folder, (f"{source}/{name}" for name in some)), strict=True
-        ):
-            if isinstance(found, OSError):
-                problems.add(0, f"a folder cannot be read ({found.strerror})", f"{source}/{name}")
-                continue
-            images, not_images, passed_over = found
-            listing.notes.update(passed_over)
-            room = _NAMED_NOT_IMAGES - len(listing.not_images)
-            listing.not_images += [f"{name}/{one}" for one in not_images[:room]]
-            yield Listed(name, [f"{prefix}{name}/{image}" for image in images], 0)
+    listing.records = _readable(source, records())
+    return listing
 
 
 def _list_folder(folder: str) -> tuple[list[str], list[str], Counter[str]] | OSError:
@@ -297,13 +295,11 @@ def _list_folder(folder: str) -> tuple[list[str], list[str], Counter[str]] | OSE
 
 
 def _open_store(source: S3Folder, pool: Executor) -> Listing:
-    read = Listing(iter(()), True)
-    done = 0
+    read = Listing(True)
 
     def records() -> Iterator[Listed]:
-        nonlocal done
         for property_id, objects in groupby(_images_in_store(source, read), lambda one: one[0]):
-            done += 1
+            read.read += 1
             found = sorted(((name, size) for _, name, size in objects), key=lambda one: _natural(one[0]))
             known = [os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name, _ in found]  # noqa: PTH122
             if not all(known):
@@ -322,7 +318,7 @@ def _open_store(source: S3Folder, pool: Executor) -> Listing:
                 [size for _, size in images],
             )
 
-    read.records, read.done = records(), lambda: done
+    read.records = records()
     return read
 
 
@@ -411,19 +407,11 @@ def _open_csv(source: Path, problems: Problems, options: ReadingOptions) -> List
 def _of_text(
     source: Path, stream: TextIOWrapper, records: Iterator[Listed], row_is_property: bool
 ) -> Listing:
-    # The text stream itself says no position while it is iterated over.
-    size = source.stat().st_size
-    return Listing(
-        _closing(stream, _readable(source, records)),
-        row_is_property,
-        total=size,
-        done=lambda: size if stream.closed else os.lseek(stream.fileno(), 0, os.SEEK_CUR),
-    )
+    def closing() -> Iterator[Listed]:
+        with stream:
+            yield from _readable(source, records)
 
-
-def _closing(stream: TextIOWrapper, records: Iterator[Listed]) -> Iterator[Listed]:
-    with stream:
-        yield from records
+    return Listing(row_is_property, closing(), total=source.stat().st_size, stream=stream)
 
 
 def _read_csv(
@@ -487,9 +475,11 @@ def _read_jsonl(stream: TextIOWrapper, problems: Problems) -> Iterator[Listed]:
             problems.add(line, f"no valid JSON ({error})", text)
             continue
         keys = record if isinstance(record, dict) else {}
-        property_id = next((_id_text(keys[name]) for name in ID_COLUMNS if name in keys), None)
+        property_id = next((keys[name] for name in ID_COLUMNS if name in keys), None)
         images = next((keys[name] for name in LIST_COLUMNS if name in keys), None)
-        if property_id is None:
+        if isinstance(property_id, int) and not isinstance(property_id, bool):
+            property_id = str(property_id)
+        if not isinstance(property_id, str):
             problems.add(line, "no object with a property_id of text", text)
         elif images is None or not _is_list_of_strings(images):
             problems.add(line, "no images, an array of strings", text, property_id)
@@ -513,31 +503,23 @@ def _open_parquet(source: Path, problems: Problems) -> Listing:
             "needed are text (or whole numbers) and list<string>, or one image a row as text."
         )
     names = [schema.names[id_at], schema.names[images_at]]
-    read = Listing(iter(()), row_is_property, total=file.metadata.num_rows)
-    row = 0
+    listing = Listing(row_is_property, total=file.metadata.num_rows)
 
     def records() -> Iterator[Listed]:
-        nonlocal row
-        for one in _read_parquet(file, names, problems, row_is_property):
-            row = one.line
-            yield one
+        with file:
+            for batch in file.iter_batches(batch_size=8192, columns=names):
+                ids, images = (_bytes_for_text(batch.column(name)).to_pylist() for name in names)
+                for one_id, some in zip(ids, images, strict=True):
+                    listing.read += 1
+                    listed = some if row_is_property else [some]
+                    if one_id is None or listed is None or None in listed:
+                        problems.add(listing.read, "a null where an id or an image belongs", str(one_id))
+                        continue
+                    property_id = str(one_id) if isinstance(one_id, int) else _decoded(one_id)
+                    yield Listed(property_id, [_decoded(image) for image in listed], listing.read)
 
-    read.records, read.done = _readable(source, records()), lambda: row
-    return read
-
-
-def _read_parquet(file: Any, names: list[str], problems: Problems, row_is_property: bool) -> Iterator[Listed]:
-    row = 0
-    with file:
-        for batch in file.iter_batches(batch_size=8192, columns=names):
-            ids, images = (_bytes_for_text(batch.column(name)).to_pylist() for name in names)
-            for one_id, some in zip(ids, images, strict=True):
-                row += 1
-                listed = some if row_is_property else [some]
-                if one_id is None or listed is None or None in listed:
-                    problems.add(row, "a null where an id or an image belongs", str(one_id))
-                    continue
-                yield Listed(_id_from_parquet(one_id), [_decoded(image) for image in listed], row)
+    listing.records = _readable(source, records())
+    return listing
 
 
 def _bytes_for_text(column: Any) -> Any:
@@ -552,10 +534,6 @@ def _bytes_for_text(column: Any) -> Any:
     return column.cast(pa.large_binary())
 
 
-def _id_from_parquet(value: bytes | int) -> str:
-    return str(value) if isinstance(value, int) else _decoded(value)
-
-
 def _decoded(data: bytes) -> str:
     return data.decode(errors="surrogateescape")
 
@@ -563,41 +541,26 @@ def _decoded(data: bytes) -> str:
 def _is_text(kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return any(
-        of_kind(kind)
-        for of_kind in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-        )
-    )
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def _fits(names: Sequence[str]) -> bool:
     """Whether a listing with these columns can be read: one column of ids, one of images."""
-    ids = [name for name in names if name in ID_COLUMNS]
-    images = [name for name in names if name in LIST_COLUMNS + SINGLE_COLUMNS]
-    return len(ids) == len(images) == 1
+    images = LIST_COLUMNS + SINGLE_COLUMNS
+    return sum(name in ID_COLUMNS for name in names) == sum(name in images for name in names) == 1
 
 
 def _columns(source: Path, names: Sequence[str], looks: str = "") -> tuple[int, int, bool]:
     """Positions of the ids and the images, and whether a row is a property (otherwise it is an image)."""
-    ids = [name for name in names if name in ID_COLUMNS]
-    images = [name for name in names if name in LIST_COLUMNS + SINGLE_COLUMNS]
     if not _fits(names):
         raise ListingError(
             f"{source} has the columns {', '.join(map(_excerpt, names))}{looks}. Needed are exactly one of "
             f"{', '.join(ID_COLUMNS)} for the id, and exactly one of {', '.join(LIST_COLUMNS)} (one row a "
             f"property) or {', '.join(SINGLE_COLUMNS)} (one row an image)."
         )
-    return list(names).index(ids[0]), list(names).index(images[0]), images[0] in LIST_COLUMNS
-
-
-def _id_text(value: object) -> str | None:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    return value if isinstance(value, str) else None
+    (id_at,) = (at for at, name in enumerate(names) if name in ID_COLUMNS)
+    (images_at,) = (at for at, name in enumerate(names) if name in LIST_COLUMNS + SINGLE_COLUMNS)
+    return id_at, images_at, names[images_at] in LIST_COLUMNS
 
 
 def _is_list_of_strings(value: object) -> bool:

@@ -23,14 +23,14 @@ class IngestReport:
     ``not_images``: the first files of a folder tree that are no images.
     ``format``: how it was read, if that is worth a sentence. ``refused``: entries that were left out, which
     stand in ``rejects``. ``more_images``: properties with more than ``max_images``.
-    ``range_size_asked`` is set if it differs from ``range_size_before``, the size of the ranges before.
+    ``range_size_asked``: where another size was asked for than the one before, ``range_size_before``.
     """
 
     home: Path
     catalog: Path
     catalog_id: str
-    written: bool
-    moved: bool
+    written: bool = False
+    moved: bool = False
     rows: int
     range_size: int
     image_root: str

@@ -6,7 +6,6 @@ It adds the rows (``assets/row_counts.py``) and foreign files to the states of p
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -19,7 +18,6 @@ import pyarrow as pa
 import typer
 from rich.table import Table
 
-from resources.publishing.partition_files import PublishedRecord
 from resources.storage.files import TEMPORARY_SUFFIX
 from resources.storage.layout import AssetFolders
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS
@@ -43,7 +41,7 @@ from vlm_assets.operate.terminal import (
     app,
     chosen_settings,
     say,
-    say_json,
+    say_as_json,
     say_list,
 )
 
@@ -122,15 +120,15 @@ class Audit:
             return f"Nothing is published yet, and nothing is wrong ({read})."
         return f"Conserved: every published id is there once, ok or failed, and no other ({read}).{left}"
 
-    def to_json(self) -> str:
+    def as_json(self) -> dict[str, object]:
         """Everything, for machines."""
-        content = {
+        return {
             "home": self.home,
             "deep": self.deep,
             "ok": self.ok,
             "totals": {
                 asset: {
-                    **_numbers(self.total(asset)),
+                    **{name: n for name, n in asdict(self.total(asset)).items() if name != "first_ids"},
                     "partitions": {state.value: self.partitions_in(asset, state) for state in State},
                 }
                 for asset in self.assets
@@ -139,7 +137,6 @@ class Audit:
             "warnings": [asdict(one) for one in self.warnings],
             "partitions": [asdict(one) for one in self.partitions],
         }
-        return json.dumps(content, indent=2)
 
 
 def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
@@ -249,7 +246,7 @@ def _settings_differ(asset: str, looked: Sequence[PartitionState]) -> Iterator[P
     groups: dict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
     for one in looked:
         if one.asset == asset and one.record is not None:
-            parts = _parts(one.record)
+            parts: Mapping[str, str] = one.record.metadata.get("parts", {})
             groups[tuple(sorted(p for p in parts.items() if p[0] not in _OF_THE_PARTITION))].append(one.key)
     if len(groups) < 2:
         return
@@ -268,18 +265,9 @@ def _settings_differ(asset: str, looked: Sequence[PartitionState]) -> Iterator[P
     yield Problem(Kind.SETTINGS_DIFFER, asset, None, sentence)
 
 
-def _parts(record: PublishedRecord) -> Mapping[str, str]:
-    parts: Mapping[str, str] = record.metadata.get("parts", {})
-    return parts
-
-
-def _numbers(counts: RowCounts) -> dict[str, object]:
-    return {name: value for name, value in asdict(counts).items() if name != "first_ids"}
-
-
 def foreign_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Problem]:
     """What lies in an asset's folders and belongs to no partition of the catalogue."""
-    known = keys if isinstance(keys, (set, frozenset)) else frozenset(keys)
+    known = frozenset(keys)
     for path in _entries(asset.published):
         if path.suffix != ".parquet":
             yield _unknown(asset.name, path)
@@ -323,7 +311,7 @@ def audit_command(home: Home = None, deep: Deep = False, as_json: AsJson = False
     current = chosen_settings(home)
     found = audit(current, Catalog.open(current.home), deep=deep)
     if as_json:
-        say_json(found.to_json())
+        say_as_json(found.as_json())
     else:
         _show(found)
     raise typer.Exit(0 if found.ok else 1)

@@ -1,20 +1,22 @@
 """Compare models, prompts, schemas or processor options on the same sample of properties.
 
-What lives here: describing the sample under each, agreement with a truth file or with each other, intervals,
-and the page with the images where they disagree. What does not: describing itself (``trial.py``).
+``trial.py`` describes the sample; here are the agreement with a truth file or with each other, its intervals,
+and the page with the images where they disagree.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Final
 
 import numpy as np
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from resources.engine.ladder import Described
 from resources.engine.schema import load_schema, same
@@ -28,6 +30,7 @@ from vlm_assets.operate.terminal import (
     AsJson,
     CommandError,
     Home,
+    TerminalConsole,
     app,
     chosen_settings,
     duration,
@@ -130,7 +133,12 @@ def compare(
     """
     if len(variants) < 2:
         raise CommandError("One variant alone: name at least two, such as --model A --model B.")
-    variants = _told_apart(variants)
+    names = [one.name for one in variants]
+    again = [names[:number].count(name) + 1 for number, name in enumerate(names)]
+    variants = [
+        replace(one, name=f"{one.name} ({time})") if time > 1 else one
+        for one, time in zip(variants, again, strict=True)
+    ]
     asked = {one.name: one.fields for one in variants}
     known = None if truth is None else read_truth(truth)
     ids = sample(catalog, limit, known)["property_id"].to_pylist()
@@ -162,16 +170,6 @@ def compare(
         truths,
         asked,
     )
-
-
-def _told_apart(variants: Sequence[Contender]) -> list[Contender]:
-    seen: Counter[str] = Counter()
-    found = []
-    for one in variants:
-        seen[one.name] += 1
-        again = f" ({seen[one.name]})" if seen[one.name] > 1 else ""
-        found.append(replace(one, name=one.name + again))
-    return found
 
 
 def _of_fields(truths: Descriptions, said: Mapping[str, Descriptions], path: Path | None) -> Descriptions:
@@ -214,8 +212,8 @@ def _result(
         model=variant.settings.model or "at an address",
         failed=wilson(sum(one.description is None for one in described), count),
         invalid=wilson(sum(one.attempts > 1 or one.description is None for one in asked), len(asked)),
-        prompt_tokens=_mean([one.prompt_tokens / max(1, one.attempts) for one in asked]),
-        output_tokens=_mean([float(one.output_tokens) for one in asked]),
+        prompt_tokens=fmean([one.prompt_tokens / one.attempts for one in asked] or [0.0]),
+        output_tokens=fmean([one.output_tokens for one in asked] or [0.0]),
         properties_per_second=trial.properties_per_second,
         days=trial.days,
         cost=cost,
@@ -296,12 +294,8 @@ def _differing(
     return found
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
-def comparison_page(catalog: Catalog, found: Comparison) -> str:
-    """One HTML page: the numbers, and the images beside the answers where they disagree."""
+def tables(found: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
+    """The numbers, for the terminal and the page: caption, head and rows of each table."""
     names = [one.name for one in found.results]
     numbers = [
         ("agrees with the truth", [_sentence(one.overall) for one in found.results]),
@@ -314,29 +308,31 @@ def comparison_page(catalog: Catalog, found: Comparison) -> str:
         ("time for all", [duration(86_400 * one.days) for one in found.results]),
         ("cost for all", ["" if one.cost is None else f"{one.cost:,.2f}" for one in found.results]),
     ]  # fmt: skip
-    tables = [("Side by side", ["", *names], [[name, *cells] for name, cells in numbers if any(cells)])]
-    keys = list(dict.fromkeys(key for one in found.results for key in one.fields))
-    if keys:
+    shown = [("Side by side", ["", *names], [[name, *cells] for name, cells in numbers if any(cells)])]
+    if keys := list(dict.fromkeys(key for one in found.results for key in one.fields)):
         rows = [
             [key, *(one.fields[key].sentence() if key in one.fields else "" for one in found.results)]
             for key in keys
         ]
-        tables.append(("Fields that are right", ["", *names], rows))
-    pairs = [[f"{one.first} and {one.second}", one.agreement.sentence(), _better(one)] for one in found.pairs]
-    tables.append(("Agreement", ["", "fields alike", "first better by"], pairs))
-    return page(
-        f"{' against '.join(names)}: {found.sample} properties", _cards(catalog, found), tables=tables
-    )
+        shown.append(("Fields that are right", ["", *names], rows))
+    pairs = []
+    for one in found.pairs:
+        better = ""
+        if one.better_by is not None:
+            middle, low, high = one.better_by
+            better = f"{middle:+.1%} ({low:+.1%} to {high:+.1%})"
+        pairs.append([f"{one.first} and {one.second}", one.agreement.sentence(), better])
+    return [*shown, ("Agreement", ["", "fields alike", "first better by"], pairs)]
 
 
 def _sentence(share: Share | None) -> str:
     return "" if share is None else share.sentence()
 
 
-def _better(pair: Pair) -> str:
-    if pair.better_by is None:
-        return ""
-    return f"{pair.better_by[0]:+.1%} ({pair.better_by[1]:+.1%} to {pair.better_by[2]:+.1%})"
+def comparison_page(catalog: Catalog, found: Comparison) -> str:
+    """One HTML page: the numbers, and the images beside the answers where they disagree."""
+    title = f"{' against '.join(one.name for one in found.results)}: {found.sample} properties"
+    return page(title, _cards(catalog, found), tables=tables(found))
 
 
 def _cards(catalog: Catalog, found: Comparison) -> list[Card]:
@@ -427,21 +423,11 @@ def compare_command(
     if as_json:
         say_as_json(found.as_json())
         return
-    for one in found.results:
-        say(visible_line(one.name), bold=True)
-        if one.overall is not None:
-            say(f"  fields as the truth has them: {one.overall.sentence()}")
-        if one.with_itself is not None:
-            say(f"  agrees with itself: {one.with_itself.sentence()}")
-        say(f"  failed: {one.failed.sentence()}; first answer invalid: {one.invalid.sentence()}")
-        say(f"  {one.prompt_tokens:,.0f} tokens asked, {one.output_tokens:,.0f} answered, a property")
-        whole = duration(86_400 * one.days) + ("" if one.cost is None else f", cost {one.cost:,.2f}")
-        say(f"  {one.properties_per_second:.2f} properties/s a device; all in {whole}")
-    for pair in found.pairs:
-        say(visible_line(f"{pair.first} and {pair.second}: {pair.agreement.sentence()} of the fields alike"))
-        if pair.better_by is not None:
-            middle, low, high = pair.better_by
-            say(f"  the first is better by {middle:+.1%} ({low:+.1%} to {high:+.1%})")
+    for caption, head, rows in tables(found):
+        table = Table(*map(escape, head), title=caption)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        TerminalConsole().print(table)
     say(f"They differ on {len(found.disagreements)} of {found.sample} properties.")
     if html is not None:
         say(f"Page: {html}")

@@ -1,8 +1,6 @@
 """Everything that a long run will need, tried for real in two minutes; each finding says what to do.
 
-What lives here: the checks, quick ones for every start and slow ones for a person who is about to begin. What
-does not: how storage is tried (``resources/storage/file_systems.py``), a device judged
-(``resources/devices/health.py``) or a sample described (``trial.py``).
+Quick checks for every start, and slow ones for a person who is about to begin.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Final, Literal
@@ -48,8 +46,10 @@ from vlm_assets.config.resource_settings import build_gpu, build_vision_language
 from vlm_assets.config.settings import CHECKOUT, IS_CHECKOUT, PREFIX, Settings
 from vlm_assets.operate.dagster_server.api import DagsterApi
 from vlm_assets.operate.dagster_server.home import POOL, damages, running_address
+from vlm_assets.operate.measurement import kept
 from vlm_assets.operate.search import embed_text
 from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, counted, say, say_as_json
+from vlm_assets.operate.trial import COPIES, run_trial, sample
 
 Level = Literal["ok", "warning", "error"]
 
@@ -90,26 +90,14 @@ class Diagnosis:
     message: str
 
 
-@dataclass(frozen=True)
-class Check:
-    """A check by name. is_quick: it takes a fraction of a second, for each start of ``serve``."""
-
-    name: str
-    look: Callable[[Settings], Said]
-    is_quick: bool = True
-
-
 def examine(settings: Settings, *, quick: bool = False) -> Iterator[Diagnosis]:
     """Run the checks, each finding as it is made. A check that fails itself is a finding too."""
-    for check in CHECKS:
-        if quick and not check.is_quick:
-            continue
+    for name, look in (QUICK if quick else QUICK | SLOW).items():
         try:
-            for level, message in check.look(settings):
-                yield Diagnosis(check.name, level, message)
+            for level, message in look(settings):
+                yield Diagnosis(name, level, message)
         except Exception as error:
-            said = str(error).strip() or type(error).__name__
-            yield Diagnosis(check.name, "error", said)
+            yield Diagnosis(name, "error", str(error).strip() or type(error).__name__)
 
 
 def _settings(settings: Settings) -> Said:
@@ -161,9 +149,8 @@ def contradictions(settings: Settings) -> Said:
             "warning",
             f"{PREFIX}RUN_NEW_RANGES_AFTER_HOURS means nothing without {PREFIX}RUN_NEW_RANGES=true.",
         )
-    for name in ("model", "embedding_model"):
-        where, revision = getattr(settings, name), f"{name.replace('_model', '')}_revision"
-        revision = "model_revision" if name == "model" else revision
+    for name, revision in (("model", "model_revision"), ("embedding_model", "embedding_revision")):
+        where = getattr(settings, name)
         if where and Path(where).is_dir() and getattr(settings, revision):
             yield (
                 "warning",
@@ -198,9 +185,6 @@ def _catalogue(settings: Settings) -> Said:
 
 
 def _space(settings: Settings) -> Said:
-    from vlm_assets.operate.measurement import kept
-    from vlm_assets.operate.trial import COPIES
-
     catalog = Catalog.open(settings.home)
     measured = next(iter(kept(settings)), None)
     row = _ROW_BYTES if measured is None else measured.row_bytes + 4096.0
@@ -234,7 +218,8 @@ def _space(settings: Settings) -> Said:
 def _devices(settings: Settings) -> Said:
     gpu = build_gpu(settings)
     devices = gpu.find()
-    readings = {one.uuid: one for one in DriverNvml().readings()} if _has_gpu(settings) else {}
+    has_gpu = any(one.kind == "cuda" for one in devices)
+    readings = {one.uuid: one for one in DriverNvml().readings()} if has_gpu else {}
     health = HealthCheck(DriverNvml(), round(settings.device_min_free_gib * _GIB)).of(devices)
     holders = {one.device.id for one in gpu.leases().holders()}
     left_out = gpu.left_out().left_out()
@@ -268,10 +253,6 @@ def _devices(settings: Settings) -> Said:
                 )
         size = "" if memory is None else f", {memory / _GIB:.1f} GiB"
         yield from said or [("ok", f"{device.id} ({device.name}{size}): nothing speaks against it.")]
-
-
-def _has_gpu(settings: Settings) -> bool:
-    return any(one.kind == "cuda" for one in build_gpu(settings).find())
 
 
 def weight_bytes(settings: Settings) -> int:
@@ -395,7 +376,7 @@ def _storage(settings: Settings) -> Said:
 
 def _images(settings: Settings) -> Said:
     catalog = Catalog.open(settings.home)
-    sampled = _sampled_images(catalog)
+    jobs, refused, sizes = _sampled_images(catalog)
     failed: Counter[str] = Counter()
     first, seen, seconds = "", 0, 0.0
     deadline = time.monotonic() + _IMAGES_SECONDS
@@ -408,7 +389,7 @@ def _images(settings: Settings) -> Said:
         image_seconds=_IMAGES_SECONDS / 4,
         fetch=catalog.images.fetch,
     ) as pool:
-        for batch in pool.feed([[one] for one in sampled.jobs]):
+        for batch in pool.feed([[one] for one in jobs]):
             for one in batch:
                 seen, seconds = seen + one.seen, seconds + one.seconds
                 for failure in one.failed:
@@ -416,13 +397,13 @@ def _images(settings: Settings) -> Said:
                     first = first or failure.error
             if time.monotonic() > deadline:
                 break
-    bad = failed.total() + sampled.refused
+    bad = failed.total() + refused
     looked = seen + bad
     rate = f"{seen / seconds:.1f} images/s a core" if seconds else "no rate"
     share = f"{bad / max(1, looked):.1%} cannot be read"
     if failed:
         share += f" ({', '.join(f'{count} {kind}' for kind, count in failed.most_common())})"
-    said = f"{looked} images of {looked} properties: {sampled.sentence()}; {share}; {rate}"
+    said = f"{looked} images of {looked} properties: {sizes}; {share}; {rate}"
     if not looked:
         yield "warning", "The catalogue lists no image."
     elif bad == looked:
@@ -433,29 +414,10 @@ def _images(settings: Settings) -> Said:
         yield "ok", f"{said}."
 
 
-@dataclass
-class _Sampled:
-    """An image each of properties spread over the catalogue. refused: those that lie outside of the root."""
-
-    jobs: list[PropertyJob] = field(default_factory=list)
-    formats: Counter[str] = field(default_factory=Counter)
-    bytes: list[int] = field(default_factory=list)
-    pixels: list[int] = field(default_factory=list)
-    refused: int = 0
-
-    def sentence(self) -> str:
-        """Formats and sizes, for people."""
-        said = ", ".join(f"{count} {name}" for name, count in self.formats.most_common())
-        for sizes, unit in ((self.bytes, "MB"), (self.pixels, "megapixels")):
-            if sizes:
-                said += f"; {median(sizes) / 1e6:.2f} {unit}, {max(sizes) / 1e6:.2f} at most"
-        return said
-
-
-def _sampled_images(catalog: Catalog) -> _Sampled:
-    from vlm_assets.operate.trial import sample
-
-    found = _Sampled()
+def _sampled_images(catalog: Catalog) -> tuple[list[PropertyJob], int, str]:
+    """An image each of properties spread over the catalogue; how many lie outside of the root; a sentence."""
+    jobs, refused = list[PropertyJob](), 0
+    formats, sizes, pixels = Counter[str](), list[int](), list[int]()
     for number, row in enumerate(sample(catalog, IMAGES).to_pylist()):
         uris = row["image_uris"]
         if not uris:
@@ -464,13 +426,17 @@ def _sampled_images(catalog: Catalog) -> _Sampled:
         try:
             path = catalog.image_path(uris[at])
         except InvalidImagePathError:
-            found.refused += 1
+            refused += 1
             continue
         if (size := row["image_bytes"][at]) is not None:
-            found.bytes.append(size)
-        found.formats[_format(path, found.pixels)] += 1
-        found.jobs.append(PropertyJob(row["property_id"], row["ordinal"], (str(path),), (uris[at],)))
-    return found
+            sizes.append(size)
+        formats[_format(path, pixels)] += 1
+        jobs.append(PropertyJob(row["property_id"], row["ordinal"], (str(path),), (uris[at],)))
+    said = ", ".join(f"{count} {name}" for name, count in formats.most_common())
+    for found, unit in ((sizes, "MB"), (pixels, "megapixels")):
+        if found:
+            said += f"; {median(found) / 1e6:.2f} {unit}, {max(found) / 1e6:.2f} at most"
+    return jobs, refused, said
 
 
 def _format(path: Path | str, pixels: list[int]) -> str:
@@ -491,8 +457,6 @@ def _format(path: Path | str, pixels: list[int]) -> str:
 
 
 def _model(settings: Settings) -> Said:
-    from vlm_assets.operate.trial import run_trial
-
     catalog = Catalog.open(settings.home)
     gpu = replace(build_gpu(settings), wait_seconds=_DEVICE_WAIT_SECONDS)
     try:
@@ -629,24 +593,27 @@ def queue_findings(api: DagsterApi, devices: int) -> Said:
         yield "ok", f"{said}."
 
 
-CHECKS: Final = (
-    Check("settings", _settings),
-    Check("catalogue", _catalogue),
-    Check("space", _space),
-    Check("devices", _devices),
-    Check("limits", _limits),
-    Check("clock", _clock),
-    Check("state", _state),
-    Check("store", _store, is_quick=False),
-    Check("images", _images, is_quick=False),
-    Check("storage", _storage, is_quick=False),
-    Check("dagster", _dagster, is_quick=False),
-    Check("alerts", _alerts, is_quick=False),
-    Check("embedder", _embedder, is_quick=False),
+QUICK: Final[dict[str, Callable[[Settings], Said]]] = {
+    "settings": _settings,
+    "catalogue": _catalogue,
+    "space": _space,
+    "devices": _devices,
+    "limits": _limits,
+    "clock": _clock,
+    "state": _state,
+}
+"""Each takes a fraction of a second."""
+
+SLOW: Final[dict[str, Callable[[Settings], Said]]] = {
+    "store": _store,
+    "images": _images,
+    "storage": _storage,
+    "dagster": _dagster,
+    "alerts": _alerts,
+    "embedder": _embedder,
     # Last: the device that it takes is this process's until it ends.
-    Check("model", _model, is_quick=False),
-)
-"""In the order in which they are told; what needs no second comes first."""
+    "model": _model,
+}
 
 
 _EXAMPLES = """\b

@@ -1,17 +1,14 @@
 """Explore: all that was described as charts, a table and a map, in a browser (Embedding Atlas, Apple, MIT).
 
-What lives here: the table that is shown (fields as columns, thumbnail, text, partition, model, vector, a
-place on the map and the nearest neighbours), its cache, and serving or exporting the page. What does not: the
-page, which is the library's (https://github.com/apple/embedding-atlas), an extra of its own. The browser
-computes everything by itself, so no SQL is run here for whoever asks.
+The page is the library's (https://github.com/apple/embedding-atlas), an extra of its own; here is the table
+that it shows. The browser computes everything by itself, so no SQL is run here for whoever asks.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +21,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import typer
 
-from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
 from resources.storage.files import make_directory, write_replacing
 from vlm_assets.assets.fingerprint import digest_of
@@ -84,11 +80,12 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> Explo
         table = pq.read_table(kept)
         return Explored(table, int(table.schema.metadata[_OF]))
     partitions = PublishedPartitions(settings.embeddings)
-    with_vectors = [_with_vector(partitions.read(key)) for key in keys]
+    # The vectors themselves are not read yet.
+    with_status = [partitions.read(key).to_table(["ordinal", "status"]) for key in keys]
+    with_vectors = [one.filter(pc.equal(one["status"], OK))["ordinal"].to_numpy() for one in with_status]
     if not any(map(len, with_vectors)):
         raise CommandError("No property has a vector of its present description: `vlm-assets run`.")
-    with_vector = np.concatenate(with_vectors)
-    drawn = with_vector
+    drawn = with_vector = np.concatenate(with_vectors)
     if len(drawn) > sample:
         drawn = np.random.default_rng(_SEED).choice(drawn, sample, replace=False)
     ranges = [PropertyRange.from_key(key) for key in keys]
@@ -102,13 +99,6 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> Explo
     table = table.drop_columns(["ordinal"]).replace_schema_metadata({_OF: str(len(with_vector))})
     _keep(kept, table)
     return Explored(table, len(with_vector))
-
-
-def _with_vector(rows: PartitionRows) -> npt.NDArray[np.int64]:
-    """Ordinals of the rows that have a vector, without reading the vectors."""
-    table = rows.to_table(["ordinal", "status"])
-    ordinals: npt.NDArray[np.int64] = table["ordinal"].filter(pc.equal(table["status"], OK)).to_numpy()
-    return ordinals
 
 
 def _within(ordinals: npt.NDArray[np.int64], wanted: PropertyRange) -> npt.NDArray[np.int64]:
@@ -205,21 +195,6 @@ def export_page(explored: Explored, folder: Path) -> None:
     _source(explored).export_to_folder(_static(), str(folder))
 
 
-def serve_page(settings: Settings, explored: Explored, *, port: int, ready: Callable[[str], None]) -> None:
-    """Serve the page on loopback until Ctrl-C. ready: told its address. Raises CommandError."""
-    import uvicorn
-
-    from vlm_assets.operate.dagster_server.guarded_pages import WebGuard
-    from vlm_assets.operate.dagster_server.server import free_port
-
-    make_server = _extra("embedding_atlas.server").make_server
-    app = make_server(_source(explored), static_path=_static(), duckdb_uri="wasm", cors=False)
-    with socket.create_server(("127.0.0.1", free_port(port))) as listening:
-        ready(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        guarded = WebGuard(app, allowed_hosts=settings.hosts)
-        uvicorn.Server(uvicorn.Config(guarded, log_level="warning")).run(sockets=[listening])
-
-
 def _source(explored: Explored) -> Any:
     row_id = "row"
     table = explored.table.append_column(row_id, pa.array(range(explored.table.num_rows), pa.int32()))
@@ -267,8 +242,6 @@ def explore_command(
     current = chosen_settings(home)
     found = explore_table(current, Catalog.open(current.home), sample=sample)
     shown = found.table.num_rows
-    if export is not None:
-        export_page(found, export)
 
     def told(where: str) -> None:
         if as_json:
@@ -277,6 +250,11 @@ def explore_command(
             say(f"{shown:,} of {found.of:,} properties: {where}")
 
     if export is not None:
+        export_page(found, export)
         told(str(export))
     else:
-        serve_page(current, found, port=port, ready=told)
+        from vlm_assets.operate.dagster_server.server import serve_page
+
+        make_server = _extra("embedding_atlas.server").make_server
+        page = make_server(_source(found), static_path=_static(), duckdb_uri="wasm", cors=False)
+        serve_page(page, allowed_hosts=current.hosts, port=port, ready=told)

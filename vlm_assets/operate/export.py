@@ -1,25 +1,23 @@
 """Export: published rows as a folder that others can read, a shard a partition, verified and resumable.
 
-What lives here: the rows of a shard in three formats, what is kept of a finished shard, and the check of
-counts and digests at the end. What does not: which rows a condition chooses (``published_table.py``).
+``published_table.py`` knows which rows a condition chooses.
 """
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 import pyarrow.parquet as pq
 import typer
 
@@ -112,7 +110,8 @@ def export(
     question = {"catalog_id": catalog.catalog_id, "rows_as": format_, "where": where}
     expected = sum(one.rows for one in records.values())
     if mask is not None:
-        chosen_rows = {key: int(np.count_nonzero(mask[_slice(key)])) for key in records}
+        ranges = {key: PropertyRange.from_key(key) for key in records}
+        chosen_rows = {key: int(np.count_nonzero(mask[of.start : of.stop])) for key, of in ranges.items()}
         records = {key: one for key, one in records.items() if chosen_rows[key]}
         expected = sum(chosen_rows.values())
     with closing(_lock(folder)):
@@ -130,11 +129,6 @@ def export(
         )
         _finish(folder, question, done, found)
     return found
-
-
-def _slice(key: str) -> slice:
-    wanted = PropertyRange.from_key(key)
-    return slice(wanted.start, wanted.stop)
 
 
 def _write_shards(
@@ -300,48 +294,25 @@ def _encoded(table: pa.Table, format_: Format) -> Iterator[bytes]:
         dictionary = [name for name in table.schema.names if name != "embedding"]
         pq.write_table(table, stream, compression="zstd", use_dictionary=dictionary, write_page_checksum=True)
         yield stream.getvalue()
-        return
-    if format_ == "csv":
-        yield _csv_line([name for name, _ in _flat_columns(table.schema)])
-    for batch in table.to_batches(max_chunksize=256):
-        for row in batch.to_pylist():
-            if format_ == "jsonl":
-                yield json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=str).encode() + b"\n"
-            else:
-                yield _csv_line([_cell(find(row)) for _, find in _flat_columns(table.schema)])
+    elif format_ == "csv":
+        # A description's fields are each a column of its own, however deep; lists are JSON.
+        while any(pa.types.is_struct(one) for one in table.schema.types):
+            table = table.flatten()
+        for at, field in enumerate(table.schema):
+            if pa.types.is_nested(field.type):
+                cells = [None if one is None else _json(one) for one in table[at].to_pylist()]
+                table = table.set_column(at, field.name, pa.array(cells, pa.string()))
+        stream = io.BytesIO()
+        pa.csv.write_csv(table, stream)
+        yield stream.getvalue()
+    else:
+        for batch in table.to_batches(max_chunksize=256):
+            for row in batch.to_pylist():
+                yield _json(row).encode() + b"\n"
 
 
-def _flat_columns(schema: pa.Schema) -> list[tuple[str, Callable[[Mapping[str, Any]], Any]]]:
-    """Columns of a CSV: a description's fields each one of its own, however deep."""
-    found: list[tuple[str, Callable[[Mapping[str, Any]], Any]]] = []
-
-    def add(path: tuple[str, ...], type_: pa.DataType) -> None:
-        if pa.types.is_struct(type_):
-            for field in type_:
-                add((*path, field.name), field.type)
-        else:
-            found.append((".".join(path), partial(_at, path)))
-
-    for field in schema:
-        add((field.name,), field.type)
-    return found
-
-
-def _at(path: Sequence[str], row: Mapping[str, Any]) -> Any:
-    value: Any = row
-    for name in path:
-        value = None if value is None else value[name]
-    return value
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else value
-
-
-def _csv_line(cells: Sequence[Any]) -> bytes:
-    stream = io.StringIO()
-    csv.writer(stream).writerow(cells)
-    return stream.getvalue().encode()
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
 def _write(path: Path, pieces: Iterator[bytes]) -> tuple[int, str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,103 +20,75 @@ from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.config.settings import Settings
 from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, say, say_as_json, visible_line
 
-Row = Mapping[str, Any]
-"""A row of a partition's file."""
+Values = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class ListedImage:
-    """An image of the catalogue. bytes: its size when catalogued, None if it was not readable then."""
+def read_property(settings: Settings, catalog: Catalog, property_id: str) -> Values:
+    """Read everything about one property, as ``--json`` writes it. Raises CatalogError, PublishedError.
 
-    uri: str
-    bytes: int | None
-    there: bool
-    refused: str | None = None
-
-
-@dataclass(frozen=True)
-class CommittedRow:
-    """A row of work that is not published. trouble: why the file does not read; then there is no row."""
-
-    path: str
-    row: Row | None
-    trouble: str | None = None
-
-
-@dataclass(frozen=True)
-class PropertyView:
-    """What is known of one property. partition: None while it waits for a partition to fill.
-
-    published: its rows in ``file`` (one, or the audit says more). not_published: why there is no file.
+    partition: None while it waits for a partition to fill. published: its rows in ``file`` (one, or the audit
+    says more); not_published: why there is none. committed: rows of work that is not published, each with the
+    ``path`` of its file; ``trouble``: why that does not read, and then the row is None. bytes: of an image
+    when it was catalogued, None where it was not readable then.
     """
-
-    property_id: str
-    ordinal: int
-    partition: str | None
-    image_root: str
-    images: Sequence[ListedImage]
-    file: str | None = None
-    published: Sequence[Row] = ()
-    not_published: str | None = None
-    committed: Sequence[CommittedRow] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything as plain values, but for times."""
-        return asdict(self)
-
-    def lines(self) -> Iterator[str]:
-        """Everything in words."""
-        where = "in no partition yet" if self.partition is None else f"partition {self.partition}"
-        yield f"{self.property_id}: ordinal {self.ordinal}, {where}"
-        yield f"{len(self.images)} images under {self.image_root}:"
-        for image in self.images:
-            if image.refused is not None:
-                yield f"  {image.uri}: refused, {image.refused}"
-                continue
-            size = "not readable" if image.bytes is None else f"{image.bytes} bytes"
-            yield f"  {image.uri}: {'there' if image.there else 'not there now'}, {size} when catalogued"
-        if self.not_published is not None:
-            yield f"Not published: {self.not_published}"
-        for row in self.published:
-            yield from _row_lines(row)
-        if self.file is not None:
-            yield f"File: {self.file}"
-        for one in self.committed:
-            if one.row is None:
-                yield f"{one.path} does not read: {one.trouble}"
-            else:
-                yield f"Committed and not published, in {one.path}:"
-                yield from _row_lines(one.row)
-
-
-def read_property(settings: Settings, catalog: Catalog, property_id: str) -> PropertyView:
-    """Read everything about one property. Raises CatalogError, PublishedError."""
     known = catalog.find(property_id)
     if known is None:
         raise CatalogError(
             f"{catalog.path} has no property {property_id!r}. Ids are compared exactly, blanks and case too."
         )
-    view = PropertyView(
-        property_id, known.ordinal, known.range.key, catalog.image_root, tuple(_images(catalog, known))
-    )
-    if known.range == catalog.tail:
-        waits = (
-            f"{catalog.waiting} properties wait until they fill a partition;"
+    key = None if known.range == catalog.tail else known.range.key
+    found: Values = {
+        "property_id": property_id,
+        "ordinal": known.ordinal,
+        "partition": key,
+        "image_root": catalog.image_root,
+        "images": list(_images(catalog, known)),
+        "file": None,
+        "published": [],
+        "not_published": None,
+        "committed": [],
+    }
+    if key is None:
+        return found | {
+            "not_published": f"{catalog.waiting} properties wait until they fill a partition;"
             " `vlm-assets run --missing` does not wait."
-        )
-        return replace(view, partition=None, not_published=waits)
-    committed = tuple(_committed(settings.descriptions.partition(known.range.key).journals, property_id))
-    view = replace(view, committed=committed)
+        }
+    found["committed"] = list(_committed(settings.descriptions.partition(key).journals, property_id))
     descriptions = PublishedPartitions(settings.descriptions)
     try:
-        table = descriptions.read(known.range.key).to_table()
+        table = descriptions.read(key).to_table()
     except NotPublishedError as error:
-        return replace(view, not_published=str(error))
+        return found | {"not_published": str(error)}
     rows = table.filter(pc.equal(table["property_id"], property_id)).to_pylist()
-    return replace(view, published=rows, file=str(descriptions.path(known.range.key)))
+    return found | {"published": rows, "file": str(descriptions.path(key))}
 
 
-def _committed(journals: Path, property_id: str) -> Iterator[CommittedRow]:
+def lines(found: Values) -> Iterator[str]:
+    """What ``read_property`` gave, in words."""
+    where = "in no partition yet" if found["partition"] is None else f"partition {found['partition']}"
+    yield f"{found['property_id']}: ordinal {found['ordinal']}, {where}"
+    yield f"{len(found['images'])} images under {found['image_root']}:"
+    for image in found["images"]:
+        if image["refused"] is not None:
+            yield f"  {image['uri']}: refused, {image['refused']}"
+            continue
+        size = "not readable" if image["bytes"] is None else f"{image['bytes']} bytes"
+        yield f"  {image['uri']}: {'there' if image['there'] else 'not there now'}, {size} when catalogued"
+    if found["not_published"] is not None:
+        yield f"Not published: {found['not_published']}"
+    for row in found["published"]:
+        yield from _row_lines(row)
+    if found["file"] is not None:
+        yield f"File: {found['file']}"
+    for one in found["committed"]:
+        if one["row"] is None:
+            yield f"{one['path']} does not read: {one['trouble']}"
+        else:
+            yield f"Committed and not published, in {one['path']}:"
+            yield from _row_lines(one["row"])
+
+
+def _committed(journals: Path, property_id: str) -> Iterator[Values]:
     """What stands in the work under way, or in what a check refused; the latest last. Changes nothing."""
     segments = []
     for path in journals.glob("*/*"):
@@ -129,21 +100,23 @@ def _committed(journals: Path, property_id: str) -> Iterator[CommittedRow]:
         try:
             table = pq.read_table(path, filters=wanted, partitioning=None, page_checksum_verification=True)
         except (OSError, pa.ArrowException) as error:
-            yield CommittedRow(str(path), None, str(error))
+            yield {"path": str(path), "row": None, "trouble": str(error)}
             continue
         for row in table.to_pylist():
-            yield CommittedRow(str(path), row)
+            yield {"path": str(path), "row": row, "trouble": None}
 
 
-def _images(catalog: Catalog, known: CatalogRow) -> Iterator[ListedImage]:
+def _images(catalog: Catalog, known: CatalogRow) -> Iterator[Values]:
     for uri, size in zip(known.image_uris, known.image_bytes, strict=True):
+        there, refused = False, None
         try:
-            yield ListedImage(uri, size, catalog.images.size(uri) is not None)
+            there = catalog.images.size(uri) is not None
         except InvalidImagePathError as error:
-            yield ListedImage(uri, size, there=False, refused=str(error))
+            refused = str(error)
+        yield {"uri": uri, "bytes": size, "there": there, "refused": refused}
 
 
-def _row_lines(row: Row) -> Iterator[str]:
+def _row_lines(row: Mapping[str, Any]) -> Iterator[str]:
     yield f"Status {row['status']} after {row['attempts']} attempts, {row['images_seen']} images seen"
     if row["error_kind"] is not None:
         yield f"Error {row['error_kind']}: {row['error']}"
@@ -180,7 +153,7 @@ def show_command(
     current = chosen_settings(home)
     found = read_property(current, Catalog.open(current.home), property_id)
     if as_json:
-        say_as_json(found.as_json())
+        say_as_json(found)
         return
-    for line in found.lines():
+    for line in lines(found):
         say(visible_line(line))

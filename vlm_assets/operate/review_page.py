@@ -1,17 +1,15 @@
 """The page of a review: images beside the answer, and a verdict on each field by keyboard. Loopback only.
 
-What lives here: the page, its three addresses and serving them behind the guard of Dagster's pages. What
-does not: the sample and the verdicts (``review.py``). Everything that is shown is set as text, never as
-markup, and images are made small in a worker.
+Everything that is shown is set as text, never as markup, and images are made small in a worker. ``review.py``
+draws the sample and keeps the verdicts.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
-import socket
-from collections.abc import Callable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +19,7 @@ from resources.storage.sealed_json import FormatVersionError
 from vlm_assets.assets.truth import TruthError, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
-from vlm_assets.operate.dagster_server.server import free_port
+from vlm_assets.operate.dagster_server.server import serve_page
 from vlm_assets.operate.html_page import thumbnails
 from vlm_assets.operate.review import (
     Reviewed,
@@ -202,25 +200,6 @@ def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed])
     )
 
 
-def serve_review(
-    settings: Settings,
-    catalog: Catalog,
-    sample: Sequence[Reviewed],
-    *,
-    port: int,
-    ready: Callable[[str], None],
-) -> None:
-    """Serve the page on loopback until Ctrl-C. ready: told its address once a browser may ask for it."""
-    import uvicorn
-
-    from vlm_assets.operate.dagster_server.guarded_pages import WebGuard
-
-    app = WebGuard(review_app(settings, catalog, sample), allowed_hosts=settings.hosts)
-    with socket.create_server(("127.0.0.1", free_port(port))) as listening:
-        ready(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
-
-
 async def _body(request: Request) -> dict[str, Any] | None:
     data = bytearray()
     async for part in request.stream():
@@ -243,6 +222,8 @@ def _shown(
     one = sample[number]
     known = {name: said for name, said in verdicts(settings.home).items() if said.answer == answers.get(name)}
     before = known.get(one.property_id)
+    row = catalog.find(one.property_id)
+    images = [] if row is None else thumbnails(catalog, [row.image_uris], height=_HEIGHT)[0]
     marks: dict[str, str] = {}
     if before is not None:
         marks = dict.fromkeys(before.right, "right") | dict.fromkeys(before.wrong, "wrong")
@@ -252,7 +233,7 @@ def _shown(
         "reviewed": sum(each.property_id in known for each in sample),
         "property_id": one.property_id,
         "why": one.why,
-        "images": [_data_url(image) for image in _images(catalog, one.property_id)],
+        "images": [image and f"data:image/jpeg;base64,{b64encode(image).decode()}" for image in images],
         "fields": [[name, _said(value)] for name, value in one.description.items()],
         "marks": marks,
         "corrections": {}
@@ -263,15 +244,6 @@ def _shown(
             for name, share in accuracy(settings.home, answers).fields.items()
         ],
     }
-
-
-def _images(catalog: Catalog, property_id: str) -> list[bytes | None]:
-    row = catalog.find(property_id)
-    return [] if row is None else thumbnails(catalog, [row.image_uris], height=_HEIGHT)[0]
-
-
-def _data_url(image: bytes | None) -> str | None:
-    return None if image is None else f"data:image/jpeg;base64,{base64.b64encode(image).decode()}"
 
 
 def _said(value: object) -> str:
@@ -324,7 +296,8 @@ def review_command(
     def ready(address: str) -> None:
         say(f"{len(drawn)} properties: {address} (Ctrl-C ends it; each verdict is kept at once)")
 
-    serve_review(current, catalog, drawn, port=port, ready=ready)
+    page = review_app(current, catalog, drawn)
+    serve_page(page, allowed_hosts=current.hosts, port=port, ready=ready)
     right = accuracy(current.home, published_answers(current, catalog))
     for name, share in right.fields.items():
         say(f"{name}: right in {share.sentence()} of {share.of}")

@@ -33,7 +33,6 @@ from vlm_assets.operate.dagster_server.server import (
     dagster_server,
     farewell,
     prepare_home,
-    start_pages,
 )
 from vlm_assets.operate.dagster_server.server import serve as serve_home
 from vlm_assets.operate.status import Status, read_status
@@ -106,7 +105,7 @@ def run_backfill(
         ) as server,
     ):
         try:
-            start_pages(server, console)
+            server.start_pages(console)
             wanted = keys(server.api) if keys is not None else all_keys(home)
             work = Backfill(server.api, home, wanted, run_config or {})
             summary = _follow(work, accuracy, console, start=server.start_daemon, watch=server.watch)

@@ -1,12 +1,10 @@
 """The triage: where each partition stands, what is left of it, in which order it runs, what happens next.
 
-What lives here: putting together what the disk says: states, costs, paces, heartbeats, devices and the pause.
-What does not: how each of them is read, what is shown (``status_view.py``), and Dagster, which need not run.
+Put together from what the disk says: Dagster need not run. ``status_view.py`` shows it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -151,15 +149,12 @@ class Status:
         waiting = [one for one in self.partitions if one.turn is not None]
         return sorted(waiting, key=lambda one: one.turn or 0)
 
-    def to_json(self) -> str:
+    def as_json(self) -> dict[str, object]:
         """Everything, for machines."""
         content = asdict(replace(self, published={}))
         del content["published"]
-        content["partitions"] = [
-            {**told, "percent": round(one.percent, 2)}
-            for told, one in zip(content["partitions"], self.partitions, strict=True)
-        ]
-        return json.dumps(content, indent=2)
+        partitions = [asdict(one) | {"percent": round(one.percent, 2)} for one in self.partitions]
+        return content | {"partitions": partitions}
 
 
 def read_status(settings: Settings, catalog: Catalog, *, since: float | None = None) -> Status:
@@ -167,12 +162,12 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
 
     since: unix seconds, from which on it tells what was tried again and came right; a day ago unless given.
     """
-    state_directory = settings.state_directory
+    state = control_state(settings)
     now = time.time()
     since = now - DAY_SECONDS if since is None else since
-    workers = [worker for worker in Workers(control_state(settings)).living() if worker.partition]
-    notes = RetryNotes.read(control_state(settings), since=since)
-    verified = VerifiedFiles(state_directory)
+    workers = [worker for worker in Workers(state).living() if worker.partition]
+    notes = RetryNotes.read(state, since=since)
+    verified = VerifiedFiles(settings.state_directory)
     states = PartitionStates(settings, catalog, verified=verified)
     found = [_with_failures(settings, notes.beside(one)) for one in states.all()]
     verified.save()
@@ -187,10 +182,15 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     descriptions = _with_cost([_status_of(one) for one in described], describing, cost)
     partitions = (*descriptions, *map(_status_of, embedded))
     devices, unread = _devices(settings, workers, published, rate)
-    open_alerts, untold = _open_alerts(settings)
-    pause = pause_of(control_state(settings))
+    open_alerts, untold = tuple[str, ...](), []
+    try:
+        open_alerts = tuple(alert.title for alert in Outbox(state).open_subjects().values())
+    except OSError as error:
+        untold.append(f"The alerts cannot be read: {error}")
+    pause = pause_of(state)
+    paused = pause.sentence() if pause else None
     dagster = running_address(settings.dagster_home)
-    kinds: Counter[str] = Counter()
+    kinds = Counter[str]()
     for rows in published.values():
         kinds.update(rows.failed)
     keys = frozenset(one.key for one in catalog.ranges)
@@ -207,7 +207,11 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     ]
     if verified.unread:
         foreign.append(f"{verified.unread} published files are not read yet: look again.")
-    warnings = (*unread, *untold, *notes.unread, *foreign, *unknown, *_withdrawal(settings))
+    if withdrawal_note(settings.state_directory).exists():
+        unknown.append(
+            "A withdrawal was cut short, so what it should remove is not all gone: `vlm-assets withdraw`."
+        )
+    warnings = (*unread, *untold, *notes.unread, *foreign, *unknown)
     return Status(
         home=str(settings.home),
         at=now,
@@ -228,16 +232,11 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
         done_again_since=since,
         done_again=notes.done_again,
         open_alerts=open_alerts,
-        paused=pause.sentence() if pause else None,
+        paused=paused,
         dagster=dagster,
         warnings=warnings,
         next_steps=_next_steps(
-            partitions,
-            catalog.waiting,
-            open_alerts,
-            pause.sentence() if pause else None,
-            dagster,
-            is_well=not warnings,
+            partitions, catalog.waiting, open_alerts, paused, dagster, is_well=not warnings
         ),
         published=published,
         variants=variant_status(settings),
@@ -279,12 +278,6 @@ class RetryNotes:
             again = datetime.fromtimestamp(entry.not_before).astimezone().isoformat(" ", "minutes")
             failed = f"{failed}; tried again after {again}"
         return replace(one, state=State.FAILED, note=failed)
-
-
-def _withdrawal(settings: Settings) -> tuple[str, ...]:
-    if not withdrawal_note(settings.state_directory).exists():
-        return ()
-    return ("A withdrawal was cut short, so what it should remove is not all gone: `vlm-assets withdraw`.",)
 
 
 def _with_failures(settings: Settings, one: PartitionState) -> PartitionState:
@@ -331,11 +324,12 @@ def _devices(
     settings: Settings, workers: Sequence[Worker], published: Mapping[str, PublishedRows], rate: Rate
 ) -> tuple[tuple[DeviceStatus, ...], tuple[str, ...]]:
     """Every device that is here, works, or has worked; and what could not be read."""
+    state = control_state(settings)
     warnings: tuple[str, ...] = ()
     of_node: dict[str, tuple[Node, NodeDevice]] = {}
     try:
         if settings.ray_address is not None:
-            look = Nodes(control_state(settings)).look()
+            look = Nodes(state).look()
             of_node = {one.id: (node, one) for node in look.nodes.values() for one in node.record.devices}
             here = [one for one, (node, _) in of_node.items() if not node.is_dead]
             silent = [node for node in look.nodes.values() if not node.takes_runs and node.record.slots]
@@ -344,7 +338,7 @@ def _devices(
             here = [device.id for device in find_devices(settings.devices, os.environ)]
     except (DeviceError, ControlStateError) as error:
         here, warnings = [], (f"The devices cannot be read: {error}",)
-    left_out = LeftOutDevices(control_state(settings)).left_out()
+    left_out = LeftOutDevices(state).left_out()
     at_work = {worker.device: worker for worker in workers if worker.device}
     rows: Counter[str] = Counter()
     for of_file in published.values():
@@ -354,6 +348,7 @@ def _devices(
     for id_ in dict.fromkeys((*here, *of_node, *at_work, *left_out, *sorted(rows))):
         worker = at_work.get(id_)
         node, device = of_node.get(id_, (None, None))
+        silent_node = node.sentence() if node is not None and not node.takes_runs else ""
         found.append(
             DeviceStatus(
                 id=id_,
@@ -364,24 +359,10 @@ def _devices(
                 left_out=left_out[id_].sentence(id_) if id_ in left_out else None,
                 node=node.name if node is not None else None,
                 temperature=device.temperature if device is not None else None,
-                trouble="; ".join(filter(None, _troubles(node, device))),
+                trouble="; ".join(filter(None, (silent_node, device.trouble if device is not None else ""))),
             )
         )
     return tuple(found), warnings
-
-
-def _troubles(node: Node | None, device: NodeDevice | None) -> tuple[str, ...]:
-    of_node = node.sentence() if node is not None and not node.takes_runs else ""
-    return of_node, device.trouble if device is not None else ""
-
-
-def _open_alerts(settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The titles of the open alerts, oldest first; and why they could not be read."""
-    try:
-        standing = Outbox(control_state(settings)).open_subjects().values()
-    except OSError as error:
-        return (), (f"The alerts cannot be read: {error}",)
-    return tuple(alert.title for alert in standing), ()
 
 
 def _next_steps(

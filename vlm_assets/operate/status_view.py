@@ -1,7 +1,4 @@
-"""The triage as people see it in a terminal, once or kept up to date.
-
-What lives here: tables and sentences. What does not: any of what they say (``status.py``).
-"""
+"""The triage as people see it in a terminal, once or kept up to date."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from vlm_assets.operate.terminal import (
     TerminalConsole,
     app,
     chosen_settings,
-    say_json,
+    say_as_json,
     with_home,
 )
 
@@ -46,11 +43,6 @@ _LISTED = (
     State.STALE,
 )
 """What a person wants to see by name, and in which order."""
-
-
-def show(console: Console, status: Status) -> None:
-    """Print it once."""
-    console.print(view(status))
 
 
 def watch_status(
@@ -86,7 +78,6 @@ def view(status: Status) -> RenderableType:
 
 
 def _heading(status: Status) -> Text:
-    left = _duration(status.seconds_left)
     said = Text(f"{status.properties} properties in {status.home}\n")
     if status.waiting_in_tail:
         said.append(f"In no partition yet: {status.waiting_in_tail}\n")
@@ -99,7 +90,7 @@ def _heading(status: Status) -> Text:
     rate = status.properties_per_second
     if rate is not None:
         said.append(f"{rate:.2f} properties/s, starts of processes and models included\n")
-    said.append(f"Time left for the descriptions: {left}", style="bold")
+    said.append(f"Time left for the descriptions: {_duration(status.seconds_left)}", style="bold")
     return said
 
 
@@ -123,7 +114,7 @@ def _devices(status: Status) -> Table:
             *([device.node or ""] if nodes else []),
             device.id,
             device.left_out or " ".join(filter(None, (f"{does}{heat}", device.trouble))),
-            _rate(device.properties_per_second),
+            "" if (rate := device.properties_per_second) is None else f"{rate:.2f}",
             str(device.rows),
         )
     return table
@@ -168,13 +159,7 @@ def _order(status: Status) -> list[RenderableType]:
         return []
     table = Table("turn", Column("heaviest first", no_wrap=True), "state", "done", "images left")
     for one in waiting[:SHOWN]:
-        table.add_row(
-            str(one.turn),
-            one.key,
-            one.state.value,
-            f"{one.percent:.0f}%",
-            str(one.images_left),
-        )
+        table.add_row(str(one.turn), one.key, one.state.value, f"{one.percent:.0f}%", str(one.images_left))
     rest = [Text(f"and {len(waiting) - SHOWN} more", style="dim")] if len(waiting) > SHOWN else []
     return [table, *rest]
 
@@ -191,10 +176,6 @@ def _variants(status: Status) -> list[RenderableType]:
 
 def _clock(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().isoformat(" ", "minutes")
-
-
-def _rate(rate: float | None) -> str:
-    return "" if rate is None else f"{rate:.2f}"
 
 
 def _duration(seconds: float | None) -> str:
@@ -233,8 +214,8 @@ def status_command(
         return read_status(current, catalog, since=since.timestamp() if since else None)
 
     if as_json:
-        say_json(read().to_json())
+        say_as_json(read().as_json())
     elif watch:
         watch_status(read, TerminalConsole())
     else:
-        show(TerminalConsole(), read())
+        TerminalConsole().print(view(read()))

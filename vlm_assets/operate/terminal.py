@@ -97,9 +97,12 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what.removesuffix('s') if number == 1 else what}"
 
 
+UNITS = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0))
+
+
 def duration(seconds: float) -> str:
     """Seconds in words, in the largest unit of which there is at least one."""
-    for unit, of in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
+    for unit, of in UNITS:
         if seconds >= of:
             return f"{seconds / of:.1f} {unit}"
     return f"{seconds:.0f} seconds"

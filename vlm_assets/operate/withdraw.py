@@ -9,7 +9,6 @@ listing knows that it was withdrawn.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -32,11 +31,7 @@ from resources.state.workers import Phase, Workers
 from resources.storage.files import sync_directory
 from resources.storage.layout import AssetFolders, PartitionPaths
 from resources.storage.sealed_json import (
-    BrokenSealError,
     read_sealed,
-    refuse_newer_format,
-    sealed,
-    unseal,
     write_sealed,
 )
 from resources.store.bucket import S3Folder
@@ -172,7 +167,6 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     forget_tables(settings)
     for folder in _withdraw_trainings(settings, wanted.tombstones):
         yield f"Removed the training {folder}: its variant is trained anew, without them."
-    _forget_skips(settings)
     if forget_verdicts(settings.home, wanted.tombstones):
         yield f"Removed what was said of them from {settings.home / REVIEWS}."
     plan = plan_prune(settings, catalog, keys=wanted.keys)
@@ -263,29 +257,6 @@ def _withdraw_trainings(settings: Settings, ids: Collection[str]) -> Iterator[Pa
         shutil.rmtree(settings.layout.asset(DESCRIPTION_MODEL).partition(folder.parent.name).quarantine, True)
         remove_training(folder)
         yield folder
-
-
-def _forget_skips(settings: Settings) -> None:
-    """Count the skipped batches of trained models, where an earlier version wrote down their properties."""
-    folder = settings.layout.asset(DESCRIPTION_MODEL).versions
-    for path in folder.glob("*.json"):
-        with contextlib.suppress(BrokenSealError):
-            if "skips" in (record := read_sealed(path)):
-                write_sealed(path, _counted(record))
-    if (store := settings.store) is not None:
-        for name, size in list(store.names(f"{folder.relative_to(settings.home)}/")):
-            if name.endswith(".json"):
-                at = store.head(name)
-                with contextlib.suppress(BrokenSealError):
-                    record = unseal(store.get(name, most=size))
-                    refuse_newer_format(record.pop("format", 0), 1, Path(store.address(name)))
-                    if "skips" in record:
-                        store.put(name, sealed(_counted(record)), over=at)
-
-
-def _counted(record: dict[str, Any]) -> dict[str, Any]:
-    skips = record.pop("skips")
-    return {**record, "skipped": len(skips)}
 
 
 def _withdraw_published(settings: Settings, catalog: Catalog, key: str, wanted: Withdrawal) -> Iterator[str]:

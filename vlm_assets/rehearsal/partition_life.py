@@ -1,8 +1,7 @@
 """A process that commits rows of a partition with the real journal, and how it dies.
 
-What lives here: the child process, the moment of its death or of a full disk, and what it had promised. What
-does not: when that happens and what follows (``simulation.py``). A child is forked: it lives for a moment,
-and its parent holds no lock then.
+``simulation.py`` says when it dies. A child is forked: it lives for a moment, and its parent holds no lock
+then.
 
 The n-th change of a file is told from the others by Python's audit events (https://docs.python.org/3/
 library/audit_events.html), so that a rehearsal dies at the same point each time it is run.
@@ -10,14 +9,12 @@ library/audit_events.html), so that a rehearsal dies at the same point each time
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
-import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -53,18 +50,6 @@ class Strike(StrEnum):
     NOTHING = "nothing"
     KILL = "kill"
     FULL = "disk full"
-
-
-@dataclass(frozen=True)
-class Promised:
-    """What a process said before it ended. rows: committed, by its journal's word, in this life.
-
-    published: the file. error: the name of the error that it ended with, if that was not its death.
-    """
-
-    rows: int = 0
-    published: bool = False
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -150,8 +135,11 @@ class PartitionLife:
         at: int = 0,
         publishes: bool = False,
         dies: bool = True,
-    ) -> Promised:
+    ) -> tuple[int, str | None]:
         """Live in a process of its own: commit rows, then group after group, and be struck.
+
+        Returns the rows that it said were committed, and the name of the error that it ended with, if that
+        was not its death.
 
         committed: ordinals that are committed undisturbed, in one commit. groups: each is one commit more.
         at: the change of a file, from 1 and counted after ``committed``, at which ``strike`` happens.
@@ -159,60 +147,42 @@ class PartitionLife:
         """
         reading, writing = os.pipe()
         child = os.fork()
-        if child == 0:
-            os.close(reading)
-            self._live_and_exit(writing, committed, groups, strike, at, publishes, dies)
-        os.close(writing)
-        with os.fdopen(reading, encoding="utf-8") as heard:
-            said = [json.loads(line) for line in heard]
-        os.waitpid(child, 0)
-        rows = sum(one.get("committed", 0) for one in said)
-        errors = [one["error"] for one in said if "error" in one]
-        return Promised(rows, any("published" in one for one in said), errors[0] if errors else None)
-
-    def _live_and_exit(
-        self,
-        writing: int,
-        committed: Sequence[int],
-        groups: Sequence[Sequence[int]],
-        strike: Strike,
-        at: int,
-        publishes: bool,
-        dies: bool,
-    ) -> None:
-        """In the child: never returns."""
+        if child != 0:
+            os.close(writing)
+            with os.fdopen(reading, encoding="utf-8") as heard:
+                said = heard.read().split()
+            os.waitpid(child, 0)
+            rows = [int(one) for one in said if one.isdigit()]
+            return sum(rows), said[-1] if len(said) > len(rows) else None
+        os.close(reading)
         gc.disable()
         pa.set_memory_pool(pa.system_memory_pool())
-
-        def say(said: Mapping[str, object]) -> None:
-            os.write(writing, (json.dumps(said) + "\n").encode())
-
         try:
             with self.partition.open_journal(self.generation, SCHEMA) as journal:
-                if committed:
-                    journal.submit(self.rows(committed))
+
+                def commit(group: Sequence[int]) -> None:
+                    journal.submit(self.rows(group))
                     journal.flush()
-                    say({"committed": len(committed)})
-                with _struck(str(self.settings.home), strike, at):
-                    for group in groups:
-                        journal.submit(self.rows(group))
-                        journal.flush()
-                        say({"committed": len(group)})
-                    if publishes:
-                        published = PublishedPartitions(self.partition.paths.asset)
-                        self._publish(published, journal.read_ordered())
-                        say({"published": True})
-                        journal.retire()
-                    if dies:
-                        os.kill(os.getpid(), signal.SIGKILL)
+                    os.write(writing, f"{len(group)}\n".encode())
+
+                if committed:
+                    commit(committed)
+                _strike(str(self.settings.home), strike, at)
+                for group in groups:
+                    commit(group)
+                if publishes:
+                    published = PublishedPartitions(self.partition.paths.asset)
+                    self._publish(published, journal.read_ordered())
+                    journal.retire()
+                if dies:
+                    os.kill(os.getpid(), signal.SIGKILL)
         except Exception as error:  # whatever it is, the rehearsal tells it by its name
-            say({"error": type(error).__name__})
+            os.write(writing, f"{type(error).__name__}\n".encode())
         finally:
             os._exit(0)
 
 
-@contextlib.contextmanager
-def _struck(root: str, strike: Strike, at: int) -> Iterator[None]:
+def _strike(root: str, strike: Strike, at: int) -> None:
     """Strike at the ``at``-th change of a file below ``root``; a full disk stays full. For a child alone."""
     seen = 0
 
@@ -233,4 +203,3 @@ def _struck(root: str, strike: Strike, at: int) -> Iterator[None]:
     if strike is not Strike.NOTHING:
         # It cannot be taken away again, and need not: the child ends.
         sys.addaudithook(look)
-    yield

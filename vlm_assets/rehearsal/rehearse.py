@@ -1,7 +1,6 @@
 """A rehearsal: a home of its own, faults by a seed, the simulation, and what came of it.
 
-What lives here: putting the parts together, the outcome, and the command. What does not: what happens
-(``simulation.py``).
+``simulation.py`` has what happens.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +35,7 @@ from vlm_assets.operate.expected_cost import ExpectedCost
 from vlm_assets.operate.measurement import Measurement, kept, measurement_of_now
 from vlm_assets.operate.plan import Pace
 from vlm_assets.operate.terminal import (
+    UNITS,
     AsJson,
     CommandError,
     Home,
@@ -47,12 +47,7 @@ from vlm_assets.operate.terminal import (
     say_as_json,
 )
 from vlm_assets.rehearsal.fault_plan import Fault, draw_faults
-from vlm_assets.rehearsal.simulation import (
-    BASE_SECONDS,
-    DAY,
-    Simulation,
-    Span,
-)
+from vlm_assets.rehearsal.simulation import BASE_SECONDS, DAY, Findings, Simulation
 
 _START = 1_800_000_000.0
 """When a rehearsal begins, in unix seconds: always the same, so that a seed replays exactly."""
@@ -82,13 +77,12 @@ class Scenario:
     properties: int | None = None
 
 
-@dataclass(frozen=True)
-class Rehearsal:
+@dataclass(kw_only=True)
+class Rehearsal(Findings):
     """What came of it. days_simulated: until the last partition was published. unfinished: partitions.
 
-    lost: rows that a process had promised and the next start did not find. recomputed: rows that were
-    computed again. alerts: told, by kind in ``alerts_by_kind``. seconds: that the rehearsal took.
-    assumed: whether nothing was measured and nobody said on how many devices or machines it runs.
+    alerts: told, by kind in ``alerts_by_kind``. seconds: that the rehearsal took. assumed: whether nothing
+    was measured and nobody said on how many devices or machines it runs.
     """
 
     seed: int
@@ -97,22 +91,15 @@ class Rehearsal:
     devices: int
     nodes: int
     assumed: bool
-    lost: int
-    doubled: int
-    recomputed: int
     alerts: int
     days_planned: float
     days_simulated: float
     unfinished: int
-    deaths: int
-    by_hand: int
     faults: Mapping[str, int]
     alerts_by_kind: Mapping[str, int]
     open_alerts: Mapping[str, str]
     seconds: float
-    spans: list[Span] = field(repr=False)
-    struck: list[Fault] = field(repr=False)
-    progress: list[tuple[float, int]] = field(repr=False)
+    struck: list[Fault]
 
     @property
     def nothing_is_lost(self) -> bool:
@@ -149,31 +136,27 @@ def rehearse(settings: Settings, scenario: Scenario, *, began: float | None = No
         )
         found = simulation.run()
         ended = max((at for at, _ in found.progress), default=simulation.clock.now)
-        raised = _alerts(simulation)
+        told = sa.select(alert_events.c.kind).where(alert_events.c.what == "raised")
+        raised = Counter(simulation.state.read(lambda connection: connection.scalars(told).all()))
         lost, doubled = _compared(own, catalog)
+        found.lost, found.doubled = found.lost + lost, found.doubled + doubled
         return Rehearsal(
+            **vars(found),
             seed=scenario.seed,
             properties=catalog.rows,
             partitions=len(catalog.ranges),
             devices=devices,
             nodes=nodes,
             assumed=assumed,
-            lost=found.lost + lost,
-            doubled=found.doubled + doubled,
-            recomputed=found.recomputed,
             alerts=sum(raised.values()),
             days_planned=round(seconds / DAY, 6),
             days_simulated=round((ended - _START) / DAY, 6),
             unfinished=len(catalog.ranges) - found.published,
-            deaths=found.deaths,
-            by_hand=found.by_hand,
             faults=dict(sorted(Counter(one.kind.value for one in faults).items())),
             alerts_by_kind=dict(sorted(raised.items())),
             open_alerts=dict(simulation.open_alerts),
             seconds=round(time.monotonic() - began, 1),
-            spans=found.spans,
             struck=faults,
-            progress=found.progress,
         )
 
 
@@ -252,19 +235,6 @@ def _made_up(scenario: Scenario, range_size: int) -> bytes:
     return writer.finish(CatalogHeader(name, 1, "images", range_size, (), ()))
 
 
-def _alerts(simulation: Simulation) -> Counter[str]:
-    """How many alerts of each kind were told."""
-    query = (
-        sa.select(alert_events.c.kind, sa.func.count())
-        .where(alert_events.c.what == "raised")
-        .group_by(alert_events.c.kind)
-    )
-    raised: Counter[str] = Counter()
-    for kind, count in simulation.state.read(lambda connection: connection.execute(query).all()):
-        raised[kind] = count
-    return raised
-
-
 def _compared(settings: Settings, catalog: Catalog) -> tuple[int, int]:
     """Properties of published partitions that are missing from their files, and those that come twice."""
     import duckdb
@@ -281,7 +251,6 @@ def _compared(settings: Settings, catalog: Catalog) -> tuple[int, int]:
     return wanted - distinct, rows - distinct
 
 
-_UNITS = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0))
 _COLOURS = {
     "published": "#009e73",
     "verified": "#56b4e9",
@@ -304,10 +273,10 @@ def draw_timeline(found: Rehearsal) -> bytes:
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, max(1.0, 0.16 * found.devices)])
     start = min((one.start for one in found.spans), default=0.0)
     # The largest unit of which there are two.
-    unit, of = next((one for one in _UNITS if found.days_planned * 86_400.0 >= 2 * one[1]), _UNITS[-1])
+    unit, of = next((one for one in UNITS if found.days_planned * DAY >= 2 * one[1]), UNITS[-1])
     published = [((at - start) / of, rows) for at, rows in found.progress]
     above.plot(*zip((0.0, 0.0), *published, strict=True), color=_COLOURS["published"], linewidth=2)
-    above.plot((0, found.days_planned * 86_400.0 / of), (0, found.properties), color="#74787e", linestyle=":")
+    above.plot((0, found.days_planned * DAY / of), (0, found.properties), color="#74787e", linestyle=":")
     above.set_ylabel("properties published")
     above.set_title(
         f"Rehearsal, seed {found.seed}: {found.lost} lost, {found.doubled} doubled, {found.recomputed:,}"
@@ -316,13 +285,8 @@ def draw_timeline(found: Rehearsal) -> bytes:
     )  # fmt: skip
     for fault in found.struck:
         for axes in (above, below):
-            axes.axvspan(
-                fault.at / of,
-                (fault.at + max(fault.seconds, 600)) / of,
-                color="#d55e00",
-                alpha=0.15,
-                lw=0,
-            )
+            ends = fault.at + max(fault.seconds, 600)
+            axes.axvspan(fault.at / of, ends / of, color="#d55e00", alpha=0.15, lw=0)
     devices = sorted({one.device for one in found.spans})
     for how, colour in _COLOURS.items():
         for number, device in enumerate(devices):
@@ -383,16 +347,13 @@ def rehearse_command(
     catalogue takes 25 days on 10 devices where nothing was.
     Nothing of the home is changed. Exit code 1 if a row is lost or doubled, or a partition is left over.
     """
-
     scenario = Scenario(seed, days, devices, nodes, faults, properties)
     found = rehearse(chosen_settings(home), scenario)
     if picture is not None:
         picture.write_bytes(draw_timeline(found))
     if as_json:
         shown = asdict(found)
-        for name in ("spans", "struck", "progress"):
-            del shown[name]
-        say_as_json(shown)
+        say_as_json({name: shown[name] for name in shown if name not in ("spans", "struck", "progress")})
     else:
         _show(found, picture)
     if not found.nothing_is_lost:

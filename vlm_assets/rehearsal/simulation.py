@@ -5,9 +5,8 @@ reconciliation, the drift sensor, alerts, the control state, and the journal and
 partition that a fault touches. Simulated: the clock, what the model takes, the machines, Dagster's queue and
 run retries (``dagster_in_memory.py``), and the person, who reads the alerts some hours later.
 
-What lives here: time and what follows from what. What does not: which faults there are (``fault_plan.py``),
-the process that dies (``partition_life.py``), the report (``rehearse.py``). The one folder of the home stands
-for the place that all nodes can go on from.
+The one folder of the home stands for the place that all nodes can go on from. ``fault_plan.py`` draws the
+faults, ``partition_life.py`` has the process that dies, ``rehearse.py`` the report.
 """
 
 from __future__ import annotations
@@ -166,9 +165,8 @@ class Simulation:
         self._publishing = _PUBLISHING * pace.base_seconds
         # As a run would advise where a batch takes longer.
         most = math.inf if settings.batch_images == "auto" else settings.batch_images
-        self._batch_size = BatchSize(
-            settings.batch_size, int(max(1, min(most, BATCH_SECONDS / pace.image_seconds)))
-        )
+        images = int(max(1, min(most, BATCH_SECONDS / pace.image_seconds)))
+        self._batch_size = BatchSize(settings.batch_size, images)
         self._images = np.minimum(self.catalog.image_counts(), settings.max_images)
         self._mean_images = float(self._images.mean())
         self._cost = ExpectedCost.of(settings, self.catalog)
@@ -239,14 +237,12 @@ class Simulation:
         for fault in self.faults:
             self._at(self.start + fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
         self._at(self.start, self._tick)
-        while self._events and self.findings.published < len(self._keys):
-            at, _, happen = heapq.heappop(self._events)
-            if at > self._stop:
-                break
-            self.clock.now = max(self.clock.now, at)
-            happen()
-            self._dispatch()
-        self._wait_for_what_is_open()
+        while self.findings.published < len(self._keys) and self._goes_on(self._stop):
+            pass
+        # Then until nothing is left to be put right or told, for a day at most.
+        deadline = self.clock.now + DAY
+        while (self._unsettled or self.open_alerts) and self._goes_on(deadline):
+            pass
         return self.findings
 
     @property
@@ -254,14 +250,15 @@ class Simulation:
         """What is still open at the end: the kind of each subject's alert."""
         return {subject: alert.kind for subject, alert in self.outbox.open_subjects().items()}
 
-    def _wait_for_what_is_open(self) -> None:
-        """Go on until nothing is left to be put right or told, for a day at most."""
-        deadline = self.clock.now + DAY
-        while self._events and self.clock.now < deadline and (self._unsettled or self.open_alerts):
-            at, _, happen = heapq.heappop(self._events)
-            self.clock.now = max(self.clock.now, at)
-            happen()
-            self._dispatch()
+    def _goes_on(self, until: float) -> bool:
+        """Let the next event happen; False where none comes until then."""
+        if not self._events or self._events[0][0] > until:
+            return False
+        at, _, happen = heapq.heappop(self._events)
+        self.clock.now = max(self.clock.now, at)
+        happen()
+        self._dispatch()
+        return True
 
     def _at(self, when: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._number), happen))
@@ -316,10 +313,17 @@ class Simulation:
             self._at(run.ends, lambda: self._start_again(run))
             return
         self._restore(key)
-        work = sum(int(self._images[one]) for one in self._missing(key)) * per_image
+        done, wanted = set(self._restored[key]), PropertyRange.from_key(key)
+        left = [one for one in range(wanted.start, wanted.stop) if one not in done]
+        work = int(self._images[left].sum()) * per_image
         run.ends = run.began + work + self._publishing
         if key in self._poison:
-            run.ends, run.poisoned = self._broken_at(run, self._poison[key]), True
+            # Its process breaks at this property: when the batch before it has ended.
+            run.ends, run.poisoned = began, True
+            for ends, batch in self._batches(run):
+                if self._poison[key] in batch:
+                    break
+                run.ends = ends
         self._at(run.ends, lambda: self._end(run))
 
     def _at_once(self, key: str, device: str) -> float:
@@ -354,10 +358,6 @@ class Simulation:
         self._restored[key] = found
         self._promised[key] = self._computed[key] = len(found)
 
-    def _missing(self, key: str) -> list[int]:
-        done, wanted = set(self._restored[key]), PropertyRange.from_key(key)
-        return [one for one in range(wanted.start, wanted.stop) if one not in done]
-
     def _batches(self, run: Run) -> list[tuple[float, list[int]]]:
         """The planned batches that are left for a run: when each ends, and its ordinals."""
         life, settings = self._life(run.key), self.settings
@@ -373,15 +373,6 @@ class Simulation:
             batches.append((at, [one.ordinal for one in batch]))
         return batches
 
-    def _broken_at(self, run: Run, ordinal: int) -> float:
-        """When the batch with this property begins: the process breaks at it."""
-        begins = run.began
-        for ends, batch in self._batches(run):
-            if ordinal in batch:
-                break
-            begins = ends
-        return begins
-
     def _end(self, run: Run) -> None:
         """A run has come to its end: it publishes, is refused, or breaks at a poisoned property."""
         if self._runs.get(run.run_id) is not run or run.standing or run.dead:
@@ -390,33 +381,37 @@ class Simulation:
             self._die(run, publishing=False, dies=False)
             self._fail(run, "failed")
             return
-        if self._disk_is_full(run):
+        if self.clock.now < self._disks_full.get(self.node_of[run.device], 0.0):
             self._die(run, strike=Strike.FULL, publishing=True)
             self._fail(run, "failed")
             return
-        life = self._life(run.key)
-        if self._is_refused(run.key, life):
-            self._refuse(run, life)
+        life, one = self._life(run.key), self.settings
+        limits = FailedShareLimits(
+            one.failed_share_warn, one.failed_share_error, one.failed_rows_at_least, NOT_ACCEPTED
+        )
+        if run.key not in self._accepted and limits.refuse(len(life.failing), len(life.range)):
+            # All rows are there and the check refuses them: a person has to look.
+            self._die(run, publishing=False, dies=False)
+            share = f"{len(life.failing)} of {len(life.range)} rows failed"
+            verdict = Verdict("failed share", "ERROR", "fewer failed rows", share)
+            self.dagster.report_evaluation(evaluation(ASSET, run.key, verdict, self.clock.now))
+            self._fail(run, "failed", **{NEEDS_PERSON: run.run_id})
             return
-        rows = life.publish()
-        self._publishes(run, rows)
-
-    def _publishes(self, run: Run, rows: int) -> None:
         del self._runs[run.run_id]
         self.findings.published += 1
-        self.findings.rows += rows
+        self.findings.rows += life.publish()
         self.findings.progress.append((self.clock.now, self.findings.rows))
         for kept in (self._promised, self._computed, self._restored, self._lives):
             kept.pop(run.key, None)
-        self.dagster.change(run.run_id, _S.SUCCESS)
-        self._says_published(run.key)
-        self.dagster.materialize(ASSET, run.key, run.run_id)
-        self._span(run, "published")
+        self._succeed(run, "published")
 
-    def _says_published(self, key: str) -> None:
-        self._unsettled.discard(key)
+    def _succeed(self, run: Run, how: str) -> None:
+        self._unsettled.discard(run.key)
+        self.dagster.change(run.run_id, _S.SUCCESS)
         sound = Verdict("sound", None, "the rows of the partition", "all of them")
-        self.dagster.report_evaluation(evaluation(ASSET, key, sound, self.clock.now))
+        self.dagster.report_evaluation(evaluation(ASSET, run.key, sound, self.clock.now))
+        self.dagster.materialize(ASSET, run.key, run.run_id)
+        self._span(run, how)
 
     def _verify(self, run: Run) -> None:
         """A published partition was started again: every byte is read, and what is damaged is put back."""
@@ -425,25 +420,7 @@ class Simulation:
         del self._runs[run.run_id]
         if not self.published.verify(run.key, deep=True).ok:
             self.published.restore(run.key)
-        self.dagster.change(run.run_id, _S.SUCCESS)
-        self._says_published(run.key)
-        self.dagster.materialize(ASSET, run.key, run.run_id)
-        self._span(run, "verified")
-
-    def _is_refused(self, key: str, life: PartitionLife) -> bool:
-        one = self.settings
-        limits = FailedShareLimits(
-            one.failed_share_warn, one.failed_share_error, one.failed_rows_at_least, NOT_ACCEPTED
-        )
-        return key not in self._accepted and limits.refuse(len(life.failing), len(life.range))
-
-    def _refuse(self, run: Run, life: PartitionLife) -> None:
-        """All rows are there and the check refuses them: a person has to look."""
-        self._die(run, publishing=False, dies=False)
-        share = f"{len(life.failing)} of {len(life.range)} rows failed"
-        verdict = Verdict("failed share", "ERROR", "fewer failed rows", share)
-        self.dagster.report_evaluation(evaluation(ASSET, run.key, verdict, self.clock.now))
-        self._fail(run, "failed", **{NEEDS_PERSON: run.run_id})
+        self._succeed(run, "verified")
 
     def _fail(self, run: Run, how: str, **tags: str) -> None:
         """The run ends with an error of its own."""
@@ -485,7 +462,7 @@ class Simulation:
             groups.pop()  # It dies before this one is committed; else while it is.
         under_strike = groups[-2:] if dies else []
         before = [one for group in groups[: len(groups) - len(under_strike)] for one in group]
-        promised = life.live(
+        promised, error = life.live(
             before,
             under_strike,
             strike=strike if dies else Strike.NOTHING,
@@ -494,9 +471,9 @@ class Simulation:
             dies=dies,
         )
         self.findings.deaths += dies
-        self._promised[run.key] += promised.rows
-        if promised.error is not None:
-            self.findings.errors[promised.error] += 1
+        self._promised[run.key] += promised
+        if error is not None:
+            self.findings.errors[error] += 1
         if self.published.record(run.key) is not None:
             # It was published, and died before it could say so: the next start finds that.
             self.findings.published += 1
@@ -507,9 +484,6 @@ class Simulation:
         if key not in self._lives or self._lives[key].failing != failing:
             self._lives[key] = PartitionLife.of(self.settings, self.catalog, key, failing)
         return self._lives[key]
-
-    def _disk_is_full(self, run: Run) -> bool:
-        return self.clock.now < self._disks_full.get(self.node_of[run.device], 0.0)
 
     # Faults.
 
@@ -659,7 +633,9 @@ class Simulation:
             self._reconcile()
         self._retry_as_dagster_does()
         if self._is_due("retries", self.settings.retry_every_minutes * MINUTE):
-            self._retry()
+            ticked = self._retries.tick(self.dagster, tick=f"{now}", now=now)
+            for one in ticked.launches:
+                self._launch(one.key, by="retry", **{LAUNCHED_BY: RETRY, "dagster/run_key": one.run_key})
         if self._is_due("drift", _DRIFT_SECONDS):
             self._look_at_files()
         if self._is_due("alerts", _LOOK_SECONDS):
@@ -690,11 +666,6 @@ class Simulation:
                 self._launch(
                     str(run.partition), by="Dagster", **{"dagster/retry_number": str(run.retry_number + 1)}
                 )
-
-    def _retry(self) -> None:
-        ticked = self._retries.tick(self.dagster, tick=f"{self.clock.now}", now=self.clock.now)
-        for one in ticked.launches:
-            self._launch(one.key, by="retry", **{LAUNCHED_BY: RETRY, "dagster/run_key": one.run_key})
 
     def _look_at_files(self) -> None:
         def tell(asset: str, key: str, verdict: Verdict, at: float) -> None:

@@ -1,7 +1,6 @@
 """What is asked of a running Dagster, in the words of this project, through the GraphQL that its page uses.
 
-What lives here: code location, partitions, backfills, failing checks. What does not: starting Dagster
-(``server.py``) and the instance's own Python interface, which needs no running webserver.
+``server.py`` starts Dagster. What needs no running webserver is asked of the instance itself.
 """
 
 from __future__ import annotations
@@ -47,17 +46,11 @@ class PartitionKeys:
 
 @dataclass(frozen=True)
 class LaunchedBackfill:
-    """A backfill: ``keys`` are the partitions it was launched for."""
+    """A backfill: ``keys`` are the partitions it was launched for. unfinished: Dagster goes on with it."""
 
     id: str
-    status: str
+    unfinished: bool
     keys: frozenset[str]
-    error: str | None = None
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether Dagster goes on with it."""
-        return self.status in ("REQUESTED", "CANCELING", "FAILING")
 
 
 @dataclass(frozen=True)
@@ -115,10 +108,7 @@ class DagsterApi:
             "__typename ...on PythonError{message}}}}}}"
         )["workspaceOrError"]
         entries = workspace.get("locationEntries", [])
-        for entry in entries:
-            location = entry["locationOrLoadError"]
-            if location and location["__typename"] == "PythonError":
-                raise CodeLocationError(f"The definitions do not load: {location['message'].strip()}")
+        _refuse_unloaded(entries)
         return bool(entries) and all(entry["loadStatus"] == "LOADED" for entry in entries)
 
     def reload_definitions(self) -> None:
@@ -128,10 +118,7 @@ class DagsterApi:
             "__typename ...on PythonError{message}}}} ...on PythonError{message}}}"
         )["reloadWorkspace"]
         _refuse_error(result)
-        for entry in result["locationEntries"]:
-            location = entry["locationOrLoadError"]
-            if location and location["__typename"] == "PythonError":
-                raise CodeLocationError(f"The definitions do not load: {location['message'].strip()}")
+        _refuse_unloaded(result["locationEntries"])
 
     def runs_in(self, status: str) -> int:
         """How many runs are in a status: QUEUED ones wait for their turn, STARTED ones work."""
@@ -202,8 +189,11 @@ class DagsterApi:
     def unfinished_backfills(self, asset: str) -> list[LaunchedBackfill]:
         """Backfills of an asset that Dagster goes on with, oldest first, whoever launched them."""
         result = self.ask(
-            "query($a: AssetKeyInput!){partitionBackfillsOrError(filters: {statuses: [REQUESTED, CANCELING,"
-            " FAILING]}){__typename ...on PartitionBackfills{results{" + _BACKFILL + "}}"
+            "query($a: AssetKeyInput!){partitionBackfillsOrError(filters: {statuses: ["
+            + " ".join(_UNFINISHED)
+            + "]}){__typename ...on PartitionBackfills{results{"
+            + _BACKFILL
+            + "}}"
             " ...on PythonError{message}}}",
             a={"path": [asset]},
         )["partitionBackfillsOrError"]
@@ -232,9 +222,7 @@ class DagsterApi:
         failing = []
         for check in node["assetChecksOrError"].get("checks", []):
             statuses = check["partitionStatuses"] or {}
-            for key in sorted(
-                {*statuses.get("failedPartitions", []), *statuses.get("executionFailedPartitions", [])}
-            ):
+            for key in sorted(key for name in _NOT_PASSED for key in statuses.get(name, ())):
                 failing.append(self._latest_result(asset, check["name"], key))
         return failing
 
@@ -267,19 +255,23 @@ class DagsterApi:
         return node
 
 
+_UNFINISHED = ("REQUESTED", "CANCELING", "FAILING")
+
 _NOT_PASSED = ("failedPartitions", "executionFailedPartitions")
 
-_BACKFILL = "id status error{message} partitionsTargetedForAssetKey(assetKey: $a){partitionKeys}"
+_BACKFILL = "id status partitionsTargetedForAssetKey(assetKey: $a){partitionKeys}"
 
 
 def _backfill(row: Mapping[str, Any]) -> LaunchedBackfill:
-    targeted = row["partitionsTargetedForAssetKey"]
-    return LaunchedBackfill(
-        id=row["id"],
-        status=row["status"],
-        keys=frozenset((targeted or {}).get("partitionKeys") or ()),
-        error=row["error"]["message"] if row["error"] else None,
-    )
+    keys = (row["partitionsTargetedForAssetKey"] or {}).get("partitionKeys") or ()
+    return LaunchedBackfill(row["id"], row["status"] in _UNFINISHED, frozenset(keys))
+
+
+def _refuse_unloaded(entries: Sequence[Mapping[str, Any]]) -> None:
+    for entry in entries:
+        location = entry["locationOrLoadError"]
+        if location and location["__typename"] == "PythonError":
+            raise CodeLocationError(f"The definitions do not load: {location['message'].strip()}")
 
 
 def _refuse_error(result: Mapping[str, Any]) -> None:

@@ -1,18 +1,14 @@
 """Dagster's own state for a home: where it is, that it belongs to this catalogue, and who runs it.
 
-What lives here: seeding the folder from ``dagster.yaml`` beside this module, initialising its database by one
-process, the pool's limit, the id of the catalogue that it belongs to, the lock that keeps a second Dagster
-away, and damaged databases, which are set aside under a name that says so. What does not: starting Dagster
-(``server.py``). Term: DAGSTER_HOME.
-
-Nothing in its databases is the only copy of finished work. A new history is filled from disk: the catalogue
-when Dagster starts, published partitions by the reconciliation sensor, and interrupted work by the scheduled
-re-materialization.
+``server.py`` starts Dagster. Nothing in its databases is the only copy of finished work. A new history is
+filled from disk: the catalogue when Dagster starts, published partitions by the reconciliation sensor, and
+interrupted work by the scheduled re-materialization. Term: DAGSTER_HOME.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -235,7 +231,12 @@ def _damage(path: Path) -> str | None:
 def names_aside(dagster_home: Path, found: Sequence[Damage]) -> dict[str, Path]:
     """Where the folders of damaged databases will be set aside, by the folder's name."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return {one.folder: _unused(dagster_home / f"{one.folder}.damaged-{stamp}") for one in found}
+    names = {}
+    for one in found:
+        path = dagster_home / f"{one.folder}.damaged-{stamp}"
+        unused = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+        names[one.folder] = next(name for name in itertools.chain([path], unused) if not name.exists())
+    return names
 
 
 def set_databases_aside(dagster_home: Path, names: Mapping[str, Path]) -> None:
@@ -243,12 +244,3 @@ def set_databases_aside(dagster_home: Path, names: Mapping[str, Path]) -> None:
     for folder, aside in names.items():
         (dagster_home / folder).rename(aside)
     sync_directory(dagster_home)
-
-
-def _unused(path: Path) -> Path:
-    number = 1
-    unused = path
-    while unused.exists():
-        number += 1
-        unused = path.with_name(f"{path.name}-{number}")
-    return unused

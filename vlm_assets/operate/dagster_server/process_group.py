@@ -1,9 +1,8 @@
 """Processes that never outlive the one that started them: one process group, ended as a whole.
 
-What lives here: starting children in a group of their own, hearing of their end, bounding their logs, and
-ending all of them, grandchildren too: terminate, a grace, kill. What does not: what the processes do. A
-watchdog in the group holds the reading end of a pipe; when the starter is gone, however it went, the pipe
-closes and the watchdog ends the group. Linux only (``/proc``, pidfd). Term: process group.
+All of a group are ended, grandchildren too: terminate, a grace, kill. A watchdog in the group holds the
+reading end of a pipe; when the starter is gone, however it went, the pipe closes and the watchdog ends the
+group. Linux only (``/proc``, pidfd). Term: process group.
 """
 
 from __future__ import annotations
@@ -182,14 +181,10 @@ def _end_group(group: int, grace_seconds: float, reap: Callable[[], None] = lamb
         os.killpg(group, signal.SIGTERM)
     while any(pid != group for pid, _ in processes_of_group(group)) and time.monotonic() < deadline:
         reap()
-        _let_pass(_LOOK_SECONDS)
+        # The processes waited for are not all our children, so there is no event of their end to wait for.
+        time.sleep(_LOOK_SECONDS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
-
-
-def _let_pass(seconds: float) -> None:
-    # The processes waited for are not all our children, so there is no event of their end to wait for.
-    select.select([], [], [], seconds)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,10 +1,8 @@
 """The running Dagster of a home: code server, webserver and daemon, in one process group.
 
-What lives here: starting them in the order that wastes no time, waiting until the definitions are loaded,
-and seeing to it that they stay so; where their output goes; and ``vlm-assets serve``, which keeps them under
-one roof for a service manager. What does not: what Dagster is asked to do (``api.py``), its state
-(``home.py``), and the processes (``process_group.py``). One process that holds the home's lock and ends with
-all of its children is what a service manager can restart without ever running two daemons on one database.
+They are started in the order that wastes no time, and their definitions stay loaded. One process that holds
+the home's lock and ends with all of its children is what a service manager can restart without ever running
+two daemons on one database. ``api.py`` asks the running Dagster, ``home.py`` keeps its state.
 """
 
 from __future__ import annotations
@@ -17,8 +15,9 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -52,6 +51,9 @@ from vlm_assets.operate.dagster_server.home import (
     set_databases_aside,
 )
 from vlm_assets.operate.dagster_server.process_group import ProcessGroup, interruptible
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 _log = logging.getLogger(__name__)
 
@@ -107,11 +109,13 @@ class DagsterServer:
         """The address of the pages."""
         return self.api.url
 
-    def start_pages(self) -> None:
+    def start_pages(self, console: Console | None = None) -> None:
         """Start code server and webserver; returns when the definitions are loaded.
 
         Raises ProcessEndedError, CodeLocationError.
         """
+        if console is not None:
+            console.print(f"Starting Dagster on {self.address} (its logs: {self.logs}) ...")
         # One code server for webserver and daemon alike: each would start one of its own otherwise.
         self._start(
             "code-server",
@@ -257,6 +261,23 @@ def free_port(wanted: int) -> int:
     )
 
 
+def serve_page(
+    app: ASGIApp, *, allowed_hosts: Collection[str], port: int, ready: Callable[[str], None]
+) -> None:
+    """Serve a page of our own behind the guard, on ``free_port(port)`` of loopback, until Ctrl-C.
+
+    ready: told its address once a browser may ask for it.
+    """
+    import uvicorn
+
+    from vlm_assets.operate.dagster_server.guarded_pages import WebGuard
+
+    with socket.create_server((_HOST, free_port(port))) as listening:
+        ready(f"http://{_HOST}:{listening.getsockname()[1]}")
+        guarded = WebGuard(app, allowed_hosts=allowed_hosts)
+        uvicorn.Server(uvicorn.Config(guarded, log_level="warning")).run(sockets=[listening])
+
+
 def prepare_home(home: Path, dagster_home: Path, *, slots: int, port: int, console: Console) -> int:
     """Make Dagster's state fit the home's catalogue; gives the port that is free.
 
@@ -288,31 +309,23 @@ def _renew_damaged_databases(home: Path, dagster_home: Path, console: Console) -
         }
         # Told before it is done: a kill in between tells it twice, not never.
         outbox = Outbox(control_state(load_settings(home=home)))
-        outbox.post_all(
-            [_alert(folder, said, time.time()) for folder, said in sentences.items()], once_while_open=True
-        )
+        alerts = [
+            Alert(
+                kind="state_damaged",
+                subject=f"state/Dagster's {folder}",
+                occurrence=said,
+                severity="error",
+                title=f"Dagster's {folder} was damaged and was begun anew",
+                next_step=f"{said} Look at the disk's health.",
+                at=time.time(),
+                lasts=DAY_SECONDS,
+            )
+            for folder, said in sentences.items()
+        ]
+        outbox.post_all(alerts, once_while_open=True)
         set_databases_aside(dagster_home, aside)
     for said in sentences.values():
         console.print(f"[yellow]{escape(said)}[/]")
-
-
-def _alert(folder: str, said: str, now: float) -> Alert:
-    return Alert(
-        kind="state_damaged",
-        subject=f"state/Dagster's {folder}",
-        occurrence=said,
-        severity="error",
-        title=f"Dagster's {folder} was damaged and was begun anew",
-        next_step=f"{said} Look at the disk's health.",
-        at=now,
-        lasts=DAY_SECONDS,
-    )
-
-
-def start_pages(server: DagsterServer, console: Console) -> None:
-    """Start code server and webserver, and say so."""
-    console.print(f"Starting Dagster on {server.address} (its logs: {server.logs}) ...")
-    server.start_pages()
 
 
 def farewell(console: Console, grace_seconds: float) -> None:
@@ -354,7 +367,7 @@ def _serve_until_told(
         dagster_server(home, dagster_home, port=found, grace_seconds=grace_seconds) as server,
     ):
         try:
-            start_pages(server, console)
+            server.start_pages(console)
             server.start_daemon()
             console.print("Schedules, sensors and alerts are on. Ctrl-C ends it.")
             while True:

@@ -12,7 +12,7 @@ from resources.publishing.published import PublishedPartitions
 from vlm_assets.assets.materialize import ACCEPTED_FAILED
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.status import read_status
-from vlm_assets.operate.status_view import show
+from vlm_assets.operate.status_view import view
 
 KEY = "000000000-000000007"
 ACCEPT = {"accept_failed": True}
@@ -48,7 +48,8 @@ def severity(done):
 def said(desk):
     """What ``vlm-assets status`` prints."""
     said = io.StringIO()
-    show(Console(width=2000, file=said), read_status(desk.settings, Catalog.open(desk.settings.home)))
+    status = read_status(desk.settings, Catalog.open(desk.settings.home))
+    Console(width=2000, file=said).print(view(status))
     return said.getvalue()
 
 

@@ -16,7 +16,7 @@ from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
-from vlm_assets.operate.property_view import read_property
+from vlm_assets.operate.property_view import lines, read_property
 
 KEY = "000000000-000000007"
 
@@ -137,7 +137,7 @@ def test_where_too_many_fail_the_tries_are_kept_for_later(desk, ids, materialize
     assert not refused.success
     assert not needs_person(desk, refused)
     # What the check tells a person to look at, though nothing is published.
-    shown = "\n".join(read_property(desk.settings, Catalog.open(desk.settings.home), ids[0]).lines())
+    shown = "\n".join(lines(read_property(desk.settings, Catalog.open(desk.settings.home), ids[0])))
     assert "Committed and not published, in " in shown
     assert "Error engine_error: " in shown
     assert "the driver is in trouble" in shown

@@ -147,7 +147,7 @@ def agree_on_the_rate(home: Path, *, before: str, now: str) -> None:
     before: what the terminal said until one partition was done. now: with one property left, none at work.
     """
     read = read_status(load_settings(home=home, model="example"), Catalog.open(home))
-    status = json.loads(read.to_json())
+    status = json.loads(json.dumps(read.as_json()))
     rate, left = status["properties_per_second"], status["seconds_left"]
     assert left == pytest.approx(1 / rate)
     assert RATE.findall(before)[-1] == ("2", f"{rate:.2f}", "0:00:00")

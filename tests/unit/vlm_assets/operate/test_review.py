@@ -91,7 +91,7 @@ def test_a_verdict_counts_for_the_answer_that_it_was_given_for_and_for_no_other(
 
     They stay in the file. Nor does one count on an answer that was computed again and is another.
     """
-    monkeypatch.setattr(review_page, "_images", lambda *_: [])
+    monkeypatch.setattr(review_page, "thumbnails", lambda *_, **__: [[]])
     settings, catalog = dataset.settings, dataset.catalog
     drawn = draw_sample(settings, catalog, count=50, seed=4, suspicious=False)
     for one in drawn:
@@ -233,7 +233,7 @@ def test_a_line_that_does_not_read_is_said_before_a_person_begins_and_on_the_pag
     answer = page.get("/property/0")
     assert answer.status_code == 500
     assert "line 2 does not read" in answer.text
-    monkeypatch.setattr(review_page, "serve_review", pytest.fail)
+    monkeypatch.setattr(review_page, "serve_page", pytest.fail)
     done = CliRunner().invoke(app, ["review", "--home", str(dataset.settings.home)])
     assert isinstance(done.exception, TruthError)
 

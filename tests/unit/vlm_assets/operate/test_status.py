@@ -176,7 +176,7 @@ def test_what_was_tried_again_in_the_night_and_is_done_is_listed(uneven: Setting
     note_done_again(control_state(uneven), done, now=now)
     found = status_of(uneven)
     assert [one.key for one in found.done_again] == [LIGHT, HEAVY]
-    assert [one["key"] for one in json.loads(found.to_json())["done_again"]] == [LIGHT, HEAVY]
+    assert [one["key"] for one in json.loads(json.dumps(found.as_json()))["done_again"]] == [LIGHT, HEAVY]
     assert "Tried again by itself and done since" in text(found)
     assert "after a new run; its run crashed" in text(found)
     since = datetime.fromtimestamp(now - 60 * 3600).isoformat(timespec="seconds")
@@ -198,7 +198,7 @@ def test_what_is_described_and_not_embedded_is_said(dataset) -> None:
 def test_machines_get_everything(uneven: Settings, commit) -> None:
     """--json holds every partition with its cost, turn and percentage."""
     commit(uneven, HEAVY, 1)
-    told = json.loads(status_of(uneven).to_json())
+    told = json.loads(json.dumps(status_of(uneven).as_json()))
     assert len(told["partitions"]) == 8
     heavy = next(one for one in told["partitions"] if one["key"] == HEAVY)
     assert (heavy["state"], heavy["turn"], heavy["percent"], heavy["images_left"]) == (
