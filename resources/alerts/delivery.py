@@ -177,7 +177,9 @@ def _waiting(connection: sa.Connection, told: int) -> tuple[int, int, int]:
 
 def _next(connection: sa.Connection, target: int, now: float) -> _Next | None:
     """What a target is to be told next, if anything is due."""
-    row = connection.execute(sa.select(_targets).where(_targets.c.target == target)).one()
+    row = connection.execute(sa.select(_targets).where(_targets.c.target == target)).first()
+    if row is None:
+        return None  # A process with fewer targets in its settings took it out.
     # A time too far ahead is of a clock that was put back: it is past.
     if now < row.due <= now + LONGEST_WAIT_SECONDS:
         return None
