@@ -403,7 +403,7 @@ class AnswerScripts:
 
 
 class ScriptsOfBatch:
-    """Has each row say its script, token by token or along guesses; see AnswerScripts and drafted_steps."""
+    """Has each row say its script, token by token or along guesses; see AnswerScripts and DraftedSteps."""
 
     def __init__(self, scripts: list[list[int]]) -> None:
         self._scripts = scripts

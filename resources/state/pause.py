@@ -1,7 +1,7 @@
 """The pause: while it stands, no schedule, retry or materialization starts anything, here or on one node.
 
 What lives here: setting, reading and lifting it. What does not: how each of them stands still
-(``vlm_assets/assets/run_progress.py``, ``sensors/failed_partitions.py``).
+(``vlm_assets/assets/run_watch.py``, ``sensors/failed_partitions.py``).
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ from resources.training.training_plan import (
 from resources.training.training_store import StoredCheckpoints, StoredModel
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.materialize import Metadata, note_run, wait_until_available
-from vlm_assets.assets.run_progress import end_if_paused, wait_while_paused
+from vlm_assets.assets.run_watch import end_if_paused, wait_while_paused
 from vlm_assets.assets.training_data import pull_data, training_samples
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state

@@ -54,9 +54,8 @@ from vlm_assets.assets.checks import (
 )
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.partition import Partition, adopt_rows, generation_of, rows_to_try_again
-from vlm_assets.assets.run_progress import RunProgress, wait_while_paused
+from vlm_assets.assets.run_watch import GarbageOutputError, ImagesAwayError, RunProgress, wait_while_paused
 from vlm_assets.assets.stored_settings import MachineDiffersError, refuse_other_settings
-from vlm_assets.assets.work_guards import GarbageOutputError, ImagesAwayError
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.catalog.stored_catalog import pull_catalog

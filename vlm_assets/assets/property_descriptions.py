@@ -79,8 +79,7 @@ from vlm_assets.assets.partition_page import (
     read_quality,
 )
 from vlm_assets.assets.published_rows import COUNTED, row_counts
-from vlm_assets.assets.run_progress import RunProgress, WorkTime
-from vlm_assets.assets.work_guards import AnswerGuard, ImagesAwayError, ImagesWatch
+from vlm_assets.assets.run_watch import AnswerGuard, ImagesAwayError, ImagesWatch, RunProgress, WorkTime
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.image_root import InvalidImagePathError

@@ -9,7 +9,7 @@ their meaning, and the work that fills them. What does not: the steps that both 
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import dagster as dg
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from resources.devices.find import Device
+from resources.devices.left_out import ImpossibleResultError
 from resources.devices.resource import GpuResource
 from resources.engine.models.text_embedding import TextEmbedder, TextEmbeddingModel
 from resources.engine.models.vision_language_model import VisionLanguageModel
@@ -33,8 +36,7 @@ from vlm_assets.assets.checks import EMBEDDING_CHECKS, Acceptance, CheckOutcome,
 from vlm_assets.assets.fingerprint import TEXTS, Fingerprint, digest_of, embedding_parts
 from vlm_assets.assets.materialize import Event, Materialization, Metadata, RunOptions, one_range
 from vlm_assets.assets.partition import INPUTS, OK
-from vlm_assets.assets.run_progress import RunProgress
-from vlm_assets.assets.work_guards import refuse_unsound
+from vlm_assets.assets.run_watch import RunProgress
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.engine_choice import require_models
@@ -247,3 +249,18 @@ class EmbeddingWork:
             "ok": dg.MetadataValue.int(statuses[OK]),
             "failed": dg.MetadataValue.int(statuses.total() - statuses[OK]),
         }
+
+
+def refuse_unsound(ids: Sequence[str], vectors: npt.NDArray[np.float32], device: str) -> None:
+    """Refuse vectors [ids, width] of which one is not finite, or zero. Raises ImpossibleResultError."""
+    with np.errstate(all="ignore"):
+        sound = np.isfinite(vectors).all(axis=1) & (np.abs(vectors).max(axis=1, initial=0.0) > 0)
+    if sound.all():
+        return
+    first = [ids[row] for row in np.flatnonzero(~sound)[:5]]
+    raise ImpossibleResultError(
+        f"{int((~sound).sum())} of {len(ids)} vectors computed on {device} are zero or not finite (first:"
+        f" {', '.join(map(repr, first))}). Nothing of this batch was taken; what is committed stays. Look at"
+        " the device (`nvidia-smi`, ECC errors), which comes last from now on; where another one gives the"
+        " same, at the embedding model. Materialize the partition again: it goes on from here."
+    )

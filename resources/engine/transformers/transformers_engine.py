@@ -7,7 +7,6 @@ tokens (greedy_decoding.py, guided.py), retries (ladder.py).
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import logging
@@ -33,9 +32,8 @@ from resources.engine.transformers.attention import (
     attend_to_images_by_length,
     prefer_flash_attention,
 )
-from resources.engine.transformers.drafted_steps import Drafts, Guide, drafted_steps
-from resources.engine.transformers.greedy_decoding import Begin, GreedyDecoding
-from resources.engine.transformers.guided import Grammar, SampledBatch
+from resources.engine.transformers.greedy_decoding import GreedyDecoding
+from resources.engine.transformers.guided import Drafts, Grammar, Guide, SampledBatch
 from resources.engine.transformers.image_tokens import fitted_processor
 from resources.engine.transformers.model_inputs import InputPreparation, ModelInputs
 from resources.engine.transformers.model_loading import keep_language_layers, load_model
@@ -245,16 +243,21 @@ class TransformersEngine:
         guide = self._grammar.for_batch(len(batch))
         # The guide first: it works on the host while the device makes the scores. The other waits for these.
         processors: list[Any] = [guide, _refuse_nan]
-        begin: Begin | None = None
         # The guide is all that decides about a token then: the generation's own settings are empty.
-        if self._drafts.most > 0 and attempt.temperature == 0 and isinstance(guide, Guide):
-            begin = functools.partial(drafted_steps, guide=guide, drafts=self._drafts)
+        guesses = self._drafts.most > 0 and attempt.temperature == 0 and isinstance(guide, Guide)
         if attempt.temperature > 0:
             seeds = [sampling_seed(attempt.seed, one.property_id, attempt.number) for one in batch]
             processors.append(SampledBatch(attempt.temperature, seeds))
+        decoding = GreedyDecoding(
+            stop_token_ids=self._stop_token_ids,
+            pad_token_id=self._pad_token_id,
+            limits=limits,
+            guide=guide if guesses else None,
+            drafts=self._drafts,
+        )
         try:
             with torch.inference_mode():
-                sequences = self._generate(inputs, LogitsProcessorList(processors), limits, begin)
+                sequences = self._generate(inputs, LogitsProcessorList(processors), max(limits), decoding)
         except (AttributeError, KeyError, TypeError) as error:
             if not attend_as_shipped(self._model):
                 raise
@@ -266,20 +269,12 @@ class TransformersEngine:
             for tokens, limit, prompt in zip(generated, limits, prompts, strict=True)
         ]
 
-    def _generate(
-        self, inputs: ModelInputs, processors: Any, limits: Sequence[int], begin: Begin | None
-    ) -> Any:
+    def _generate(self, inputs: ModelInputs, processors: Any, most: int, decoding: GreedyDecoding) -> Any:
         """Prompts and answers as tokens [properties, tokens]."""
         began = time.monotonic()
-        decoding = GreedyDecoding(
-            stop_token_ids=self._stop_token_ids,
-            pad_token_id=self._pad_token_id,
-            limits=limits,
-            begin=begin,
-        )
         sequences = self._model.generate(
             **inputs.tensors.to(self._device, non_blocking=True),
-            max_new_tokens=max(limits),
+            max_new_tokens=most,
             logits_processor=processors,
             custom_generate=decoding if self._decodes_itself else None,
         )

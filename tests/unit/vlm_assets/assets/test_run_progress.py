@@ -13,8 +13,8 @@ from resources.journal.journal import Journal
 from resources.state.database import open_state
 from resources.state.sqlite_file import ControlStateError
 from resources.state.workers import Phase, Workers
-from vlm_assets.assets import run_progress
-from vlm_assets.assets.run_progress import RunProgress, WorkTime
+from vlm_assets.assets import run_watch
+from vlm_assets.assets.run_watch import RunProgress, WorkTime
 
 SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64())])
 
@@ -65,8 +65,8 @@ def test_work_goes_on_while_the_database_is_away(tmp_path, monkeypatch):
     with Workers(state).begin(run_id="r", asset="a", partition="k", expected=2) as beat:
         progress = RunProgress(AwayContext(), expected=2, restored=0, journal=journal, beat=beat, state=state)
         progress.start()
-        monkeypatch.setattr(run_progress, "INTERVAL_SECONDS", 0.0)
-        monkeypatch.setattr(run_progress, "pause_of", unreadable)
+        monkeypatch.setattr(run_watch, "INTERVAL_SECONDS", 0.0)
+        monkeypatch.setattr(run_watch, "pause_of", unreadable)
         progress.advance(1)
     assert progress.computed == 1
 

@@ -12,9 +12,8 @@ from resources.engine.models.text_embedding import TextEmbedder
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import Attempt
 from resources.engine.schema import DescriptionSchema
-from resources.engine.transformers import attention, drafted_steps
-from resources.engine.transformers.drafted_steps import Drafts
-from resources.engine.transformers.guided import Grammar
+from resources.engine.transformers import attention, greedy_decoding
+from resources.engine.transformers.guided import Drafts, Grammar
 from resources.engine.transformers.processor_call import processed
 from resources.engine.transformers.transformers_engine import TransformersEngine
 
@@ -270,10 +269,10 @@ def test_guesses_change_nothing_of_what_is_said(engine, load_property, monkeypat
     plain, widths[:] = len(widths), []
     monkeypatch.setattr(engine, "_drafts", WrongAtTimes(tokens))
     closed = []
-    close = drafted_steps._DraftedSteps._close_holes
-    monkeypatch.setattr(drafted_steps, "_FEW_HOLES", 3)
+    close = greedy_decoding.DraftedSteps._close_holes
+    monkeypatch.setattr(greedy_decoding, "_FEW_HOLES", 3)
     monkeypatch.setattr(
-        drafted_steps._DraftedSteps, "_close_holes", lambda self, to: closed.append(to) or close(self, to)
+        greedy_decoding.DraftedSteps, "_close_holes", lambda self, to: closed.append(to) or close(self, to)
     )
     monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", None)
     assert engine.describe(batch, attempt=GREEDY) == expected

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from resources.engine.transformers.drafted_steps import Drafts, _refusal
-from resources.engine.transformers.greedy_decoding import AnswersSoFar
+from resources.engine.transformers.greedy_decoding import AnswersSoFar, _refusal
+from resources.engine.transformers.guided import Drafts
 
 ROWS, PROMPT = 2, 5
 
