@@ -25,14 +25,14 @@ import pyarrow as pa
 from examples.rendered_properties import write_example
 from resources.devices.find import Device
 from resources.devices.process_lease import pin
-from resources.engine.ladder import describe_batch
+from resources.engine.ladder import LadderSettings, describe_batch
 from resources.engine.protocol import Engine
 from resources.images.images import LoadedProperty
 from vlm_assets.assets.partition import Partition
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
-from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
+from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import EXAMPLE_MODEL, Settings, load_settings
 
 IMAGES = 3
@@ -79,13 +79,9 @@ class Bench:
     def journaled(self, generation: str) -> Turn:
         """The rows committed beside the model; the last of them are durable when the time stops."""
         settings = self._settings
+        work = self._work
         partition = Partition(
-            paths=settings.descriptions.partition(self._range.key),
-            expected_ids=self._work.ids,
-            fingerprint=self._work.fingerprint,
-            state=control_state(settings),
-            commit_seconds=settings.commit_seconds,
-            commit_rows=settings.commit_rows,
+            settings, settings.descriptions.name, self._range.key, work.ids, work.fingerprint
         )
         with partition.open_journal(generation, self._work.rows_schema()) as journal:
             started, cpu = time.perf_counter(), time.process_time()
@@ -100,7 +96,9 @@ class Bench:
 
     def _rows(self, batch: Sequence[LoadedProperty]) -> pa.Table:
         work = self._work
-        described = describe_batch(self._engine, work.schema, batch, work.ladder)
+        described = describe_batch(
+            self._engine, work.schema, batch, LadderSettings(work.settings.max_new_tokens)
+        )
         return work.rows(described, self._engine, self._device)
 
 

@@ -52,6 +52,12 @@ class BatchSize:
         """The cost of so many properties of which the longest has so many images."""
         return properties * (self.text + images * self.image)
 
+    def sentence(self) -> str:
+        """For people."""
+        unit = "images" if self.text == 0 and self.image == 1 else "tokens of images and prompts"
+        tried = f"; tried: {', '.join(f'{one:,}' for one in self.tried)}" if self.tried else ""
+        return f"{self.cost:,} {unit}, {self.properties:,} properties, at most{tried}"
+
 
 def plan_batches(
     properties: Sequence[PlannedProperty], *, seed: int, size: BatchSize, window: int = DEFAULT_WINDOW

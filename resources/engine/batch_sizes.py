@@ -18,6 +18,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from resources.engine.batch_plan import TRIED_BATCHES, BatchSize
+from resources.engine.ladder import Described
 from resources.engine.protocol import ImageTokens
 from resources.state.database import ControlState
 from resources.state.sqlite_file import ControlStateError
@@ -169,3 +170,16 @@ def remember(state: ControlState, device: str, meaning: str, measured: Mapping[i
         state.beat(write)
     except (ControlStateError, sa.exc.SQLAlchemyError) as error:
         _log.warning("Which batches are fastest is measured again by the next partition: %s", error)
+
+
+def long_batch(described: Sequence[Described], seconds: float) -> str | None:
+    """What to set where a batch took longer than BATCH_SECONDS; None where it did not, or cannot be cut."""
+    if seconds <= BATCH_SECONDS or len(described) == 1:
+        return None
+    images = sum(one.images_seen for one in described)
+    fitting = max(1, int(images * BATCH_SECONDS / seconds))
+    return (
+        f"A batch of {len(described)} properties with {images} images took {seconds:.0f} s, and a kill loses"
+        f" the batch under way. For batches of {BATCH_SECONDS:.0f} s set VLM_ASSETS_BATCH_IMAGES={fitting};"
+        " what is committed stays."
+    )

@@ -55,7 +55,7 @@ from resources.training.training_plan import (
 )
 from resources.training.training_store import StoredCheckpoints, StoredModel
 from vlm_assets.assets.fingerprint import Fingerprint
-from vlm_assets.assets.materialize import Metadata, note_run, wait_until_available
+from vlm_assets.assets.materialize import Metadata, note_run, wait_for_store
 from vlm_assets.assets.run_watch import end_if_paused, wait_while_paused
 from vlm_assets.assets.training_data import pull_data, training_samples
 from vlm_assets.catalog.catalog import Catalog
@@ -96,8 +96,8 @@ def build_description_model(settings: Settings, *, upstream: str) -> dg.AssetsDe
         name = context.partition_key
         wait_while_paused(context, control_state(settings))
 
-        def with_store(do: Callable[[], list[str]], title: str = "No store to work from") -> None:
-            for note in wait_until_available(context, settings, do, unavailable=StoreAwayError, title=title):
+        def with_store(do: Callable[[], list[str]], *title: str) -> None:
+            for note in wait_for_store(context, settings, do, *title):
                 context.log.warning(note)
 
         try:

@@ -148,8 +148,7 @@ def one_range(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Ca
                 pull_closed(one.partition(keys[0]), store)
             return notes
 
-        title = "No store to work from"
-        for note in wait_until_available(context, settings, pull, unavailable=StoreAwayError, title=title):
+        for note in wait_for_store(context, settings, pull):
             context.log.warning(note)
     return Catalog.open(settings.home), PropertyRange.from_key(keys[0])
 
@@ -189,6 +188,16 @@ def wait_until_available(
         clock.sleep(min(wait, left))
         wait = min(wait * 2, _LONGEST_WAIT_SECONDS)
         wait_while_paused(context, state)
+
+
+def wait_for_store(
+    context: dg.AssetExecutionContext,
+    settings: Settings,
+    find: Callable[[], _T],
+    title: str = "No store to work from",
+) -> _T:
+    """Return what ``find`` gives, once the store answers. See ``wait_until_available``."""
+    return wait_until_available(context, settings, find, unavailable=StoreAwayError, title=title)
 
 
 class Materialization:
@@ -237,9 +246,8 @@ class Materialization:
             raise RunRefusedError("recompute computes every row again, failed ones too: set only one.")
         wait_while_paused(context, control_state(settings))
         _refuse_other_settings(context, settings, asset, work.fingerprint.parts)
-        partition = Partition.at_home(settings, asset, context.partition_key, work.ids, work.fingerprint)
-        workers = Workers(partition.state)
-        with workers.begin(
+        partition = Partition(settings, asset, context.partition_key, work.ids, work.fingerprint)
+        with Workers(control_state(settings)).begin(
             run_id=context.run.run_id,
             asset=partition.asset,
             partition=partition.key,
@@ -307,7 +315,7 @@ class Materialization:
                 self.partition.open_journal(self._generation, self._work.rows_schema())
             )
             if (copying := self._copying) is not None:
-                self._wait_for_store(lambda: copying.begin(journal), title="No store to work from")
+                wait_for_store(self._context, self._settings, lambda: copying.begin(journal))
             self._said = _tell_restored(self._context, journal.recovery)
             if not self._options.recompute:
                 adopted, notes = adopt_rows(
@@ -321,15 +329,13 @@ class Materialization:
                     self._context.log.warning(note)
                 if adopted or self._options.retry_failed:
                     self._said["kept rows"] = dg.MetadataValue.int(adopted)
-            restored = journal.committed_rows
-            self._beat.resume(restored=restored)
+            self._beat.resume(restored=journal.committed_rows)
             self.progress = RunProgress(
                 self._context,
                 expected=len(self.partition.expected_ids),
-                restored=restored,
                 journal=journal,
                 beat=self._beat,
-                state=self.partition.state,
+                state=control_state(self._settings),
                 may_go_on=copying.check if copying is not None else lambda: None,
             )
             self.progress.report()
@@ -346,7 +352,7 @@ class Materialization:
         def pull() -> list[str]:
             return [*stored.pull(), *pull_others(paths, self._generation, store)]
 
-        for note in self._wait_for_store(pull, title="No store to work from"):
+        for note in wait_for_store(self._context, self._settings, pull):
             self._context.log.warning(note)
         copying = Copying(stored, most_bytes=self._settings.copy_queue_mib << 20)
         copying.told = lambda lag: self._beat.copy(lag.segments, lag.since)
@@ -359,11 +365,6 @@ class Materialization:
         except (StoreAwayError, ObjectDeniedError, UnfitStoreError, TakenOverError, CopiesWaitError):
             note_run(self._context, NO_ATTEMPT)
             raise
-
-    def _wait_for_store(self, find: Callable[[], _T], *, title: str) -> _T:
-        return wait_until_available(
-            self._context, self._settings, find, unavailable=StoreAwayError, title=title
-        )
 
     def to_do(self, journal: Journal) -> frozenset[str]:
         """The ids to compute next: those without a row, or else failed ones that have a try left."""
@@ -470,7 +471,7 @@ class Materialization:
             if (copying := self._copying) is not None:
                 # The publication below ends only when the store has it: an outage is waited for here. Whoever
                 # was taken over publishes nothing.
-                self._wait_for_store(copying.flush, title="No store to publish in")
+                wait_for_store(self._context, self._settings, copying.flush, "No store to publish in")
             yield dg.Output(staged, metadata=metadata)
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
@@ -554,13 +555,7 @@ def _refuse_other_settings(
     if (store := settings.store) is None:
         return
     try:
-        wait_until_available(
-            context,
-            settings,
-            lambda: refuse_other_settings(store, asset, parts, settings.home),
-            unavailable=StoreAwayError,
-            title="No store to work from",
-        )
+        wait_for_store(context, settings, lambda: refuse_other_settings(store, asset, parts, settings.home))
     except (MachineDiffersError, UnfitStoreError, ObjectDeniedError):
         # Another machine may be right; where none is, a person is told after some interruptions.
         note_run(context, NO_ATTEMPT)
@@ -569,16 +564,10 @@ def _refuse_other_settings(
 
 def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, partition: Partition) -> None:
     """Raise BeingWithdrawnError where properties are being withdrawn, or were while this run waited."""
-    is_withdrawn = partition.key in (being_withdrawn(partition.state) or ())
+    is_withdrawn = partition.key in (being_withdrawn(control_state(settings)) or ())
     if not is_withdrawn:
         if (store := settings.store) is not None:
-            wait_until_available(
-                context,
-                settings,
-                lambda: pull_catalog(settings.home, store),
-                unavailable=StoreAwayError,
-                title="No store to work from",
-            )
+            wait_for_store(context, settings, lambda: pull_catalog(settings.home, store))
         rows = Catalog.open(settings.home).slice(PropertyRange.from_key(partition.key))
         is_withdrawn = tuple(rows["property_id"].to_pylist()) != partition.expected_ids
     if is_withdrawn:

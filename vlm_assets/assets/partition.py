@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
@@ -24,15 +23,9 @@ from resources.journal.journal_errors import SegmentUnreadableError
 from resources.journal.segments import segment_paths, verified_rows
 from resources.publishing.partition_files import NotPublishedError, PublishedError, PublishedRecord
 from resources.publishing.published import PublishedPartitions
-from resources.state.database import ControlState
-from vlm_assets.config.resource_settings import control_state
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from resources.storage.layout import PartitionPaths
-    from vlm_assets.assets.fingerprint import Fingerprint
-    from vlm_assets.config.settings import Settings
+from resources.storage.layout import PartitionPaths
+from vlm_assets.assets.fingerprint import Fingerprint
+from vlm_assets.config.settings import Settings
 
 OK = "ok"
 
@@ -47,43 +40,18 @@ _AFTER = "-after-"
 
 @dataclass(frozen=True)
 class Partition:
-    """What is to come out: one row for each expected id, in the order of the catalogue."""
+    """A partition of an asset in the home of these settings: one row for each expected id, in their order."""
 
-    paths: PartitionPaths
+    settings: Settings
+    asset: str
+    key: str
     expected_ids: tuple[str, ...]
     fingerprint: Fingerprint
-    state: ControlState
-    commit_seconds: float
-    commit_rows: int
 
-    @classmethod
-    def at_home(
-        cls, settings: Settings, asset: str, key: str, expected_ids: tuple[str, ...], fingerprint: Fingerprint
-    ) -> Self:
-        """A partition of an asset in the home of these settings."""
-        return cls(
-            paths=settings.layout.asset(asset).partition(key),
-            expected_ids=expected_ids,
-            fingerprint=fingerprint,
-            state=control_state(settings),
-            commit_seconds=settings.commit_seconds,
-            commit_rows=settings.commit_rows,
-        )
-
-    @property
-    def asset(self) -> str:
-        """The asset's key in Dagster."""
-        return self.paths.asset.name
-
-    @property
-    def key(self) -> str:
-        """The partition key."""
-        return self.paths.key
-
-    @property
-    def state_directory(self) -> Path:
-        """The control state of the home."""
-        return self.paths.asset.home.state
+    @cached_property
+    def paths(self) -> PartitionPaths:
+        """Where its files lie."""
+        return self.settings.layout.asset(self.asset).partition(self.key)
 
     def open_journal(self, generation: str, schema: pa.Schema, *, accept_loss: str | None = None) -> Journal:
         """Open a generation's journal: recover and verify it. Raises JournalError.
@@ -100,8 +68,8 @@ class Partition:
             high_water_mark=self.paths.high_water_mark(generation),
             quarantine=self.paths.quarantine,
             accept_loss=accept_loss,
-            commit_seconds=self.commit_seconds,
-            commit_rows=self.commit_rows,
+            commit_seconds=self.settings.commit_seconds,
+            commit_rows=self.settings.commit_rows,
         )
 
 

@@ -306,13 +306,13 @@ class PartitionStates:
         is_running: bool,
         texts: PublishedRecord | None,
     ) -> PartitionState:
-        found = self._compare_files(files, reading, len(wanted))
+        found = self._compare_files(files, reading, _untouched(asset, wanted))
         if found.record is not None:
             changed, problems = self._staleness(asset, wanted, found.record, texts)
             state = State.STALE if changed else State.DONE
             found = replace(found, state=state, changed=changed, problems=(*found.problems, *problems))
         elif not found.problems:
-            found = self._unfinished(asset, wanted, check=not is_running)
+            found = self._unfinished(asset, found, check=not is_running)
         wrong = [one for one in found.problems if not one.kind.is_warning]
         damaged = [one for one in wrong if one.kind is not Kind.DESCRIPTIONS_DIFFER]
         if is_running:
@@ -324,46 +324,33 @@ class PartitionStates:
             return replace(found, note=found.problems[0].sentence)
         return found
 
-    def _compare_files(self, files: PartitionFiles, reading: RecordReading, expected: int) -> PartitionState:
-        """What is published, and what is wrong with it."""
-        asset, key = files.paths.asset.name, files.key
+    def _compare_files(
+        self, files: PartitionFiles, reading: RecordReading, nothing: PartitionState
+    ) -> PartitionState:
+        """What is published, and what is wrong with it. nothing: the state without a file."""
 
         def problem(kind: Kind, sentence: str, finding: FindingKind | None = None) -> Problem:
-            return Problem(kind, asset, key, sentence, str(files.published), finding)
-
-        def state(record: PublishedRecord | None, *problems: Problem, countable: bool) -> PartitionState:
-            rows = 0 if record is None else record.rows
-            return PartitionState(
-                asset,
-                key,
-                files.published,
-                State.NOT_STARTED,
-                rows,
-                expected,
-                record,
-                problems,
-                countable=countable,
-            )
+            return Problem(kind, nothing.asset, nothing.key, sentence, str(files.published), finding)
 
         manifest = reading.manifest
         if manifest is None:
             there = files.published.exists()
             if any(path.exists() for path in files.record_paths):
                 sentence = f"Neither copy of its record reads: {'; '.join(reading.damaged)}."
-                return state(None, problem(Kind.RECORD, sentence), countable=there)
+                return replace(nothing, problems=(problem(Kind.RECORD, sentence),), countable=there)
             if there:
                 sentence = f"{files.published} has no record: it was not published here."
-                return state(None, problem(Kind.UNRECORDED, sentence), countable=True)
+                return replace(nothing, problems=(problem(Kind.UNRECORDED, sentence),), countable=True)
         if manifest is None or (manifest.published is None and manifest.pending is None):
-            marks = read_marks(files.paths.high_water_marks, key)
+            marks = read_marks(files.paths.high_water_marks, nothing.key)
             vanished = next((one.rows for one in marks if one.retired), None)
             if vanished is None:
-                return state(None, countable=False)
+                return nothing
             sentence = (
                 f"{vanished} rows were published once, says its high-water mark, and neither its record nor"
                 " its file is there."
             )
-            return state(None, problem(Kind.VANISHED, sentence), countable=False)
+            return replace(nothing, problems=(problem(Kind.VANISHED, sentence),))
         problems: list[Problem] = []
         if reading.unsettled:
             sentence = (
@@ -375,22 +362,25 @@ class PartitionStates:
             problems.append(problem(Kind.RECORD_COPY, sentence))
         record = files.peek() if manifest.pending else manifest.published
         if record is None:
-            return state(None, *problems, countable=False)
+            return replace(nothing, problems=tuple(problems))
         if self._verified is None:
             judged = judge(files.published, record, deep=True)
         else:
             judged = self._verified.judge(files.published, record)
         if judged:
             problems.append(problem(Kind.FILE, judged.sentence, judged.kind))
-        elif record.rows != expected:
-            sentence = f"{record.rows} rows were published where the catalogue has {expected}."
+        elif record.rows != nothing.expected:
+            sentence = f"{record.rows} rows were published where the catalogue has {nothing.expected}."
             problems.append(problem(Kind.IDS, sentence))
         if not manifest.pending:
             problems += [
                 problem(kind, sentence)
                 for kind, sentence in self._copies(files, (record, *manifest.previous))
             ]
-        return state(record, *problems, countable=judged is None or judged.kind in _COUNTABLE)
+        countable = judged is None or judged.kind in _COUNTABLE
+        return replace(
+            nothing, rows=record.rows, record=record, problems=tuple(problems), countable=countable
+        )
 
     def _copies(
         self, files: PartitionFiles, versions: tuple[PublishedRecord, ...]
@@ -443,28 +433,22 @@ class PartitionStates:
             return (), []
         return changed, [Problem(kind, asset.name, wanted.key, sentence, str(asset.published))]
 
-    def _unfinished(self, asset: AssetFolders, wanted: PropertyRange, *, check: bool) -> PartitionState:
+    def _unfinished(self, asset: AssetFolders, found: PartitionState, *, check: bool) -> PartitionState:
         """A partition that is not published: what its journals hold, and what is missing from them."""
-        key, expected = wanted.key, len(wanted)
-        found = _untouched(asset, wanted)
         try:
-            journals = self._journals(asset, key)
+            journals = _journals(asset, found.key, deep=self._deep)
         except FormatVersionError as error:
-            problem = Problem(Kind.JOURNAL, asset.name, key, str(error))
+            problem = Problem(Kind.JOURNAL, asset.name, found.key, str(error))
             return replace(found, state=State.LOST, problems=(problem,))
         rows = max((one.rows for one in journals), default=0)
         lost = [one for one in journals if one.lost_rows or one.troubles] if check else []
         if lost:
-            problems = tuple(_lost_rows(asset, key, one) for one in lost)
+            problems = tuple(_lost_rows(asset, found.key, one) for one in lost)
             return replace(found, state=State.LOST, rows=rows, problems=problems)
         state = State.INTERRUPTED if rows else State.NOT_STARTED
-        if rows >= expected:
+        if rows >= found.expected:
             state = State.REFUSED
         return replace(found, state=state, rows=rows)
-
-    def _journals(self, asset: AssetFolders, key: str) -> list[JournalInspection]:
-        paths = asset.partition(key)
-        return inspect_journals(paths.journals, paths.high_water_marks, key, deep=self._deep)
 
 
 def _untouched(asset: AssetFolders, wanted: PropertyRange) -> PartitionState:
@@ -473,11 +457,14 @@ def _untouched(asset: AssetFolders, wanted: PropertyRange) -> PartitionState:
     return PartitionState(asset.name, wanted.key, published, State.NOT_STARTED, 0, len(wanted))
 
 
+def _journals(asset: AssetFolders, key: str, *, deep: bool) -> list[JournalInspection]:
+    paths = asset.partition(key)
+    return inspect_journals(paths.journals, paths.high_water_marks, key, deep=deep)
+
+
 def committed_rows(asset: AssetFolders, key: str) -> int:
     """Committed rows of a partition's unfinished work that are on disk; the most of any generation."""
-    paths = asset.partition(key)
-    found = inspect_journals(paths.journals, paths.high_water_marks, key, deep=False)
-    return max((one.rows for one in found), default=0)
+    return max((one.rows for one in _journals(asset, key, deep=False)), default=0)
 
 
 def _lost_rows(asset: AssetFolders, key: str, found: JournalInspection) -> Problem:

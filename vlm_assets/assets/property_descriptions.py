@@ -7,8 +7,6 @@ their meaning, and the work that fills them. What does not: the steps that both 
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
-import hashlib
-import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,12 +23,12 @@ from resources.devices.find import Device
 from resources.devices.resource import GpuResource
 from resources.engine.batch_plan import Batch, BatchSize, PlannedProperty, plan_batches, remaining
 from resources.engine.batch_sizes import (
-    BATCH_SECONDS,
     BEGUN,
     FIRST_IMAGES,
     BatchMeter,
     choose,
     first_size,
+    long_batch,
     remember,
 )
 from resources.engine.batch_sizes import remembered as remembered_sizes
@@ -45,7 +43,7 @@ from resources.engine.protocol import (
     ModelLoadError,
     SplittingEngine,
 )
-from resources.engine.schema import DescriptionSchema, description_text, load_schema
+from resources.engine.schema import DescriptionSchema, load_schema
 from resources.engine.server.running_server import ServerUnreachableError
 from resources.images.images import ImageFailure, LoadedProperty, PropertyJob
 from resources.images.thumbnails import make_thumbnails
@@ -60,7 +58,7 @@ from vlm_assets.assets.checks import (
     check_descriptions,
     check_specs,
 )
-from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, description_parts, digest_of
+from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, Fingerprint, description_parts, digest_of
 from vlm_assets.assets.materialize import (
     Event,
     Materialization,
@@ -78,7 +76,7 @@ from vlm_assets.assets.partition_page import (
     contact_sheet,
     read_quality,
 )
-from vlm_assets.assets.published_rows import COUNTED, row_counts
+from vlm_assets.assets.published_rows import remembered
 from vlm_assets.assets.run_watch import AnswerGuard, ImagesAwayError, ImagesWatch, RunProgress, WorkTime
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
@@ -185,24 +183,6 @@ def build_property_descriptions(
     return property_descriptions
 
 
-def remembered(rows: PartitionRows) -> dict[str, Any]:
-    """What the published record says of a file: the texts that embeddings are made from, and its counts."""
-    return {TEXTS: texts_digest(rows), COUNTED: row_counts(rows.path)}
-
-
-def texts_digest(rows: PartitionRows) -> str:
-    """A digest of what embeddings are made from: each property's id, with the text of its description.
-
-    The published record keeps it under ``TEXTS``. The same texts have the same digest, however they came.
-    """
-    digest = hashlib.sha256()
-    for batch in rows.iter_batches(["property_id", "description"]):
-        for property_id, description in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            text = None if description is None else description_text(description)
-            digest.update(f"{json.dumps([property_id, text])}\n".encode())
-    return digest.hexdigest()[:16]
-
-
 @dataclass(frozen=True)
 class DescriptionWork:
     """What turns properties of the catalogue into rows. Plain Python: what Dagster lends is handed in."""
@@ -295,12 +275,6 @@ class DescriptionWork:
             found = {**dict.fromkeys(meter.size.tried), **meter.measured(held)}
             remember(control_state(self.settings), *self._measured_of(device), found)
 
-    def _sizes(self, size: BatchSize) -> str:
-        """For people."""
-        unit = "images" if size.text == 0 and size.image == 1 else "tokens of images and prompts"
-        tried = f"; tried: {', '.join(f'{one:,}' for one in size.tried)}" if size.tried else ""
-        return f"{size.cost:,} {unit}, {size.properties:,} properties, at most{tried}"
-
     def _measured_of(self, device: Device) -> tuple[str, str]:
         """What rates are remembered by: devices of a name, and all that decides an answer and its length."""
         meaning = {name: part for name, part in self.fingerprint.parts.items() if name != CATALOGUE_SLICE}
@@ -339,11 +313,7 @@ class DescriptionWork:
                         self._remember(meter, engine, device)
                         trying = False
                     # The first batch of a process pays for what is compiled and allocated once.
-                    if (
-                        longest
-                        and not warned
-                        and (advice := long_batch(described, batch.seconds)) is not None
-                    ):
+                    if longest and not warned and (advice := long_batch(described, batch.seconds)):
                         progress.warn(advice)
                         warned = True
                     longest = max(longest, batch.seconds)
@@ -360,15 +330,15 @@ class DescriptionWork:
                 # Before the model is put away: the last rows do not wait for that.
                 journal.flush()
                 self._remember(meter, engine, device)
-        seconds = progress.seconds
+        seconds, known = progress.seconds, _image_tokens(engine)
         spent = WorkTime(feeding.spent, engine.seconds, building, journal.commit_wait_seconds, seconds)
         return {
             "device": dg.MetadataValue.text(f"{self.model.device_name(device)} ({device.name})"),
             "properties/s": dg.MetadataValue.float(round(progress.rate, 3)),
             "images": dg.MetadataValue.int(images),
             "prompt tokens a property": dg.MetadataValue.int(round(prompt_tokens / max(1, attempts))),
-            **_of_images(_image_tokens(engine)),
-            "batches": dg.MetadataValue.text(self._sizes(size)),
+            **({} if known is None else {"image tokens": dg.MetadataValue.text(known.sentence())}),
+            "batches": dg.MetadataValue.text(size.sentence()),
             "seconds of the longest batch": dg.MetadataValue.float(round(longest, 3)),
             "seconds loading model": dg.MetadataValue.float(round(load_seconds, 3)),
             **spent.metadata(),
@@ -444,12 +414,8 @@ class DescriptionWork:
         """
         if (known := _image_tokens(engine)) is not None:
             workers.max_images = min(workers.max_images, known.fitting)
-        return Feeding(engine, self.schema, self.ladder, end_batches=workers.close)
-
-    @property
-    def ladder(self) -> LadderSettings:
-        """How far a property may climb that is not answered at once."""
-        return LadderSettings(max_new_tokens=self.settings.max_new_tokens)
+        ladder = LadderSettings(max_new_tokens=self.settings.max_new_tokens)
+        return Feeding(engine, self.schema, ladder, end_batches=workers.close)
 
     def rows(
         self,
@@ -518,13 +484,10 @@ class DescriptionWork:
         return self._limits(accepted).refuse(failed, len(self.ids))
 
     def _limits(self, accepted: Acceptance) -> FailedShareLimits:
-        settings = self.settings
-        warn, error, at_least = (
-            settings.failed_share_warn,
-            settings.failed_share_error,
-            settings.failed_rows_at_least,
+        of = self.settings
+        return FailedShareLimits(
+            of.failed_share_warn, of.failed_share_error, of.failed_rows_at_least, accepted
         )
-        return FailedShareLimits(warn, error, at_least, accepted)
 
     def remembered(self, file: Path) -> dict[str, Any]:
         """What the published record says of the rows."""
@@ -562,21 +525,3 @@ class DescriptionWork:
 def _image_tokens(engine: Engine) -> ImageTokens | None:
     """What images cost, where the engine knows."""
     return engine.image_tokens if isinstance(engine, MeasuringEngine) else None
-
-
-def _of_images(known: ImageTokens | None) -> Metadata:
-    """Tokens of each image, of a property, and how many images fit."""
-    return {} if known is None else {"image tokens": dg.MetadataValue.text(known.sentence())}
-
-
-def long_batch(described: Sequence[Described], seconds: float) -> str | None:
-    """What to set where a batch took longer than BATCH_SECONDS; None where it did not, or cannot be cut."""
-    if seconds <= BATCH_SECONDS or len(described) == 1:
-        return None
-    images = sum(one.images_seen for one in described)
-    fitting = max(1, int(images * BATCH_SECONDS / seconds))
-    return (
-        f"A batch of {len(described)} properties with {images} images took {seconds:.0f} s, and a kill loses"
-        f" the batch under way. For batches of {BATCH_SECONDS:.0f} s set VLM_ASSETS_BATCH_IMAGES={fitting};"
-        " what is committed stays."
-    )

@@ -1,13 +1,15 @@
 """Rows of descriptions as people count them: how many are ok, which failed and why, on which device, when.
 
-What lives here: counting a file before it is published, for its record; reading the counts from records; and
-the failed rows by name, of published files and of a journal, without a lock. What does not: whether the rows
-are whole (``row_counts.py``), how often a failed row is tried (``partition.py``), and the check that
-refuses too many of them (``checks.py``).
+What lives here: what a record says of a file's rows, their counts and their texts; reading the counts from
+records; and the failed rows by name, of published files and of a journal, without a lock. What does not:
+whether the rows are whole (``row_counts.py``), how often a failed row is tried (``partition.py``), and the
+check that refuses too many of them (``checks.py``).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -17,11 +19,14 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from resources.engine.schema import description_text
 from resources.journal.journal_errors import SegmentUnreadableError
 from resources.journal.segments import segment_paths, verified_rows
 from resources.publishing.partition_files import PublishedRecord, RecordDamagedError
+from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
 from resources.storage.layout import AssetFolders, PartitionPaths
+from vlm_assets.assets.fingerprint import TEXTS
 
 COUNTED = "counted"
 """In the published record's metadata: its rows by outcome, and the stretches in which they were made.
@@ -112,6 +117,24 @@ class PublishedRows:
         failed = dict(counted["kinds"])
         stretches = tuple(Stretch(**one) for one in counted["stretches"])
         return cls(failed.pop("ok", 0), failed, stretches, record.metadata.get("began"))
+
+
+def remembered(rows: PartitionRows) -> dict[str, Any]:
+    """What the published record says of a file: the texts that embeddings are made from, and its counts."""
+    return {TEXTS: texts_digest(rows), COUNTED: row_counts(rows.path)}
+
+
+def texts_digest(rows: PartitionRows) -> str:
+    """A digest of what embeddings are made from: each property's id, with the text of its description.
+
+    The published record keeps it under ``TEXTS``. The same texts have the same digest, however they came.
+    """
+    digest = hashlib.sha256()
+    for batch in rows.iter_batches(["property_id", "description"]):
+        for property_id, description in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            text = None if description is None else description_text(description)
+            digest.update(f"{json.dumps([property_id, text])}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def row_counts(file: Path) -> dict[str, Any]:

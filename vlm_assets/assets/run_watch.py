@@ -127,7 +127,6 @@ class RunProgress:
         context: dg.AssetExecutionContext,
         *,
         expected: int,
-        restored: int,
         journal: Journal,
         beat: WorkerBeat,
         state: ControlState,
@@ -137,7 +136,7 @@ class RunProgress:
         self._context = context
         self._may_go_on = may_go_on
         self._expected = expected
-        self._restored = restored
+        self._restored = journal.committed_rows
         self._journal = journal
         self._beat = beat
         self._state = state

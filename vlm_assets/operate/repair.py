@@ -362,9 +362,7 @@ def _partitions(
 
     described = DescriptionWork.of(settings, catalog, wanted, build_vision_language_model(settings))
     yield (
-        Partition.at_home(
-            settings, settings.descriptions.name, wanted.key, described.ids, described.fingerprint
-        ),
+        Partition(settings, settings.descriptions.name, wanted.key, described.ids, described.fingerprint),
         described.rows_schema(),
     )
     try:
@@ -373,7 +371,7 @@ def _partitions(
         return
     embedded = EmbeddingWork.of(catalog, wanted, rows, build_text_embedding_model(settings))
     yield (
-        Partition.at_home(settings, settings.embeddings.name, wanted.key, embedded.ids, embedded.fingerprint),
+        Partition(settings, settings.embeddings.name, wanted.key, embedded.ids, embedded.fingerprint),
         embedded.rows_schema(),
     )
 

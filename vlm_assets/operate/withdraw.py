@@ -45,7 +45,8 @@ from resources.training.rank import PLAN
 from resources.training.training_plan import SAMPLES, TrainingPlan, is_name, remove_training
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Fingerprint, digest_of
 from vlm_assets.assets.partition import INPUTS, Partition, adopt_rows, generation_of
-from vlm_assets.assets.property_descriptions import DescriptionWork, remembered
+from vlm_assets.assets.property_descriptions import DescriptionWork
+from vlm_assets.assets.published_rows import remembered
 from vlm_assets.assets.truth import REVIEWS
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, publish_catalog, quarantine
@@ -383,7 +384,7 @@ def _adopt(settings: Settings, catalog: Catalog, key: str) -> str:
     """Open the journal of what is wanted now, with all finished rows in it; gives its generation."""
     wanted = PropertyRange.from_key(key)
     work = DescriptionWork.of(settings, catalog, wanted, build_vision_language_model(settings))
-    partition = Partition.at_home(settings, settings.descriptions.name, key, work.ids, work.fingerprint)
+    partition = Partition(settings, settings.descriptions.name, key, work.ids, work.fingerprint)
     published = PublishedPartitions(settings.descriptions)
     record = published.record(key)
     generation = generation_of(partition, record, None)

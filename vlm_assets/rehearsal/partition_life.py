@@ -70,7 +70,7 @@ class PartitionLife:
         wanted = PropertyRange.from_key(key)
         ids = tuple(catalog.slice(wanted)["property_id"].to_pylist())
         fingerprint = Fingerprint({CATALOGUE_SLICE: catalog.slice_digest(wanted)})
-        return cls(settings, wanted, ids, Partition.at_home(settings, ASSET, key, ids, fingerprint), failing)
+        return cls(settings, wanted, ids, Partition(settings, ASSET, key, ids, fingerprint), failing)
 
     @property
     def generation(self) -> str:

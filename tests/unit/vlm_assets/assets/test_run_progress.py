@@ -36,7 +36,9 @@ def test_a_commit_beside_a_long_batch_is_said_at_once(tmp_path):
         ) as journal,
     ):
         context = dg.build_asset_context()
-        progress = RunProgress(context, expected=2, restored=0, journal=journal, beat=beat, state=state)
+        progress = RunProgress(
+            context, expected=2, journal=journal, beat=beat, state=state, may_go_on=lambda: None
+        )
         progress.start()
         before = beat.worker.moved
         journal.submit(pa.table({"property_id": ["p0"], "ordinal": [0]}, schema=SCHEMA))
@@ -63,7 +65,9 @@ def test_work_goes_on_while_the_database_is_away(tmp_path, monkeypatch):
     state = open_state(tmp_path)
     journal = SimpleNamespace(on_commit=lambda told: None, committed_rows=1)
     with Workers(state).begin(run_id="r", asset="a", partition="k", expected=2) as beat:
-        progress = RunProgress(AwayContext(), expected=2, restored=0, journal=journal, beat=beat, state=state)
+        progress = RunProgress(
+            AwayContext(), expected=2, journal=journal, beat=beat, state=state, may_go_on=lambda: None
+        )
         progress.start()
         monkeypatch.setattr(run_watch, "INTERVAL_SECONDS", 0.0)
         monkeypatch.setattr(run_watch, "pause_of", unreadable)
