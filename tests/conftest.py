@@ -17,6 +17,9 @@ _missing: set[str] = set()
 
 # Tests describe by the example model, also in homes that only list an example rendered elsewhere.
 os.environ.setdefault("VLM_ASSETS_MODEL", "example")
+# Torch's threads spin while they wait for each other: beside other tests, two of them take twice the CPU time
+# of one, and longer.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ONE_DATABASE = """
 telemetry:
