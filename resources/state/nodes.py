@@ -29,8 +29,8 @@ from resources.state.database import ControlState
 from resources.state.pause import Pause, paused_nodes
 from resources.state.sqlite_file import ControlStateError
 from resources.state.tables import nodes as _table
-from resources.storage.files import make_directory, temporary_name
-from resources.storage.lock_files import LockFile, is_held
+from resources.storage.files import make_directory
+from resources.storage.lock_files import created, is_held
 
 BEAT_SECONDS = 3.0
 SILENT_SECONDS = 10.0
@@ -276,22 +276,16 @@ class RunLocks:
         path = self.directory / f"{run_id}.lock"
         if is_held(path):
             raise BlockingIOError(f"Another process of this machine works for run {run_id}.")
-        temporary = temporary_name(path)
-        lock = LockFile(temporary)
+        process = ProcessIdentity.of(os.getpid())
+        lock = created(path, "" if process is None else f"{process.pid} {process.start}")
         try:
-            # Locked before it has its name: whoever finds it free finds a dead run's.
-            lock.take()
-            process = ProcessIdentity.of(os.getpid())
-            temporary.write_text("" if process is None else f"{process.pid} {process.start}")
-            temporary.replace(path)
             yield
         finally:
-            for left in (temporary, path):
-                left.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             lock.close()
 
     def living(self) -> dict[str, ProcessIdentity | None]:
-        """The runs whose process holds its lock, and which process; None where it did not say so yet.
+        """The runs whose process holds its lock, and which process; None where that cannot be read.
 
         What the dead left is removed.
         """

@@ -26,8 +26,8 @@ from resources.processes import boot_id, process_start
 from resources.state.database import ControlState
 from resources.state.nodes import Nodes
 from resources.state.tables import workers as _table
-from resources.storage.files import make_directory, temporary_name
-from resources.storage.lock_files import LockFile, is_held
+from resources.storage.files import make_directory
+from resources.storage.lock_files import created, is_held
 
 _BEAT_SECONDS = 2.0
 _RATE_SECONDS = 120.0
@@ -126,8 +126,7 @@ class WorkerBeat:
         self._intervals: deque[float] = deque(maxlen=_INTERVALS)
         self._samples: deque[tuple[float, int]] = deque([(self._written, 0)])
         self._write()
-        # Locked before it has its name, so that whoever finds it finds it held.
-        self._lock = _locked_file(workers.lock_of(worker))
+        self._lock = created(workers.lock_of(worker))
 
     def __enter__(self) -> Self:
         return self
@@ -359,16 +358,3 @@ def _worker(name: str, record: dict[str, Any] | None) -> Worker:
     return Worker(
         run_id, asset, "", None, 0, None, "", "", 0.0, 0.0, 0, 0, 0, 0, 0.0, 0.0, 0.0, Phase.PREPARING, 0.0
     )
-
-
-def _locked_file(path: Path) -> LockFile:
-    temporary = temporary_name(path)
-    file = LockFile(temporary)
-    try:
-        file.take()
-        temporary.replace(path)
-    except BaseException:
-        file.close()
-        temporary.unlink(missing_ok=True)
-        raise
-    return file

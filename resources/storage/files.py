@@ -13,6 +13,8 @@ import errno
 import hashlib
 import os
 import uuid
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 _CHUNK = 1 << 20
@@ -91,32 +93,6 @@ def temporary_name(path: Path, staging: Path | None = None) -> Path:
     return (staging or path.parent) / name
 
 
-def write_temporary(path: Path, data: bytes, staging: Path | None = None) -> Path:
-    """Write ``data`` under a temporary name in ``staging`` or beside ``path``, fsync it, and read it back.
-
-    Raises DurableWriteError, with the temporary file removed, where any step fails. The descriptor is
-    never used again after a failed fsync: the kernel may have dropped the pages, and a second fsync
-    would falsely succeed.
-    """
-    temporary = temporary_name(path, staging)
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        verify_bytes(temporary, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DurableWriteError(
-            error.errno or errno.EIO, f"could not write {path}: {error.strerror or error}"
-        ) from error
-    return temporary
-
-
 class TemporaryFile:
     """A file of any size that will be ``path``: written in pieces under a temporary name in ``staging``.
 
@@ -165,7 +141,11 @@ class TemporaryFile:
         """Nothing to do: no byte is kept back here."""
 
     def seal(self) -> str:
-        """fsync, close, read back and compare. Returns the SHA-256 of the bytes, in hex."""
+        """fsync, close, read back and compare. Returns the SHA-256 of the bytes, in hex.
+
+        The descriptor is never used again after a failed fsync: the kernel may have dropped the pages, and a
+        second fsync would falsely succeed.
+        """
         if self._descriptor is None:
             raise DurableWriteError(errno.EBADF, f"{self.path} is closed")
         descriptor, self._descriptor = self._descriptor, None
@@ -195,20 +175,35 @@ class TemporaryFile:
         )
 
 
+def write_temporary(path: Path, data: bytes, staging: Path | None = None) -> Path:
+    """Write ``data`` under a temporary name in ``staging`` or beside ``path``, fsync it, and read it back.
+
+    Raises DurableWriteError, with the temporary file removed, where any step fails.
+    """
+    file = TemporaryFile(path, staging)
+    _fill(file, [data])
+    return file.path
+
+
 def copy_temporary(source: Path, path: Path, staging: Path | None = None) -> tuple[Path, str]:
     """Copy a file, byte for byte, to a temporary name in ``staging`` or beside ``path``, and read it back.
 
     A hard link would be no second copy: damage in place reaches both names. Returns the temporary name
     and the SHA-256 of the copy. Raises DurableWriteError, with the temporary file removed.
     """
-    copy = TemporaryFile(path, staging)
+    with source.open("rb") as stream:
+        copy = TemporaryFile(path, staging)
+        return copy.path, _fill(copy, iter(partial(stream.read, _CHUNK), b""))
+
+
+def _fill(file: TemporaryFile, pieces: Iterable[bytes]) -> str:
+    """Write all pieces and seal the file, or remove it. Returns the SHA-256 of the bytes, in hex."""
     try:
-        with source.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                copy.write(chunk)
-        return copy.path, copy.seal()
+        for piece in pieces:
+            file.write(piece)
+        return file.seal()
     except BaseException:
-        copy.discard()
+        file.discard()
         raise
 
 
@@ -261,23 +256,19 @@ def publish_replacing(temporary: Path, path: Path) -> None:
         sync_directory(temporary.parent)
 
 
-def write_new(path: Path, data: bytes) -> str:
-    """Write a file that must not exist yet, durably. Returns its SHA-256. Raises FileExistsError, OSError."""
-    temporary = write_temporary(path, data)
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that must not exist yet, durably. Raises FileExistsError, OSError."""
+    _publish(publish_new, write_temporary(path, data), path)
+
+
+def write_replacing(path: Path, data: bytes, staging: Path | None = None) -> None:
+    """Write a file in place of what stands there, durably and in one step. Raises OSError."""
+    _publish(publish_replacing, write_temporary(path, data, staging), path)
+
+
+def _publish(publish: Callable[[Path, Path], None], temporary: Path, path: Path) -> None:
     try:
-        publish_new(temporary, path)
+        publish(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    return hashlib.sha256(data).hexdigest()
-
-
-def write_replacing(path: Path, data: bytes, staging: Path | None = None) -> str:
-    """Write a file in place of what stands there, durably and in one step. Returns its SHA-256."""
-    temporary = write_temporary(path, data, staging)
-    try:
-        publish_replacing(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    return hashlib.sha256(data).hexdigest()

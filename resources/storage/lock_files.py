@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from resources.storage.files import temporary_name
+
 _LOOK_SECONDS = 0.05
 
 
@@ -90,6 +92,24 @@ def taken(path: Path, *, seconds: float = 0.0) -> LockFile | None:
             time.sleep(_LOOK_SECONDS)
     except BaseException:
         file.close()
+        raise
+    return file
+
+
+def created(path: Path, text: str = "") -> LockFile:
+    """A new file that holds ``text``, locked before it has its name: found unlocked, it is a dead process's.
+
+    Raises OSError.
+    """
+    temporary = temporary_name(path)
+    file = LockFile(temporary)
+    try:
+        file.take()
+        temporary.write_text(text)
+        temporary.replace(path)
+    except BaseException:
+        file.close()
+        temporary.unlink(missing_ok=True)
         raise
     return file
 
