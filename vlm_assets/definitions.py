@@ -1,7 +1,6 @@
 """Where everything meets: settings, catalogue, assets, checks and resources become one set of definitions.
 
-What lives here: ``build_defs`` and the ``defs`` that Dagster loads. What does not: any of the parts. Loaded
-by every process of a run, so nothing here imports torch or transformers.
+Loaded by every process of a run, so nothing here imports torch or transformers.
 """
 
 from __future__ import annotations

@@ -395,10 +395,28 @@ def _open_csv(source: Path, problems: Problems, options: ReadingOptions) -> List
     looks = ("tab" if delimiter == "\t" else delimiter) + "-separated"
     id_at, images_at, row_is_property = _columns(source, header, f"; this looks like {looks} text")
     stream = open_text(source, encoding)
-    rows = csv_rows(stream, delimiter, problems.add)
-    next(rows)
-    records = _read_csv(rows, problems, len(header), id_at, images_at, row_is_property, options)
-    listing = _of_text(source, stream, records, row_is_property)
+
+    def records() -> Iterator[Listed]:
+        rows = csv_rows(stream, delimiter, problems.add)
+        next(rows)
+        for line, row in rows:
+            if len(row) != len(header):
+                reason = f"{len(row)} fields where the header has {len(header)}"
+                problems.add(line, reason, ",".join(row))
+            elif not row_is_property:
+                yield Listed(row[id_at], (row[images_at],), line)
+            elif (images := _split_images(row[images_at], options.image_separator)) is None:
+                problems.add(line, "the images are no JSON array of strings", row[images_at], row[id_at])
+            elif len(images) == 1 and (other := images_separator_in(images[0])) is not None:
+                reason = (
+                    f"this looks like {other}-separated images: ingest with"
+                    f" --image-separator {shlex.quote(other)}"
+                )
+                problems.add(line, reason, row[images_at], row[id_at])
+            else:
+                yield Listed(row[id_at], images, line)
+
+    listing = _of_text(source, stream, records(), row_is_property)
     if delimiter != "," or encoding.label != "UTF-8":
         listing.format = f"This looks like {looks} text in {encoding.label}, and was read so."
     return listing
@@ -412,32 +430,6 @@ def _of_text(
             yield from _readable(source, records)
 
     return Listing(row_is_property, closing(), total=source.stat().st_size, stream=stream)
-
-
-def _read_csv(
-    rows: Iterator[tuple[int, list[str]]],
-    problems: Problems,
-    width: int,
-    id_at: int,
-    images_at: int,
-    row_is_property: bool,
-    options: ReadingOptions,
-) -> Iterator[Listed]:
-    for line, row in rows:
-        if len(row) != width:
-            problems.add(line, f"{len(row)} fields where the header has {width}", ",".join(row))
-        elif not row_is_property:
-            yield Listed(row[id_at], (row[images_at],), line)
-        elif (images := _split_images(row[images_at], options.image_separator)) is None:
-            problems.add(line, "the images are no JSON array of strings", row[images_at], row[id_at])
-        elif len(images) == 1 and (other := images_separator_in(images[0])) is not None:
-            reason = (
-                f"this looks like {other}-separated images: ingest with"
-                f" --image-separator {shlex.quote(other)}"
-            )
-            problems.add(line, reason, row[images_at], row[id_at])
-        else:
-            yield Listed(row[id_at], images, line)
 
 
 def _split_images(cell: str, separator: str) -> list[str] | None:
@@ -455,36 +447,36 @@ def _split_images(cell: str, separator: str) -> list[str] | None:
 def _open_jsonl(source: Path, problems: Problems, options: ReadingOptions) -> Listing:
     encoding = find_encoding(source, options.encoding)
     stream = open_text(source, encoding, newline="\n")
-    listing = _of_text(source, stream, _read_jsonl(stream, problems), True)
+
+    def records() -> Iterator[Listed]:
+        for line, data in enumerate(stream, start=1):
+            text = data.rstrip("\r\n")
+            if not text.strip():
+                continue
+            if not is_utf8(text):
+                problems.add(line, "not UTF-8", text)
+                continue
+            try:
+                record = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                problems.add(line, f"no valid JSON ({error})", text)
+                continue
+            keys = record if isinstance(record, dict) else {}
+            property_id = next((keys[name] for name in ID_COLUMNS if name in keys), None)
+            images = next((keys[name] for name in LIST_COLUMNS if name in keys), None)
+            if isinstance(property_id, int) and not isinstance(property_id, bool):
+                property_id = str(property_id)
+            if not isinstance(property_id, str):
+                problems.add(line, "no object with a property_id of text", text)
+            elif images is None or not _is_list_of_strings(images):
+                problems.add(line, "no images, an array of strings", text, property_id)
+            else:
+                yield Listed(property_id, images, line)
+
+    listing = _of_text(source, stream, records(), True)
     if encoding.label != "UTF-8":
         listing.format = f"This looks like text in {encoding.label}, and was read so."
     return listing
-
-
-def _read_jsonl(stream: TextIOWrapper, problems: Problems) -> Iterator[Listed]:
-    for line, data in enumerate(stream, start=1):
-        text = data.rstrip("\r\n")
-        if not text.strip():
-            continue
-        if not is_utf8(text):
-            problems.add(line, "not UTF-8", text)
-            continue
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            problems.add(line, f"no valid JSON ({error})", text)
-            continue
-        keys = record if isinstance(record, dict) else {}
-        property_id = next((keys[name] for name in ID_COLUMNS if name in keys), None)
-        images = next((keys[name] for name in LIST_COLUMNS if name in keys), None)
-        if isinstance(property_id, int) and not isinstance(property_id, bool):
-            property_id = str(property_id)
-        if not isinstance(property_id, str):
-            problems.add(line, "no object with a property_id of text", text)
-        elif images is None or not _is_list_of_strings(images):
-            problems.add(line, "no images, an array of strings", text, property_id)
-        else:
-            yield Listed(property_id, images, line)
 
 
 def _open_parquet(source: Path, problems: Problems) -> Listing:

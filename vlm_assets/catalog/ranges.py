@@ -1,7 +1,6 @@
 """Property ranges: how the ordinals of the catalogue are cut into partitions, and the keys of those.
 
-What lives here: the range, its key, cutting, and the partitions definition built from ranges. What does
-not: where the ranges stand (`vlm_assets.catalog.catalog`). Look up: static partition, partition key.
+Look up: static partition, partition key.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A machine as a node of the cluster: Ray's part there, the node's heartbeat, and its own watch.
 
-What lives here: starting Ray with what this machine lends, saying that it lives and with what, ending workers
-that stand still and processes whose run is over. What does not: whether a silent node is dead, and what then
-happens to its runs (``sensors/cluster.py``, where Dagster's daemon runs). Where Ray ends here, this ends too,
-and a service manager starts both again; runs of before end with it.
+The watch ends workers that stand still and processes whose run is over. Whether a silent node is dead is
+judged where Dagster's daemon runs (``sensors/cluster.py``). Where Ray ends here, this ends too, and a service
+manager starts both again; runs of before end with it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from resources.storage.lock_files import taken
 from sensors.dagster_facts import DagsterFacts
 from sensors.dagster_internals.events import InstanceFacts
 from sensors.dagster_internals.ray_launcher import NODE_LABEL
-from sensors.dagster_internals.runs import RunState
 from sensors.health_watch import Watch
 from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.automation.sensors import build_health_watcher
@@ -118,7 +116,12 @@ class NodeWatch:
         """
         living = self.locks.living()
         states = dagster.run_states(living)
-        over = {run for run in living if run not in states or states[run].finished or _cancels(states[run])}
+        cancels = dg.DagsterRunStatus.CANCELING
+        over = {
+            run
+            for run in living
+            if run not in states or states[run].finished or states[run].status is cancels
+        }
         self.over = {run: self.over.get(run, now) for run in over}
         self.told &= over
         said = []
@@ -134,10 +137,6 @@ class NodeWatch:
             if process.send(number):
                 said.append(f"The process of run {run} outlived its run or its cancel: sent {number.name}.")
         return said
-
-
-def _cancels(run: RunState) -> bool:
-    return run.status is dg.DagsterRunStatus.CANCELING
 
 
 def as_looked_at(record: NodeRecord, seconds: float) -> NodeRecord:
@@ -181,7 +180,13 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
     def end() -> None:
         nonlocal record
         record = replace(record, slots=0)  # so that it is given nothing more
-        _end_runs(locks, settings.grace_seconds)
+        # Runs here commit and end before Ray kills them with itself.
+        deadline = time.monotonic() + settings.grace_seconds
+        for process in locks.living().values():
+            if process is not None:
+                process.send(signal.SIGTERM)
+        while locks.living() and time.monotonic() < deadline:
+            time.sleep(_WAIT_SECONDS)
 
     claim_home(settings.layout)
     make_directory(settings.state_directory)
@@ -281,16 +286,6 @@ def _ray_command(place: Place, name: str, devices: list[Device]) -> list[str | P
         f"--object-store-memory={80 << 20}",  # nothing of ours is kept there
         f"--labels={NODE_LABEL}={name}",
     ]
-
-
-def _end_runs(locks: RunLocks, grace_seconds: float) -> None:
-    """Have the runs here commit and end, before Ray kills them with itself."""
-    deadline = time.monotonic() + grace_seconds
-    for process in locks.living().values():
-        if process is not None:
-            process.send(signal.SIGTERM)
-    while locks.living() and time.monotonic() < deadline:
-        time.sleep(_WAIT_SECONDS)
 
 
 def _environment(settings: Settings, devices: list[Device]) -> Mapping[str, str]:

@@ -1,9 +1,7 @@
 """Which engine runs the model: what the settings say, and what ``auto`` stands for in this home.
 
-What lives here: the choice, vLLM's program, the note that keeps the choice, and which models must be named
-for it. What does not: the engines (``resources/engine``). An engine is part of a row's meaning, so ``auto``
-is chosen once a home: a driver that fails, or a look from another machine, must not make finished partitions
-stale.
+An engine is part of a row's meaning, so ``auto`` is chosen once a home: a driver that fails, or a look from
+another machine, must not make finished partitions stale.
 """
 
 from __future__ import annotations

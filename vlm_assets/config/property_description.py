@@ -1,7 +1,6 @@
 """What a description of a property says: the default schema, which a user may replace with their own.
 
-What lives here: the fields, their values and the words that explain them (they become the prompt and the
-JSON schema of guided decoding). What does not: prompt, decoding and validation (``resources/engine``).
+The words that explain the fields become the prompt and the JSON schema of guided decoding.
 """
 
 from __future__ import annotations

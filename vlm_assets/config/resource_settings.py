@@ -135,12 +135,11 @@ def build_resources(settings: Settings) -> dict[str, object]:
 
 def fixed(resources: Mapping[str, object]) -> dict[str, dg.ResourceDefinition]:
     """The resources as definitions that refuse any run config."""
-    return {key: _fixed(resource) for key, resource in resources.items()}
-
-
-def _fixed(resource: object) -> dg.ResourceDefinition:
     import dagster as dg
 
-    if isinstance(resource, dg.IOManager):
-        return dg.IOManagerDefinition(lambda _: resource, config_schema={}, input_config_schema={})
-    return dg.ResourceDefinition(lambda _: resource, config_schema={})
+    def definition(resource: object) -> dg.ResourceDefinition:
+        if isinstance(resource, dg.IOManager):
+            return dg.IOManagerDefinition(lambda _: resource, config_schema={}, input_config_schema={})
+        return dg.ResourceDefinition(lambda _: resource, config_schema={})
+
+    return {key: definition(resource) for key, resource in resources.items()}

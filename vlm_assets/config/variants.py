@@ -1,15 +1,12 @@
 """The variants of ``description_model``: what ``VLM_ASSETS_VARIANTS`` names, read and validated.
 
-What lives here: the YAML file, its names and their meaning. What does not: the data that a variant is trained
-on (``assets/training_data.py``) and the training (``resources/training``).
+``assets/training_data.py`` has the data that a variant is trained on.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import (
@@ -25,7 +22,6 @@ from pydantic import (
 from vlm_assets.config.settings import EXAMPLE, EXAMPLE_MODEL, PREFIX, Settings, SettingsError
 
 _SETTING = f"{PREFIX}VARIANTS"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Variant(BaseModel):
@@ -71,34 +67,26 @@ class Variant(BaseModel):
         return self.microbatches or min(4, self.batch)
 
 
+class _VariantsFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    variants: dict[Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")], Variant]
+
+
 def read_variants(settings: Settings) -> Mapping[str, Variant]:
     """The variants by name, in the order of the file; none without one. Raises SettingsError."""
     path = settings.variants
     if path is None:
         return {}
     try:
-        content = yaml.safe_load(path.read_text())
+        return _VariantsFile.model_validate(yaml.safe_load(path.read_text())).variants
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SettingsError(f"{_SETTING}={path} cannot be read: {' '.join(str(error).split())}") from error
-    found: Any = content.get("variants") if isinstance(content, dict) else None
-    if not isinstance(found, dict) or set(content) != {"variants"}:
-        raise SettingsError(
-            f"{_SETTING}={path}: the file holds one object `variants`, with a name and the values of each"
-            " variant below it. docs/training.md shows one."
-        )
-    return {str(name): _variant(path, str(name), values) for name, values in found.items()}
-
-
-def _variant(path: Path, name: str, values: Any) -> Variant:
-    if not _NAME.fullmatch(name):
-        raise SettingsError(
-            f"{_SETTING}={path}: {name!r} is no name of a variant; take letters, digits, '.', '_' and '-'."
-        )
-    try:
-        return Variant.model_validate(values)
     except ValidationError as error:
         problems = "; ".join(
-            ".".join(map(str, item["loc"])) + (": " if item["loc"] else "") + item["msg"]
-            for item in error.errors(include_url=False)
+            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)
         )
-        raise SettingsError(f"{_SETTING}={path}: variant {name}: {problems}.") from error
+        raise SettingsError(
+            f"{_SETTING}={path}: {problems}. The file holds one object `variants`, with a name and the values"
+            " of each variant below it; docs/training.md shows one."
+        ) from error

@@ -1,7 +1,6 @@
 """Compare models, prompts, schemas or processor options on the same sample of properties.
 
-``trial.py`` describes the sample; here are the agreement with a truth file or with each other, its intervals,
-and the page with the images where they disagree.
+How far they agree with a truth file or with each other, and the page with the images where they disagree.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.operate.html_page import Card, page, thumbnails, write_page
+from vlm_assets.operate.measurement import Trial, run_trial, sample
 from vlm_assets.operate.terminal import (
     AsJson,
     CommandError,
@@ -38,7 +38,6 @@ from vlm_assets.operate.terminal import (
     say_as_json,
     visible_line,
 )
-from vlm_assets.operate.trial import Trial, run_trial, sample
 
 _DRAWS: Final = 2000
 _SHOWN: Final = 40
@@ -205,7 +204,8 @@ def _result(
 ) -> Result:
     described, count = trial.described, len(trial.described)
     asked = [one for one in described if one.attempts]
-    fields = _by_field(said, truths, variant.fields)
+    judged = _judged(said, truths, variant.fields)
+    alike = None if again is None else _judged(said, again, variant.fields)
     cost = None if price_per_hour is None else trial.days * 24 * trial.devices * price_per_hour
     return Result(
         name=variant.name,
@@ -217,9 +217,9 @@ def _result(
         properties_per_second=trial.properties_per_second,
         days=trial.days,
         cost=cost,
-        overall=_drawn(_shares(said, truths, variant.fields)) if truths else None,
-        fields=fields,
-        with_itself=None if again is None else _drawn(_shares(said, again, variant.fields)),
+        overall=_drawn(_shares(judged)) if truths else None,
+        fields=_by_field(judged),
+        with_itself=None if alike is None else _drawn(_shares(alike)),
     )
 
 
@@ -229,33 +229,39 @@ def _pair(
     one, other, both = said[first.name], said[second.name], first.fields & second.fields
     better = None
     if truths:
-        of_one, of_other = _shares(one, truths, both), _shares(other, truths, both)
+        of_one, of_other = (_shares(_judged(said, truths, both)) for said in (one, other))
         better = _interval(
             [of_one[name] - of_other[name] for name in sorted(of_one.keys() & of_other.keys())]
         )
-    agreement = _drawn(_shares(one, other, both))
-    return Pair(first.name, second.name, agreement, _by_field(one, other, both), better)
+    alike = _judged(one, other, both)
+    return Pair(first.name, second.name, _drawn(_shares(alike)), _by_field(alike), better)
 
 
-def _by_field(said: Descriptions, right: Descriptions, fields: Collection[str]) -> dict[str, Share]:
+def _judged(said: Descriptions, right: Descriptions, fields: Collection[str]) -> dict[str, dict[str, bool]]:
+    """Of each property, whether each of its fields of which that is known is as it should be."""
+    return {
+        name: {
+            key: same((said[name] or {}).get(key), value)
+            for key, value in (expected or {}).items()
+            if key in fields and value is not None
+        }
+        for name, expected in right.items()
+        if name in said
+    }
+
+
+def _by_field(judged: Mapping[str, Mapping[str, bool]]) -> dict[str, Share]:
     """Of each field, how often it is as it should be, over the properties for which that is known."""
     counts: dict[str, list[bool]] = {}
-    for name, expected in right.items():
-        for key, value in (expected or {}).items():
-            if name in said and key in fields and value is not None:
-                counts.setdefault(key, []).append(same((said[name] or {}).get(key), value))
+    for fields in judged.values():
+        for key, is_right in fields.items():
+            counts.setdefault(key, []).append(is_right)
     return {key: wilson(sum(found), len(found)) for key, found in counts.items()}
 
 
-def _shares(said: Descriptions, right: Descriptions, fields: Collection[str]) -> dict[str, float]:
+def _shares(judged: Mapping[str, Mapping[str, bool]]) -> dict[str, float]:
     """Of each property, the share of its known fields that are as they should be."""
-    shares = {}
-    for name, expected in right.items():
-        known = {key: one for key, one in (expected or {}).items() if one is not None and key in fields}
-        if name in said and known:
-            found = said[name] or {}
-            shares[name] = sum(same(found.get(key), one) for key, one in known.items()) / len(known)
-    return shares
+    return {name: fmean(fields.values()) for name, fields in judged.items() if fields}
 
 
 def _drawn(shares: Mapping[str, float]) -> Share:

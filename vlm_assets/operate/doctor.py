@@ -46,10 +46,9 @@ from vlm_assets.config.resource_settings import build_gpu, build_vision_language
 from vlm_assets.config.settings import CHECKOUT, IS_CHECKOUT, PREFIX, Settings
 from vlm_assets.operate.dagster_server.api import DagsterApi
 from vlm_assets.operate.dagster_server.home import POOL, damages, running_address
-from vlm_assets.operate.measurement import kept
+from vlm_assets.operate.measurement import COPIES, kept, run_trial, sample
 from vlm_assets.operate.search import embed_text
 from vlm_assets.operate.terminal import AsJson, Home, app, chosen_settings, counted, say, say_as_json
-from vlm_assets.operate.trial import COPIES, run_trial, sample
 
 Level = Literal["ok", "warning", "error"]
 

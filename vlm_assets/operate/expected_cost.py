@@ -3,11 +3,11 @@
 A range's cost is its images that are not described yet. The heaviest goes first: the slowest last wave sets
 the time of a backfill. An embedding costs next to nothing beside its description and is not counted. The rate
 is rows committed per second of wall time: starting processes, loading models and waiting between runs count.
-What does not live here: whether a partition may run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -19,7 +19,7 @@ from resources.publishing.partition_files import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
 from resources.state.workers import Worker, Workers
 from vlm_assets.assets.partition_state import committed_rows
-from vlm_assets.assets.published_rows import PublishedRows, read_published_rows
+from vlm_assets.assets.published_rows import PublishedRows, Stretch, read_published_rows
 from vlm_assets.catalog.catalog import Catalog, CatalogError
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import control_state
@@ -57,8 +57,10 @@ class ExpectedCost:
         KeyError for a range that the catalogue does not have.
         """
         committed = committed_rows(self.settings.descriptions, key)
-        if not committed and not anew and _is_published(self.settings, key):
-            return 0
+        if not committed and not anew:
+            with contextlib.suppress(RecordDamagedError):
+                if PublishedPartitions(self.settings.descriptions).record(key) is not None:
+                    return 0
         return self.left_after(key, committed)
 
     def left_after(self, key: str, rows: int) -> int:
@@ -98,13 +100,6 @@ def heaviest_first(settings: Settings) -> Callable[[Collection[str]], list[str]]
         return [*first, *(key for key in plain if key not in known)]
 
     return order
-
-
-def _is_published(settings: Settings, key: str) -> bool:
-    try:
-        return PublishedPartitions(settings.descriptions).record(key) is not None
-    except RecordDamagedError:
-        return False
 
 
 _counted: dict[str, Mapping[str, int]] = {}
@@ -159,22 +154,6 @@ class Rate:
         return 0.0 if rows <= 0 else None if rate is None else rows / rate
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Rows of one device that were committed from ``start`` to ``end`` (unix seconds)."""
-
-    device: str
-    start: float
-    end: float
-    rows: float
-
-    def rows_since(self, start: float) -> float:
-        """Its rows after a moment, spread evenly over its time."""
-        if self.start >= start:
-            return self.rows
-        return self.rows * (self.end - start) / (self.end - self.start) if self.end > start else 0.0
-
-
 def read_rate(settings: Settings, catalog: Catalog) -> tuple[Rate, dict[str, int]]:
     """The rate, and the rows of each partition that are done, as ``status`` says them and without its rest.
 
@@ -194,29 +173,31 @@ def read_rate(settings: Settings, catalog: Catalog) -> tuple[Rate, dict[str, int
 
 def measure(published: Collection[PublishedRows], working: Iterable[Worker], now: float) -> Rate:
     """The rate of the latest stretch of work. working: the processes that describe now."""
-    work = [_Work(one.device, one.first, one.last, one.rows) for rows in published for one in rows.stretches]
+    work = [one for rows in published for one in rows.stretches]
     work += [
-        _Work(one.device or "", one.started_at, max(now, one.started_at), one.committed - one.restored)
+        Stretch(one.device or "", one.started_at, max(now, one.started_at), one.committed - one.restored)
         for one in working
     ]
     # The start of the process that published it, without rows: its start-up is part of the time.
     work += [
-        _Work("", rows.began, max(one.last for one in rows.stretches), 0.0)
+        Stretch("", rows.began, max(one.last for one in rows.stretches), 0)
         for rows in published
         if rows.began is not None and rows.stretches
     ]
     if not work:
         return Rate()
-    work.sort(key=lambda one: one.end, reverse=True)
-    end = start = work[0].end
+    work.sort(key=lambda one: one.last, reverse=True)
+    end = start = work[0].last
     for one in work:
-        if one.end < start - GAP_SECONDS:
+        if one.last < start - GAP_SECONDS:
             break
-        start = min(start, one.start)
+        start = min(start, one.first)
     start = max(start, end - WINDOW_SECONDS)
     by_device: dict[str, float] = {}
     for one in work:
-        rows_there = one.rows_since(start) if one.end >= start else 0.0
+        # Rows of before the start do not count; they are spread evenly over the time of their stretch.
+        whole = max(one.last - one.first, 1e-9)
+        rows_there = one.rows * (1.0 if one.first >= start else max(0.0, one.last - start) / whole)
         if rows_there:
             by_device[one.device] = by_device.get(one.device, 0.0) + rows_there
     return Rate(sum(by_device.values()), end - start, by_device)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,22 +53,15 @@ _NAMES = frozenset(
 )  # fmt: skip
 """Columns that are no fields; a field of such a name has an underscore after it."""
 
-_OF = b"of"
+OF = b"of"
 _FORMAT = 2
 
 
-@dataclass(frozen=True)
-class Explored:
-    """What is shown. of: properties with a published vector, of which ``table`` has a sample."""
-
-    table: pa.Table
-    of: int
-
-
-def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> Explored:
+def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> pa.Table:
     """The table that is shown, drawn by a fixed seed where there is more; kept for the next time.
 
-    Raises CommandError, PublishedError, OSError.
+    Its metadata say under OF of how many properties with a vector it is. Raises CommandError, PublishedError,
+    OSError.
     """
     embedded, _ = comparable(settings, catalog)
     described = published_records(settings.descriptions, catalog)
@@ -77,8 +69,7 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> Explo
     made_of = [_FORMAT, sample, *((key, described[key].sha256, embedded[key].sha256) for key in keys)]
     kept = _folder(settings) / f"{digest_of(made_of)}.parquet"
     if kept.exists():
-        table = pq.read_table(kept)
-        return Explored(table, int(table.schema.metadata[_OF]))
+        return pq.read_table(kept)
     partitions = PublishedPartitions(settings.embeddings)
     # The vectors themselves are not read yet.
     with_status = [partitions.read(key).to_table(["ordinal", "status"]) for key in keys]
@@ -95,10 +86,14 @@ def explore_table(settings: Settings, catalog: Catalog, *, sample: int) -> Explo
         promote_options="permissive",
     )
     table = _with_places(table.filter(pc.is_valid(table["vector"])))
-    table = table.add_column(1, "thumbnail", _thumbnails(catalog, table["ordinal"].to_pylist()))
-    table = table.drop_columns(["ordinal"]).replace_schema_metadata({_OF: str(len(with_vector))})
+    # A small JPEG of the first image of each property; null where it cannot be read.
+    first = (uris[:1] for uris in catalog.images_of(table["ordinal"].to_pylist()))
+    files = [made[0] if made else None for made in thumbnails(catalog, first, height=_THUMBNAIL_HEIGHT)]
+    small = [None if one is None else {"bytes": one} for one in files]
+    table = table.add_column(1, "thumbnail", pa.array(small, pa.struct([("bytes", pa.binary())])))
+    table = table.drop_columns(["ordinal"]).replace_schema_metadata({OF: str(len(with_vector))})
     _keep(kept, table)
-    return Explored(table, len(with_vector))
+    return table
 
 
 def _within(ordinals: npt.NDArray[np.int64], wanted: PropertyRange) -> npt.NDArray[np.int64]:
@@ -161,14 +156,6 @@ def _with_places(table: pa.Table) -> pa.Table:
     )
 
 
-def _thumbnails(catalog: Catalog, ordinals: list[int]) -> pa.Array:
-    """A small JPEG of the first image of each property; null where it cannot be read."""
-    first = (uris[:1] for uris in catalog.images_of(ordinals))
-    files = [made[0] if made else None for made in thumbnails(catalog, first, height=_THUMBNAIL_HEIGHT)]
-    kind = pa.struct([("bytes", pa.binary())])
-    return pa.array([None if one is None else {"bytes": one} for one in files], kind)
-
-
 def _keep(path: Path, table: pa.Table) -> None:
     """Keep the table and forget earlier ones; it may be deleted and is made again."""
     make_directory(path.parent)
@@ -190,14 +177,14 @@ def _folder(settings: Settings) -> Path:
     return settings.state_directory / "explore"
 
 
-def export_page(explored: Explored, folder: Path) -> None:
+def export_page(shown: pa.Table, folder: Path) -> None:
     """Write the stand-alone page: a folder that any web server shows. Raises CommandError, OSError."""
-    _source(explored).export_to_folder(_static(), str(folder))
+    _source(shown).export_to_folder(_static(), str(folder))
 
 
-def _source(explored: Explored) -> Any:
+def _source(shown: pa.Table) -> Any:
     row_id = "row"
-    table = explored.table.append_column(row_id, pa.array(range(explored.table.num_rows), pa.int32()))
+    table = shown.append_column(row_id, pa.array(range(shown.num_rows), pa.int32()))
     props = _extra("embedding_atlas.options").make_embedding_atlas_props(
         row_id=row_id, x="map_x", y="map_y", neighbors="neighbours", text="text", image="thumbnail"
     )
@@ -241,13 +228,13 @@ def explore_command(
     """
     current = chosen_settings(home)
     found = explore_table(current, Catalog.open(current.home), sample=sample)
-    shown = found.table.num_rows
+    shown, of = found.num_rows, int(found.schema.metadata[OF])
 
     def told(where: str) -> None:
         if as_json:
-            say_as_json({"shown": shown, "of": found.of, "where": where})
+            say_as_json({"shown": shown, "of": of, "where": where})
         else:
-            say(f"{shown:,} of {found.of:,} properties: {where}")
+            say(f"{shown:,} of {of:,} properties: {where}")
 
     if export is not None:
         export_page(found, export)

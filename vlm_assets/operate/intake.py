@@ -8,22 +8,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from resources.store.bucket import place_of
+from resources.store.bucket import Place, place_of
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.image_root import ImageRoot
-from vlm_assets.catalog.ingest import IngestProgress, close_tail, ingest
-from vlm_assets.catalog.ingest import Progress as TellProgress
+from vlm_assets.catalog.ingest import IngestProgress, IngestReport, close_tail, ingest
 from vlm_assets.catalog.listing import ReadingOptions
 from vlm_assets.config.engine_choice import require_models
-from vlm_assets.config.resource_settings import build_gpu, device_slots
+from vlm_assets.config.resource_settings import build_gpu
 from vlm_assets.config.settings import CHECKOUT, EXAMPLE, PREFIX, Settings
 from vlm_assets.operate.dagster_server.api import reload_running
 from vlm_assets.operate.terminal import (
@@ -93,31 +90,17 @@ def demo_command(
         say(f"{PREFIX}SOURCE is not set: nothing new is taken in. Going on with {current.home}.")
     require_models(current)
     if current.source is not None:
-        with shown_progress() as progress:
-            report = ingest(
-                current.source,
-                current.home,
-                range_size=range_size or current.range_size,
-                image_root=current.image_root,
-                close=True,
-                max_images=current.max_images,
-                progress=progress,
-                store=current.store,
-            )
-        for sentence in report.sentences():
+        for sentence in _taken_in(current, current.source, range_size=range_size, close=True).sentences():
             say(sentence)
     else:
         close_tail(current.home, current.store)
     if of_example:
         current = current.model_copy(update={"devices": _devices(current)})
     code = run_backfill(
-        home=current.home,
-        dagster_home=current.dagster_home,
-        slots=device_slots(current),
+        current,
         port=port,
         exit_when_done=exit_when_done,
         accuracy=lambda: _accuracy(current) if of_example else None,
-        grace_seconds=current.grace_seconds,
         environment={f"{PREFIX}DEVICES": current.devices},
     )
     raise typer.Exit(code)
@@ -257,20 +240,17 @@ def ingest_command(
     if not image_separator:
         raise typer.BadParameter("The image separator has at least one character.")
     current = chosen_settings(home)
-    with shown_progress() as progress:
-        report = ingest(
-            place_of(source),
-            current.home,
-            range_size=range_size or current.range_size,
-            image_root=place_of(image_root) if image_root else current.image_root,
-            update=update,
-            close=close,
-            skip_bad=skip_bad,
-            options=ReadingOptions(delimiter, encoding, image_separator),
-            max_images=current.max_images,
-            progress=progress,
-            store=current.store,
-        )
+    if image_root:
+        current = current.model_copy(update={"image_root": place_of(image_root)})
+    report = _taken_in(
+        current,
+        place_of(source),
+        range_size=range_size,
+        update=update,
+        close=close,
+        skip_bad=skip_bad,
+        options=ReadingOptions(delimiter, encoding, image_separator),
+    )
     said = list(report.sentences())
     if report.new_ranges:
         from vlm_assets.operate.plan import range_size_advice  # with Dagster
@@ -287,9 +267,8 @@ def ingest_command(
         say(sentence)
 
 
-@contextmanager
-def shown_progress() -> Iterator[TellProgress]:
-    """A progress bar on the terminal; without a terminal, a line every half minute. Both on stderr."""
+def _taken_in(settings: Settings, source: Place, *, range_size: int | None, **chosen: Any) -> IngestReport:
+    """Ingest with a progress bar on the terminal; without one, a line every half minute. Both on stderr."""
     console = TerminalConsole(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -315,4 +294,13 @@ def shown_progress() -> Iterator[TellProgress]:
             say(f"{now.stage}: {share}{now.properties:,} properties, {now.images:,} images", err=True)
 
     with bar:
-        yield show
+        return ingest(
+            source,
+            settings.home,
+            range_size=range_size or settings.range_size,
+            image_root=settings.image_root,
+            max_images=settings.max_images,
+            progress=show,
+            store=settings.store,
+            **chosen,
+        )

@@ -1,7 +1,4 @@
-"""The command line: ``vlm-assets``, its list of commands, and the command ``settings``.
-
-What does not live here: the other commands, each in the module that does its work, with arguments and output.
-"""
+"""The command line: ``vlm-assets``, its list of commands, and the command ``settings``."""
 
 from __future__ import annotations
 

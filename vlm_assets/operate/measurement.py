@@ -1,38 +1,51 @@
-"""Measurements that are kept: what describing takes here, and what a whole run takes beside describing.
+"""A look before weeks of spending: a sample described, small partitions run, and what they took, kept.
 
-``vlm-assets try`` describes a sample (``trial.py``), which is kept under everything that decides its rate.
-``plan.py``, which says what follows for a catalogue, has small partitions run in a home of their own.
+``vlm-assets try`` describes a few properties with the engine of a real run, and no row is written. What it
+took is kept under everything that decides its rate. ``plan.py``, which says what follows for a catalogue, has
+small partitions run in a home of their own too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import logging
 import math
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final, Self
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from resources.devices.find import Device, named
 from resources.devices.resource import GpuResource
+from resources.engine.ladder import Described
 from resources.engine.models.vision_language_model import VisionLanguageModel
+from resources.engine.protocol import ImageTokens, MeasuringEngine
 from resources.publishing.published import PublishedPartitions
 from resources.storage.files import make_directory, write_new
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from resources.store.bucket import place_of
 from vlm_assets.assets.fingerprint import description_parts, digest_of
+from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import SCHEMA as CATALOG_SCHEMA
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
@@ -48,7 +61,143 @@ from vlm_assets.operate.terminal import (
     say,
     say_as_json,
 )
-from vlm_assets.operate.trial import Trial, run_trial, sample
+
+COPIES = 2
+"""Copies of a published file at rest: itself and its verified second copy."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a sample took.
+
+    seconds: after the model was loaded. bytes: of the sample's rows as parquet. batches: properties, images
+    and seconds of wall time of each.
+    start_seconds: that the process of a run takes to start. partition_rows: properties of a partition.
+    image_tokens: what images cost, where the engine knows. cpu_seconds: of this process and its workers,
+    after the model was loaded. not_used: by property, why images of it that can be read were not shown.
+    """
+
+    described: tuple[Described, ...]
+    catalogue_rows: int
+    device: str
+    devices: int
+    load_seconds: float
+    seconds: float
+    bytes: int
+    batches: tuple[tuple[int, int, float], ...]
+    start_seconds: float = 0.0
+    partition_rows: int = 1
+    image_tokens: ImageTokens | None = None
+    cpu_seconds: float = 0.0
+    not_used: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def properties_per_second(self) -> float:
+        """On one device, over whole partitions, with the start of each one's process and model."""
+        seconds = self.start_seconds + self.load_seconds
+        return self.partition_rows / (seconds + self.partition_rows * self.seconds / len(self.described))
+
+    @property
+    def images_per_second(self) -> float:
+        """On one device."""
+        return sum(one.images_seen for one in self.described) / self.seconds
+
+    @property
+    def days(self) -> float:
+        """For the whole catalogue on all devices found."""
+        return self.catalogue_rows / self.properties_per_second / self.devices / 86_400
+
+    @property
+    def disk_bytes(self) -> float:
+        """For the descriptions of the whole catalogue, second copies included."""
+        return COPIES * self.bytes / len(self.described) * self.catalogue_rows
+
+
+def sample(catalog: Catalog, limit: int, among: Collection[str] | None = None) -> pa.Table:
+    """Up to ``limit`` rows of the catalogue, evenly spread over it, so that the rate holds for all of it.
+
+    among: only properties with these ids.
+    """
+    there: Sequence[int] = range(catalog.rows) if among is None else catalog.ordinals_of(among)
+    count = min(limit, len(there))
+    ordinals = [there[index * len(there) // count] for index in range(count)]
+    rows = [
+        catalog.slice(wanted).take(pa.array([ordinal - wanted.start for ordinal in some]))
+        for wanted, some in groupby(ordinals, catalog.range_of)
+    ]
+    return pa.concat_tables([CATALOG_SCHEMA.empty_table(), *rows])
+
+
+def run_trial(
+    settings: Settings,
+    catalog: Catalog,
+    gpu: GpuResource,
+    model: VisionLanguageModel,
+    *,
+    limit: int,
+    among: Collection[str] | None = None,
+) -> Trial:
+    """Describe a sample on a leased device. Raises CatalogError, DeviceError, ModelLoadError, SchemaError."""
+    work = DescriptionWork.of(settings, catalog, catalog.range_of(0), model)
+    work = replace(work, properties=sample(catalog, limit, among))
+    batches = work.plan(frozenset())
+    digest = model.server_digest(work.prompt)
+    devices = len(gpu.find())  # Before the lease: pinning hides the others from this process.
+    lease = gpu.lease(run_id="trial", partition="sample", step="try", log=_log, server_digest=digest)
+    described: list[Described] = []
+    tables: list[pa.Table] = []
+    tried: list[tuple[int, int, float]] = []
+    of_workers = _cpu_seconds(resource.RUSAGE_CHILDREN)
+    with work.workers(lease.device, batches) as workers:
+        started = time.monotonic()
+        engine = work.model.load(lease.device, schema=work.schema, prompt=work.prompt)
+        loaded = before = time.monotonic()
+        spent = _cpu_seconds(resource.RUSAGE_SELF)
+        with work.feeding(engine, workers) as feeding:
+            for batch in feeding.described(work.load(workers, batches)):
+                images = sum(one.images_seen for one in batch.described)
+                tried.append((len(batch.described), images, time.monotonic() - before))
+                before = time.monotonic()
+                described += batch.described
+                tables.append(work.rows(batch.described, engine, lease.device))
+            ended, spent = time.monotonic(), _cpu_seconds(resource.RUSAGE_SELF) - spent
+    spent += _cpu_seconds(resource.RUSAGE_CHILDREN) - of_workers
+    stream = io.BytesIO()
+    rows = pa.concat_tables(tables)
+    pq.write_table(rows, stream, compression="zstd")
+    named = ("property_id", "images_not_used_reason")
+    reasons = zip(*(rows[name].to_pylist() for name in named), strict=True)
+    return Trial(
+        described=tuple(sorted(described, key=lambda one: one.ordinal)),
+        catalogue_rows=catalog.rows,
+        device=f"{lease.device.id} ({lease.device.name})",
+        devices=devices,
+        load_seconds=loaded - started,
+        seconds=ended - loaded,
+        bytes=stream.tell(),
+        batches=tuple(tried),
+        start_seconds=_start_seconds(),
+        partition_rows=max(1, catalog.rows // max(1, len(catalog.ranges))),
+        image_tokens=engine.image_tokens if isinstance(engine, MeasuringEngine) else None,
+        cpu_seconds=spent,
+        not_used={property_id: reason for property_id, reason in reasons if reason is not None},
+    )
+
+
+def _cpu_seconds(whose: int) -> float:
+    used = resource.getrusage(whose)
+    return used.ru_utime + used.ru_stime
+
+
+@cache
+def _start_seconds() -> float:
+    """What a run's process takes before it can load a model: Dagster, and these definitions."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import vlm_assets.definitions"], check=False, capture_output=True)
+    return time.monotonic() - began
+
 
 _OLD_SECONDS: Final = 24 * 3600.0
 _COMMITS: Final = 5
@@ -156,22 +305,12 @@ class Measurement:
         """Seconds of a core."""
         return self.cpu_seconds / max(1, self.images)
 
-    @classmethod
-    def of_json(cls, content: dict[str, Any]) -> Measurement:
-        """As it was kept. Raises TypeError, KeyError."""
-        run = content["run"]
-        return cls(
-            **{
-                **content,
-                "batches": tuple(tuple(one) for one in content["batches"]),
-                "run": None if run is None else MeasuredRun(**run),
-            }
-        )
+
+_MEASUREMENT = TypeAdapter(Measurement)
 
 
 def keep_trial(settings: Settings, model: VisionLanguageModel, trial: Trial) -> Measurement:
     """Keep what a trial measured, in place of an earlier one of the same name. Raises OSError."""
-    before = [0.0, *(one.out_at for one in trial.batches)]
     measured = Measurement(
         name=_name(settings, model, trial.device),
         at=time.time(),
@@ -180,13 +319,10 @@ def keep_trial(settings: Settings, model: VisionLanguageModel, trial: Trial) -> 
         device=trial.device,
         max_pixels=settings.max_pixels,
         batch_size=settings.batch_size,
-        batch_images=max(one.images for one in trial.batches),
+        batch_images=max(images for _, images, _ in trial.batches),
         load_seconds=trial.load_seconds,
         cpu_seconds=trial.cpu_seconds,
-        batches=tuple(
-            (one.properties, one.images, one.out_at - start)
-            for one, start in zip(trial.batches, before, strict=False)
-        ),
+        batches=trial.batches,
         row_bytes=trial.bytes / max(1, len(trial.described)),
         commit_seconds=_commit_seconds(settings, trial.bytes),
         start_seconds=trial.start_seconds,
@@ -199,8 +335,8 @@ def kept(settings: Settings) -> list[Measurement]:
     """All measurements of the home, newest first; one that does not read is left out: it can be made anew."""
     found = []
     for path in _folder(settings).glob("*.json"):
-        with contextlib.suppress(OSError, BrokenSealError, KeyError, TypeError):
-            found.append(Measurement.of_json(read_sealed(path)))
+        with contextlib.suppress(OSError, BrokenSealError, ValidationError):
+            found.append(_MEASUREMENT.validate_python(read_sealed(path)))
     return sorted(found, key=lambda one: one.at, reverse=True)
 
 
@@ -353,11 +489,12 @@ def _name(settings: Settings, model: VisionLanguageModel, device: str) -> str:
     return digest_of({"meaning": meaning, "chosen": chosen})
 
 
-Limit = Annotated[int, typer.Option(min=1, help="Properties to describe.")]
-
-
 @app.command("try", epilog="vlm-assets try --limit 20")
-def try_command(home: Home = None, limit: Limit = 20, as_json: AsJson = False) -> None:
+def try_command(
+    home: Home = None,
+    limit: Annotated[int, typer.Option(min=1, help="Properties to describe.")] = 20,
+    as_json: AsJson = False,
+) -> None:
     """Describe a few properties: the answers, the rate, what all would take.
 
     No partition is made.

@@ -1,7 +1,6 @@
 """``vlm-assets metrics``: the figures of status for Prometheus, as gauges in its text format.
 
-What lives here: names, labels and help texts; docs/operations.md lists them. What does not: any figure, for
-status, the outbox and Dagster are asked.
+docs/operations.md lists them.
 """
 
 from __future__ import annotations

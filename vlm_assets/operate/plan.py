@@ -39,6 +39,7 @@ from vlm_assets.config.resource_settings import (
 from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.operate.expected_cost import GAP_SECONDS, ExpectedCost
 from vlm_assets.operate.measurement import (
+    COPIES,
     MeasuredRun,
     Measurement,
     keep,
@@ -57,7 +58,6 @@ from vlm_assets.operate.terminal import (
     say,
     say_as_json,
 )
-from vlm_assets.operate.trial import COPIES
 
 START_SHARE: Final = 0.02
 """Share of a partition's time that start-up may take at most, for the range size that is named."""

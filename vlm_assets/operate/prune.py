@@ -1,14 +1,14 @@
 """What takes space and is needed no more: earlier versions, superseded journals, quarantine, leftovers.
 
-What lives here: finding it and removing it, under one rule: only beside a published file and a second copy
-that are both whole to the byte, read again right before. What does not: damage (``repair.py``).
+It is removed only beside a published file and a second copy that are both whole to the byte, read again right
+before.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from resources.journal.discarding import discard
 from resources.journal.high_water_mark import read_mark
-from resources.publishing.partition_files import PartitionFiles, PartitionVersions, PublishedRecord
+from resources.publishing.partition_files import PartitionFiles, PublishedRecord
 from resources.publishing.stored import StoredPartitions
 from resources.storage import files
 from resources.storage.layout import AssetFolders
@@ -94,17 +94,14 @@ def plan_prune(settings: Settings, catalog: Catalog, keys: Sequence[str] | None 
     for asset in (settings.descriptions, settings.embeddings):
         verdicts: dict[str, str | None] = {}
         for one in _candidates(asset, keys):
-            reasons = []
             for key in one.needs:
                 if key not in verdicts:
                     verdicts[key] = _not_whole(PartitionFiles(asset, key))
-                reason = verdicts[key]
-                if reason is not None:
-                    reasons.append(reason)
-            if reasons:
-                plan.kept.append(f"{one.path} stays: {reasons[0]}")
-            else:
+            reason = next((why for key in one.needs if (why := verdicts[key]) is not None), None)
+            if reason is None:
                 plan.removals.append(one)
+            else:
+                plan.kept.append(f"{one.path} stays: {reason}")
     plan.in_store = [
         one
         for one in store_leftovers(settings)
@@ -220,7 +217,10 @@ def _remove_of_partition(partition: PartitionFiles, removals: list[Removal]) -> 
             return
         versions = [one.path for one in removals if one.what is What.EARLIER_VERSION]
         if versions:
-            _forget_earlier(partition, manifest)
+            # The record never names what is not there.
+            settled = replace(manifest, previous=()).to_bytes()
+            files.write_replacing(partition.record_copy, settled, partition.staging)
+            files.write_replacing(partition.record_path, settled, partition.staging)
         for path in versions:
             path.unlink(missing_ok=True)
             yield f"Removed {path}."
@@ -233,13 +233,6 @@ def _remove_of_partition(partition: PartitionFiles, removals: list[Removal]) -> 
                 yield f"Removed {one.path}." if gone else f"Kept {one.path}: no manifest in it reads."
             elif one.what is What.TEMPORARY:
                 yield f"Kept {one.path}: a process needs it." if one.path.exists() else f"Removed {one.path}."
-
-
-def _forget_earlier(partition: PartitionFiles, manifest: PartitionVersions) -> None:
-    """Take the earlier versions out of the record before they go: it never names what is not there."""
-    settled = replace(manifest, previous=()).to_bytes()
-    files.write_replacing(partition.record_copy, settled, partition.staging)
-    files.write_replacing(partition.record_path, settled, partition.staging)
 
 
 def _not_whole(partition: PartitionFiles, record: PublishedRecord | None = None) -> str | None:
@@ -261,14 +254,6 @@ def _size(path: Path) -> int:
     if path.is_dir():
         return sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
     return path.stat().st_size
-
-
-def by_kind(removals: list[Removal]) -> Mapping[What, tuple[int, int]]:
-    """How many of each kind, and how many bytes."""
-    return {
-        what: (sum(one.what is what for one in removals), sum(o.bytes for o in removals if o.what is what))
-        for what in What
-    }
 
 
 _EXAMPLES = """\b
@@ -307,9 +292,9 @@ def prune_command(home: Home = None, yes: Yes = False, as_json: AsJson = False) 
         ]
     )
     say_list([f"{one.what.value}: {one.path} ({one.bytes:,} bytes; {one.why})" for one in plan.removals])
-    for what, (count, size) in by_kind(plan.removals).items():
-        if count:
-            say(f"{count} x {what.value}: {size / 1e6:,.1f} MB")
+    for what in What:
+        if sizes := [one.bytes for one in plan.removals if one.what is what]:
+            say(f"{len(sizes)} x {what.value}: {sum(sizes) / 1e6:,.1f} MB")
     if agreed(f"Remove these for good ({plan.bytes / 1e6:,.1f} MB)?", yes):
         for sentence in chain(remove(current, plan.removals), remove_leftovers(current, plan.in_store)):
             say(sentence)

@@ -1,8 +1,6 @@
 """The published rows as one table for a person's SQL: fields as columns, read only.
 
-What lives here: which files are published, the view over them, and which properties a condition chooses. What
-does not: what is done with those (``search.py``, ``export.py``). The SQL is a person's: it runs where no file
-but these can be read, none can be written, and nothing is reached over a network.
+It runs where no file but these can be read, none can be written, and nothing is reached over a network.
 """
 
 from __future__ import annotations

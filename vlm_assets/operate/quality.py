@@ -1,8 +1,7 @@
 """The quality of the published descriptions: what they say, where they are odd, how far they are right.
 
-What lives here: a summary of each published partition, which is kept so that a look reads only what is new,
-and what follows from all of them. What does not: Dagster's side and the picture
-(``automation/dataset_quality.py``), whether the rows are whole (``audit.py``).
+A summary of each published partition is kept, so that a look reads only what is new. Dagster's side and the
+picture are in ``automation/dataset_quality.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -274,8 +272,7 @@ def _summaries(
             yield f"{key}: {error}"
         else:
             made_of[key] = f"{file.st_ino} {file.st_size} {file.st_mtime_ns} {asked}"
-    kept = _Kept(settings)
-    for known_of, summary in kept.read():
+    for known_of, summary in _kept(settings):
         if made_of.get(summary.key) == known_of:
             del made_of[summary.key]
             yield summary
@@ -286,7 +283,7 @@ def _summaries(
                 summary = summarize(
                     published.path(key), schema, key, record.published_at, conditions=conditions, truth=truth
                 )
-                kept.write(summary, one)
+                _keep(settings, summary, one)
                 yield summary
         except (RecordDamagedError, OSError, pa.ArrowException) as error:
             yield f"{key}: {error}"
@@ -366,7 +363,8 @@ def summarize(
 def _columns(node: Mapping[str, Any], described: Any, above: str = "") -> Iterator[tuple[str, Kind, Any]]:
     """Each leaf of the schema: its dotted name, its kind and its column. A list is judged by its text."""
     for name, one in node.get("properties", {}).items():
-        plain = _without_null(one)
+        others = [other for other in one.get("anyOf", ()) if other.get("type") != "null"]
+        plain = others[0] if len(others) == 1 else one
         if described.type.get_field_index(name) < 0:
             continue  # Made with an earlier schema.
         column = described.field(name)
@@ -374,11 +372,6 @@ def _columns(node: Mapping[str, Any], described: Any, above: str = "") -> Iterat
             yield from _columns(plain, column, f"{above}{name}.")
         else:
             yield f"{above}{name}", _kind(plain), column
-
-
-def _without_null(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    others = [one for one in node.get("anyOf", ()) if one.get("type") != "null"]
-    return others[0] if len(others) == 1 else node
 
 
 def _kind(node: Mapping[str, Any]) -> Kind:
@@ -505,44 +498,36 @@ def forget_summaries(settings: Settings, keys: Collection[str]) -> None:
     )
 
 
-@lru_cache
-def _reader() -> TypeAdapter[PartitionSummary]:
-    return TypeAdapter(PartitionSummary)
+_SUMMARY = TypeAdapter(PartitionSummary)
 
 
-class _Kept:
-    """The summaries of earlier looks, in the control state's part that may be lost: they are made again."""
+def _kept(settings: Settings) -> Iterator[tuple[str, PartitionSummary]]:
+    """What each summary of earlier looks was made of, and itself; one that does not read is made again.
 
-    def __init__(self, settings: Settings) -> None:
-        self._state = control_state(settings)
+    They are in the control state's part that may be lost.
+    """
+    state, table = control_state(settings), quality_summaries
+    query = sa.select(table.c.key, table.c.made_of, sa.cast(table.c.summary, sa.Text).label("summary"))
+    query = query.order_by(table.c.key).limit(_TOGETHER)
 
-    def read(self) -> Iterator[tuple[str, PartitionSummary]]:
-        """What each was made of, and the summary. One that does not read is left out, and is made again."""
-        table = quality_summaries
-        query = sa.select(table.c.key, table.c.made_of, sa.cast(table.c.summary, sa.Text).label("summary"))
-        query = query.order_by(table.c.key).limit(_TOGETHER)
+    def after(key: str) -> Sequence[sa.Row[Any]]:
+        return state.read_beats(lambda connection: connection.execute(query.where(table.c.key > key)).all())
 
-        def after(key: str) -> Sequence[sa.Row[Any]]:
-            return self._state.read_beats(
-                lambda connection: connection.execute(query.where(table.c.key > key)).all()
-            )
+    # Another version's, or torn by a power cut.
+    with contextlib.suppress(sa.exc.DBAPIError):
+        rows = after("")
+        while rows:
+            for row in rows:
+                with contextlib.suppress(ValueError):
+                    yield row.made_of, _SUMMARY.validate_json(row.summary)
+            rows = after(rows[-1].key)
 
-        # Another version's, or torn by a power cut.
-        with contextlib.suppress(sa.exc.DBAPIError):
-            rows = after("")
-            while rows:
-                for row in rows:
-                    with contextlib.suppress(ValueError):
-                        yield row.made_of, _reader().validate_json(row.summary)
-                rows = after(rows[-1].key)
 
-    def write(self, summary: PartitionSummary, made_of: str) -> None:
-        table = quality_summaries
+def _keep(settings: Settings, summary: PartitionSummary, made_of: str) -> None:
+    table = quality_summaries
 
-        def write(connection: sa.Connection) -> None:
-            connection.execute(table.delete().where(table.c.key == summary.key))
-            connection.execute(
-                table.insert().values(key=summary.key, made_of=made_of, summary=asdict(summary))
-            )
+    def write(connection: sa.Connection) -> None:
+        connection.execute(table.delete().where(table.c.key == summary.key))
+        connection.execute(table.insert().values(key=summary.key, made_of=made_of, summary=asdict(summary)))
 
-        self._state.beat(write)
+    control_state(settings).beat(write)

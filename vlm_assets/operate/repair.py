@@ -1,8 +1,7 @@
 """What would put a dataset right: restored in place where a whole copy is there, else computed again.
 
-What lives here: the plan, made from an audit; the part of it that needs no device; what the running Dagster
-computes again; and giving up lost rows of a journal, which a person does. What does not: how a loss is
-noticed and recorded (``resources/journal/recovery.py``).
+The plan is made from an audit. A person may also give up lost rows of a journal here;
+``resources/journal/recovery.py`` notices and records such a loss.
 """
 
 from __future__ import annotations
@@ -184,17 +183,12 @@ def _without_consequences(
             embedded = PartitionFiles(settings.embeddings, one.key)
             record = embedded.peek()
             described = PartitionFiles(settings.descriptions, one.key).peek()
-            if _descends(record, described) and embedded.holds(embedded.published, record):
+            made_from = record.metadata.get("parts", {}).get(TEXTS) if record is not None else None
+            descends = described is not None and made_from == described.metadata.get(TEXTS)
+            if record is not None and descends and embedded.holds(embedded.published, record):
                 continue
         kept.append(one)
     return kept
-
-
-def _descends(embedded: PublishedRecord | None, described: PublishedRecord | None) -> bool:
-    if embedded is None or described is None:
-        return False
-    made_from = embedded.metadata.get("parts", {}).get(TEXTS)
-    return bool(made_from == described.metadata.get(TEXTS))
 
 
 def _refused(found: Audit) -> Iterator[Repair]:

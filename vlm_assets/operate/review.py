@@ -1,7 +1,5 @@
 """Review: a person says which fields of a sample are right. What they said is kept and is never lost.
 
-What lives here: the sample, keeping verdicts, and how often each field is right. What does not: the page
-(``review_page.py``), and reading verdicts (``vlm_assets/assets/truth.py``), which training does too.
 The file ``HOME/review.jsonl`` is append-only: one line a verdict, durable before the page shows the next
 property. The latest line of a property counts, as long as the answer that it judges is the published one.
 """

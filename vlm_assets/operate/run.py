@@ -1,19 +1,23 @@
-"""``vlm-assets run`` and ``demo``: a backfill of a home, launched in Dagster and followed in the terminal.
+"""``vlm-assets run``, ``publish`` and ``serve``: a backfill of a home, launched in Dagster and followed here.
 
 A Dagster that runs on the home already is used; otherwise one is started, and ended at the end.
-``dagster_server/`` starts the processes, ``backfill.py`` launches and shows.
+``dagster_server/`` starts the processes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
+from rich.text import Text
 
 from vlm_assets.assets.partition_state import MEANING, PartitionStates, State, VerifiedFiles
 from vlm_assets.assets.published_rows import unpublished_failures
@@ -21,27 +25,217 @@ from vlm_assets.assets.stored_settings import refuse_at_start
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import close_tail
+from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.engine_choice import require_models
-from vlm_assets.config.resource_settings import device_slots
-from vlm_assets.config.settings import Settings, load_settings
-from vlm_assets.operate.backfill import ASSETS, Backfill, BackfillSummary, ProgressLine, where_to_click
-from vlm_assets.operate.dagster_server.api import DagsterApi, reload_running
+from vlm_assets.config.settings import Settings
+from vlm_assets.operate.dagster_server.api import LAUNCHED_BY, DagsterApi, FailingCheck, reload_running
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.dagster_server.process_group import interruptible
-from vlm_assets.operate.dagster_server.server import (
-    GRACE_SECONDS,
-    dagster_server,
-    farewell,
-    prepare_home,
-)
-from vlm_assets.operate.dagster_server.server import serve as serve_home
+from vlm_assets.operate.dagster_server.server import running_dagster, serve
+from vlm_assets.operate.expected_cost import Rate, read_rate
+from vlm_assets.operate.plan import compare_with_run
 from vlm_assets.operate.status import Status, read_status
 from vlm_assets.operate.terminal import Home, Port, TerminalConsole, Yes, agreed, app, chosen_settings, say
+
+ASSETS = ("property_descriptions", "property_embeddings")
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class BackfillProgress:
+    """The keys of a backfill by state, over all the assets: done means done in each of them.
+
+    under_way: launched, most of them waiting for their turn. runs: runs that work at this moment.
+    """
+
+    done: frozenset[str]
+    under_way: frozenset[str]
+    failed: frozenset[str]
+    runs: int
+
+
+@dataclass
+class Backfill:
+    """The backfill of some partitions (``keys``), launched and followed from a terminal."""
+
+    api: DagsterApi
+    settings: Settings
+    keys: Sequence[str]
+    run_config: Mapping[str, object] = field(default_factory=dict)
+    """Of each run that it launches."""
+    followed: list[str] = field(default_factory=list)
+    """Ids of the Dagster backfills that this one continues or has launched."""
+
+    def begin(self) -> str:
+        """Continue unfinished backfills; launch one for the partitions that they lack. Says what it did."""
+        incomplete = self.status().incomplete_keys.intersection(self.keys)
+        if not self.keys:
+            return "Nothing to do: there is no such partition."
+        if not incomplete:
+            return f"Nothing to do: {len(self.keys)} of {len(self.keys)} partitions are complete."
+        said = []
+        for backfill in self.api.unfinished_backfills(ASSETS[0]):
+            under_way = backfill.keys & incomplete
+            if under_way:
+                self.followed.append(backfill.id)
+                incomplete -= under_way
+                said.append(f"Going on with backfill {backfill.id}: {len(under_way)} partitions are left.")
+        if incomplete:
+            said.append(self.launch(incomplete))
+        return " ".join(said)
+
+    def launch(self, keys: Collection[str]) -> str:
+        """Launch one backfill of these partitions, all assets together; says what it did."""
+        new = self.api.launch_backfill(
+            ASSETS,
+            sorted(keys),
+            title=f"{len(keys)} partitions",
+            tags={LAUNCHED_BY: "terminal"},
+            run_config=self.run_config,
+        )
+        self.followed.append(new)
+        return f"Launched backfill {new} of {len(keys)} of {len(self.keys)} partitions."
+
+    def progress(self) -> BackfillProgress:
+        """How the partitions stand now."""
+        of_each = [self.api.partition_keys(asset) for asset in ASSETS]
+        return BackfillProgress(
+            done=frozenset.intersection(*(keys.materialized for keys in of_each)).intersection(self.keys),
+            under_way=frozenset.union(*(keys.running for keys in of_each)).intersection(self.keys),
+            failed=frozenset.union(*(keys.failed for keys in of_each)).intersection(self.keys),
+            runs=self.api.runs_in("STARTED"),
+        )
+
+    def status(self) -> Status:
+        """How the home stands, as ``vlm-assets status`` says."""
+        return read_status(self.settings, Catalog.open(self.settings.home))
+
+    def rate(self) -> tuple[Rate, Mapping[str, int]]:
+        """The rate of the data set and the rows that are done, as ``vlm-assets status`` says them."""
+        return read_rate(self.settings, Catalog.open(self.settings.home))
+
+    def ended(self, now: BackfillProgress) -> bool:
+        """Whether nothing more will happen: Dagster ended the backfills.
+
+        A partition that is made again was done before, so what Dagster shows as done does not tell.
+        """
+        # A failed run may be retried: only the backfill knows, and it is asked only when all is quiet.
+        return not now.under_way and not any(
+            self.api.backfill(backfill, ASSETS[0]).unfinished for backfill in self.followed
+        )
+
+
+class ProgressLine:
+    """A bar and, below it, partitions done, running and failed, properties and rate; two lines of 80 columns.
+
+    Without a terminal: a line at every change.
+    """
+
+    def __init__(self, console: Console, keys: Sequence[str]) -> None:
+        self._console = console
+        self._sizes = {key: len(PropertyRange.from_key(key)) for key in keys}
+        self._said = ""
+        self._bar = _BarAndState(
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=len(keys))
+
+    def __enter__(self) -> ProgressLine:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, now: BackfillProgress, rate: Rate, done: Mapping[str, int]) -> None:
+        """Show how the partitions stand; without a terminal, a line a change. done: rows by partition."""
+        properties = sum(done.get(key, 0) for key in self._sizes)
+        left = rate.seconds_left(sum(self._sizes.values()) - properties)
+        counts = (
+            f"{len(now.done)}/{len(self._sizes)} partitions, {now.runs} running, {len(now.failed)} failed"
+        )
+        state = f"{counts}; {properties:,} properties"
+        if rate.per_second is not None and left is not None:
+            state += f", {rate.per_second:.2f}/s, {timedelta(seconds=round(left))} left"
+        self._bar.state = state
+        self._bar.update(self._task, completed=len(now.done))
+        if not self._console.is_terminal and counts != self._said:
+            self._console.print(state, highlight=False)
+        self._said = counts
+
+
+class _BarAndState(Progress):
+    """A bar with a line of text below it."""
+
+    state = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The two lines."""
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self.state, no_wrap=True, overflow="ellipsis")
+
+
+@dataclass(frozen=True)
+class BackfillSummary:
+    """How a backfill of some partitions (``keys``) ended. status: of the home, when it had ended."""
+
+    keys: Sequence[str]
+    failed_keys: Sequence[str]
+    status: Status
+    failing: Sequence[FailingCheck]
+    accuracy: str | None
+
+    @property
+    def complete(self) -> int:
+        """How many of the partitions are complete."""
+        return len(frozenset(self.keys) - self.status.incomplete_keys)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every partition is complete and no check failed with ERROR."""
+        return self.complete == len(self.keys) and all(check.severity != "ERROR" for check in self.failing)
+
+    def print(self, console: Console) -> None:
+        """The summary for people."""
+        colour = "green" if self.ok else "red"
+        console.print(f"[{colour}]{self.complete} of {len(self.keys)} partitions are complete.[/]")
+        found = {"ok": self.status.ok, "failed": sum(self.status.failed_by_kind.values())}
+        counts = ", ".join(f"{count:,} {name}" for name, count in found.items() if count)
+        console.print(f"Properties: {counts or 'none yet'}.")
+        for one in self.status.first_failed:
+            console.print(f"[yellow]Failed:[/] {escape(one.sentence())}")
+        if self.accuracy:
+            console.print(escape(self.accuracy))
+        for key in self.failed_keys[:_SHOWN]:
+            console.print(f"[red]Failed:[/] partition {key}")
+        if len(self.failed_keys) > _SHOWN:
+            console.print(f"… and {len(self.failed_keys) - _SHOWN} more failed partitions")
+        for check in self.failing[:_SHOWN]:
+            console.print(
+                f"[{'red' if check.severity == 'ERROR' else 'yellow'}]{check.severity}:[/] check {check.name}"
+                f" of {check.asset}, partition {check.partition}: {escape(check.description)}"
+            )
+        if len(self.failing) > _SHOWN:
+            console.print(f"… and {len(self.failing) - _SHOWN} more checks that did not pass")
+
+
+def where_to_click(console: Console, address: str) -> None:
+    """The pages to look at, and how to end."""
+    console.print(f"\nLook at it:  [bold]{address}/assets/{ASSETS[0]}[/]")
+    console.print("  a green partition: its rows, its rate, and a contact sheet with what the model said")
+    console.print("  Overview, Metadata, Plots: how rates and rows go over the partitions")
+    console.print("  Checks: what had to hold before a partition was published")
+    console.print("Ctrl-C ends Dagster; what is done stays done.")
+
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM before all was done."""
 
-_FOREVER = 3600.0
 _FAILED = frozenset({State.FAILED, State.GIVEN_UP, State.REFUSED, State.DAMAGED, State.LOST})
 
 KeysOf = Callable[[DagsterApi], Sequence[str]]
@@ -72,54 +266,36 @@ def failed_keys(home: Path, status: Status, api: DagsterApi) -> list[str]:
 
 
 def run_backfill(
+    settings: Settings,
     *,
-    home: Path,
-    dagster_home: Path,
-    slots: int,
     port: int = 3000,
     keys: KeysOf | None = None,
     run_config: Mapping[str, object] | None = None,
     exit_when_done: bool = False,
     accuracy: Callable[[], str | None] = lambda: None,
-    grace_seconds: float = GRACE_SECONDS,
     environment: Mapping[str, str] | None = None,
     console: Console | None = None,
 ) -> int:
     """Start Dagster and a backfill on a home, until Ctrl-C or until all is done; gives the exit code.
 
     The code is 0 if every partition asked for is complete and no check of them failed with ERROR, 1
-    otherwise, and 130 after Ctrl-C. keys: the partitions, all unless given. run_config: of each run. slots:
-    runs that hold a device at the same time. accuracy: a sentence about the finished output, or None.
-    environment: of Dagster's processes, in addition to this one's.
+    otherwise, and 130 after Ctrl-C. keys: the partitions, all unless given. run_config: of each run.
+    accuracy: a sentence about the finished output, or None. environment: of Dagster's processes, in addition
+    to this one's.
 
     Raises CatalogError, DagsterHomeError, ProcessEndedError and DagsterApiError, whose
     messages say what to do.
     """
     console = console or TerminalConsole(soft_wrap=True)
-    found = prepare_home(home, dagster_home, slots=slots, port=port, console=console)
     summary: BackfillSummary | None = None
-    with (
-        interruptible(),
-        dagster_server(
-            home, dagster_home, port=found, grace_seconds=grace_seconds, environment=environment
-        ) as server,
-    ):
-        try:
-            server.start_pages(console)
-            wanted = keys(server.api) if keys is not None else all_keys(home)
-            work = Backfill(server.api, home, wanted, run_config or {})
-            summary = _follow(work, accuracy, console, start=server.start_daemon, watch=server.watch)
-            summary.print(console)
-            _tell_plan(load_settings(home=home), console)
-            if not exit_when_done:
-                where_to_click(console, server.address)
-                while True:
-                    server.watch(_FOREVER)
-        except KeyboardInterrupt:
-            farewell(console, grace_seconds)
-            if summary is None:
-                return INTERRUPTED
-    return 0 if summary.ok else 1
+    with running_dagster(settings, port=port, console=console, environment=environment) as server:
+        server.start_pages(console)
+        work = _backfill(server.api, settings, keys, run_config)
+        summary = _follow(work, accuracy, console, start=server.start_daemon, watch=server.watch)
+        if not exit_when_done:
+            where_to_click(console, server.address)
+            server.stay()
+    return _code(summary)
 
 
 def run_partitions(
@@ -132,57 +308,35 @@ def run_partitions(
 ) -> int:
     """Materialize partitions in the Dagster that runs on the home, else in one that is started for it.
 
-    The arguments, exit codes and errors of ``run_backfill``.
+    The arguments, exit codes and errors of ``run_backfill``. In a Dagster that runs already Ctrl-C ends the
+    following alone.
     """
     address = running_address(settings.dagster_home)
-    if address is not None:
-        return _run_in_running(address, home=settings.home, keys=keys, run_config=run_config, console=console)
-    refuse_at_start(settings, lambda said: console.print(escape(said)))
-    return run_backfill(
-        home=settings.home,
-        dagster_home=settings.dagster_home,
-        slots=device_slots(settings),
-        port=port,
-        keys=keys,
-        run_config=run_config,
-        exit_when_done=True,
-        grace_seconds=settings.grace_seconds,
-        console=console,
-    )
-
-
-def _run_in_running(
-    address: str,
-    *,
-    home: Path,
-    keys: KeysOf | None,
-    run_config: Mapping[str, object] | None,
-    console: Console,
-) -> int:
-    """Launch a backfill in the Dagster at this address and follow it; the exit codes of ``run_backfill``.
-
-    Ctrl-C ends the following alone. Raises CatalogError, DagsterApiError.
-    """
-    api = DagsterApi(address)
+    if address is None:
+        refuse_at_start(settings, lambda said: console.print(escape(said)))
+        return run_backfill(
+            settings, port=port, keys=keys, run_config=run_config, exit_when_done=True, console=console
+        )
+    summary: BackfillSummary | None = None
     with interruptible():
         try:
             console.print(f"Dagster runs on this home already: {address}")
-            wanted = keys(api) if keys is not None else all_keys(home)
-            summary = _follow(Backfill(api, home, wanted, run_config or {}), lambda: None, console)
+            work = _backfill(DagsterApi(address), settings, keys, run_config)
+            summary = _follow(work, lambda: None, console)
         except KeyboardInterrupt:
             console.print(f"\nThe backfill goes on in {address}; `vlm-assets status` shows how far it is.")
-            return INTERRUPTED
-    summary.print(console)
-    _tell_plan(load_settings(home=home), console)
-    return 0 if summary.ok else 1
+    return _code(summary)
 
 
-def _tell_plan(settings: Settings, console: Console) -> None:
-    """Say how far the plan was off, where this run was planned."""
-    from vlm_assets.operate.plan import compare_with_run
+def _backfill(
+    api: DagsterApi, settings: Settings, keys: KeysOf | None, run_config: Mapping[str, object] | None
+) -> Backfill:
+    wanted = keys(api) if keys is not None else all_keys(settings.home)
+    return Backfill(api, settings, wanted, run_config or {})
 
-    if (compared := compare_with_run(settings)) is not None:
-        console.print(compared.sentence(), highlight=False)
+
+def _code(summary: BackfillSummary | None) -> int:
+    return INTERRUPTED if summary is None else 0 if summary.ok else 1
 
 
 def _follow(
@@ -193,7 +347,7 @@ def _follow(
     start: Callable[[], None] = lambda: None,
     watch: Callable[[float], None] = time.sleep,
 ) -> BackfillSummary:
-    """Launch a backfill and show how it stands until it ends.
+    """Launch a backfill, show how it stands until it ends, and how it ended.
 
     start: of what launches its runs. watch: lets so many seconds pass, and raises if Dagster ends meanwhile.
     """
@@ -210,13 +364,18 @@ def _follow(
                 now = work.progress()
                 line.show(now, *work.rate())
     failing = [check for asset in ASSETS for check in work.api.failing_checks(asset)]
-    return BackfillSummary(
+    summary = BackfillSummary(
         keys=work.keys,
         failed_keys=sorted(work.progress().failed),
         status=work.status(),
         failing=[check for check in failing if check.partition in work.keys],
         accuracy=accuracy(),
     )
+    summary.print(console)
+    if (compared := compare_with_run(work.settings)) is not None:
+        # How far the plan was off, where this run was planned.
+        console.print(compared.sentence(), highlight=False)
+    return summary
 
 
 _RUN_EXAMPLES = """\b
@@ -339,11 +498,4 @@ def serve_command(home: Home = None, port: Port = 3000) -> None:
     for one in examine(current, quick=True):
         if one.level != "ok":
             say(f"{one.level}: {one.check}: {one.message}", fg="yellow", err=True)
-    serve_home(
-        home=current.home,
-        dagster_home=current.dagster_home,
-        slots=device_slots(current),
-        port=port,
-        grace_seconds=current.grace_seconds,
-        console=TerminalConsole(soft_wrap=True),
-    )
+    serve(current, port=port, console=TerminalConsole(soft_wrap=True))

@@ -1,7 +1,6 @@
 """Search: properties whose descriptions are near to a text, or to another property, by published vectors.
 
-What lives here: the scan, a block at a time on all cores, and the page with images. What does not: making
-vectors (``resources/engine/models/text_embedding.py``), and the conditions (``published_table.py``).
+``published_table.py`` has the conditions.
 """
 
 from __future__ import annotations
@@ -250,11 +249,6 @@ def _description(settings: Settings, key: str, ordinal: int) -> dict[str, object
     return {}
 
 
-def contact_sheet(settings: Settings, catalog: Catalog, title: str, hits: Sequence[Hit]) -> str:
-    """One HTML page with the images inside of it: nothing is loaded from anywhere."""
-    return page(title, cards(settings, catalog, hits))
-
-
 _EXAMPLES = """\b
 vlm-assets search "stone cottage with a pool"
 vlm-assets search "stone cottage" --where "floors <= 2" --html found.html
@@ -285,7 +279,7 @@ def search_command(
     found = search(current, catalog, text=text, like=like, mask=mask, limit=limit)
     title = " ".join([*([text] if text else []), *([f"like {like}"] if like else [])])
     if html is not None:
-        write_page(html, contact_sheet(current, catalog, title, found.hits))
+        write_page(html, page(title, cards(current, catalog, found.hits)))
     if as_json:
         say_as_json([{"property_id": one.property_id, "score": one.score} for one in found.hits])
         return

@@ -1,8 +1,4 @@
-"""What the store holds, against its own records and what is published here: for audit and prune.
-
-What lives here: finding what is missing or damaged there, and what is needed no more. What does not: putting
-things there (``resources/publishing/stored.py``, ``resources/store/stored_journal.py``).
-"""
+"""What the store holds, against its own records and what is published here: for audit and prune."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Where each variant of ``description_model`` stands, from what is on disk: Dagster need not run.
-
-What lives here: done, running, interrupted at a step, or never started; the time left and the order. What
-does not: the training (``resources/training``) and what is shown (``status_view.py``). Needs no torch.
-"""
+"""Where each variant of ``description_model`` stands, from what is on disk: Dagster need not run."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
 """Withdrawing properties for good: from the catalogue, published files, earlier versions and journals.
 
-What lives here: the order of the steps, each of which may be repeated. What they have to do is written down
-first, so that a withdrawal that was cut short is finished by starting it again. A property leaves a tombstone
-in its place: a row of the catalogue with the same ordinal, no images and a digest for an id, and a failed row
-of the kind ``withdrawn`` in each file. So ordinals stay, every count adds up, and an ingest of the same
-listing knows that it was withdrawn.
+Each step may be repeated. What is to be done is written down first, so that a withdrawal that was cut short
+is finished by starting it again. A property leaves a tombstone in its place: a row of the catalogue with the
+same ordinal, no images and a digest for an id, and a failed row of the kind ``withdrawn`` in each file. So
+ordinals stay, every count adds up, and an ingest of the same listing knows that it was withdrawn.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +29,7 @@ from resources.state.nodes import Nodes
 from resources.state.withdrawing import begin_withdrawal, end_withdrawal
 from resources.state.workers import Phase, Workers
 from resources.storage.files import sync_directory
-from resources.storage.layout import AssetFolders, PartitionPaths
+from resources.storage.layout import AssetFolders
 from resources.storage.sealed_json import (
     read_sealed,
     write_sealed,
@@ -133,15 +133,7 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     note = withdrawal_note(settings.state_directory)
     goes_on = note.exists()
     state = control_state(settings)
-    write_sealed(
-        note,
-        {
-            "about": _ABOUT,
-            "tombstones": dict(wanted.tombstones),
-            "slices": dict(wanted.slices),
-            "texts": dict(wanted.texts),
-        },
-    )
+    write_sealed(note, {"about": _ABOUT, **asdict(wanted)})
     # First: a run that begins later on any machine asks for it, and one that began before is seen below.
     begin_withdrawal(state, wanted.keys)
     Nodes(state).wait_for_beats()
@@ -156,8 +148,12 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
         )
     for path in replace_by_tombstones(settings.home, wanted.tombstones, settings.store):
         yield f"Removed {len(wanted.tombstones)} properties from {path}."
-    for key in wanted.keys:
-        yield from _pull(settings, key)
+    if (store := settings.store) is not None:
+        # This home holds all that the store has of these partitions.
+        for key in wanted.keys:
+            for asset in (settings.descriptions, settings.embeddings):
+                yield from StoredPartitions(asset, store).pull(key)
+                yield from pull_others(asset.partition(key), "", store)
     catalog = Catalog.open(settings.home)
     for key in wanted.keys:
         yield from _withdraw_published(settings, catalog, key, wanted)
@@ -173,7 +169,7 @@ def withdraw(settings: Settings, wanted: Withdrawal) -> Iterator[str]:
     plan = plan_prune(settings, catalog, keys=wanted.keys)
     yield from plan.kept
     yield from remove(settings, plan.removals)
-    if (store := settings.store) is not None:
+    if store is not None:
         for asset in (settings.descriptions, settings.embeddings):
             for key in wanted.keys:
                 StoredPartitions(asset, store).forget_earlier(key)
@@ -214,14 +210,6 @@ def _withdraw_stored(settings: Settings, key: str) -> Iterator[str]:
     yield f"Removed their rows of {key} from {store}."
 
 
-def _pull(settings: Settings, key: str) -> Iterator[str]:
-    """Have this home hold all that the store has of a partition."""
-    if (store := settings.store) is not None:
-        for asset in (settings.descriptions, settings.embeddings):
-            yield from StoredPartitions(asset, store).pull(key)
-            yield from pull_others(asset.partition(key), "", store)
-
-
 def _trainings_with(settings: Settings, ids: Collection[str]) -> list[Path]:
     """The folders of trainings that learn from these properties, or may."""
     folders = sorted(settings.layout.asset(DESCRIPTION_MODEL).journals.glob("*/*/"))
@@ -234,16 +222,12 @@ def _may_learn_from(folder: Path, ids: Collection[str]) -> bool:
             return any(json.loads(line)["property_id"] in ids for line in lines)
     except FileNotFoundError:
         # A function makes its samples, or a kill came before the list, or in the middle of a removal.
-        return any(folder.iterdir()) and not _has_made_samples(folder)
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            if is_name(TrainingPlan.read(folder / PLAN).samples):
+                return False
+        return any(folder.iterdir())
     except (OSError, ValueError, KeyError, TypeError):
         return True
-
-
-def _has_made_samples(folder: Path) -> bool:
-    try:
-        return is_name(TrainingPlan.read(folder / PLAN).samples)
-    except (OSError, ValueError, TypeError):
-        return False
 
 
 def _withdraw_trainings(settings: Settings, ids: Collection[str]) -> Iterator[Path]:
@@ -367,17 +351,14 @@ def _withdraw_journals(settings: Settings, catalog: Catalog, key: str) -> Iterat
                 yield f"Removed {path}."
             else:
                 yield f"Kept {path}: no manifest in it reads. Delete it by hand."
-        _forget_marks(asset.partition(key))
-
-
-def _forget_marks(paths: PartitionPaths) -> None:
-    """Remove the marks of journals that were never published and are gone: nobody is to miss their rows."""
-    if PublishedPartitions(paths.asset).record(paths.key) is not None:
-        return
-    for mark in read_marks(paths.high_water_marks, paths.key):
-        if not paths.journal(mark.generation).exists():
-            for slot in slots(paths.high_water_mark(mark.generation)):
-                slot.unlink(missing_ok=True)
+        paths = asset.partition(key)
+        if PublishedPartitions(asset).record(key) is not None:
+            continue
+        # Nobody is to miss the rows of journals that were never published and are gone.
+        for left in read_marks(paths.high_water_marks, key):
+            if not paths.journal(left.generation).exists():
+                for slot in slots(paths.high_water_mark(left.generation)):
+                    slot.unlink(missing_ok=True)
 
 
 def _adopt(settings: Settings, catalog: Catalog, key: str) -> str:

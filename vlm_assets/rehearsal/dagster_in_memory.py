@@ -1,7 +1,6 @@
 """Dagster's facts from memory, on a clock that is moved by hand: runs, events and results of checks.
 
-What lives here: what the sensors ask and tell, and launching and changing runs. What does not: when anything
-happens (``simulation.py``, or a test). What the methods mean is said in ``sensors/dagster_facts.py``.
+``sensors/dagster_facts.py`` says what the methods mean.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The faults of a rehearsal: what happens when, drawn from a seed before anything runs.
-
-What lives here: kinds, how often each comes, how long it lasts. What does not: what a fault does
-(``simulation.py``).
-"""
+"""The faults of a rehearsal: what happens when, drawn from a seed before anything runs."""
 
 from __future__ import annotations
 

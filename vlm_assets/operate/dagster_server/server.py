@@ -30,8 +30,8 @@ from resources.storage.home_claim import claim_home
 from resources.storage.layout import Home
 from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.config.resource_settings import control_state
-from vlm_assets.config.settings import CHECKOUT, IS_CHECKOUT, load_settings, of_env_file
+from vlm_assets.config.resource_settings import control_state, device_slots
+from vlm_assets.config.settings import CHECKOUT, IS_CHECKOUT, Settings, load_settings, of_env_file
 from vlm_assets.operate.dagster_server.api import (
     CodeLocationError,
     DagsterApi,
@@ -154,6 +154,11 @@ class DagsterServer:
                 self._next_look = time.monotonic() + _LOOK_AFTER_SECONDS
             if time.monotonic() >= deadline:
                 return
+
+    def stay(self) -> None:
+        """Let time pass until Ctrl-C. Raises as ``watch`` does."""
+        while True:
+            self.watch(_FOREVER)
 
     def _look_after_databases(self) -> None:
         began = time.monotonic()
@@ -328,49 +333,48 @@ def _renew_damaged_databases(home: Path, dagster_home: Path, console: Console) -
         console.print(f"[yellow]{escape(said)}[/]")
 
 
-def farewell(console: Console, grace_seconds: float) -> None:
-    """Say what an end means."""
-    console.print(
-        f"\nEnding Dagster. Runs commit what they have finished, {grace_seconds:.0f} s at most"
-        " (Ctrl-C again: at once). The next start goes on from there."
-    )
+@contextlib.contextmanager
+def running_dagster(
+    settings: Settings, *, port: int, console: Console, environment: Mapping[str, str] | None = None
+) -> Iterator[DagsterServer]:
+    """The Dagster of a home, prepared, nothing started yet. Ctrl-C and SIGTERM end the context quietly.
+
+    environment: of Dagster's processes, in addition to this one's. Raises CatalogError, DagsterHomeError.
+    """
+    home, dagster_home, grace = settings.home, settings.dagster_home, settings.grace_seconds
+    found = prepare_home(home, dagster_home, slots=device_slots(settings), port=port, console=console)
+    with (
+        interruptible(),
+        dagster_server(
+            home, dagster_home, port=found, grace_seconds=grace, environment=environment
+        ) as server,
+    ):
+        try:
+            yield server
+        except KeyboardInterrupt:
+            console.print(
+                f"\nEnding Dagster. Runs commit what they have finished, {grace:.0f} s at most"
+                " (Ctrl-C again: at once). The next start goes on from there."
+            )
 
 
-def serve(
-    *, home: Path, dagster_home: Path, slots: int, port: int, grace_seconds: float, console: Console
-) -> None:
+def serve(settings: Settings, *, port: int, console: Console) -> None:
     """Run webserver, code server and daemon until SIGTERM or Ctrl-C; ends too when one of them ends.
 
-    Where a database of Dagster's is damaged meanwhile, everything is started again with a new one.
-    slots: runs that hold a device at once. Raises CatalogError, DagsterHomeError,
-    ProcessEndedError and CodeLocationError.
+    Where a database of Dagster's is damaged meanwhile, everything is started again with a new one. Raises
+    CatalogError, DagsterHomeError, ProcessEndedError and CodeLocationError.
     """
     while True:
         started = time.monotonic()
         try:
-            _serve_until_told(home, dagster_home, slots, port, grace_seconds, console)
+            with running_dagster(settings, port=port, console=console) as server:
+                server.start_pages(console)
+                server.start_daemon()
+                console.print("Schedules, sensors and alerts are on. Ctrl-C ends it.")
+                server.stay()
+            return
         except Exception as error:
             # A process that ends, or does not start, may be the first sign of it.
-            if not damages(dagster_home) or time.monotonic() - started < _AGAIN_SECONDS:
+            if not damages(settings.dagster_home) or time.monotonic() - started < _AGAIN_SECONDS:
                 raise
             console.print(f"[yellow]{escape(str(error))}[/]")
-        else:
-            return
-
-
-def _serve_until_told(
-    home: Path, dagster_home: Path, slots: int, port: int, grace_seconds: float, console: Console
-) -> None:
-    found = prepare_home(home, dagster_home, slots=slots, port=port, console=console)
-    with (
-        interruptible(),
-        dagster_server(home, dagster_home, port=found, grace_seconds=grace_seconds) as server,
-    ):
-        try:
-            server.start_pages(console)
-            server.start_daemon()
-            console.print("Schedules, sensors and alerts are on. Ctrl-C ends it.")
-            while True:
-                server.watch(_FOREVER)
-        except KeyboardInterrupt:
-            farewell(console, grace_seconds)

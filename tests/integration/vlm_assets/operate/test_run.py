@@ -30,10 +30,11 @@ PROGRAM = Path(sys.executable).with_name("vlm-assets")
 RUN = """
 import sys
 from pathlib import Path
+from vlm_assets.config.settings import load_settings
 from vlm_assets.operate.run import run_backfill
 if __name__ == "__main__":
     home = Path(sys.argv[1])
-    sys.exit(run_backfill(home=home, dagster_home=home / "dagster", slots=1, port=3500, exit_when_done=True))
+    sys.exit(run_backfill(load_settings(home=home), port=3500, exit_when_done=True))
 """
 
 # Two starts of Dagster and a run, a process with a model, for each partition.
@@ -62,9 +63,7 @@ def test_interrupted_backfill_is_gone_on_with(tmp_path: Path) -> None:
 
     terminal = io.StringIO()
     code = run_backfill(
-        home=home,
-        dagster_home=home / "dagster",
-        slots=1,
+        load_settings(home=home),
         port=free_port(3500),
         exit_when_done=True,
         console=Console(file=terminal, soft_wrap=True),

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
-from vlm_assets.operate.explore import explore_table
+from vlm_assets.operate.explore import OF, explore_table
 from vlm_assets.operate.main import app
 from vlm_assets.operate.published_table import chosen, table
 from vlm_assets.operate.search import batch_scores
@@ -119,11 +119,12 @@ def _explores_what_has_a_vector(desk, ok, vectors):
     catalog = Catalog.open(desk.settings.home)
     # Three: the map of more needs the extra.
     found = explore_table(desk.settings, catalog, sample=3)
-    assert (found.table.num_rows, found.of) == (3, ok.num_rows)
-    assert found.of < catalog.rows, "a failed property has no vector"
+    of = int(found.schema.metadata[OF])
+    assert (found.num_rows, of) == (3, ok.num_rows)
+    assert of < catalog.rows, "a failed property has no vector"
     described = {row["property_id"]: row for row in ok.to_pylist()}
     vector_of = dict(zip(vectors["property_id"].to_pylist(), vectors["embedding"].to_pylist(), strict=True))
-    for row in found.table.to_pylist():
+    for row in found.to_pylist():
         name = row["property_id"]
         assert row["vector"] == vector_of[name]
         assert {field: row[field] for field in described[name]["description"]} == described[name][
@@ -132,8 +133,7 @@ def _explores_what_has_a_vector(desk, ok, vectors):
         assert (row["partition"] in KEYS, row["model"]) == (True, described[name]["model"])
         assert row["thumbnail"]["bytes"].startswith(b"\xff\xd8")
         assert len(row["neighbours"]["ids"]) == 2
-    again = explore_table(desk.settings, catalog, sample=3)
-    assert (again.table, again.of) == (found.table, found.of)
+    assert explore_table(desk.settings, catalog, sample=3).equals(found, check_metadata=True)
 
 
 def _exports_in_three_formats(desk, rows, vectors, tmp_path):

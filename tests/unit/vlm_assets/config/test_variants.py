@@ -38,11 +38,11 @@ def test_a_variant_is_read_as_it_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("steps: 60", "stepps: 60", r"variant tiny: .*stepps"),
+        ("steps: 60", "stepps: 60", r"variants\.tiny\.stepps: "),
         ("steps: 60", "steps: 60\n    epochs: 2", "steps or epochs, one of them"),
         ("method: full", "method: half", r"method: Input should be 'full' or 'lora'"),
         ("batch: 8", "batch: 0", "batch: .*greater than 0"),
-        ("tiny:", "../tiny:", "no name of a variant"),
+        ("tiny:", "../tiny:", "match pattern"),
         ("variants:", "models:", "holds one object `variants`"),
         ("  tiny:", "  - tiny:", "variants.yaml"),
         ("data: truth", "data: truth\n    partitions: [a]", "partitions are of descriptions"),

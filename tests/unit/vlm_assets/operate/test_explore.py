@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from vlm_assets.operate import explore
-from vlm_assets.operate.explore import Explored, export_page, forget_tables
+from vlm_assets.operate.explore import export_page, forget_tables
 from vlm_assets.operate.terminal import CommandError
 
 
@@ -16,7 +16,7 @@ def test_without_the_extra_a_person_is_told_how_to_get_it(tmp_path, monkeypatch)
 
     monkeypatch.setattr(explore, "import_module", missing)
     with pytest.raises(CommandError, match="make explore"):
-        export_page(Explored(pa.table({"property_id": ["a"]}), 1), tmp_path)
+        export_page(pa.table({"property_id": ["a"]}), tmp_path)
 
 
 def test_a_withdrawal_leaves_no_table_behind(dataset):

@@ -1,11 +1,16 @@
-"""``vlm-assets publish``: what it says before anything is launched."""
+"""What ``publish`` says before anything is launched, and a backfill when it has ended."""
+
+import io
 
 import pyarrow as pa
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from resources.journal.journal import Journal
+from vlm_assets.operate.dagster_server.api import DagsterApi
 from vlm_assets.operate.main import app
+from vlm_assets.operate.run import Backfill, BackfillSummary
 
 ROWS = pa.schema(
     [
@@ -71,3 +76,23 @@ def test_what_is_published_already_is_left_alone(dataset):
     said = publish(dataset, "--accept-failed", "--yes")
     assert said.exit_code == 0
     assert "published. Nothing was done." in said.output
+
+
+def summary_of(dataset) -> tuple[bool, str]:
+    work = Backfill(DagsterApi("http://127.0.0.1:9"), dataset.settings, dataset.keys)
+    found = BackfillSummary(dataset.keys, [], work.status(), [], None)
+    console = Console(file=io.StringIO(), width=200)
+    found.print(console)
+    return found.ok, console.file.getvalue()
+
+
+def test_the_summary_counts_what_status_calls_complete(dataset) -> None:
+    """A partition whose file is gone is not complete, whatever Dagster shows: the exit code says so."""
+    ok, said = summary_of(dataset)
+    count = len(dataset.keys)
+    assert ok, said
+    assert f"{count} of {count} partitions are complete." in said
+    dataset.descriptions.path(dataset.keys[0]).unlink()
+    ok, said = summary_of(dataset)
+    assert not ok
+    assert f"{count - 1} of {count} partitions are complete." in said
