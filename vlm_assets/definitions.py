@@ -78,11 +78,10 @@ def build_defs(
 
 
 def _ranges(settings: Settings) -> tuple[PropertyRange, ...]:
-    if settings.store is not None:
-        try:
-            pull_catalog(settings.home, settings.store)
-        except StoreAwayError as error:
-            _log.warning("The catalogue of this home is shown as it was: %s", error)
+    try:
+        pull_catalog(settings.home, settings.store)
+    except StoreAwayError as error:
+        _log.warning("The catalogue of this home is shown as it was: %s", error)
     try:
         return Catalog.open(settings.home).ranges
     except CatalogMissingError as error:

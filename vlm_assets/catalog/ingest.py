@@ -26,7 +26,7 @@ from resources.storage.layout import Home
 from resources.storage.lock_files import taken
 from resources.store.bucket import Place, S3Folder
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.catalog_copies import backup_paths, publish_catalog, renew_second_copy
+from vlm_assets.catalog.catalog_copies import backup_paths, renew_second_copy
 from vlm_assets.catalog.catalog_file import (
     SCHEMA,
     CatalogHeader,
@@ -48,7 +48,7 @@ from vlm_assets.catalog.listing import (
     open_listing,
 )
 from vlm_assets.catalog.ranges import ORDINAL_LIMIT, PropertyRange, cut_ranges
-from vlm_assets.catalog.stored_catalog import pull_catalog, put_catalog
+from vlm_assets.catalog.stored_catalog import extend_catalog, pull_catalog
 
 DEFAULT_RANGE_SIZE = 1000
 """Properties a range where nobody says otherwise: minutes to hours of work for most models."""
@@ -233,7 +233,7 @@ def ingest(
     with Problems(source, rejects) as problems, ThreadPoolExecutor(_THREADS) as pool:
         listing = open_listing(source, image_root=root.path, pool=pool, problems=problems, options=options)
         with only_ingest(home, f"source {source}"):
-            there = pull_catalog(home, store) if store is not None else None
+            there = pull_catalog(home, store)
             known = _known(home)
             _check_root(known, root, update)
 
@@ -259,9 +259,7 @@ def ingest(
                 )
             written = bool(merge.new or merge.new_ranges or merge.stale or merge.changed_in_tail or moved)
             if written:
-                if store is not None:
-                    put_catalog(store, data, over=there)
-                publish_catalog(home, data)
+                extend_catalog(home, data, store=store, over=there)
             else:
                 renew_second_copy(home)
             before = header.range_size if known is None else known.header.range_size
@@ -283,7 +281,7 @@ def close_tail(home: Path, store: S3Folder | None = None) -> PropertyRange | Non
     if Catalog.open(home).tail is None:
         return None
     with only_ingest(home, "closing the tail"):
-        there = pull_catalog(home, store) if store is not None else None
+        there = pull_catalog(home, store)
         known = Catalog.open(home)
         if known.tail is None:
             return None
@@ -291,9 +289,7 @@ def close_tail(home: Path, store: S3Folder | None = None) -> PropertyRange | Non
         for one, table in known.slices(with_tail=True):
             writer.add(one, table)
         data = writer.finish(replace(known.header, sequence=known.header.sequence + 1))
-        if store is not None:
-            put_catalog(store, data, over=there)
-        publish_catalog(home, data)
+        extend_catalog(home, data, store=store, over=there)
         return known.tail
 
 

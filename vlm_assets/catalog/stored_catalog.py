@@ -22,11 +22,13 @@ _NAME = "property_catalog/catalog.parquet"
 _MOST_BYTES = 5 << 30
 
 
-def pull_catalog(home: Path, store: S3Folder) -> Stored | None:
+def pull_catalog(home: Path, store: S3Folder | None) -> Stored | None:
     """Have the home hold the store's catalogue; a store without one gets the home's, if there is one.
 
     Returns what stands in the store. Raises CatalogError, StoreError.
     """
+    if store is None:
+        return None
     there = store.head(_NAME)
     try:
         here = Catalog.open(home)
@@ -53,6 +55,16 @@ def pull_catalog(home: Path, store: S3Folder) -> Stored | None:
         )
     publish_catalog(home, data)
     return there
+
+
+def extend_catalog(home: Path, data: bytes, *, store: S3Folder | None, over: Stored | None) -> None:
+    """Put a new catalogue into the store, where there is one, and then in the home.
+
+    over: what ``pull_catalog`` gave. Raises CatalogError, StoreError, OSError.
+    """
+    if store is not None:
+        put_catalog(store, data, over=over)
+    publish_catalog(home, data)
 
 
 def put_catalog(store: S3Folder, data: bytes, *, over: Stored | None) -> Stored:

@@ -40,6 +40,7 @@ from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.protocol import ImageTokens, MeasuringEngine
 from resources.publishing.published import PublishedPartitions
 from resources.storage.files import make_directory, write_new
+from resources.storage.layout import AssetFolders
 from resources.storage.sealed_json import BrokenSealError, read_sealed, write_sealed
 from resources.store.bucket import place_of
 from vlm_assets.assets.fingerprint import description_parts, digest_of
@@ -407,8 +408,9 @@ def _measured_run(settings: Settings, catalog: Catalog, usable: Sequence[Device]
             errors="replace",
         )
         own = settings.model_copy(update={"home": home})
-        times = [_launched_and_published(own, one.key) for one in Catalog.open(home).ranges]
-    whole = [one for one in times if one is not None]
+        assets = own.descriptions, own.embeddings
+        times = [[launch_and_end(of, one.key) for of in assets] for one in Catalog.open(home).ranges]
+    whole = [(first[0], last[1]) for first, last in times if first is not None and last is not None]
     if len(whole) < count:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise CommandError(
@@ -436,13 +438,15 @@ def _environment(settings: Settings, usable: Sequence[Device]) -> dict[str, str]
     }
 
 
-def _launched_and_published(settings: Settings, key: str) -> tuple[float, float] | None:
-    """When the run of a partition was launched, and its embeddings published; None where they are not."""
-    first = PublishedPartitions(settings.descriptions).record(key)
-    last = PublishedPartitions(settings.embeddings).record(key)
-    if first is None or last is None:
+def launch_and_end(asset: AssetFolders, key: str) -> tuple[float, float] | None:
+    """When the run that published a partition was launched, and when it was published (unix seconds).
+
+    None where nothing is published. Raises RecordDamagedError.
+    """
+    record = PublishedPartitions(asset).record(key)
+    if record is None or record.metadata.get("began") is None:
         return None
-    return float(first.metadata["began"]), datetime.fromisoformat(last.published_at).timestamp()
+    return float(record.metadata["began"]), datetime.fromisoformat(record.published_at).timestamp()
 
 
 @contextlib.contextmanager

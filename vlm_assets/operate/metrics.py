@@ -133,9 +133,7 @@ class _Gauges:
 def _state_of(device: DeviceStatus) -> str:
     if device.left_out is not None:
         return "left out"
-    if device.partition is not None:
-        return "working"
-    return "free" if device.is_here else "away"
+    return "working" if device.partition is not None else "free" if device.is_here else "away"
 
 
 def _runs(address: str | None) -> dict[tuple[str, ...], float] | None:

@@ -44,6 +44,7 @@ from vlm_assets.operate.measurement import (
     Measurement,
     keep,
     kept,
+    launch_and_end,
     measure,
     measurement_of_now,
     runs_to_measure,
@@ -499,13 +500,12 @@ def _launches_and_ends(
         found = []
         for asset in (settings.descriptions, settings.embeddings):
             try:
-                record = PublishedPartitions(asset).record(key)
+                span = launch_and_end(asset, key)
             except RecordDamagedError:
                 return None
-            began = None if record is None else record.metadata.get("began")
-            if record is None or began is None or began < since:
+            if span is None or span[0] < since:
                 return None
-            found.append((float(began), datetime.fromisoformat(record.published_at).timestamp()))
+            found.append(span)
         times[key] = found
     return times
 

@@ -510,8 +510,7 @@ def _accept_loss(current: Settings, key: str, yes: bool) -> int:
     if working:
         say(f"Run {working[0].run_id} works on {key} on {working[0].host}. Nothing was changed.")
         return 1
-    if current.store is not None:
-        pull_catalog(current.home, current.store)
+    pull_catalog(current.home, current.store)
     losses = find_losses(current, Catalog.open(current.home), key, told=say)
     if not losses:
         say(f"Nothing of {key} is lost under these settings: a start goes on with all that is committed.")

@@ -11,6 +11,7 @@ import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+_HERE = Path(__file__).parent
 _HEIGHT = 260
 _LARGEST_VERDICT = 1 << 20
 _POLICY = (
@@ -44,110 +46,12 @@ _POLICY = (
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Review</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-:root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 1.2rem auto; max-width: 80rem; padding: 0 1rem }
-h1 { font-size: 1.15rem; margin: 0 0 .2rem; overflow-wrap: anywhere }
-.note { opacity: .65; margin: 0 0 .8rem }
-main { display: grid; grid-template-columns: 1fr minmax(22rem, 28rem); gap: 1.2rem; align-items: start }
-@media (max-width: 60rem) { main { grid-template-columns: 1fr } }
-#images { display: flex; flex-wrap: wrap; gap: 5px }
-#images img, .gone { height: 150px; border-radius: 3px } .gone { width: 150px; background: #8884 }
-table { border-collapse: collapse; width: 100% } td { padding: .2rem .6rem; vertical-align: top }
-td:first-child { opacity: .7; white-space: nowrap } td:last-child { width: 4rem; text-align: right }
-tr.at { outline: 2px solid #4a90d9 } tr.right { background: #2e9e5b33 } tr.wrong { background: #d55e0033 }
-kbd { border: 1px solid #8886; border-radius: 3px; padding: 0 .35em; font-size: .85em }
-#accuracy { margin-top: 1.2rem; opacity: .75; font-size: .9em } [role=alert] { color: #d55e00 }
-</style></head><body>
-<h1 id="title">…</h1><p class="note" id="note"></p><p role="alert" id="trouble"></p>
-<main><div id="images"></div><div><table id="fields"></table>
-<p><kbd>↑</kbd> <kbd>↓</kbd> field, <kbd>r</kbd> right, <kbd>w</kbd> wrong,
-<kbd>c</kbd> wrong, and what is right, <kbd>a</kbd> all others right,
-<kbd>Enter</kbd> keep and go on, <kbd>s</kbd> skip, <kbd>b</kbd> back</p>
-<div id="accuracy"></div></div></main>
-<script src="/review.js"></script></body></html>
-"""
-
-_SCRIPT = """
-"use strict";
-const at = name => document.getElementById(name);
-let number = 0, shown = null, field = 0, marks = {}, corrections = {};
-
-async function ask(path, body) {
-  const answer = await fetch(path, body === undefined ? {} : {
-    method: "POST", headers: {"content-type": "application/json"}, body: JSON.stringify(body)});
-  if (!answer.ok) throw new Error(await answer.text());
-  return answer.json();
-}
-function element(name, text, kind) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (kind) made.className = kind;
-  return made;
-}
-function draw() {
-  at("title").textContent = shown.property_id;
-  at("note").textContent = `${shown.number + 1} of ${shown.of}, ${shown.reviewed} reviewed` +
-    (shown.why ? `. ${shown.why}` : "");
-  at("images").replaceChildren(...shown.images.map(one => {
-    if (one === null) return element("div", "", "gone");
-    const image = element("img"); image.src = one; image.alt = ""; return image; }));
-  at("fields").replaceChildren(...shown.fields.map(([name, value], row) => {
-    const line = element("tr", undefined, [marks[name] || "", row === field ? "at" : ""].join(" "));
-    const said = name in corrections ? `${value} → ${corrections[name]}` : value;
-    line.append(element("td", name), element("td", said), element("td", marks[name] || ""));
-    line.addEventListener("click", () => { field = row; draw(); });
-    return line; }));
-  at("accuracy").textContent = shown.accuracy.join(" · ");
-}
-async function show(wanted) {
-  shown = await ask(`/property/${wanted}`);
-  number = shown.number; field = 0; marks = shown.marks; corrections = shown.corrections;
-  draw();
-}
-function mark(kind) {
-  const name = shown.fields[field][0];
-  marks[name] = kind; delete corrections[name];
-  field = Math.min(field + 1, shown.fields.length - 1);
-}
-async function press(key) {
-  if (!shown) return;
-  if (key === "ArrowDown") field = Math.min(field + 1, shown.fields.length - 1);
-  else if (key === "ArrowUp") field = Math.max(field - 1, 0);
-  else if (key === "r") mark("right");
-  else if (key === "w") mark("wrong");
-  else if (key === "a") shown.fields.forEach(([name]) => { marks[name] = marks[name] || "right"; });
-  else if (key === "c") {
-    const name = shown.fields[field][0], said = window.prompt(`What is right for ${name}?`);
-    if (said !== null) { mark("wrong"); corrections[name] = said; }
-  }
-  else if (key === "s") return show(Math.min(number + 1, shown.of - 1));
-  else if (key === "b") return show(Math.max(number - 1, 0));
-  else if (key === "Enter") {
-    const of = kind => Object.keys(marks).filter(name => marks[name] === kind);
-    await ask(`/verdict/${number}`, {right: of("right"), wrong: of("wrong"), corrections});
-    return show(Math.min(number + 1, shown.of - 1));
-  }
-  draw();
-}
-document.addEventListener("keydown", event => {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (["ArrowDown", "ArrowUp", "Enter"].includes(event.key)) event.preventDefault();
-  press(event.key).then(() => { at("trouble").textContent = ""; },
-    error => { at("trouble").textContent = error.message; });
-});
-show(0).catch(error => { at("trouble").textContent = error.message; });
-"""
-
 
 def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed]) -> Starlette:
     """The page and what it asks: ``/property/N``, and ``/verdict/N`` by POST. N: of the sample, from 0."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
-    from starlette.responses import JSONResponse, PlainTextResponse, Response
+    from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
     from starlette.routing import Route
 
     headers = {"content-security-policy": _POLICY, "cache-control": "no-store"}
@@ -158,10 +62,10 @@ def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed])
         return number if number < len(sample) else None
 
     async def page(request: Request) -> Response:
-        return Response(_PAGE, media_type="text/html", headers=headers)
+        return FileResponse(_HERE / "review.html", headers=headers)
 
     async def script(request: Request) -> Response:
-        return Response(_SCRIPT, media_type="text/javascript", headers=headers)
+        return FileResponse(_HERE / "review.js", headers=headers)
 
     async def shown(request: Request) -> Response:
         number = at(request)

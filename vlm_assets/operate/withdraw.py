@@ -60,7 +60,7 @@ from vlm_assets.catalog.catalog_file import (
 )
 from vlm_assets.catalog.ingest import only_ingest
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.catalog.stored_catalog import pull_catalog, put_catalog
+from vlm_assets.catalog.stored_catalog import extend_catalog, pull_catalog
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.operate.explore import forget_tables
@@ -384,7 +384,7 @@ def replace_by_tombstones(
     IngestBusyError, StoreError, OSError.
     """
     with only_ingest(home, "withdrawing properties"):
-        there = pull_catalog(home, store) if store is not None else None
+        there = pull_catalog(home, store)
         catalog = Catalog.open(home)
         if _has_any(catalog_path(home), tombstones):
             writer = CatalogWriter()
@@ -395,9 +395,7 @@ def replace_by_tombstones(
                 else:
                     writer.add(one, rows)
             data = writer.finish(replace(catalog.header, sequence=catalog.header.sequence + 1))
-            if store is not None:
-                put_catalog(store, data, over=there)
-            publish_catalog(home, data)
+            extend_catalog(home, data, store=store, over=there)
             yield catalog_path(home)
         for path in backup_paths(home):
             if path.exists() and _has_any(path, tombstones):

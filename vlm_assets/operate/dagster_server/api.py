@@ -5,10 +5,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,23 +75,20 @@ class DagsterApi:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        # Loopback: a proxy from the environment would only be in the way.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def ask(self, query: str, **variables: object) -> dict[str, Any]:
         """The data of a GraphQL query. Raises DagsterUnreachableError, DagsterApiError."""
-        request = urllib.request.Request(  # noqa: S310 - the address is our own, on loopback
-            f"{self.url}/graphql",
-            data=json.dumps({"query": query, "variables": variables}).encode(),
-            headers={"Content-Type": "application/json"},
-        )
+        import httpx2
+
+        asked = {"query": query, "variables": variables}
         try:
-            with self._opener.open(request, timeout=_SECONDS) as response:
-                answer = json.load(response)
-        except urllib.error.HTTPError as error:
-            raise DagsterApiError(f"{self.url} answered {error.code}: {error.read(2000)!r}") from error
-        except (OSError, http.client.HTTPException) as error:
+            # Loopback: a proxy from the environment would only be in the way.
+            response = httpx2.post(f"{self.url}/graphql", json=asked, timeout=_SECONDS, trust_env=False)
+        except httpx2.HTTPError as error:
             raise DagsterUnreachableError(f"Dagster does not answer at {self.url}: {error}") from error
+        if response.is_error:
+            raise DagsterApiError(f"{self.url} answered {response.status_code}: {response.text[:2000]!r}")
+        answer = response.json()
         if answer.get("errors"):
             raise DagsterApiError("; ".join(str(error["message"]) for error in answer["errors"]))
         data: dict[str, Any] = answer["data"]

@@ -23,6 +23,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+
 from sensors.dagster_internals.pages import GRAPHQL, REPORTS, pages
 from vlm_assets.config.settings import current_settings
 
@@ -69,36 +72,37 @@ class WebGuard:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal[1][:120]})
         else:
-            await _answer(send, *refusal)
+            answer = PlainTextResponse(f"{refusal[1]}\n", refusal[0], {"cache-control": "no-store"})
+            await answer(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         """The status and the sentence of a refusal; None for a request that may pass."""
-        headers = _Headers(scope)
-        host = headers.only("host")
+        headers = Headers(scope=scope)
+        host = _only(headers, "host")
         if host is None or not self._is_allowed(host):
             return 403, (
                 f"These pages do not answer to the host {host or '(none)'}. Open them as localhost, or add"
                 " the name to VLM_ASSETS_ALLOWED_HOSTS."
             )
-        origin = headers.only("origin", missing=f"http://{host}")
+        origin = _only(headers, "origin", missing=f"http://{host}")
         if origin not in (f"http://{host}", f"https://{host}"):
             return 403, "A page of another origin asked for this, so it was refused."
-        if headers.only("sec-fetch-site", missing="none") not in ("same-origin", "none") and not (
+        if _only(headers, "sec-fetch-site", missing="none") not in ("same-origin", "none") and not (
             scope["type"] == "http"
             and scope["method"] in _READS
-            and headers.only("sec-fetch-mode") == "navigate"
-            and headers.only("sec-fetch-dest") == "document"
+            and _only(headers, "sec-fetch-mode") == "navigate"
+            and _only(headers, "sec-fetch-dest") == "document"
         ):
             return 403, "A page of another site asked for this, so it was refused. It may only link here."
         return None if scope["type"] == "websocket" else self._refused_form(scope, headers)
 
-    def _refused_form(self, scope: Scope, headers: _Headers) -> tuple[int, str] | None:
+    def _refused_form(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
         path, reads = scope["path"].rstrip("/"), scope["method"] in _READS
         if path in self._posted and scope["method"] != "POST":
             return 405, f"{path} answers POST requests only."
-        if path.startswith(self._with_header) and headers.only(HEADER) is None:
+        if path.startswith(self._with_header) and _only(headers, HEADER) is None:
             return 403, f"{path} needs the header 'X-Vlm-Assets: 1', which no other site's page can send."
-        media_type = (headers.only("content-type") or "").partition(";")[0].strip()
+        media_type = (_only(headers, "content-type") or "").partition(";")[0].strip()
         if not reads and media_type != "application/json":
             return 415, "A request that changes something must be of the content type application/json."
         return None
@@ -116,15 +120,10 @@ class WebGuard:
             return False
 
 
-class _Headers:
-    """Headers of a request, in lower case. One that is there twice is a value that fits nowhere."""
-
-    def __init__(self, scope: Scope) -> None:
-        self._all: list[tuple[bytes, bytes]] = scope["headers"]
-
-    def only(self, name: str, missing: str | None = None) -> str | None:
-        found = [value.decode("latin-1").strip().lower() for key, value in self._all if key == name.encode()]
-        return missing if not found else ", ".join(found)
+def _only(headers: Headers, name: str, missing: str | None = None) -> str | None:
+    """A header in lower case. One that is there twice is a value that fits nowhere."""
+    found = [value.strip().lower() for value in headers.getlist(name)]
+    return missing if not found else ", ".join(found)
 
 
 def _unframed(send: Send) -> Send:
@@ -136,12 +135,6 @@ def _unframed(send: Send) -> Send:
         await send(message)
 
     return with_headers
-
-
-async def _answer(send: Send, status: int, sentence: str) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": f"{sentence}\n".encode()})
 
 
 def main(arguments: Sequence[str]) -> None:

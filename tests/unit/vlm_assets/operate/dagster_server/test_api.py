@@ -1,8 +1,6 @@
 """What a person reads of the Dagster that is to see new ranges."""
 
-import http.client
-import urllib.request
-
+import httpx2
 import pytest
 
 from vlm_assets.operate.dagster_server import api
@@ -20,8 +18,8 @@ def test_an_answer_that_breaks_off_is_a_dagster_that_does_not_answer(monkeypatch
     """Pages that are restarted in the middle of an answer end no backfill that somebody follows."""
 
     def breaks_off(*_, **__):
-        raise http.client.IncompleteRead(b"")
+        raise httpx2.RemoteProtocolError("peer closed connection without sending complete message body")
 
-    monkeypatch.setattr(urllib.request.OpenerDirector, "open", breaks_off)
+    monkeypatch.setattr(httpx2, "post", breaks_off)
     with pytest.raises(api.DagsterUnreachableError):
         api.DagsterApi("http://127.0.0.1:1").ask("{}")
