@@ -23,6 +23,14 @@ _LONGEST_ANSWER = 300
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,30})://", re.IGNORECASE)
 
 
+_COMMAND = (
+    "import ctypes, os; ctypes.CDLL(None).prctl(1, 9); os.getppid() == {} or os._exit(1);"
+    " from apprise.cli import main; main()"
+)
+"""Apprise's command, which ends with the process of this pid (PR_SET_PDEATHSIG): a process that was killed
+cannot note what was sent, so another one sends it again."""
+
+
 class AlertTargetError(ValueError):
     """An address cannot be used. The message names it by position and scheme, never its text."""
 
@@ -83,7 +91,7 @@ def send(target: Target, message: Message, *, seconds: float) -> str | None:
     try:
         done = subprocess.run(
             [
-                *(sys.executable, "-c", "from apprise.cli import main; main()", "--verbose"),
+                *(sys.executable, "-c", _COMMAND.format(os.getpid()), "--verbose"),
                 f"--title={message.title}",
                 f"--notification-type={message.type}",
                 "--input-format=text",

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import threading
 
 import psutil
@@ -57,3 +58,17 @@ def test_settings_of_apprise_in_the_environment_change_nothing(receiver, monkeyp
     monkeypatch.setenv("APPRISE_URLS", "json://127.0.0.1:9/")
     assert send(Target(1, receiver.url()), message(), seconds=20) is None
     assert receiver.titles == ["a title"]
+
+
+def test_what_a_killed_process_was_about_to_send_is_not_sent(receiver):
+    """Another process sends it when its time is over: sent by both, it would come twice."""
+    order = f"send(Target(1, {receiver.url()!r}), Message('i', 't', 'b', 'info'), seconds=20)"
+    code = f"from resources.alerts.targets import Message, Target, send; {order}"
+    sender = psutil.Popen([sys.executable, "-c", code])
+    while not (children := sender.children()):
+        assert sender.poll() is None
+    sender.kill()
+    sender.wait()
+    psutil.wait_procs(children, timeout=20)
+    assert not any(one.is_running() for one in children)
+    assert receiver.requests == 0
