@@ -43,23 +43,33 @@ _kept_layers: dict[tuple[str, str], Any] = {}
 _INSTALL_TORCHVISION = ".venv/bin/pip install -c constraints.txt -e '.[torchvision]'"
 
 
+class _FreezeBefore:
+    """A finder that finds nothing: it has no later collection look at what is imported by now.
+
+    The process's last collection alone takes a second of a core. Not what follows: triton, which transformers
+    brings, says on the screen what is left.
+    """
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Called before each import."""
+        if name in _TELL_WHAT_IS_LEFT and not _TELL_WHAT_IS_LEFT & sys.modules.keys():
+            gc.freeze()
+
+
 @cache
 def _import_transformers() -> None:
     """Import torch and what every model needs of transformers, without a garbage collection meanwhile.
 
     What is imported stays, and each collection would look at all of it again: 1.2 of 4.8 s of a core.
     """
-    collecting = gc.isenabled()
+    collecting, finder = gc.isenabled(), _FreezeBefore()
     gc.disable()
+    sys.meta_path.insert(0, finder)
     try:
         import torch  # noqa: F401
-
-        # No later collection looks at what was imported by now; the process's last one alone takes a second
-        # of a core. Not what follows: triton, which transformers brings, says on the screen what is left.
-        if not _TELL_WHAT_IS_LEFT & sys.modules.keys():
-            gc.freeze()
         from transformers import AutoModel, AutoProcessor, PreTrainedModel  # noqa: F401
     finally:
+        sys.meta_path.remove(finder)
         if collecting:
             gc.enable()
 
