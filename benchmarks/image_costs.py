@@ -28,8 +28,7 @@ from benchmarks.model_families import FAMILIES, save_processor
 from resources.engine.model_source import ModelSource
 from resources.engine.protocol import ImageLimits
 from resources.engine.transformers import model_loading
-from resources.engine.transformers.image_tokens import fitted_processor
-from resources.engine.transformers.processor_call import processed
+from resources.engine.transformers.image_tokens import fitted_processor, processed
 from resources.images.images import fitted_size, load_image
 from resources.images.worker_process import ENVIRONMENT
 

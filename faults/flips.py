@@ -51,8 +51,6 @@ class _Home:
             given["generation"],
             given["fingerprints"],
             given["schema"],
-            "property_id",
-            "ordinal",
             given["expected_ids"],
         )
         return survey(self.journal, identity, given["high_water_mark"])

@@ -22,6 +22,7 @@ import pyarrow as pa
 from resources.journal.high_water_mark import HighWaterMark, write_mark
 from resources.journal.journal_errors import FencedError, SegmentUnreadableError
 from resources.journal.segments import (
+    ORDER,
     JournalIdentity,
     Segment,
     SegmentRecord,
@@ -242,7 +243,7 @@ class Committer:
         Raises FencedError (taken over), SegmentUnreadableError (read back wrong) or OSError; then nothing
         of the group counts as committed, though a later recovery may find and adopt it whole.
         """
-        table = pa.concat_tables(tables).sort_by(self._identity.order_column)
+        table = pa.concat_tables(tables).sort_by(ORDER)
         segment = self._publish_segment(table).superseding(superseding)
         self._advance(segments=(*self._manifest.segments, segment.record))
         return segment

@@ -28,7 +28,15 @@ from resources.journal.journal_errors import (
     storage_error,
 )
 from resources.journal.recovery import Recovery, refuse_loss, settle, survey
-from resources.journal.segments import JournalIdentity, Segment, SegmentRecord, may_supersede, read_in_order
+from resources.journal.segments import (
+    ID,
+    ORDER,
+    JournalIdentity,
+    Segment,
+    SegmentRecord,
+    may_supersede,
+    read_in_order,
+)
 from resources.journal.writer_lock import LOCK_NAME, WriterLock
 from resources.storage import files
 
@@ -82,8 +90,6 @@ class Journal:
         schema: Any,
         expected_ids: Collection[str],
         high_water_mark: Path,
-        id_column: str = "property_id",
-        order_column: str = "ordinal",
         quarantine: Path | None = None,
         accept_loss: str | None = None,
         commit_seconds: float = 30.0,
@@ -101,9 +107,7 @@ class Journal:
         CrossDeviceError, DirectoryNotWritableError, DiskFullError; each says what to do.
         """
         quarantine = quarantine or directory / "quarantine"
-        identity = JournalIdentity(
-            key, generation, fingerprints, schema, id_column, order_column, frozenset(expected_ids)
-        )
+        identity = JournalIdentity(key, generation, fingerprints, schema, frozenset(expected_ids))
         try:
             for folder in (directory, quarantine.parent, high_water_mark.parent):
                 files.make_directory(folder)
@@ -288,10 +292,10 @@ class Journal:
                 f"{identity.key}: the rows' columns {table.schema.names} differ in name or type from the "
                 "journal's; nothing of the table was taken"
             )
-        for name in (identity.id_column, identity.order_column):
+        for name in (ID, ORDER):
             if table.column(name).null_count:
                 raise RowsRefusedError(f"{identity.key}: column {name!r} holds nulls; nothing was taken")
-        listed = table.column(identity.id_column).to_pylist()
+        listed = table.column(ID).to_pylist()
         ids = set(listed)
         if foreign := ids - identity.expected_ids:
             raise RowsRefusedError(f"{identity.key}: these ids are not of this range: {sample(foreign)}")
@@ -318,7 +322,7 @@ class Journal:
 
     def _commit(self, tables: Sequence[Any]) -> None:
         """Runs in the commit thread, which alone writes ``_done``."""
-        ids = {one for table in tables for one in table.column(self._identity.id_column).to_pylist()}
+        ids = {one for table in tables for one in table.column(ID).to_pylist()}
         try:
             segment = self._committer.commit(tables, superseding=len(ids & self._done.keys()))
         except (OSError, SegmentUnreadableError) as error:

@@ -31,6 +31,9 @@ _KEYS_END = b"\n"
 _CACHE_BYTES = 64 << 20
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
+ID, ORDER = "property_id", "ordinal"
+"""Columns of every journal: whose row it is, and its place among the others."""
+
 STATUS, OK = "status", "ok"
 TRIES = "tries"
 """Columns by which a row says that it may be superseded: it failed, and this was its n-th try (from 1)."""
@@ -47,17 +50,15 @@ class JournalIdentity:
     generation: str
     fingerprints: Mapping[str, str]
     schema: Any
-    id_column: str
-    order_column: str
     expected_ids: frozenset[str]
     described: Mapping[str, Any] = field(init=False)
     """The same as plain JSON values: what stands in manifests and in each segment's footer."""
 
     def __post_init__(self) -> None:
-        for column, wanted in ((self.id_column, pa.types.is_string), (self.order_column, pa.types.is_int64)):
+        for column, wanted in ((ID, pa.types.is_string), (ORDER, pa.types.is_int64)):
             if column not in self.schema.names or not wanted(self.schema.field(column).type):
                 raise JournalError(
-                    f"{self.key}: the schema needs {self.id_column!r} as string and {self.order_column!r} "
+                    f"{self.key}: the schema needs {ID!r} as string and {ORDER!r} "
                     f"as int64; it has {self.schema.names}"
                 )
         described = {
@@ -65,8 +66,8 @@ class JournalIdentity:
             "generation": self.generation,
             "fingerprints": dict(sorted(self.fingerprints.items())),
             "schema": self.schema.remove_metadata().to_string(show_field_metadata=False),
-            "id_column": self.id_column,
-            "order_column": self.order_column,
+            "id_column": ID,
+            "order_column": ORDER,
             "expected_rows": len(self.expected_ids),
             "expected_ids_sha256": key_set_digest(self.expected_ids),
         }
@@ -213,7 +214,7 @@ _Keys = tuple[list[str], list[int], list[int]]
 
 
 def _keys_of(table: Any, identity: JournalIdentity) -> _Keys:
-    ids, orders = (table.column(name).to_pylist() for name in (identity.id_column, identity.order_column))
+    ids, orders = (table.column(name).to_pylist() for name in (ID, ORDER))
     return ids, orders, identity.failed_tries(table)
 
 
@@ -245,8 +246,8 @@ def decode(data: bytes, where: Path) -> Any:
 
 def describe(name: str, data: bytes, sha256: str, table: Any, identity: JournalIdentity) -> Segment:
     """The segment that these bytes and rows are."""
-    ids = tuple(table.column(identity.id_column).to_pylist())
-    orders = table.column(identity.order_column).combine_chunks()
+    ids = tuple(table.column(ID).to_pylist())
+    orders = table.column(ORDER).combine_chunks()
     span = pc.min_max(orders)
     record = SegmentRecord(
         name=name,

@@ -236,8 +236,8 @@ class PublishedPartitions:
         staged.release()
         return Publication(record, changed=True, notes=tuple(notes))
 
-    def verify(self, key: str, *, deep: bool = True) -> Verification:
-        """Compare the partition's files with its record. ``deep`` reads every byte, else sizes and footers.
+    def verify(self, key: str) -> Verification:
+        """Compare every byte of the partition's files with its record.
 
         A publication that was interrupted is finished or taken back first. Never raises for what is on disk.
         """
@@ -248,13 +248,13 @@ class PublishedPartitions:
                 try:
                     with partition.locked(0.0):
                         manifest, repairs = partition.settle()
-                        return _compare(partition, manifest, repairs, deep=deep)
+                        return _compare(partition, manifest, repairs)
                 except PartitionBusyError:
                     record = partition.peek()
             else:
                 record = partition.peek()
             # A publisher is at work, so the backups are on the move: only what readers see is judged.
-            return _compare(partition, PartitionVersions(key, record), repairs, deep=deep, backups=False)
+            return _compare(partition, PartitionVersions(key, record), repairs, backups=False)
         except RecordDamagedError as error:
             return Verification(key, None, (Finding(FindingKind.RECORD_DAMAGED, f"{error}"),))
 
@@ -336,10 +336,9 @@ def _compare(
     manifest: PartitionVersions,
     repairs: list[str],
     *,
-    deep: bool,
     backups: bool = True,
 ) -> Verification:
-    """Compare a partition's file, and its backups, with the record. ``deep`` reads every byte."""
+    """Compare a partition's file, and its backups, with the record."""
     record = manifest.published
     findings: list[Finding] = []
     if record is None:
@@ -353,12 +352,12 @@ def _compare(
             sentence = f"Partition {partition.key} is not published in {partition.published.parent}."
             findings.append(Finding(FindingKind.NOT_PUBLISHED, sentence))
     else:
-        judged = judge(partition.published, record, deep=deep)
+        judged = judge(partition.published, record, deep=True)
         if judged:
             findings.append(Finding(judged.kind, f"Partition {partition.key}: {judged.sentence} {PUT_BACK}"))
         if backups:
             for number, version in enumerate((record, *manifest.previous)):
-                judged = judge(partition.slot(number), version, deep=deep)
+                judged = judge(partition.slot(number), version, deep=True)
                 if judged:
                     missing = judged.kind is FindingKind.MISSING
                     kind = FindingKind.BACKUP_MISSING if missing else FindingKind.BACKUP_DIFFERS

@@ -48,7 +48,6 @@ _PRELOADED: Final = [
     "torch",
     "resources.training.objective",
     "resources.engine.transformers.image_tokens",
-    "resources.engine.transformers.processor_call",
     "transformers.models.auto.processing_auto",
 ]
 """What loader's processes need, imported once for all of them."""

@@ -134,7 +134,7 @@ class DescribeObjective:
         """See Objective. Nothing is augmented: ``seed`` is for objectives that do."""
         import torch
 
-        from resources.engine.transformers.processor_call import processed
+        from resources.engine.transformers.image_tokens import processed
 
         images = load_images(sample, self._plan)
         if not images:

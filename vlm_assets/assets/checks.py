@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from resources.publishing.partition_files import PUBLISHED_FILE, PublishedRecord
 from resources.publishing.partition_rows import PartitionRows
-from vlm_assets.assets.row_counts import FIRST, Counted, RowsFile, count_rows
+from vlm_assets.assets.row_counts import DESCRIPTIONS, EMBEDDINGS, FIRST, Counted, RowsFile, count_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 Severity = dg.AssetCheckSeverity
 """WARN is shown and never stops a partition; ERROR keeps it from being published."""
-
-_DESCRIPTIONS, _EMBEDDINGS = "descriptions", "embeddings"
-"""The two assets, as they are told apart while their rows are counted."""
 
 DESCRIPTION_CHECKS = {
     "ids_conserved": "Every property of the range comes out exactly once: ids in = ok and failed ids.",
@@ -116,12 +113,12 @@ def check_descriptions(
     """Run every check of DESCRIPTION_CHECKS on a staged file of the partition ``key``."""
     import duckdb  # Checked in a run, not where definitions load.
 
-    counted = _count(key, expected_ids, {_DESCRIPTIONS: staged})
+    counted = _count(key, expected_ids, {DESCRIPTIONS: staged})
     with duckdb.connect() as connection:
         connection.from_parquet(str(staged)).create_view("staged")
         shape = _row_schema(staged, schema)
         return [
-            *_conservation(counted, (_DESCRIPTIONS, key), len(expected_ids)),
+            *_conservation(counted, (DESCRIPTIONS, key), len(expected_ids)),
             shape,
             _images_used(connection) if shape.passed else _not_run("images_used", "row_schema"),
             _failed_share(connection, limits, key),
@@ -137,15 +134,15 @@ def check_embeddings(
     """
     import duckdb  # Checked in a run, not where definitions load.
 
-    counted = _count(key, expected_ids, {_DESCRIPTIONS: descriptions, _EMBEDDINGS: staged})
+    counted = _count(key, expected_ids, {DESCRIPTIONS: descriptions, EMBEDDINGS: staged})
     with duckdb.connect() as connection:
         connection.from_parquet(str(descriptions)).create_view("described")
         shape = _row_schema(staged, schema)
         return [
-            *_conservation(counted, (_EMBEDDINGS, key), len(expected_ids)),
+            *_conservation(counted, (EMBEDDINGS, key), len(expected_ids)),
             shape,
             _vectors_sound(connection, staged) if shape.passed else _not_run("vectors_sound", "row_schema"),
-            _matches_descriptions(counted, (_EMBEDDINGS, key)),
+            _matches_descriptions(counted, (EMBEDDINGS, key)),
         ]
 
 
@@ -155,7 +152,7 @@ def _count(key: str, expected_ids: Sequence[str], files: Mapping[str, Path]) -> 
         {"key": pa.repeat(key, len(ids)), "ordinal": pa.nulls(len(ids), pa.int64()), "property_id": ids}
     )
     found = [RowsFile(asset, key, path) for asset, path in files.items()]
-    return count_rows([expected], found, descriptions=_DESCRIPTIONS, embeddings=_EMBEDDINGS)
+    return count_rows([expected], found)
 
 
 def _ids(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[int, tuple[str, ...]]:

@@ -190,22 +190,13 @@ class _Told:
             case "epoch":
                 self._observe(event)
                 self._beat.enter(Phase.WORKING)
-            case "skipped":
+            case "skipped" | "warning" | "slow" | "stuck" as kind:
                 self._context.log.warning(event["said"])
                 self._observe(event)
-                self._beat.enter(Phase.WORKING)
-            case "warning":
-                self._context.log.warning(event["said"])
-                self._observe(event)
-            case "slow":
-                self._context.log.warning(event["said"])
-                self._observe(event)
-                self._alert(event, is_stuck=False)
-            case "stuck":
-                self._context.log.warning(event["said"])
-                self._observe(event)
-                self._alert(event, is_stuck=True)
-                self._beat.enter(Phase.LOADING)
+                if kind in ("slow", "stuck"):
+                    self._alert(event, is_stuck=kind == "stuck")
+                if kind in ("skipped", "stuck"):
+                    self._beat.enter(Phase.WORKING if kind == "skipped" else Phase.LOADING)
             case "keeps pace":
                 self._context.log.info(event["said"])
                 self._recovered(event["said"], rank=event["rank"])

@@ -273,7 +273,7 @@ class Materialization:
         record, key = self._record, self.partition.key
         if record is None:
             raise ValueError(f"partition {key} is not complete: resume it instead")
-        verification = self._published.verify(key, deep=True)
+        verification = self._published.verify(key)
         said = verification.sentence()
         if not verification.ok:
             self._context.log.warning(said)
@@ -522,7 +522,7 @@ class Materialization:
         """What is wrong with the file that stays; empty where nothing is, or none is there."""
         if self._record is None:
             return ""
-        verification = self._published.verify(self.partition.key, deep=True)
+        verification = self._published.verify(self.partition.key)
         return "" if verification.ok else verification.sentence()
 
     def _retire_stored(self, retire: Callable[[], None]) -> None:

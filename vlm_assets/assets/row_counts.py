@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 if TYPE_CHECKING:
     import duckdb
 
+DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
+
 MEMORY = "1GB"
 """What DuckDB may hold at a time; the rest it keeps in a temporary folder."""
 
@@ -90,15 +92,13 @@ def count_rows(
     expected: Iterable[pa.Table],
     files: Sequence[RowsFile],
     *,
-    descriptions: str,
-    embeddings: str,
     vectors: bool = True,
 ) -> Counted:
     """Count the rows of all these files.
 
-    expected: the ids of their partitions, as key, ordinal (null: any) and property_id. descriptions,
-    embeddings: names of the two assets; of a partition with files of both, the second must match the first.
-    vectors: compare vectors with statuses too.
+    expected: the ids of their partitions, as key, ordinal (null: any) and property_id. Of a partition with
+    files of both assets, the embeddings must match the descriptions. vectors: compare vectors with statuses
+    too.
     """
     counted = Counted()
     with _database() as connection:
@@ -113,10 +113,10 @@ def count_rows(
         connection.execute(
             "CREATE TABLE files(asset VARCHAR, key VARCHAR, path VARCHAR, fingerprint VARCHAR)"
         )
-        for asset in (descriptions, embeddings):
+        for asset in (DESCRIPTIONS, EMBEDDINGS):
             of_asset = [one for one in files if one.asset == asset]
-            _load(connection, of_asset, counted, vectors=vectors and asset == embeddings)
-        unlike = _unlike(connection, descriptions, embeddings)
+            _load(connection, of_asset, counted, vectors=vectors and asset == EMBEDDINGS)
+        unlike = _unlike(connection)
         for asset, key, *numbers, first_ids in connection.execute(_CONSERVATION).fetchall():
             differing, first = unlike.get((asset, key), (0, ()))
             counts = RowCounts(*numbers)
@@ -232,9 +232,7 @@ def _lacking(path: Path, wanted: Mapping[str, pa.DataType | None]) -> str | None
     return None
 
 
-def _unlike(
-    connection: duckdb.DuckDBPyConnection, descriptions: str, embeddings: str
-) -> dict[tuple[str, str], tuple[int, tuple[str, ...]]]:
+def _unlike(connection: duckdb.DuckDBPyConnection) -> dict[tuple[str, str], tuple[int, tuple[str, ...]]]:
     """By embeddings partition: ids that differ from the descriptions, where the files of both were read."""
     found = connection.execute(
         f"""
@@ -253,6 +251,6 @@ def _unlike(
         WHERE d.key IS NULL OR e.key IS NULL OR (e.status = 'ok') <> e.vector
         GROUP BY 1
         """,  # noqa: S608 - built of our own constants
-        {"descriptions": descriptions, "embeddings": embeddings},
+        {"descriptions": DESCRIPTIONS, "embeddings": EMBEDDINGS},
     ).fetchall()
-    return {(embeddings, key): (count, tuple(dict.fromkeys(first))) for key, count, first in found}
+    return {(EMBEDDINGS, key): (count, tuple(dict.fromkeys(first))) for key, count, first in found}

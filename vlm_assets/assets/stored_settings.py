@@ -78,27 +78,22 @@ def refuse_at_start(settings: Settings, say: Callable[[str], None]) -> None:
     """
     if (store := settings.store) is None:
         return
+    meanings = Meanings.of(settings)
     try:
         store.prove()
-    except (StoreAwayError, ObjectDeniedError) as error:
-        say(f"Whether the store is fit, and this machine like the others, is asked by each run: {error}")
-        return
-    meanings = Meanings.of(settings)
-    for asset in ("property_descriptions", "property_embeddings"):
-        meaning = meanings.of_asset(asset)
-        try:
+        for asset in ("property_descriptions", "property_embeddings"):
+            meaning = meanings.of_asset(asset)
             if meaning.now and store.head(_name(asset)) is not None:
                 refuse_other_settings(store, asset, meaning.now, settings.home)
-        except (StoreAwayError, ObjectDeniedError) as error:
-            say(f"Whether this machine is like the others is asked by each run: {error}")
-            return
-        if meaning.trouble:
-            say(f"Whether {asset} is made here as elsewhere is asked by each run: {meaning.trouble}")
-    if settings.state_url is None:
-        try:
+            if meaning.trouble:
+                say(f"Whether {asset} is made here as elsewhere is asked by each run: {meaning.trouble}")
+        if settings.state_url is None:
             claim_store(store, settings.home)
-        except (StoreAwayError, ObjectDeniedError) as error:
-            say(f"Whether another machine works over the store is asked at the next start: {error}")
+    except (StoreAwayError, ObjectDeniedError) as error:
+        say(
+            "The store could not be asked whether it is fit and whether this machine is like the others; each"
+            f" run asks it: {error}"
+        )
 
 
 def accept_settings(store: S3Folder, assets: tuple[str, ...]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from resources.publishing.partition_files import FindingKind, PublishedRecord
 from resources.storage.layout import AssetFolders
@@ -53,8 +52,12 @@ class DriftLooks:
     asset: AssetFolders
     keys: Sequence[str]
     meanings: Meanings
-    made_from: AssetFolders | None = None
     _opened: dict[tuple[int, int], Catalog] = field(default_factory=dict)
+
+    @property
+    def made_from(self) -> AssetFolders | None:
+        """The asset whose published rows this one follows from."""
+        return self.settings.descriptions if self.asset == self.settings.embeddings else None
 
     def expectation(self) -> str:
         """Digest of the catalogue's version and the settings."""
@@ -82,7 +85,7 @@ class DriftLooks:
                 finding = problems[kind].finding
                 return Verdict(
                     _FILE_KINDS[finding] if finding else name,
-                    _severity(kind),
+                    "WARN" if kind in _WARNINGS else "ERROR",
                     _expected(found.record),
                     problems[kind].sentence,
                     _NEXT_STEP.get(kind, _RESTORE),
@@ -115,22 +118,6 @@ class DriftLooks:
             self._opened.clear()
             self._opened[at] = Catalog.open(self.settings.home)
         return self._opened[at]
-
-
-def description_looks(settings: Settings, keys: Sequence[str]) -> DriftLooks:
-    """The looks at the descriptions."""
-    return DriftLooks(settings, settings.descriptions, keys, Meanings.of(settings))
-
-
-def embedding_looks(settings: Settings, keys: Sequence[str]) -> DriftLooks:
-    """The looks at the embeddings, which follow from the descriptions published now."""
-    return DriftLooks(
-        settings, settings.embeddings, keys, Meanings.of(settings), made_from=settings.descriptions
-    )
-
-
-def _severity(kind: Kind) -> Literal["ERROR", "WARN"]:
-    return "WARN" if kind in _WARNINGS else "ERROR"
 
 
 def _expected(record: PublishedRecord | None) -> str:

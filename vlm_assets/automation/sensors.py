@@ -33,7 +33,8 @@ from sensors.reconciliation import build_reconciliation_sensor
 from sensors.ticks import Ticks
 from sensors.worker_health import HealthWatcher, WorkerLimits, build_worker_health_sensor
 from vlm_assets.assets import description_model
-from vlm_assets.automation.drift_looks import description_looks, embedding_looks
+from vlm_assets.assets.fingerprint import Meanings
+from vlm_assets.automation.drift_looks import DriftLooks
 from vlm_assets.automation.retries import ASSETS
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, last_put_back
@@ -177,7 +178,11 @@ def build_drift_watcher(
     settings: Settings, keys: Sequence[str], workers: Workers, outbox: Outbox
 ) -> DriftWatcher:
     """The watcher of all published files of a home."""
-    return DriftWatcher([description_looks(settings, keys), embedding_looks(settings, keys)], workers, outbox)
+    meanings = Meanings.of(settings)
+    looks = [
+        DriftLooks(settings, asset, keys, meanings) for asset in (settings.descriptions, settings.embeddings)
+    ]
+    return DriftWatcher(looks, workers, outbox)
 
 
 def _compare_catalogs(home: Path) -> None:

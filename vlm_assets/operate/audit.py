@@ -155,9 +155,7 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
         for one in states
         if one.countable
     ]
-    counted = count_rows(
-        _expected(catalog), files, descriptions=descriptions, embeddings=embeddings, vectors=deep
-    )
+    counted = count_rows(_expected(catalog), files, vectors=deep)
     problems: list[Problem] = []
     partitions: list[PartitionAudit] = []
     for one in states:

@@ -270,7 +270,7 @@ def _rewrite(
     """
     published = PublishedPartitions(asset)
     # First, a publication that was cut short is finished or taken back, and damage is put right.
-    if not published.verify(key, deep=True).ok and published.record(key) is not None:
+    if not published.verify(key).ok and published.record(key) is not None:
         published.restore(key)
     record = published.record(key)
     if record is None:

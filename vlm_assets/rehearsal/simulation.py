@@ -46,7 +46,8 @@ from sensors.published_file_drift import DriftWatcher, Verdict, evaluation
 from sensors.reconciliation import end_dead_runs
 from sensors.worker_health import HealthWatcher
 from vlm_assets.assets.checks import NOT_ACCEPTED, FailedShareLimits
-from vlm_assets.automation.drift_looks import description_looks
+from vlm_assets.assets.fingerprint import Meanings
+from vlm_assets.automation.drift_looks import DriftLooks
 from vlm_assets.automation.retries import build_failed_partitions
 from vlm_assets.automation.sensors import worker_limits
 from vlm_assets.catalog.catalog import Catalog
@@ -214,7 +215,10 @@ class Simulation:
             send=self._signal,
         )
         self._drift = DriftWatcher(
-            [description_looks(self.settings, self._keys)], workers, self.outbox, monotonic=self.clock
+            [DriftLooks(self.settings, self.settings.descriptions, self._keys, Meanings.of(self.settings))],
+            workers,
+            self.outbox,
+            monotonic=self.clock,
         )
         self._scan = AlertScan(
             self.outbox,
@@ -418,7 +422,7 @@ class Simulation:
         if self._runs.get(run.run_id) is not run or run.dead:
             return
         del self._runs[run.run_id]
-        if not self.published.verify(run.key, deep=True).ok:
+        if not self.published.verify(run.key).ok:
             self.published.restore(run.key)
         self._succeed(run, "verified")
 

@@ -17,8 +17,7 @@ from PIL import Image
 
 from resources.engine.model_source import ModelSource
 from resources.engine.protocol import ImageLimits
-from resources.engine.transformers.image_tokens import fitted_processor
-from resources.engine.transformers.processor_call import processed
+from resources.engine.transformers.image_tokens import fitted_processor, processed
 from resources.images.outputs import Made, Maker, Pixels
 
 if TYPE_CHECKING:

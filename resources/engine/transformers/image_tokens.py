@@ -1,29 +1,64 @@
 """How many tokens images cost, and at what resolution all of a property's images fit the model's context.
 
-What lives here: what each family's processor makes of a bound of pixels, and the search for the largest bound
-that fits. All of it is decided once a run from model, prompt and settings, so that a
-property's images are processed alike wherever and whenever that happens.
+What lives here: one call of a model's processor (chat template, image processor and tokenizer), what each
+family's processor makes of a bound of pixels, and the search for the largest bound that fits. All of it is
+decided once a run from model, prompt and settings, so that a property's images are processed alike wherever
+and whenever that happens.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
-from typing import Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from PIL import Image
 
 from resources.engine.model_source import ModelSource
 from resources.engine.protocol import ImageLimits, ImageTokens, ModelLoadError
 from resources.engine.transformers.model_loading import load_config, load_processor
-from resources.engine.transformers.processor_call import processed
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_PIXEL_MASK: Final = "pixel_attention_mask"
+"""Marks of each pixel of each tile [properties, tiles, height, width] (Idefics, SmolVLM), of which processors
+make integers of 64 bits: more than the pixels themselves. Where none is given the models make booleans."""
 
 _SMALLEST: Final = 4096
 """Pixels an image keeps, whatever the budget."""
 
 _SHAPES: Final = ((4, 3), (3, 4), (1, 1), (3, 2), (16, 9), (9, 16), (3, 1), (1, 3), (6, 1))
 """Widths and heights, of which the one that costs most counts: how an image is tiled depends on its shape."""
+
+
+def processed(
+    processor: Any, prompt: str, images: Sequence[Sequence[npt.NDArray[np.uint8] | Image.Image]]
+) -> Any:
+    """A BatchFeature for the images of each property, prompts padded on the left."""
+    conversations = []
+    for shown in images:
+        # As PIL images they need no guessing of which axis holds the channels.
+        content: list[dict[str, Any]] = [
+            {"type": "image", "image": one if isinstance(one, Image.Image) else Image.fromarray(one)}
+            for one in shown
+        ]
+        content.append({"type": "text", "text": prompt})
+        conversations.append([{"role": "user", "content": content}])
+    tensors = processor.apply_chat_template(
+        conversations,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+        processor_kwargs={"padding": True, "padding_side": "left"},
+    )
+    mask = tensors.get(_PIXEL_MASK)
+    if mask is not None and mask.dim() == 4:
+        tensors[_PIXEL_MASK] = mask.bool()
+    return tensors
 
 
 def fitted_processor(

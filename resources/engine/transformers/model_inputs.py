@@ -1,7 +1,7 @@
 """What a model is given for a batch: chat template, image processor and tokenizer, ahead of the model or not.
 
 What lives here: joining what workers made of each property, and keeping what was prepared ahead until it is
-asked for. What does not: calling the processor (processor_call.py), when that happens (feeding.py), and the
+asked for. What does not: calling the processor (image_tokens.py), when that happens (feeding.py), and the
 model (transformers_engine.py).
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resources.engine.protocol import EngineError
 from resources.engine.transformers.collation import collated
-from resources.engine.transformers.processor_call import processed
+from resources.engine.transformers.image_tokens import processed
 
 if TYPE_CHECKING:
     import torch

@@ -50,7 +50,7 @@ class Standing:
 
     def survey(self):
         """What a recovery would do, nothing changed."""
-        identity = JournalIdentity("KEY", "g", {"model": "m"}, SCHEMA, "property_id", "ordinal", IDS)
+        identity = JournalIdentity("KEY", "g", {"model": "m"}, SCHEMA, IDS)
         return survey(self.directory, identity, self.mark)
 
     def files(self, pattern: str) -> list[Path]:

@@ -81,8 +81,6 @@ class Home:
             given["generation"],
             given["fingerprints"],
             schema,
-            "property_id",
-            "ordinal",
             frozenset(given["expected_ids"]),
         )
 

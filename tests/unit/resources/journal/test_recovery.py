@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from resources.journal.commits import newest_manifest
@@ -181,7 +182,7 @@ def test_left_over_temporaries_go(committed):
         ({"key": "OTHER"}, "KEY"),
         ({"generation": "other"}, "generation"),
         ({"expected_ids": ["p0", "p1"]}, "expected_rows is 12 there and 2 here"),
-        ({"order_column": "missing"}, "the schema needs"),
+        ({"schema": pa.schema([("property_id", pa.string())])}, "the schema needs"),
     ],
 )
 def test_other_work_is_refused_by_what_differs(committed, changes, named):

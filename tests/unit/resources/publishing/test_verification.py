@@ -15,6 +15,7 @@ from resources.publishing.partition_files import (
     FindingKind,
     NotPublishedError,
     RecordDamagedError,
+    judge,
 )
 from resources.storage import files
 
@@ -81,7 +82,8 @@ def test_damage_is_found_and_restored(
     assert [one.kind for one in found.findings] == [kind]
     assert str(partitions.path(KEY)) in found.sentence()
     assert "`vlm-assets repair`" in found.sentence(), "a command, not a function's name"
-    assert partitions.verify(KEY, deep=False).ok is not shallow
+    record = partitions.record(KEY)
+    assert (judge(partitions.path(KEY), record, deep=False) is None) is not shallow
     damaged = partitions.path(KEY).read_bytes() if partitions.path(KEY).exists() else None
     restoration = partitions.restore(KEY)
     assert restoration.changed and "restored from" in restoration.notes[-1]
@@ -262,7 +264,8 @@ def test_a_shallow_look_notices_another_file_with_as_many_rows(partitions: Any) 
     partitions.publish_text("a")
     others = pa.Table.from_batches([partitions.rows(list(partitions.IDS), "b")])
     pq.write_table(others, partitions.path(KEY), compression="none")
-    assert [one.kind for one in partitions.verify(KEY, deep=False).findings] == [FindingKind.DIGEST_DIFFERS]
+    found = judge(partitions.path(KEY), partitions.record(KEY), deep=False)
+    assert found is not None and found.kind is FindingKind.DIGEST_DIFFERS
     with pytest.raises(FileDamagedError):
         partitions.read(KEY)
 

@@ -14,7 +14,7 @@ from resources.engine.protocol import Attempt
 from resources.engine.schema import DescriptionSchema
 from resources.engine.transformers import attention, greedy_decoding
 from resources.engine.transformers.guided import Drafts, Grammar
-from resources.engine.transformers.processor_call import processed
+from resources.engine.transformers.image_tokens import processed
 from resources.engine.transformers.transformers_engine import TransformersEngine
 
 TEMPLATE = (

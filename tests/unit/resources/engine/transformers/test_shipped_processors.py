@@ -22,8 +22,7 @@ from resources.engine.protocol import ImageLimits, ModelLoadError
 from resources.engine.schema import DescriptionSchema
 from resources.engine.transformers import image_tokens, model_loading
 from resources.engine.transformers.collation import Tensors
-from resources.engine.transformers.image_tokens import fitted_processor
-from resources.engine.transformers.processor_call import processed
+from resources.engine.transformers.image_tokens import fitted_processor, processed
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.images.images import PropertyJob, fitted_size
 from resources.images.worker_pool import WorkerPool
