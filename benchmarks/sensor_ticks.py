@@ -21,7 +21,7 @@ from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, Sq
 from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
 from dagster._serdes import serialize_value
 
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.failed_partitions import FailedPartitions
 
 ASSETS = ("property_descriptions", "property_embeddings")
@@ -129,7 +129,7 @@ def measure_retries(count: int, *, failed: bool) -> str:
             # Each tick gets an instance of its own, as the code server makes one.
             with dg.DagsterInstance.from_config(folder) as instance:
                 before = time.process_time()
-                launched.append(ticking.tick(InstanceFacts(instance), tick=f"tick {number}", now=time.time()))
+                launched.append(ticking.tick(DagsterFacts(instance), tick=f"tick {number}", now=time.time()))
                 seconds.append(time.process_time() - before)
         said = "all failed" if failed else "all complete"
         return (

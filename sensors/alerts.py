@@ -19,8 +19,7 @@ from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.delivery import Delivery
 from resources.alerts.outbox import Outbox
 from resources.state.database import StateRestoration
-from sensors.dagster_facts import DagsterFacts
-from sensors.dagster_internals.events import FOUND_AT, CheckEvaluation
+from sensors.dagster_internals.events import FOUND_AT, CheckEvaluation, DagsterFacts
 from sensors.dagster_internals.runs import UNDER_WAY, RunState
 from sensors.device_health import NONE_LEFT
 from sensors.partition_history import LOOK_BACK, PartitionHistory

@@ -18,7 +18,7 @@ from resources.state.tables import CANCELS_LOOKED_UNTIL as LOOKED_UNTIL
 from resources.state.tables import cancels, meta
 
 if TYPE_CHECKING:
-    from sensors.dagster_facts import DagsterFacts
+    from sensors.dagster_internals.events import DagsterFacts
     from sensors.dagster_internals.runs import RunState
 
 _OVERLAP_SECONDS = 120.0

@@ -23,7 +23,7 @@ from resources.publishing.partition_files import PublishedError
 from resources.publishing.stored import StoredPartitions
 from resources.state.nodes import DEAD_SECONDS, SILENT_SECONDS, Look, Node, Nodes
 from resources.store.bucket import StoreAwayError, StoreError
-from sensors.dagster_facts import DagsterFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import UNDER_WAY, RunState, first_ray_job
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks

@@ -20,7 +20,7 @@ from resources.alerts.outbox import Outbox
 from resources.state.database import ControlState
 from resources.state.pause import pause_of
 from sensors.cancels import Cancels
-from sensors.dagster_facts import DagsterFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import UNFINISHED, RunState
 from sensors.partition_history import PartitionHistory
 from sensors.retry_decision import INTERRUPTIONS_TOLD, Action, Decision, Facts, Policy, decide

@@ -22,7 +22,7 @@ from resources.devices.find import Device
 from resources.devices.leases import DeviceLeases, HeldDevice, LeaseRecord
 from resources.processes import ProcessIdentity, boot_id
 from resources.state.workers import Worker
-from sensors.dagster_facts import DagsterFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
 
 KIND = "lease_held"

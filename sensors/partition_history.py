@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sensors.dagster_facts import DagsterFacts
-
 if TYPE_CHECKING:
-    from sensors.dagster_internals.events import CheckEvaluation, MaterializationEvent
+    from sensors.dagster_internals.events import CheckEvaluation, DagsterFacts, MaterializationEvent
 
 LOOK_BACK = 200
 """Events read again at each look: on Postgres a lower id may become visible after a higher one."""

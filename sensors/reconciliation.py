@@ -19,7 +19,7 @@ from resources.publishing.partition_files import PublishedRecord, RecordDamagedE
 from resources.publishing.published import PublishedPartitions
 from resources.state.workers import Workers
 from resources.storage.layout import AssetFolders
-from sensors.dagster_facts import DagsterFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import UNDER_WAY
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks

@@ -14,8 +14,7 @@ from typing import Any
 
 import dagster as dg
 
-from sensors.dagster_facts import DagsterFacts
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, sentences
 from sensors.retry_ledger import AskedLook, ask_for_look, asked_look, look_answered
@@ -112,7 +111,7 @@ def build_retrying(
     )
     def failed_partitions_again(context: dg.ScheduleEvaluationContext):  # type: ignore[no-untyped-def]
         at = context.scheduled_execution_time
-        dagster = InstanceFacts(context.instance)
+        dagster = DagsterFacts(context.instance)
         ticked = failed_partitions.tick(dagster, tick=at.isoformat(), now=clock())
         if ticked.launches:
             context.log.info(ticked.sentence)

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import dagster as dg
 
-from sensors.dagster_facts import DagsterFacts
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.ticks import Ticks
 
 Kept = TypeVar("Kept")
@@ -70,7 +69,7 @@ def build_sensor(
     """
 
     def tick(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason | dg.SensorResult:
-        decided = decide(Situation(InstanceFacts(context.instance), clock(), context.cursor))
+        decided = decide(Situation(DagsterFacts(context.instance), clock(), context.cursor))
         for sentence in decided.logged:
             context.log.info(sentence)
         error = ticks.note(name, clock(), interval_seconds=interval_seconds, log=lambda: context.log)

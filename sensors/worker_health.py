@@ -22,7 +22,7 @@ from resources.alerts.outbox import Outbox
 from resources.devices.left_out import at_work_on
 from resources.processes import ProcessIdentity
 from resources.state.workers import Phase, Worker, Workers
-from sensors.dagster_facts import DagsterFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.device_health import DeviceWatcher, tell_left_out, usable_devices
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd

@@ -16,25 +16,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization
+import sqlalchemy as db
+from dagster import AssetCheckEvaluation, AssetKey, AssetMaterialization, EventLogEntry
 from dagster import DagsterEventType as EventType
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
+from dagster._serdes import deserialize_value
 
-from sensors.dagster_internals.dagster_tables import (
-    Row,
-    check_table,
-    entry_of,
-    event_table,
-    events_where,
-    of_events,
-    unix,
-)
-from sensors.dagster_internals.runs import InstanceRuns
+from sensors.dagster_internals.runs import InstanceRuns, unix
 
 _log = logging.getLogger(__name__)
 
+Row = Mapping[str, Any]
 Severity = Literal["WARN", "ERROR"]
 
 FOUND_AT = "found at"
@@ -72,8 +68,11 @@ class MaterializationEvent:
     is_done: bool
 
 
-class InstanceFacts(InstanceRuns):
-    """``DagsterFacts`` of a real instance: of events, of runs, and of the launcher for Ray."""
+class DagsterFacts(InstanceRuns):
+    """All that the sensors ask a Dagster instance and tell it.
+
+    A simulation answers from memory instead, on a clock of its own (``rehearsal/dagster_in_memory.py``).
+    """
 
     def ray_job_has_ended(self, job: str) -> bool:
         """Whether Ray says that a job has ended; False where it does not know, or does not answer."""
@@ -96,13 +95,13 @@ class InstanceFacts(InstanceRuns):
 
     def newest_evaluation(self) -> int:
         """A cursor after all results that are there now."""
-        return self._newest(event_table().c.dagster_event_type == EventType.ASSET_CHECK_EVALUATION.value)
+        return self._newest(
+            SqlEventLogStorageTable.c.dagster_event_type == EventType.ASSET_CHECK_EVALUATION.value
+        )
 
     def materializations_since(self, asset: str, cursor: int) -> list[MaterializationEvent]:
         """Of an asset's partitions, planned and done, after an event's id, oldest first."""
-        import sqlalchemy as db
-
-        events, done = event_table(), EventType.ASSET_MATERIALIZATION.value
+        events, done = SqlEventLogStorageTable, EventType.ASSET_MATERIALIZATION.value
         query = (
             db.select(events.c.id, events.c.dagster_event_type, events.c.partition, events.c.run_id)
             .where(
@@ -117,7 +116,7 @@ class InstanceFacts(InstanceRuns):
             MaterializationEvent(
                 row["partition"], row["run_id"], row["id"], row["dagster_event_type"] == done
             )
-            for row in events_where(self.instance, query)
+            for row in self._rows(query)
         ]
 
     def latest_materialization(self, asset: str) -> tuple[float, Mapping[str, str]] | None:
@@ -154,9 +153,7 @@ class InstanceFacts(InstanceRuns):
 
         assets: of these alone; None: of all. passed: also where it passed, without its text and run.
         """
-        import sqlalchemy as db
-
-        executions = check_table()
+        executions = AssetCheckExecutionsTable
         of_these = executions.c.asset_key.in_([AssetKey(asset).to_string() for asset in assets or ()])
         newest = (
             db.select(db.func.max(executions.c.id))
@@ -174,7 +171,7 @@ class InstanceFacts(InstanceRuns):
             executions.c.evaluation_event_timestamp.label("at"),
             db.case((has_failed, executions.c.evaluation_event)).label("event"),
         ).where(executions.c.id.in_(newest), db.true() if passed else has_failed)
-        for row in events_where(self.instance, query):
+        for row in self._rows(query):
             read = _evaluation if row["execution_status"] == "FAILED" else _passed
             if row["id"] is not None and (one := read(row)) is not None:
                 yield one
@@ -186,16 +183,14 @@ class InstanceFacts(InstanceRuns):
         check, partition and run, and the run is the same empty name for all. The event before stays in its
         log.
         """
-        import sqlalchemy as db
-
-        executions = check_table()
+        executions = AssetCheckExecutionsTable
         told_before = (
             executions.c.asset_key == found.asset_key.to_string(),
             executions.c.check_name == found.check_name,
             executions.c.partition == found.partition,
             executions.c.run_id == "",
         )
-        with of_events(self.instance) as connection:
+        with self._connection() as connection:
             connection.execute(db.delete(executions).where(*told_before))
         # Killed here, nothing is told, and whoever tells it has not noted that it did.
         self.instance.report_runless_asset_event(found)
@@ -206,11 +201,9 @@ class InstanceFacts(InstanceRuns):
         Dagster shows the newest row of a check, so a run that was cancelled makes the checks of a finished
         partition look skipped. Only results that passed are told again: asset, check and partition of each.
         """
-        import sqlalchemy as db
-
         if not run_ids:
             return []
-        executions = check_table()
+        executions = AssetCheckExecutionsTable
         same = (executions.c.asset_key, executions.c.check_name, executions.c.partition)
         newest = db.select(db.func.max(executions.c.id)).group_by(*same)
         planned = db.select(*same).where(
@@ -219,7 +212,7 @@ class InstanceFacts(InstanceRuns):
             executions.c.execution_status == "PLANNED",
         )
         restored = []
-        for row in events_where(self.instance, planned):
+        for row in self._rows(planned):
             if row["partition"] is None:
                 continue
             is_same = [column == row[column.name] for column in same]
@@ -229,9 +222,9 @@ class InstanceFacts(InstanceRuns):
                 .order_by(executions.c.id.desc())
                 .limit(1)
             )
-            for result in events_where(self.instance, before):
+            for result in self._rows(before):
                 try:
-                    event = entry_of(result["event"]).dagster_event
+                    event = _entry(result["event"]).dagster_event
                 except Exception as error:  # private to Dagster: whatever it raises, the other rows count
                     _log.warning("A check result in Dagster's database cannot be read: %s", error)
                     continue
@@ -242,9 +235,7 @@ class InstanceFacts(InstanceRuns):
         return restored
 
     def _rows_of_evaluations(self, after: int) -> Sequence[Row]:
-        import sqlalchemy as db
-
-        events = event_table()
+        events = SqlEventLogStorageTable
         query = (
             db.select(events.c.id, events.c.event)
             .where(
@@ -253,13 +244,27 @@ class InstanceFacts(InstanceRuns):
             )
             .order_by(events.c.id)
         )
-        return events_where(self.instance, query)
+        return self._rows(query)
+
+    def _connection(self) -> AbstractContextManager[Any]:
+        """To the database with events and checks."""
+        found: AbstractContextManager[Any] = self.instance.event_log_storage.index_connection()  # type: ignore[attr-defined]
+        return found
+
+    def _rows(self, query: Any) -> Sequence[Row]:
+        """The rows of a query over events and checks."""
+        with self._connection() as connection:
+            rows: Sequence[Row] = connection.execute(query).mappings().all()
+        return rows
 
     def _newest(self, *conditions: Any) -> int:
-        import sqlalchemy as db
+        query = db.select(db.func.max(SqlEventLogStorageTable.c.id).label("id")).where(*conditions)
+        return int(self._rows(query)[0]["id"] or 0)
 
-        query = db.select(db.func.max(event_table().c.id).label("id")).where(*conditions)
-        return int(events_where(self.instance, query)[0]["id"] or 0)
+
+def _entry(text: str) -> EventLogEntry:
+    """An event as Dagster keeps it."""
+    return deserialize_value(text, EventLogEntry)
 
 
 def _passed(row: Row) -> CheckEvaluation | None:
@@ -283,7 +288,7 @@ def _passed(row: Row) -> CheckEvaluation | None:
 
 def _evaluation(row: Row) -> CheckEvaluation | None:
     try:
-        entry = entry_of(row["event"])
+        entry = _entry(row["event"])
     except Exception as error:  # private to Dagster: whatever it raises, the other rows count
         _log.warning("The check result %s in Dagster's database cannot be read: %s", row["id"], error)
         return None

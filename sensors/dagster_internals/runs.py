@@ -21,13 +21,15 @@ import contextlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
+import sqlalchemy as db
 from dagster import DagsterInstance, DagsterRunStatus
+from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
 
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
-from sensors.dagster_internals.dagster_tables import Row, naive, of_runs, run_table, tag_table, unix
 
 LAUNCHED_BY = "vlm-assets/launched-by"
 """Run tag: who launched a run that no person did. The value RETRY marks those of the retry schedule."""
@@ -163,50 +165,45 @@ def said_ray_job(run_id: str, tags: Mapping[str, str]) -> str | None:
 
 
 class InstanceRuns:
-    """The part of ``DagsterFacts`` about runs, of a Dagster instance."""
+    """The part of ``DagsterFacts`` about runs. All times are in unix seconds."""
 
     def __init__(self, instance: DagsterInstance) -> None:
         self.instance = instance
 
     def run_states(self, run_ids: Collection[str]) -> dict[str, RunState]:
         """Runs by id; one that was deleted is left out."""
-        runs = run_table()
         wanted = sorted(set(run_ids))
         found: dict[str, RunState] = {}
         for start in range(0, len(wanted), _CHUNK):
             chunk = wanted[start : start + _CHUNK]
-            found.update((one.run_id, one) for one in self._runs_where(runs.c.run_id.in_(chunk)))
+            found.update((one.run_id, one) for one in self._runs_where(RunsTable.c.run_id.in_(chunk)))
         return found
 
     def runs_with_key(self, run_keys: Collection[str]) -> dict[str, RunState]:
         """Runs by run key; the newest of each. Run keys that no run has are left out."""
-        import sqlalchemy as db
-
-        tags = tag_table()
+        tags = RunTagsTable
         wanted = sorted(set(run_keys))
         found: dict[str, RunState] = {}
         for start in range(0, len(wanted), _CHUNK):
             chunk = wanted[start : start + _CHUNK]
-            runs = run_table()
             of_keys = db.select(tags.c.run_id).where(tags.c.key == _RUN_KEY, tags.c.value.in_(chunk))
-            for one in self._runs_where(runs.c.run_id.in_(of_keys)):
+            for one in self._runs_where(RunsTable.c.run_id.in_(of_keys)):
                 if one.run_key is not None:
                     found[one.run_key] = one
         return found
 
     def runs_ended_since(self, since: float, statuses: Collection[DagsterRunStatus]) -> list[RunState]:
         """Runs in one of these states that changed at or after ``since`` (unix seconds), oldest first."""
-        runs = run_table()
-        is_one = runs.c.status.in_([one.value for one in statuses])
-        return self._runs_where(is_one, runs.c.update_timestamp >= naive(since))
+        is_one = RunsTable.c.status.in_([one.value for one in statuses])
+        return self._runs_where(is_one, RunsTable.c.update_timestamp >= _naive(since))
 
     def runs_created_since(self, since: float) -> list[RunState]:
         """Runs that were created at or after ``since`` (unix seconds), oldest first."""
-        return self._runs_where(run_table().c.create_timestamp >= naive(since))
+        return self._runs_where(RunsTable.c.create_timestamp >= _naive(since))
 
     def runs_in(self, statuses: Collection[DagsterRunStatus]) -> list[RunState]:
         """Runs that are in one of these states now, oldest first."""
-        return self._runs_where(run_table().c.status.in_([one.value for one in statuses]))
+        return self._runs_where(RunsTable.c.status.in_([one.value for one in statuses]))
 
     def awaited_partitions(self, assets: Sequence[str]) -> set[str]:
         """Partitions of these assets for which an unfinished backfill will launch a run."""
@@ -339,16 +336,14 @@ class InstanceRuns:
 
     def _runs_where(self, *conditions: Any) -> list[RunState]:
         """Runs by conditions on their table, oldest first."""
-        import sqlalchemy as db
-
-        runs, tags = run_table(), tag_table()
+        runs, tags = RunsTable, RunTagsTable
         times = (runs.c.create_timestamp, runs.c.update_timestamp, runs.c.end_time)
         query = db.select(runs.c.run_id, runs.c.status, *times).where(*conditions).order_by(runs.c.id)
         wanted = (*_TAGS, LAUNCHED_BY, GOES_ON_WITH, NO_ATTEMPT, NEEDS_PERSON, RAY_JOB)
         their_tags = db.select(tags.c.run_id, tags.c.key, tags.c.value).where(
             tags.c.key.in_(wanted), tags.c.run_id.in_(db.select(runs.c.run_id).where(*conditions))
         )
-        with of_runs(self.instance) as connection:
+        with self.instance.run_storage.connect() as connection:  # type: ignore[attr-defined]
             rows = connection.execute(query).mappings().all()
             tags_of: dict[str, dict[str, str]] = {}
             for run_id, key, value in connection.execute(their_tags).all() if rows else ():
@@ -361,7 +356,17 @@ def set_pool(instance: DagsterInstance, pool: str, slots: int) -> None:
     instance.event_log_storage.set_concurrency_slots(pool, slots)
 
 
-def _run_state(row: Row, tags: Mapping[str, str]) -> RunState:
+def _run_state(row: Mapping[str, Any], tags: Mapping[str, str]) -> RunState:
     status = DagsterRunStatus(row["status"])
     ended = row["end_time"] or unix(row["update_timestamp"]) if status in FINISHED else None
     return RunState(row["run_id"], status, unix(row["create_timestamp"]), ended, tags)
+
+
+def unix(stamp: datetime) -> float:
+    """Seconds of a time that the database keeps in UTC without saying so."""
+    return stamp.replace(tzinfo=UTC).timestamp()
+
+
+def _naive(seconds: float) -> datetime:
+    """A time as the database keeps it, of whole seconds."""
+    return datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None, microsecond=0)

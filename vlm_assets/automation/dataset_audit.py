@@ -14,7 +14,7 @@ import dagster as dg
 
 from resources.state.pause import pause_of
 from resources.state.workers import Workers
-from sensors.dagster_facts import DagsterFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
 from vlm_assets.assets.partition_state import State

@@ -33,8 +33,7 @@ from resources.state.workers import Workers
 from resources.storage.files import make_directory
 from resources.storage.home_claim import claim_home
 from resources.storage.lock_files import taken
-from sensors.dagster_facts import DagsterFacts
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.ray_launcher import NODE_LABEL
 from sensors.health_watch import Watch
 from vlm_assets.assets.stored_settings import refuse_at_start
@@ -216,7 +215,7 @@ def run_node(settings: Settings, place: Place, *, lends: bool, say: Callable[[st
                 while True:
                     group.watch(LOOK_SECONDS)
                     try:
-                        for sentence in watch.look(InstanceFacts(instance)):
+                        for sentence in watch.look(DagsterFacts(instance)):
                             say(sentence)
                         shown[0] = _shown(devices)
                         looked_at = time.monotonic()

@@ -1,6 +1,6 @@
 """Dagster's facts from memory, on a clock that is moved by hand: runs, events and results of checks.
 
-``sensors/dagster_facts.py`` says what the methods mean.
+``DagsterFacts`` says what the methods mean.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterRunStatus
 
-from sensors.dagster_internals.events import CheckEvaluation, MaterializationEvent
+from sensors.dagster_internals.events import CheckEvaluation, DagsterFacts, MaterializationEvent
 from sensors.dagster_internals.runs import FINISHED, RunState
 
 INTERRUPTED = {"dagster/failure_reason": "UNEXPECTED_TERMINATION"}
@@ -32,8 +32,8 @@ class SimulatedClock:
         return self.now
 
 
-class DagsterInMemory:
-    """``DagsterFacts`` without Dagster: what a simulation asks and tells."""
+class DagsterInMemory(DagsterFacts):
+    """``DagsterFacts`` without an instance: what a simulation asks and tells."""
 
     def __init__(self, clock: SimulatedClock) -> None:
         self.clock = clock

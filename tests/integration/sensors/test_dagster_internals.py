@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.partition_history import PartitionHistory
 
 RANGES = dg.StaticPartitionsDefinition(["a", "b", "c"])
@@ -40,7 +40,7 @@ def _materialize(instance: dg.DagsterInstance, key: str, *, passed: bool = True,
 
 def test_partitions_runs_and_results_read_alike_on_both_databases(instance):
     """What failed, what a check found and what was put right are seen, whichever database tells of it."""
-    dagster = InstanceFacts(instance)
+    dagster = DagsterFacts(instance)
     history = PartitionHistory(["described"])
     history.look(dagster)
     assert history.failing("described") == {}

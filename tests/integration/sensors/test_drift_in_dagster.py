@@ -7,7 +7,7 @@ import pytest
 
 from resources.publishing.partition_files import PUBLISHED_FILE
 from sensors.alerts import alert_of
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.partition_history import PartitionHistory
 from sensors.published_file_drift import Verdict, evaluation
 
@@ -28,7 +28,7 @@ def instance():
 
 def failing(instance):
     history = PartitionHistory(["a"])
-    history.look(InstanceFacts(instance))
+    history.look(DagsterFacts(instance))
     return {
         key: [(one.check, one.severity, one.metadata["found"]) for one in found]
         for key, found in history.failing("a").items()
@@ -37,20 +37,20 @@ def failing(instance):
 
 def test_a_verdict_is_a_check_result_of_its_partition(instance):
     """Told as it is, by partition: an ERROR fails it, a WARN does not, and a sound look ends both."""
-    InstanceFacts(instance).report_evaluation(evaluation("a", "k1", DAMAGED, AT))
+    DagsterFacts(instance).report_evaluation(evaluation("a", "k1", DAMAGED, AT))
     assert failing(instance) == {"k1": [(PUBLISHED_FILE, "ERROR", "a truncated file.")]}
-    InstanceFacts(instance).report_evaluation(evaluation("a", "k0", STALE, AT))
+    DagsterFacts(instance).report_evaluation(evaluation("a", "k0", STALE, AT))
     assert set(failing(instance)) == {"k1"}
-    InstanceFacts(instance).report_evaluation(evaluation("a", "k1", SOUND, AT))
+    DagsterFacts(instance).report_evaluation(evaluation("a", "k1", SOUND, AT))
     assert failing(instance) == {}
-    InstanceFacts(instance).report_evaluation(evaluation("a", "k1", DAMAGED, AT))
+    DagsterFacts(instance).report_evaluation(evaluation("a", "k1", DAMAGED, AT))
     assert set(failing(instance)) == {"k1"}, "Dagster itself takes only one such result a partition"
 
 
 def test_a_verdict_that_is_told_twice_is_one_alert(instance):
     """A tick that died after telling tells it again; found another time it is another alert."""
     for at in (AT, AT, AT + 60):
-        InstanceFacts(instance).report_evaluation(evaluation("a", "k1", DAMAGED, at))
-    found, _ = InstanceFacts(instance).evaluations_since(0)
+        DagsterFacts(instance).report_evaluation(evaluation("a", "k1", DAMAGED, at))
+    found, _ = DagsterFacts(instance).evaluations_since(0)
     first, again, later = [alert_of(one).id for one in found]
     assert first == again != later

@@ -19,7 +19,7 @@ from resources.alerts.outbox import Outbox
 from resources.devices.left_out import LeftOutDevices
 from resources.state.database import open_state
 from resources.state.workers import Workers
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.partition_history import PartitionHistory
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -97,7 +97,7 @@ def assert_interrupted(instance, run_id):
 
 def failing(instance, key):
     history = PartitionHistory([DESCRIPTIONS])
-    history.look(InstanceFacts(instance))
+    history.look(DagsterFacts(instance))
     return [one.check for one in history.failing(DESCRIPTIONS).get(key, [])]
 
 

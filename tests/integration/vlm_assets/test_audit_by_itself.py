@@ -5,7 +5,7 @@ import pytest
 
 from resources.alerts.outbox import Outbox
 from resources.state.database import open_state
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.reconciliation import restore_results_of_cancelled
 from vlm_assets.automation import dataset_audit
 from vlm_assets.catalog.catalog import Catalog
@@ -87,11 +87,11 @@ def test_a_cancelled_run_leaves_the_checks_of_a_finished_partition_as_they_were(
 
     assert shown() == "PLANNED"
     handled = set()
-    restored = restore_results_of_cancelled(InstanceFacts(desk.instance), handled, now=run_time(desk, run))
+    restored = restore_results_of_cancelled(DagsterFacts(desk.instance), handled, now=run_time(desk, run))
     assert ("property_descriptions", "ids_conserved", KEY) in restored
     assert shown() == "SUCCEEDED"
-    assert restore_results_of_cancelled(InstanceFacts(desk.instance), handled, now=run_time(desk, run)) == []
-    assert restore_results_of_cancelled(InstanceFacts(desk.instance), set(), now=run_time(desk, run)) == []
+    assert restore_results_of_cancelled(DagsterFacts(desk.instance), handled, now=run_time(desk, run)) == []
+    assert restore_results_of_cancelled(DagsterFacts(desk.instance), set(), now=run_time(desk, run)) == []
 
 
 def run_time(desk, run):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from dagster._core.instance.config import dagster_instance_config
 
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import set_pool
 from vlm_assets.config.resource_settings import device_slots
 from vlm_assets.config.settings import PREFIX, SECRETS, Settings, load_settings
@@ -49,7 +49,7 @@ def test_the_pool_follows_machines_that_join_after_dagster_has_started(
     """With one machine there at the start, a limit of 1 would stay for ever: no other would be used."""
     with new_instance("dagster") as instance:
         set_pool(instance, POOL, device_slots(deployed))
-        InstanceFacts(instance).fit_pool(POOL, before=0, now=3)
+        DagsterFacts(instance).fit_pool(POOL, before=0, now=3)
         limits = {one.name: one.limit for one in instance.event_log_storage.get_pool_limits()}
     assert limits[POOL] == 3
 

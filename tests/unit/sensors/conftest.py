@@ -18,7 +18,7 @@ from dagster._core.events import (
 from resources.alerts.outbox import Outbox
 from resources.run_tags import NO_ATTEMPT
 from resources.state.database import open_state
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.failed_partitions import FailedPartitions, Launch, TickResult, Watched
 from sensors.retry_decision import Policy
@@ -96,9 +96,9 @@ class Orchestrator:
         )
 
     @property
-    def dagster(self) -> InstanceFacts:
+    def dagster(self) -> DagsterFacts:
         """The facts of the instance."""
-        return InstanceFacts(self.instance)
+        return DagsterFacts(self.instance)
 
     def look(self, *, tick: str | None = None, at_once: bool = False) -> TickResult:
         """One tick, whose launches are not made."""

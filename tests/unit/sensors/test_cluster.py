@@ -16,7 +16,7 @@ from resources.state.pause import Pause
 from resources.storage.layout import Home
 from resources.store.bucket import S3Folder, StoreAwayError, StoreError
 from sensors.cluster import ClusterWatch, ClusterWatcher, Taken, TakingOver, why_over
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import RAY_JOB, RunState
 
 RUN = "0c9f1d0e-0000-4000-8000-000000000001"
@@ -38,9 +38,9 @@ class Cluster:
         self.pauses = {}
         self.ended, self.stopped = set(), []
         self.instance = dg.DagsterInstance.ephemeral()
-        self.dagster = InstanceFacts(self.instance)
-        monkeypatch.setattr(InstanceFacts, "ray_job_has_ended", lambda _, job: job in self.ended)
-        monkeypatch.setattr(InstanceFacts, "stop_ray_job", lambda _, job: self.stopped.append(job))
+        self.dagster = DagsterFacts(self.instance)
+        monkeypatch.setattr(DagsterFacts, "ray_job_has_ended", lambda _, job: job in self.ended)
+        monkeypatch.setattr(DagsterFacts, "stop_ray_job", lambda _, job: self.stopped.append(job))
         self.workers = {"one": set(), "two": set()}
         self.instance.event_log_storage.set_concurrency_slots("gpu", 2)
         self.outbox = Outbox(open_state(path))
@@ -189,7 +189,7 @@ def test_a_run_of_this_machine_that_has_begun_is_the_reconciliations(tmp_path, m
     cluster = Cluster(tmp_path, monkeypatch)
     cluster.runs["one"] = set()
     cluster.starts(DagsterRunStatus.STARTING, OF_THIS_MACHINE)
-    monkeypatch.setattr(InstanceFacts, "process_of", lambda _, run_id: (4711, 1.0) if run_id == RUN else None)
+    monkeypatch.setattr(DagsterFacts, "process_of", lambda _, run_id: (4711, 1.0) if run_id == RUN else None)
     cluster.passes(300)
     assert cluster.status is DagsterRunStatus.STARTING
 

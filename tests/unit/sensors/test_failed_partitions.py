@@ -10,7 +10,7 @@ from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from resources.state.database import open_state
 from resources.state.pause import pause, resume
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import LAUNCHED_BY, RETRY
 from sensors.retry_ledger import (
     AskedLook,
@@ -531,7 +531,7 @@ def test_two_looks_at_once_launch_a_partition_once_and_leave_no_wish_unanswered(
     )
     state, wish = open_state(orchestrator.state), AskedLook("pressed", at_once=True)
     ask_for_look(state, wish)
-    at = Situation(InstanceFacts(orchestrator.instance), time.time() + HOUR)
+    at = Situation(DagsterFacts(orchestrator.instance), time.time() + HOUR)
     void = answer(orchestrator.failed_partitions, lambda assets, before: ({}, False), at)
     assert (void.requests, "Another look was under way" in void.said) == ([], True)
     assert [one.key for one in launched] == ["a"]

@@ -21,7 +21,7 @@ from resources.devices.leases import DeviceLeases
 from resources.processes import ProcessIdentity, boot_id
 from resources.state.database import open_state
 from resources.state.workers import Workers
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
 from sensors.leases_after_end import LeasesAfterEnd
 
@@ -83,7 +83,7 @@ class Desk:
         self.look_after.look(
             self.watch,
             self.workers.living(),
-            InstanceFacts(self.instance),
+            DagsterFacts(self.instance),
         )
         return SUBJECT in self.outbox.open_subjects()
 

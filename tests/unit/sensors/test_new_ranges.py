@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.new_ranges import NewRanges
 from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 
@@ -40,24 +40,24 @@ def test_partitions_that_never_ran_are_launched_heaviest_first(instance):
     """What was materialized, or has work on disk, is no new partition."""
     dg.materialize([upstream], partition_key=KEYS[3], instance=instance)
     keys, _ = new_ranges(untouched=lambda keys: [key for key in keys if key != KEYS[0]]).tick(
-        InstanceFacts(instance), 0.0
+        DagsterFacts(instance), 0.0
     )
     assert keys == [KEYS[2], KEYS[1]]
 
 
 def test_no_more_run_at_a_time_than_allowed(instance):
     """The cap counts what is queued or running."""
-    assert new_ranges(cap=2).tick(InstanceFacts(instance), 0.0)[0] == [KEYS[3], KEYS[2]]
+    assert new_ranges(cap=2).tick(DagsterFacts(instance), 0.0)[0] == [KEYS[3], KEYS[2]]
     run = instance.create_run_for_job(
         dg.Definitions(assets=[upstream]).resolve_implicit_global_asset_job_def(),
         tags={"vlm-assets/launched-by": "new_ranges", "dagster/partition": KEYS[3]},
         status=dg.DagsterRunStatus.STARTED,
     )
     assert run.status is dg.DagsterRunStatus.STARTED
-    assert new_ranges(cap=2).tick(InstanceFacts(instance), 0.0)[0] == [KEYS[2]], (
+    assert new_ranges(cap=2).tick(DagsterFacts(instance), 0.0)[0] == [KEYS[2]], (
         "and none that is under way already"
     )
-    assert new_ranges(cap=1).tick(InstanceFacts(instance), 0.0)[0] == []
+    assert new_ranges(cap=1).tick(DagsterFacts(instance), 0.0)[0] == []
 
 
 def test_a_failed_partition_is_the_retry_schedules(instance):
@@ -68,16 +68,16 @@ def test_a_failed_partition_is_the_retry_schedules(instance):
         raise RuntimeError
 
     dg.materialize([failing], partition_key=KEYS[3], instance=instance, raise_on_error=False)
-    assert KEYS[3] not in new_ranges(cap=9).tick(InstanceFacts(instance), 0.0)[0]
+    assert KEYS[3] not in new_ranges(cap=9).tick(DagsterFacts(instance), 0.0)[0]
 
 
 def test_nothing_is_launched_while_paused_or_when_the_tail_was_closed(instance):
     """The definitions that a closed tail needs are loaded at the next tick."""
-    assert new_ranges(paused=lambda: True).tick(InstanceFacts(instance), 0.0) == (
+    assert new_ranges(paused=lambda: True).tick(DagsterFacts(instance), 0.0) == (
         [],
         "Paused: nothing is started.",
     )
-    assert new_ranges(close=lambda now: "closed").tick(InstanceFacts(instance), 0.0) == ([], "closed")
+    assert new_ranges(close=lambda now: "closed").tick(DagsterFacts(instance), 0.0) == ([], "closed")
 
 
 def test_what_a_person_cancelled_is_not_new():

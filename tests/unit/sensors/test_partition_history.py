@@ -2,10 +2,10 @@
 
 import dagster as dg
 import sqlalchemy as db
+from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 
 from sensors.alerts import new_evaluations
-from sensors.dagster_internals.dagster_tables import event_table, of_events
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.partition_history import PartitionHistory
 
 
@@ -68,12 +68,12 @@ def test_a_result_that_cannot_be_read_hides_no_other(orchestrator):
     cursor = orchestrator.dagster.newest_evaluation()
     for key in ("b", "c", "d", "e", "f"):
         evaluate(orchestrator, key, passed=False)
-    events = event_table()
-    with of_events(orchestrator.instance) as connection:
+    events = SqlEventLogStorageTable
+    with orchestrator.instance.event_log_storage.index_connection() as connection:
         of_b = db.select(db.func.min(events.c.id)).where(events.c.id > cursor).scalar_subquery()
         connection.execute(events.update().where(events.c.id == of_b).values(event="{"))
         connection.commit()
     kept.look(orchestrator.dagster)
     assert set(kept.failing("first")) == {"c", "d", "e", "f"}
-    found, _ = new_evaluations(InstanceFacts(orchestrator.instance), cursor, {})
+    found, _ = new_evaluations(DagsterFacts(orchestrator.instance), cursor, {})
     assert {one.partition for one in found if not one.passed} == {"c", "d", "e", "f"}

@@ -20,7 +20,7 @@ from resources.publishing.published import PublishedPartitions
 from resources.state.database import open_state
 from resources.state.workers import Workers
 from resources.storage.layout import Home
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.reconciliation import end_dead_runs, report_published
 
 HERE = {".dagster/grpc_info": json.dumps({"host": "localhost", "socket": "/somewhere"})}
@@ -94,15 +94,15 @@ def test_a_killed_materialization_is_ended_as_interrupted(instance, workers, pro
     """Its heartbeat's lock is free: the run ends, as one that was interrupted, and its record goes."""
     run_id = started_run(instance)
     process = holder(workers, run_id, processes)
-    assert end_dead_runs(InstanceFacts(instance), workers, {}) == ([], {})
+    assert end_dead_runs(DagsterFacts(instance), workers, {}) == ([], {})
     process.kill()
     process.wait()
-    assert end_dead_runs(InstanceFacts(instance), workers, {}) == ([run_id], {})
+    assert end_dead_runs(DagsterFacts(instance), workers, {}) == ([run_id], {})
     run = instance.get_run_by_id(run_id)
     assert run.status is DagsterRunStatus.FAILURE
     assert run.tags["dagster/failure_reason"] == "UNEXPECTED_TERMINATION"
     assert not workers.dead()
-    assert end_dead_runs(InstanceFacts(instance), workers, {}) == ([], {}), "once"
+    assert end_dead_runs(DagsterFacts(instance), workers, {}) == ([], {}), "once"
 
 
 def test_a_living_worker_is_never_ended(instance, workers, processes):
@@ -111,12 +111,12 @@ def test_a_living_worker_is_never_ended(instance, workers, processes):
     holder(workers, run_id, processes)
     process = sleeper(processes)
     starting = started_run(instance, pid=process.pid)
-    ended, seen = end_dead_runs(InstanceFacts(instance), workers, {})
+    ended, seen = end_dead_runs(DagsterFacts(instance), workers, {})
     assert ended == []
     assert seen == {starting: ProcessIdentity.of(process.pid)}
     process.kill()
     process.wait()
-    ended, _ = end_dead_runs(InstanceFacts(instance), workers, seen)
+    ended, _ = end_dead_runs(DagsterFacts(instance), workers, seen)
     assert ended == [starting]
     assert status(instance, run_id) is DagsterRunStatus.STARTED
 
@@ -151,7 +151,7 @@ def test_a_run_being_cancelled_ends_as_cancelled(instance, workers):
     """What a person cancelled stays cancelled, though its process died before it could say so."""
     run_id = started_run(instance, pid=2**22 + 1)
     instance.report_run_canceling(instance.get_run_by_id(run_id))
-    assert end_dead_runs(InstanceFacts(instance), workers, {})[0] == [run_id]
+    assert end_dead_runs(DagsterFacts(instance), workers, {})[0] == [run_id]
     assert status(instance, run_id) is DagsterRunStatus.CANCELED
 
 
@@ -163,18 +163,18 @@ def test_runs_of_other_machines_are_left_to_their_launcher(instance, workers):
         started_run(instance, 2**22 + 1, remote),
         started_run(instance),
     ]
-    assert end_dead_runs(InstanceFacts(instance), workers, {})[0] == []
+    assert end_dead_runs(DagsterFacts(instance), workers, {})[0] == []
     assert {status(instance, run) for run in runs} == {DagsterRunStatus.STARTED}
 
 
 def test_the_pid_is_that_of_the_run_and_not_of_a_step(instance):
     """Only the run's own process says that the run lives."""
     run_id = started_run(instance)
-    assert InstanceFacts(instance).process_of(run_id) is None
+    assert DagsterFacts(instance).process_of(run_id) is None
     run = instance.get_run_by_id(run_id)
     instance.report_engine_event("A step's", run, EngineEventData.in_process(1), step_key="step")
     instance.report_engine_event("Started process for run.", run, EngineEventData.in_process(77))
-    assert InstanceFacts(instance).process_of(run_id)[0] == 77
+    assert DagsterFacts(instance).process_of(run_id)[0] == 77
 
 
 @pytest.fixture
@@ -193,9 +193,9 @@ def test_pool_slots_of_ended_runs_are_freed(sqlite):
     for run_id in (living, over, "unknown"):
         storage.claim_concurrency_slot("gpu", run_id, "step")
     instance.report_run_failed(instance.get_run_by_id(over))
-    assert InstanceFacts(instance).free_slots_of_ended() == sorted([over, "unknown"])
+    assert DagsterFacts(instance).free_slots_of_ended() == sorted([over, "unknown"])
     assert storage.get_concurrency_run_ids() == {living}
-    assert InstanceFacts(instance).free_slots_of_ended() == []
+    assert DagsterFacts(instance).free_slots_of_ended() == []
 
 
 def published(asset, key):
@@ -219,7 +219,7 @@ def test_a_lost_database_is_told_what_is_on_disk(instance, workers, tmp_path, pr
         published(folders, key)
     holder(workers, "r", processes)
     keys = ("k0", "k1", "k", "k9")
-    assert report_published(InstanceFacts(instance), [folders], keys, workers) == [("a", "k0"), ("a", "k1")]
+    assert report_published(DagsterFacts(instance), [folders], keys, workers) == [("a", "k0"), ("a", "k1")]
     assert known(instance) == {"k0", "k1"}
     (record, *_) = instance.fetch_materializations(dg.AssetKey("a"), limit=1).records
     metadata = record.asset_materialization.metadata
@@ -227,7 +227,7 @@ def test_a_lost_database_is_told_what_is_on_disk(instance, workers, tmp_path, pr
     said = record.asset_materialization.description
     assert "wiped" in said, "who has just wiped it is told why it is back"
     assert "recompute" in said
-    assert report_published(InstanceFacts(instance), [folders], keys, workers) == []
+    assert report_published(DagsterFacts(instance), [folders], keys, workers) == []
 
 
 def test_ten_thousand_lost_partitions_are_told_in_several_ticks(instance, workers, tmp_path):
@@ -238,13 +238,13 @@ def test_ten_thousand_lost_partitions_are_told_in_several_ticks(instance, worker
         published(folders, key)
     times = iter([0.0, 1.0, 2.0, 30.0])
     assert (
-        len(report_published(InstanceFacts(instance), [folders], keys, workers, clock=lambda: next(times)))
+        len(report_published(DagsterFacts(instance), [folders], keys, workers, clock=lambda: next(times)))
         == 2
     )
-    assert len(report_published(InstanceFacts(instance), [folders], keys, workers)) == 2
+    assert len(report_published(DagsterFacts(instance), [folders], keys, workers)) == 2
 
 
 def test_nothing_published_is_nothing_to_tell(instance, workers, tmp_path):
     """A home without output, and one whose folder is not there."""
     folders, keys = Home(tmp_path / "none").asset("a"), ("k",)
-    assert report_published(InstanceFacts(instance), [folders], keys, workers) == []
+    assert report_published(DagsterFacts(instance), [folders], keys, workers) == []

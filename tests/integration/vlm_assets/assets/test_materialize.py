@@ -9,7 +9,7 @@ import pytest
 from resources.devices.resource import GpuResource
 from resources.journal.journal import Journal
 from resources.publishing.published import PublishedPartitions
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from vlm_assets.assets.property_descriptions import DescriptionWork
 from vlm_assets.catalog.catalog import Catalog
 
@@ -299,7 +299,7 @@ def test_options_that_exclude_each_other_are_refused(desk):
     assert not refused.success
     assert "set only one" in refused.failure
     run_id = refused.result.run_id
-    assert InstanceFacts(desk.instance).run_states([run_id])[run_id].needs_person
+    assert DagsterFacts(desk.instance).run_states([run_id])[run_id].needs_person
 
 
 def test_work_that_ends_early_is_resumed_and_no_content_check_is_blamed(desk, monkeypatch):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.state.nodes import NodeRecord, Nodes, RunLocks
 from resources.state.pause import pause, paused_nodes, resume, resume_node
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from vlm_assets.assets.partition_state import committed_rows
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state
 from vlm_assets.operate.main import app
@@ -53,7 +53,7 @@ def test_a_working_materialization_commits_its_batch_and_ends_as_interrupted(des
     assert not ended.success
     assert not ended.published
     assert committed_rows(desk.settings.descriptions, KEY) == 4
-    run = InstanceFacts(desk.instance).run_states([ended.result.run_id])[ended.result.run_id]
+    run = DagsterFacts(desk.instance).run_states([ended.result.run_id])[ended.result.run_id]
     assert run.interrupted_by == "UNEXPECTED_TERMINATION"
     resume(state)
     done = desk.materialize()
@@ -96,7 +96,7 @@ def test_a_run_on_a_node_that_is_drained_commits_before_the_node_counts_as_free(
         drained = drains[0].result(timeout=60)
     assert (drained.exit_code, committed) == (0, [4]), drained.output
     assert not ended.published
-    run = InstanceFacts(desk.instance).run_states([ended.result.run_id])[ended.result.run_id]
+    run = DagsterFacts(desk.instance).run_states([ended.result.run_id])[ended.result.run_id]
     assert run.interrupted_by == "UNEXPECTED_TERMINATION"
     assert resume_node(state, name)
     done = on_node.materialize()

@@ -16,7 +16,7 @@ from resources.alerts.alert import Alert
 from resources.processes import ProcessIdentity, boot_id
 from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.health_watch import Watch
 from sensors.ticks import Ticks
 from sensors.worker_health import (
@@ -139,10 +139,10 @@ def test_a_cancel_is_not_overruled_by_the_end_of_a_stuck_worker():
         marked = set()
         for status in set(DagsterRunStatus) - {DagsterRunStatus.QUEUED}:  # which has no worker
             run_id = instance.create_run_for_job(nothing, status=status).run_id
-            InstanceFacts(instance).mark_interrupted(run_id)
+            DagsterFacts(instance).mark_interrupted(run_id)
             if "dagster/failure_reason" in instance.get_run_by_id(run_id).tags:
                 marked.add(status)
-        InstanceFacts(instance).mark_interrupted("forgotten")
+        DagsterFacts(instance).mark_interrupted("forgotten")
     assert marked == {DagsterRunStatus.STARTING, DagsterRunStatus.STARTED}
 
 
@@ -171,7 +171,7 @@ def test_a_cancel_of_a_stuck_worker_stands_though_it_has_to_be_killed(
         instance.report_run_canceling(run)
         assert tick() is DagsterRunStatus.CANCELED
         assert standing.ended_by(run.run_id) is signal.SIGKILL
-        assert InstanceFacts(instance).run_states([run.run_id])[run.run_id].interrupted_by is None
+        assert DagsterFacts(instance).run_states([run.run_id])[run.run_id].interrupted_by is None
 
 
 def test_a_stuck_worker_is_ended_though_dagster_does_not_know_its_run(

@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from resources.journal.high_water_mark import HighWaterMark, write_mark
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from vlm_assets.assets import fingerprint
 from vlm_assets.automation.retries import ASSETS, _Files, build_failed_partitions, retry_config
 from vlm_assets.config.resource_settings import build_gpu
@@ -96,17 +96,17 @@ def test_the_schedule_knows_that_no_device_is_left(dataset):
     with dg.DagsterInstance.local_temp() as instance:
         assert (
             "left out"
-            not in failed_partitions.tick(InstanceFacts(instance), tick="1", now=time.time()).sentence
+            not in failed_partitions.tick(DagsterFacts(instance), tick="1", now=time.time()).sentence
         )
         for occurrence in "12":
             left_out.note_failure("cpu-0", occurrence=occurrence, why="It is lost.")
-        said = failed_partitions.tick(InstanceFacts(instance), tick="2", now=time.time()).sentence
+        said = failed_partitions.tick(DagsterFacts(instance), tick="2", now=time.time()).sentence
         assert "Nothing is started" in said
         assert "--take-back cpu-0" in said
         lost = build_failed_partitions(settings.model_copy(update={"devices": "7"}), dataset.keys)
-        assert "left out" not in lost.tick(InstanceFacts(instance), tick="3", now=time.time()).sentence
+        assert "left out" not in lost.tick(DagsterFacts(instance), tick="3", now=time.time()).sentence
         left_out.take_back("cpu-0")
         assert (
             "left out"
-            not in failed_partitions.tick(InstanceFacts(instance), tick="4", now=time.time()).sentence
+            not in failed_partitions.tick(DagsterFacts(instance), tick="4", now=time.time()).sentence
         )

@@ -10,7 +10,7 @@ import pytest
 
 from resources.state.nodes import NodeDevice, NodeRecord, RunLocks
 from resources.state.workers import Workers
-from sensors.dagster_internals.events import InstanceFacts
+from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import RAY_JOB
 from vlm_assets.cluster.node import LOOKED_SECONDS, NodeWatch, as_looked_at
 from vlm_assets.config.resource_settings import control_state
@@ -56,15 +56,15 @@ def test_a_cancel_is_carried_out_without_ray(watch):
         at_the_end.callback(process.kill)
         assert process.stdout.readline() == b"held\n"
         instance.create_run_for_job(nothing, run_id=RUN, status=dg.DagsterRunStatus.STARTED)
-        assert not watch.look(InstanceFacts(instance))
+        assert not watch.look(DagsterFacts(instance))
         instance.report_run_canceling(instance.get_run_by_id(RUN))
-        watch.look(InstanceFacts(instance))
+        watch.look(DagsterFacts(instance))
         now[0] += grace
-        assert "SIGTERM" in " ".join(watch.look(InstanceFacts(instance)))
+        assert "SIGTERM" in " ".join(watch.look(DagsterFacts(instance)))
         assert process.stdout.readline() == b"told\n"
-        assert not watch.look(InstanceFacts(instance))
+        assert not watch.look(DagsterFacts(instance))
         now[0] += grace
-        assert "SIGKILL" in " ".join(watch.look(InstanceFacts(instance)))
+        assert "SIGKILL" in " ".join(watch.look(DagsterFacts(instance)))
         assert process.wait(10) == -signal.SIGKILL
 
 
@@ -83,7 +83,7 @@ def test_a_run_that_was_started_by_hand_and_killed_is_ended(watch):
             instance.create_run_for_job(nothing, run_id=run_id, status=dg.DagsterRunStatus.STARTED, tags=tags)
             command = [sys.executable, "-c", work, str(watch.settings.state_directory), run_id]
             assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-        assert RUN in " ".join(watch.look(InstanceFacts(instance)))
+        assert RUN in " ".join(watch.look(DagsterFacts(instance)))
         ended, rays = (instance.get_run_by_id(one).status for one in (RUN, RUN[:-1] + "2"))
     assert ended is dg.DagsterRunStatus.FAILURE
     assert rays is dg.DagsterRunStatus.STARTED, "whether it lives, the cluster says"

@@ -10,17 +10,25 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sensors.dagster_internals.events import DagsterFacts
 from tests.unit.vlm_assets.operate.test_plan import MEASURED
 from vlm_assets.config.settings import Settings
 from vlm_assets.operate.main import app
 from vlm_assets.operate.measurement import MeasuredRun
 from vlm_assets.operate.terminal import CommandError
 from vlm_assets.rehearsal import rehearse as rehearse_module
+from vlm_assets.rehearsal.dagster_in_memory import DagsterInMemory
 from vlm_assets.rehearsal.partition_life import PartitionLife
 from vlm_assets.rehearsal.rehearse import Scenario, draw_timeline, rehearse
 
 PROGRAM = Path(sys.executable).with_name("vlm-assets")
 SMALL = Scenario(seed=3, days=3.0, devices=4, nodes=2, faults=24, properties=1200)
+
+
+def test_memory_answers_all_that_the_sensors_ask():
+    """No question of a rehearsal goes to an instance of Dagster, which it does not have."""
+    asked = {name for name in dir(DagsterFacts) if not name.startswith("_")}
+    assert asked <= vars(DagsterInMemory).keys()
 
 
 @pytest.fixture
