@@ -97,21 +97,23 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All of it. disagreements: ids of properties on which they differ, most different first."""
+    """All of it. disagreements: ids of properties on which they differ, most different first.
+
+    differences: of each of these, the fields in which they differ, with what each variant said.
+    """
 
     sample: int
     truth: str | None
     results: tuple[Result, ...]
     pairs: tuple[Pair, ...]
     disagreements: tuple[str, ...]
-    descriptions: Mapping[str, Descriptions] = field(repr=False, default_factory=dict)
+    differences: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(repr=False, default_factory=dict)
     truths: Descriptions = field(repr=False, default_factory=dict)
-    asked: Mapping[str, frozenset[str]] = field(repr=False, default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Numbers and ids, without the descriptions."""
         content = asdict(self)
-        del content["descriptions"], content["truths"], content["asked"]
+        del content["differences"], content["truths"]
         return content
 
 
@@ -157,18 +159,11 @@ def compare(
         _result(one, *trials[one.name], descriptions[one.name], truths, price_per_hour) for one in variants
     ]
     pairs = [_pair(one, other, descriptions, truths) for one, other in itertools.combinations(variants, 2)]
-    differences = {one: len(_differing(one, descriptions, asked)) for one in ids}
-    disagreements = tuple(one for one in sorted(ids, key=lambda one: -differences[one]) if differences[one])
-    return Comparison(
-        len(ids),
-        None if truth is None else str(truth),
-        tuple(results),
-        tuple(pairs),
-        disagreements,
-        descriptions,
-        truths,
-        asked,
-    )
+    differing = {one: _differing(one, descriptions, asked) for one in ids}
+    differences = {one: differing[one] for one in sorted(ids, key=lambda one: -len(differing[one]))}
+    differences = {one: fields for one, fields in differences.items() if fields}
+    where = None if truth is None else str(truth)
+    return Comparison(len(ids), where, tuple(results), tuple(pairs), tuple(differences), differences, truths)
 
 
 def _of_fields(truths: Descriptions, said: Mapping[str, Descriptions], path: Path | None) -> Descriptions:
@@ -350,13 +345,11 @@ def _cards(catalog: Catalog, found: Comparison) -> list[Card]:
     cards = []
     for name, files in zip(shown, images, strict=True):
         known = found.truths.get(name) or {}
-        columns = [*found.descriptions, *(["truth"] if known else [])]
+        names = [one.name for one in found.results]
+        columns = [*names, *(["truth"] if known else [])]
         values = {
-            key: [
-                *(answers.get(one, "not asked") for one in found.descriptions),
-                *([known.get(key, "")] if known else []),
-            ]
-            for key, answers in _differing(name, found.descriptions, found.asked).items()
+            key: [*(answers.get(one, "not asked") for one in names), *([known.get(key, "")] if known else [])]
+            for key, answers in found.differences[name].items()
         }
         cards.append(Card(name, f"{len(values)} fields differ", files, values, columns))
     return cards

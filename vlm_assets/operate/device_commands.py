@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from resources.devices.left_out import LeftOutDevices
 from resources.devices.loaded_servers import end_loaded_servers
+from resources.devices.resource import GpuResource
 from resources.state.nodes import DEAD_SECONDS, Nodes
 from resources.state.pause import pause, pause_node, resume, resume_node
 from resources.state.workers import Workers
@@ -135,49 +136,53 @@ def devices_command(
         forgotten = len(gpu.left_out().take_back(take_back).failures)
         say(f"{take_back} is used again; {forgotten} failures are forgotten.")
         return
-    if forget_node is not None or current.ray_address is not None:
-        _of_cluster(current, forget_node, as_json=as_json)
+    if forget_node is not None:
+        _forget(current, forget_node)
         return
+    shown = list(_of_cluster(current) if current.ray_address is not None else _of_this_machine(gpu))
+    if as_json:
+        say_as_json(shown)
+        return
+    for one in shown:
+        say(f"{one['id']}  {one['name']}: {one['state']}. {one['said']}".rstrip())
+
+
+def _of_this_machine(gpu: GpuResource) -> Iterator[dict[str, object]]:
     records = gpu.left_out().records()
     held = {one.device.id: one for one in gpu.leases().holders()}
     servers = {one.device: one for one in gpu.loaded_servers().living()}
-    shown = []
     for device in gpu.find():
         record = records.get(device.id)
-        state = "free"
-        if device.id in held:
-            state = "held"
+        state = "held" if device.id in held else "free"
         if record is not None and record.left_out_at is not None:
             state = "left out"
-        said = [held[device.id].sentence()] if device.id in held else []
+        said = [of[device.id].sentence() for of in (held, servers) if device.id in of]
         said += [record.sentence(device.id)] if record is not None else []
-        said += [servers[device.id].sentence()] if device.id in servers else []
-        shown.append({"id": device.id, "name": device.name, "state": state, "said": " ".join(said)})
-    _show(shown, as_json=as_json)
+        yield {"id": device.id, "name": device.name, "state": state, "said": " ".join(said)}
 
 
-def _of_cluster(settings: Settings, forget: str | None, *, as_json: bool) -> None:
-    state = control_state(settings)
-    nodes = Nodes(state)
-    if forget is not None:
-        alone = settings.store if settings.state_url is None else None
-        if alone is not None and forget_machine(alone, forget, settings.home):
-            say(f"{forget} is forgotten: this machine works over {alone} now.")
-            return
-        if nodes.forget(forget):
-            say(f"{forget} is forgotten.")
-            return
-        there = nodes.look().nodes.get(forget)
+def _forget(settings: Settings, name: str) -> None:
+    nodes = Nodes(control_state(settings))
+    alone = settings.store if settings.state_url is None else None
+    if alone is not None and forget_machine(alone, name, settings.home):
+        say(f"{name} is forgotten: this machine works over {alone} now.")
+    elif nodes.forget(name):
+        say(f"{name} is forgotten.")
+    else:
+        there = nodes.look().nodes.get(name)
         raise CommandError(
-            f"No node {forget} is known."
+            f"No node {name} is known."
             if there is None
-            else f"{forget} is not dead ({there.sentence()}), and its runs would be ended. Stop the service"
+            else f"{name} is not dead ({there.sentence()}), and its runs would be ended. Stop the service"
             f" there, and forget it {DEAD_SECONDS:.0f} s later."
         )
+
+
+def _of_cluster(settings: Settings) -> Iterator[dict[str, object]]:
+    state = control_state(settings)
     records = LeftOutDevices(state).records()
     at_work = {worker.device: worker for worker in Workers(state).living() if worker.device}
-    shown = []
-    for name, node in nodes.look().nodes.items():
+    for name, node in Nodes(state).look().nodes.items():
         for device in node.record.devices:
             record, worker = records.get(device.id), at_work.get(device.id)
             word = "held" if worker is not None else "free" if node.takes_runs else "not used"
@@ -189,13 +194,4 @@ def _of_cluster(settings: Settings, forget: str | None, *, as_json: bool) -> Non
             said += [device.trouble] if device.trouble else []
             said += [record.sentence(device.id)] if record is not None else []
             about = {"temperature": device.temperature, "said": " ".join(said)}
-            shown.append({"id": device.id, "node": name, "name": device.name, "state": word, **about})
-    _show(shown, as_json=as_json)
-
-
-def _show(shown: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
-    if as_json:
-        say_as_json(shown)
-        return
-    for one in shown:
-        say(f"{one['id']}  {one['name']}: {one['state']}. {one['said']}".rstrip())
+            yield {"id": device.id, "node": name, "name": device.name, "state": word, **about}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel
 
 from resources.storage.sealed_json import FormatVersionError
 from vlm_assets.assets.truth import TruthError, verdicts
@@ -84,11 +85,10 @@ def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed])
             return PlainTextResponse("This is no verdict on a property of the sample.", 400)
         try:
             one = sample[number]
-            verdict = verdict_of(
-                one, right=body["right"], wrong=body["wrong"], corrections=_typed(one, body["corrections"])
-            )
+            corrections = _typed(one, body.corrections)
+            verdict = verdict_of(one, right=body.right, wrong=body.wrong, corrections=corrections)
             await run_in_threadpool(keep, settings.home, verdict)
-        except (VerdictError, KeyError, TypeError, AttributeError) as error:
+        except VerdictError as error:
             return PlainTextResponse(f"This is no verdict: {error}", 400)
         except OSError as error:
             return PlainTextResponse(f"The verdict is not kept: {error}", 500)
@@ -104,15 +104,20 @@ def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed])
     )
 
 
-async def _body(request: Request) -> dict[str, Any] | None:
+class _Judged(BaseModel):
+    right: list[str]
+    wrong: list[str]
+    corrections: dict[str, str]
+
+
+async def _body(request: Request) -> _Judged | None:
     data = bytearray()
     async for part in request.stream():
         data += part
         if len(data) > _LARGEST_VERDICT:
             return None
     with contextlib.suppress(ValueError):
-        body = json.loads(data)
-        return body if isinstance(body, dict) else None
+        return _Judged.model_validate_json(bytes(data))
     return None
 
 

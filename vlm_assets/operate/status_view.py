@@ -125,9 +125,12 @@ def _listed(status: Status) -> list[RenderableType]:
     for state in _LISTED:
         found = [one for one in status.partitions if one.state is state]
         lines += [_line(one) for one in found[:SHOWN]]
-        if len(found) > SHOWN:
-            lines.append(Text(f"and {len(found) - SHOWN} more {state.value}", style="dim"))
+        lines += _more(len(found), f" {state.value}")
     return lines
+
+
+def _more(count: int, what: str = "") -> list[RenderableType]:
+    return [Text(f"and {count - SHOWN} more{what}", style="dim")] if count > SHOWN else []
 
 
 def _line(one: PartitionStatus) -> Text:
@@ -142,15 +145,13 @@ def _done_again(status: Status) -> list[RenderableType]:
     if not status.done_again:
         return []
     count = len(status.done_again)
-    lines = [
+    lines: list[RenderableType] = [
         Text(f"Tried again by itself and done since {_clock(status.done_again_since)}: {count}", style="bold")
     ]
     for one in status.done_again[::-1][:SHOWN]:
         runs = "a new run" if one.runs == 1 else f"{one.runs} new runs"
         lines.append(Text(f"{one.key}: done by {_clock(one.at)} after {runs}; {one.why}"))
-    if count > SHOWN:
-        lines.append(Text(f"and {count - SHOWN} more", style="dim"))
-    return list(lines)
+    return [*lines, *_more(count)]
 
 
 def _order(status: Status) -> list[RenderableType]:
@@ -160,8 +161,7 @@ def _order(status: Status) -> list[RenderableType]:
     table = Table("turn", Column("heaviest first", no_wrap=True), "state", "done", "images left")
     for one in waiting[:SHOWN]:
         table.add_row(str(one.turn), one.key, one.state.value, f"{one.percent:.0f}%", str(one.images_left))
-    rest = [Text(f"and {len(waiting) - SHOWN} more", style="dim")] if len(waiting) > SHOWN else []
-    return [table, *rest]
+    return [table, *_more(len(waiting))]
 
 
 def _variants(status: Status) -> list[RenderableType]:

@@ -50,7 +50,11 @@ def store_problems(settings: Settings, states: Sequence[PartitionState], *, deep
     try:
         for asset in (settings.descriptions, settings.embeddings):
             here = {one.key: one.record.bytes for one in states if one.asset == asset.name and one.record}
-            listed = _published(asset, store)
+            listed = {
+                name.rpartition("/")[2].removesuffix(".parquet"): size
+                for name, size in store.names(f"{asset.name}/")
+                if name.endswith(".parquet")
+            }
             yield from _published_problems(asset, store, here, listed, deep=deep)
             yield from _journal_problems(asset, store, listed)
     except StoreError as error:
@@ -80,16 +84,17 @@ def store_leftovers(settings: Settings) -> list[StoredLeftover]:
 
 def remove_leftovers(settings: Settings, leftovers: Sequence[StoredLeftover]) -> Iterator[str]:
     """Remove them from the store, each looked at again right before. Raises StoreError."""
-    for one in leftovers if settings.store is not None else ():
+    if (store := settings.store) is None:
+        return
+    for one in leftovers:
         asset = settings.layout.asset(one.asset)
-        assert settings.store is not None
         if one.asset == DESCRIPTION_MODEL:
-            copies = _superseded(asset, settings.store, one.key, one.generation)
+            copies = _superseded(asset, store, one.key, one.generation)
             for copy in copies:
-                settings.store.delete(copy.name)
-            yield f"Removed {len(copies)} objects of an earlier training of {one.key} from {settings.store}."
-        elif _is_closed(asset, settings.store, one.key, one.generation):
-            journal = StoredJournal(asset.partition(one.key), one.generation, settings.store)
+                store.delete(copy.name)
+            yield f"Removed {len(copies)} objects of an earlier training of {one.key} from {store}."
+        elif _is_closed(asset, store, one.key, one.generation):
+            journal = StoredJournal(asset.partition(one.key), one.generation, store)
             journal.look()
             journal.close()
             yield f"Removed {one.objects} objects below {journal.where.removesuffix(HEAD)}."
@@ -111,15 +116,6 @@ def _published_problems(
         for key, trouble in zip(doubtful, pool.map(look, doubtful), strict=True):
             if trouble is not None:
                 yield Problem(Kind.STORE, asset.name, key, trouble, str(store))
-
-
-def _published(asset: AssetFolders, store: S3Folder) -> dict[str, int]:
-    """The sizes of the published files that the store lists, by partition."""
-    return {
-        name.rpartition("/")[2].removesuffix(".parquet"): size
-        for name, size in store.names(f"{asset.name}/")
-        if name.endswith(".parquet")
-    }
 
 
 def _journal_problems(asset: AssetFolders, store: S3Folder, published: Collection[str]) -> Iterator[Problem]:
