@@ -1,16 +1,16 @@
 """The retry ladder: from a batch of loaded properties to one terminal result for each.
 
 What lives here: which answer counts, how a property is asked again whose answer does not count, when it is
-given up as failed with what the model said, and which failures may pass. What does not: the model (the
-engines), whether a text is a description (schema.py), how often a failed row is tried again
-(``vlm_assets/assets/partition.py``). Every decision is about one property; its neighbours in the batch do
-not matter.
+given up as failed with what the model said, which failures may pass, and giving up a partition before it
+fills with garbage. What does not: the model (the engines), whether a text is a description (schema.py), how
+often a failed row is tried again (``vlm_assets/assets/partition.py``). Every other decision is about one
+property; its neighbours in the batch do not matter.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -45,6 +45,11 @@ _ERROR_LIMIT = 500
 _REPEATED_UNIT = 100
 _REPEATED_TAIL = 48
 _REPEATS = 4
+
+WINDOW = 40
+"""Answers of the model that are looked at together; before so many nothing is judged."""
+
+_SHOWN = 300
 
 
 @dataclass(frozen=True)
@@ -296,3 +301,37 @@ def _without_images(loaded: LoadedProperty) -> Described:
         finish_reason=None,
         seconds=0.0,
     )
+
+
+class GarbageOutputError(RuntimeError):
+    """Too many of the model's last answers are no descriptions; what is committed stays."""
+
+
+class AnswerGuard:
+    """Watches the model's answers in one run. most: share of the last WINDOW that may be refused."""
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._last: deque[Described] = deque(maxlen=WINDOW)
+
+    def take(self, described: Sequence[Described]) -> None:
+        """Count the answers of a batch. Raises GarbageOutputError.
+
+        A property without a readable image never reached the model (it has no attempt) and does not count.
+        """
+        self._last.extend(one for one in described if one.attempts)
+        refused = [one for one in self._last if one.status == "failed"]
+        if len(self._last) < WINDOW or len(refused) <= self._most * WINDOW:
+            return
+        kinds = ", ".join(
+            f"{count} {kind}" for kind, count in Counter(str(one.error_kind) for one in refused).most_common()
+        )
+        example = refused[-1]
+        raise GarbageOutputError(
+            f"{len(refused)} of the model's last {WINDOW} answers are no descriptions ({kinds}), so this"
+            f" partition was stopped before it fills with failed rows. The last one, {example.property_id!r}:"
+            f" {example.error} It said: {(example.raw_text or 'nothing')[:_SHOWN]!r}. What is committed"
+            " stays. Look at the device (`vlm-assets devices`, `nvidia-smi`), and at the model, its revision,"
+            " the prompt and the schema with `vlm-assets try`; then materialize the partition with"
+            " `retry_failed: true`. If such answers are to be expected: VLM_ASSETS_INVALID_SHARE_STOP=1."
+        )

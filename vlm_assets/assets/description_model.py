@@ -55,8 +55,8 @@ from resources.training.training_plan import (
 )
 from resources.training.training_store import StoredCheckpoints, StoredModel
 from vlm_assets.assets.fingerprint import Fingerprint
-from vlm_assets.assets.materialize import Metadata, note_run, wait_for_store
-from vlm_assets.assets.run_watch import end_if_paused, wait_while_paused
+from vlm_assets.assets.materialize import Metadata
+from vlm_assets.assets.run_watch import end_if_paused, note_run, wait_for_store, wait_while_paused
 from vlm_assets.assets.training_data import pull_data, training_samples
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import build_vision_language_model, control_state

@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import dagster as dg
 import pyarrow as pa
 
 from resources.devices.device_errors import NoDeviceFreeError
 from resources.devices.find import Device
-from resources.devices.leases import Clock
 from resources.devices.resource import GpuResource
+from resources.engine.ladder import GarbageOutputError
 from resources.engine.server.model_server import ServerOutageError
 from resources.engine.server.running_server import ServerUnreachableError
 from resources.journal.journal import Journal, clear_retired
@@ -54,7 +54,13 @@ from vlm_assets.assets.checks import (
 )
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.partition import Partition, adopt_rows, generation_of, rows_to_try_again
-from vlm_assets.assets.run_watch import GarbageOutputError, ImagesAwayError, RunProgress, wait_while_paused
+from vlm_assets.assets.run_watch import (
+    ImagesAwayError,
+    RunProgress,
+    note_run,
+    wait_for_store,
+    wait_while_paused,
+)
 from vlm_assets.assets.stored_settings import MachineDiffersError, refuse_other_settings
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
@@ -67,11 +73,6 @@ Event = dg.Output[StagedFile | Publication] | dg.AssetCheckResult
 
 ACCEPTED_FAILED = "accepted_failed"
 """In the published record's metadata: how many failed rows a person accepted, who and when."""
-
-_FIRST_WAIT_SECONDS = 0.5
-_LONGEST_WAIT_SECONDS = 30.0
-
-_T = TypeVar("_T")
 
 
 class RunOptions(dg.Config):
@@ -151,53 +152,6 @@ def one_range(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Ca
         for note in wait_for_store(context, settings, pull):
             context.log.warning(note)
     return Catalog.open(settings.home), PropertyRange.from_key(keys[0])
-
-
-def wait_until_available(
-    context: dg.AssetExecutionContext,
-    settings: Settings,
-    find: Callable[[], _T],
-    *,
-    unavailable: type[Exception],
-    title: str,
-    clock: Clock = time,
-) -> _T:
-    """Return what ``find`` gives, once nothing is paused and it no longer raises ``unavailable``.
-
-    It is waited for as a device is, and without one, so that a backfill's queue does not run through. After
-    ``device_wait_seconds`` it raises ``unavailable``, with ``title`` before its sentence: no attempt at the
-    partition, complete or not.
-    """
-    state = control_state(settings)
-    wait_while_paused(context, state)
-    deadline = clock.monotonic() + settings.device_wait_seconds
-    wait = _FIRST_WAIT_SECONDS
-    while True:
-        try:
-            return find()
-        except unavailable as error:
-            left = deadline - clock.monotonic()
-            if left <= 0:
-                note_run(context, NO_ATTEMPT)
-                raise unavailable(
-                    f"{title}: waited {settings.device_wait_seconds:.0f} s, and {error}"
-                ) from error
-            if wait == _FIRST_WAIT_SECONDS:
-                said = str(error).rstrip(".")
-                context.log.warning(f"Waiting, without a device, up to {left:.0f} s: {said}.")
-        clock.sleep(min(wait, left))
-        wait = min(wait * 2, _LONGEST_WAIT_SECONDS)
-        wait_while_paused(context, state)
-
-
-def wait_for_store(
-    context: dg.AssetExecutionContext,
-    settings: Settings,
-    find: Callable[[], _T],
-    title: str = "No store to work from",
-) -> _T:
-    """Return what ``find`` gives, once the store answers. See ``wait_until_available``."""
-    return wait_until_available(context, settings, find, unavailable=StoreAwayError, title=title)
 
 
 class Materialization:
@@ -583,11 +537,6 @@ def root_run_of(context: dg.AssetExecutionContext) -> str:
     """The run of which this one is a retry, or itself: what a crashed run had begun is gone on with."""
     run: dg.DagsterRun = context.run
     return run.get_root_run_id() or run.run_id
-
-
-def note_run(context: dg.AssetExecutionContext, tag: str) -> None:
-    """Tag the run. NO_ATTEMPT: it says nothing of the partition. NEEDS_PERSON: a new start repeats it."""
-    context.instance.add_run_tags(context.run.run_id, {tag: context.run.run_id})
 
 
 def _began(context: dg.AssetExecutionContext, asset: str) -> float:

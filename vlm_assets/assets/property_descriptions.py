@@ -33,7 +33,7 @@ from resources.engine.batch_sizes import (
 )
 from resources.engine.batch_sizes import remembered as remembered_sizes
 from resources.engine.feeding import DescribedBatch, Feeding
-from resources.engine.ladder import Described, LadderSettings
+from resources.engine.ladder import AnswerGuard, Described, LadderSettings
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.prompt import Prompt, build_prompt
 from resources.engine.protocol import (
@@ -65,7 +65,6 @@ from vlm_assets.assets.materialize import (
     Metadata,
     RunOptions,
     one_range,
-    wait_until_available,
 )
 from vlm_assets.assets.partition import INPUTS
 from vlm_assets.assets.partition_page import (
@@ -77,7 +76,13 @@ from vlm_assets.assets.partition_page import (
     read_quality,
 )
 from vlm_assets.assets.published_rows import remembered
-from vlm_assets.assets.run_watch import AnswerGuard, ImagesAwayError, ImagesWatch, RunProgress, WorkTime
+from vlm_assets.assets.run_watch import (
+    ImagesAwayError,
+    ImagesWatch,
+    RunProgress,
+    WorkTime,
+    wait_until_available,
+)
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import WITHDRAWN, is_tombstone
 from vlm_assets.catalog.image_root import InvalidImagePathError

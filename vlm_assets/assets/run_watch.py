@@ -1,12 +1,12 @@
-"""What is watched while a partition is worked at: how far it is, a pause, the images and the answers.
+"""What is watched while a partition is worked at: how far it is, a pause, and whether the images are there.
 
 What lives here: percent, rate and time left as events and log lines of the run; the seconds of its work; the
-looks at the pause, at the start and at each batch; telling a few images that are gone from a disk or a store
-that is away, which would make a failed row of every property; and giving up before a partition fills with
-garbage. What does not: what is done (the journal says that), the pause itself (``resources/state/pause.py``),
-why one image cannot be shown (``resources/images``), what becomes of one property
-(``resources/engine/ladder.py``), and the checks of a finished file (``checks.py``). Term: Dagster asset
-observations, which stream to the run page and stay with the partition.
+looks at the pause, at the start and at each batch; waiting for what is away; and telling a few images that
+are gone from a disk or a store that is away, which would make a failed row of every property. What does not:
+what is done (the journal says that), the pause itself (``resources/state/pause.py``), why one image cannot
+be shown (``resources/images``), what becomes of the answers (``resources/engine/ladder.py``), and the checks
+of a finished file (``checks.py``). Term: Dagster asset observations, which stream to the run page and stay
+with the partition.
 
 A run that starts while paused waits, and does not end: ended, a backfill's whole queue would go through the
 devices in minutes and leave a failed run for each partition. Waiting, no more runs than there are devices
@@ -20,20 +20,22 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypeVar
 
 import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from resources.devices.leases import Clock
 from resources.engine.feeding import TimeSpent
 from resources.engine.ladder import Described
 from resources.engine.protocol import Engine, WaitingEngine
 from resources.journal.journal import Journal
+from resources.run_tags import NO_ATTEMPT
 from resources.state.database import ControlState
 from resources.state.pause import Pause, pause_of, paused_nodes
 from resources.state.sqlite_file import ControlStateError
@@ -42,12 +44,16 @@ from resources.store.bucket import StoreAwayError
 from sensors.dagster_internals.patience import without_waiting
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.settings import Settings
 
 INTERVAL_SECONDS = 30.0
 """Between two events: often enough to watch, seldom enough that weeks of them fit the event log."""
 
 
 _LOOK_SECONDS = 1.0
+_FIRST_WAIT_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 30.0
 
 PROBES = 2000
 """Images of a range that are tried, evenly spread, until one can be read."""
@@ -60,12 +66,9 @@ _LOST = frozenset({"missing", "denied", "io_error"})
 _LOST_FOR_NOW = frozenset({"missing", "denied"})
 """Kinds of which a file that can be opened now says that it has come back; a bad sector stays one."""
 
-WINDOW = 40
-"""Answers of the model that are looked at together; before so many nothing is judged."""
-
-_SHOWN = 300
-
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _working: set[str] = set()
 """Runs that have begun to work in this process, and may hold a device."""
@@ -87,6 +90,58 @@ def wait_while_paused(context: dg.AssetExecutionContext, state: ControlState) ->
     while _pause_or_trouble(state) is not None:
         time.sleep(_LOOK_SECONDS)
     context.log.info("Nothing is paused any more: going on.")
+
+
+def wait_until_available(
+    context: dg.AssetExecutionContext,
+    settings: Settings,
+    find: Callable[[], _T],
+    *,
+    unavailable: type[Exception],
+    title: str,
+    clock: Clock = time,
+) -> _T:
+    """Return what ``find`` gives, once nothing is paused and it no longer raises ``unavailable``.
+
+    It is waited for as a device is, and without one, so that a backfill's queue does not run through. After
+    ``device_wait_seconds`` it raises ``unavailable``, with ``title`` before its sentence: no attempt at the
+    partition, complete or not.
+    """
+    state = control_state(settings)
+    wait_while_paused(context, state)
+    deadline = clock.monotonic() + settings.device_wait_seconds
+    wait = _FIRST_WAIT_SECONDS
+    while True:
+        try:
+            return find()
+        except unavailable as error:
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                note_run(context, NO_ATTEMPT)
+                raise unavailable(
+                    f"{title}: waited {settings.device_wait_seconds:.0f} s, and {error}"
+                ) from error
+            if wait == _FIRST_WAIT_SECONDS:
+                said = str(error).rstrip(".")
+                context.log.warning(f"Waiting, without a device, up to {left:.0f} s: {said}.")
+        clock.sleep(min(wait, left))
+        wait = min(wait * 2, _LONGEST_WAIT_SECONDS)
+        wait_while_paused(context, state)
+
+
+def wait_for_store(
+    context: dg.AssetExecutionContext,
+    settings: Settings,
+    find: Callable[[], _T],
+    title: str = "No store to work from",
+) -> _T:
+    """Return what ``find`` gives, once the store answers. See ``wait_until_available``."""
+    return wait_until_available(context, settings, find, unavailable=StoreAwayError, title=title)
+
+
+def note_run(context: dg.AssetExecutionContext, tag: str) -> None:
+    """Tag the run. NO_ATTEMPT: it says nothing of the partition. NEEDS_PERSON: a new start repeats it."""
+    context.instance.add_run_tags(context.run.run_id, {tag: context.run.run_id})
 
 
 def end_if_paused(context: dg.AssetExecutionContext, state: ControlState) -> None:
@@ -397,37 +452,3 @@ def _spread(properties: pa.Table) -> Iterator[str]:
 def _evenly(count: int, most: int) -> Iterator[int]:
     picked = min(count, most)
     return (number * count // picked for number in range(picked))
-
-
-class GarbageOutputError(RuntimeError):
-    """Too many of the model's last answers are no descriptions; what is committed stays."""
-
-
-class AnswerGuard:
-    """Watches the model's answers in one run. most: share of the last WINDOW that may be refused."""
-
-    def __init__(self, most: float) -> None:
-        self._most = most
-        self._last: deque[Described] = deque(maxlen=WINDOW)
-
-    def take(self, described: Sequence[Described]) -> None:
-        """Count the answers of a batch. Raises GarbageOutputError.
-
-        A property without a readable image never reached the model (it has no attempt) and does not count.
-        """
-        self._last.extend(one for one in described if one.attempts)
-        refused = [one for one in self._last if one.status == "failed"]
-        if len(self._last) < WINDOW or len(refused) <= self._most * WINDOW:
-            return
-        kinds = ", ".join(
-            f"{count} {kind}" for kind, count in Counter(str(one.error_kind) for one in refused).most_common()
-        )
-        example = refused[-1]
-        raise GarbageOutputError(
-            f"{len(refused)} of the model's last {WINDOW} answers are no descriptions ({kinds}), so this"
-            f" partition was stopped before it fills with failed rows. The last one, {example.property_id!r}:"
-            f" {example.error} It said: {(example.raw_text or 'nothing')[:_SHOWN]!r}. What is committed"
-            " stays. Look at the device (`vlm-assets devices`, `nvidia-smi`), and at the model, its revision,"
-            " the prompt and the schema with `vlm-assets try`; then materialize the partition with"
-            " `retry_failed: true`. If such answers are to be expected: VLM_ASSETS_INVALID_SHARE_STOP=1."
-        )

@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.devices.resource import GpuResource
+from resources.engine.ladder import WINDOW
 from resources.journal.journal import Journal
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
 from vlm_assets.assets.partition_state import committed_rows
-from vlm_assets.assets.run_watch import WINDOW
 from vlm_assets.catalog.ingest import ingest
 
 PROPERTIES = 10

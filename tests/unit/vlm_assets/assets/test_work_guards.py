@@ -11,14 +11,18 @@ import pytest
 
 from resources.devices.left_out import ImpossibleResultError
 from resources.devices.resource import GpuResource
-from resources.engine.ladder import Described, LadderSettings, describe_batch
+from resources.engine.ladder import (
+    WINDOW,
+    AnswerGuard,
+    Described,
+    GarbageOutputError,
+    LadderSettings,
+    describe_batch,
+)
 from resources.images.images import ImageFailure, LoadedProperty
 from vlm_assets.assets.property_embeddings import refuse_unsound
 from vlm_assets.assets.run_watch import (
     WHOLE_RANGE,
-    WINDOW,
-    AnswerGuard,
-    GarbageOutputError,
     ImagesAwayError,
     ImagesWatch,
 )
