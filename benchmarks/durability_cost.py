@@ -25,7 +25,7 @@ import pyarrow as pa
 from examples.rendered_properties import write_example
 from resources.devices.find import Device
 from resources.devices.process_lease import pin
-from resources.engine.ladder import LadderSettings, describe_batch
+from resources.engine.ladder import describe_batch
 from resources.engine.protocol import Engine
 from resources.images.images import LoadedProperty
 from vlm_assets.assets.partition import Partition
@@ -96,9 +96,7 @@ class Bench:
 
     def _rows(self, batch: Sequence[LoadedProperty]) -> pa.Table:
         work = self._work
-        described = describe_batch(
-            self._engine, work.schema, batch, LadderSettings(work.settings.max_new_tokens)
-        )
+        described = describe_batch(self._engine, work.schema, batch, work.settings.max_new_tokens)
         return work.rows(described, self._engine, self._device)
 
 

@@ -22,7 +22,7 @@ from PIL import Image
 from benchmarks.gpu_meter import Ceilings
 from benchmarks.gpu_models import SHAPES, AnswerLengths, AnswerScripts, build_model, pixels_of, tokenizer_of
 from resources.engine.feeding import Feeding
-from resources.engine.ladder import Described, LadderSettings
+from resources.engine.ladder import Described
 from resources.engine.prompt import Prompt
 from resources.engine.transformers.attention import attend_as_shipped
 from resources.engine.transformers.transformers_engine import TransformersEngine
@@ -222,7 +222,7 @@ def describe_window(
 
     The first batch is not counted.
     """
-    settings = LadderSettings(max_new_tokens=lengths.longest)
+    settings = lengths.longest
     with (
         workers_of(bench, case, output) as workers,
         # AnyText parses, which is all that is asked of a schema here.

@@ -18,8 +18,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from resources.engine.ladder import Described, LadderSettings, describe_batch
-from resources.engine.protocol import Engine
+from resources.engine.ladder import Described, describe_batch
+from resources.engine.protocol import Attempt, Engine
 from resources.images.images import LoadedProperty
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Feeding:
         self,
         engine: Engine,
         schema: DescriptionSchema,
-        settings: LadderSettings,
+        max_new_tokens: int,
         *,
         end_batches: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
@@ -90,7 +90,7 @@ class Feeding:
         """Where the time went so far."""
         self._engine = engine
         self._schema = schema
-        self._settings = settings
+        self._max_new_tokens = max_new_tokens
         self._end_batches = end_batches
         self._clock = clock
         self._events: SimpleQueue[_Event] = SimpleQueue()
@@ -204,13 +204,15 @@ class Feeding:
         # it: a panic in a tokenizer is no Exception, and its batch would be waited for for ever.
         with contextlib.suppress(BaseException):
             if shown:
-                self._engine.prepare(shown, attempt=self._settings.first_attempt)
+                self._engine.prepare(shown, attempt=Attempt(1, self._max_new_tokens))
         self.spent.preparing += self._clock() - began
 
     def _ask(self, loaded: Sequence[LoadedProperty]) -> DescribedBatch:
         began = self._turn(1)
         try:
-            described = describe_batch(self._engine, self._schema, loaded, self._settings, clock=self._clock)
+            described = describe_batch(
+                self._engine, self._schema, loaded, self._max_new_tokens, clock=self._clock
+            )
         finally:
             ended = self._turn(-1)
         with self._counting:

@@ -41,6 +41,9 @@ All others go to a person. An answer that the model gave after the whole ladder 
 property and the attempt. Another prompt or limit may help, which is a person's choice.
 """
 
+_TEMPERATURE: Final = 0.7
+"""Of the attempt that leaves the greedy path."""
+
 _ERROR_LIMIT = 500
 _REPEATED_UNIT = 100
 _REPEATED_TAIL = 48
@@ -50,25 +53,6 @@ WINDOW = 40
 """Answers of the model that are looked at together; before so many nothing is judged."""
 
 _SHOWN = 300
-
-
-@dataclass(frozen=True)
-class LadderSettings:
-    """How far a property may climb.
-
-    max_new_tokens: of the first attempt; a truncated answer gets ``more_tokens`` times as many. temperature:
-    of the attempt that leaves the greedy path. seed: of the run.
-    """
-
-    max_new_tokens: int
-    more_tokens: int = 2
-    temperature: float = 0.7
-    seed: int = 0
-
-    @property
-    def first_attempt(self) -> Attempt:
-        """How a property is asked at first."""
-        return Attempt(number=1, max_new_tokens=self.max_new_tokens, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -103,12 +87,15 @@ def describe_batch(
     engine: Engine,
     schema: DescriptionSchema,
     batch: Sequence[LoadedProperty],
-    settings: LadderSettings,
+    max_new_tokens: int,
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Described]:
-    """One terminal result a property, in order. Raises EngineLostError, and nothing else for any content."""
-    climbs = [_Climb(one, settings.first_attempt) for one in batch]
+    """One terminal result a property, in order. Raises EngineLostError, and nothing else for any content.
+
+    max_new_tokens: of the first attempt; a truncated answer gets twice as many.
+    """
+    climbs = [_Climb(one, Attempt(1, max_new_tokens)) for one in batch]
     for climb in climbs:
         if not climb.loaded.seen:
             climb.result = _without_images(climb.loaded)
@@ -116,7 +103,7 @@ def describe_batch(
         attempt = waiting[0].attempt
         together = [climb for climb in waiting if climb.attempt == attempt]
         for climb, outcome in zip(together, _ask(engine, together, attempt, clock), strict=True):
-            climb.take(outcome, schema, settings)
+            climb.take(outcome, schema, max_new_tokens)
     return [climb.result for climb in climbs if climb.result is not None]
 
 
@@ -132,12 +119,12 @@ class _Climb:
     fewer_images: str | None = None
     result: Described | None = field(default=None)
 
-    def take(self, outcome: _Outcome, schema: DescriptionSchema, settings: LadderSettings) -> None:
+    def take(self, outcome: _Outcome, schema: DescriptionSchema, max_new_tokens: int) -> None:
         """Take in what an attempt brought: the result, or the next attempt."""
         self.seconds += outcome.seconds
         answer = outcome.answer
         if answer is None:
-            self._climb_or_fail(outcome.kind, outcome.error, None, settings, fitting=outcome.images)
+            self._climb_or_fail(outcome.kind, outcome.error, None, max_new_tokens, fitting=outcome.images)
             return
         self.prompt_tokens += answer.prompt_tokens
         self.output_tokens += answer.output_tokens
@@ -145,7 +132,7 @@ class _Climb:
             description = schema.parse(answer.text)
         except InvalidDescription as verdict:
             kind, error = _kind_of(answer, verdict)
-            self._climb_or_fail(kind, error, answer, settings)
+            self._climb_or_fail(kind, error, answer, max_new_tokens)
         else:
             self._end("ok", None, None, description, answer)
 
@@ -154,10 +141,10 @@ class _Climb:
         kind: str,
         error: str,
         answer: Answer | None,
-        settings: LadderSettings,
+        max_new_tokens: int,
         fitting: int | None = None,
     ) -> None:
-        following = next_attempt(kind, self.attempt, self.loaded.seen, settings, fitting)
+        following = next_attempt(kind, self.attempt, self.loaded.seen, max_new_tokens, fitting)
         if following is None:
             self._end("failed", kind, error[:_ERROR_LIMIT], None, answer)
             return
@@ -193,7 +180,7 @@ class _Climb:
 
 
 def next_attempt(
-    kind: str, attempt: Attempt, images: int, settings: LadderSettings, fitting: int | None = None
+    kind: str, attempt: Attempt, images: int, max_new_tokens: int, fitting: int | None = None
 ) -> Attempt | None:
     """The next rung for a property with so many images whose attempt failed with this kind; None: give up.
 
@@ -209,11 +196,11 @@ def next_attempt(
         return fewer if shown > 1 else None
     if kind == "engine_error" or attempt.images is not None:
         return None
-    more_tokens = settings.max_new_tokens * settings.more_tokens
+    more_tokens = 2 * max_new_tokens
     if kind == "truncated" and attempt.max_new_tokens < more_tokens:
         return replace(attempt, number=attempt.number + 1, max_new_tokens=more_tokens)
     if attempt.temperature == 0:
-        return replace(attempt, number=attempt.number + 1, temperature=settings.temperature)
+        return replace(attempt, number=attempt.number + 1, temperature=_TEMPERATURE)
     return fewer if shown > 1 else None
 
 

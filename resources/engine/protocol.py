@@ -114,15 +114,13 @@ class ImageTokens:
 class Attempt:
     """How to ask this time. ``number`` counts from 1.
 
-    max_new_tokens: limit of the answer, in tokens. temperature: 0 is greedy. seed: of the run; what a
-    property samples with derives from it, its id and ``number``. images: at most so many of each property's
-    (None: all).
+    max_new_tokens: limit of the answer, in tokens. temperature: 0 is greedy; what a property samples with
+    derives from its id and ``number``. images: at most so many of each property's (None: all).
     """
 
     number: int
     max_new_tokens: int
     temperature: float = 0.0
-    seed: int = 0
     images: int | None = None
 
 
@@ -210,7 +208,7 @@ class MeasuringEngine(Protocol):
     image_tokens: ImageTokens | None
 
 
-def sampling_seed(seed: int, property_id: str, attempt: int) -> int:
+def sampling_seed(property_id: str, attempt: int) -> int:
     """The seed with which one property samples in one attempt: the same in any batch, run or process."""
-    digest = hashlib.sha256(f"{seed}\0{attempt}\0{property_id}".encode()).digest()
+    digest = hashlib.sha256(f"0\0{attempt}\0{property_id}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -205,7 +205,8 @@ def encode(table: Any, identity: JournalIdentity) -> bytes:
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, owned.schema, compression="zstd", write_page_checksum=True) as writer:
         writer.write_table(owned)
-        writer.add_key_value_metadata({_KEYS: _keys_line(*_keys_of(owned, identity))})
+        keys = _encode(_keys_of(owned, identity)).encode()
+        writer.add_key_value_metadata({_KEYS: _KEYS_START + keys + _KEYS_END})
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
@@ -216,10 +217,6 @@ _Keys = tuple[list[str], list[int], list[int]]
 def _keys_of(table: Any, identity: JournalIdentity) -> _Keys:
     ids, orders = (table.column(name).to_pylist() for name in (ID, ORDER))
     return ids, orders, identity.failed_tries(table)
-
-
-def _keys_line(ids: list[str], orders: list[int], failed_tries: list[int]) -> bytes:
-    return _KEYS_START + _encode([ids, orders, failed_tries]).encode() + _KEYS_END
 
 
 def _keys_in(data: bytes) -> _Keys:

@@ -80,7 +80,8 @@ class WriterLock:
         One that has its name already keeps it, unless a takeover explains it: the file that could not be
         read back is then the one that the other writer cleared away.
         """
-        named = error if isinstance(error, JournalError) else self._storage_error(error, doing)
+        where = self._path.parent
+        named = error if isinstance(error, JournalError) else storage_error(error, doing=doing, where=where)
         try:
             if self._descriptor >= 0:
                 self.check()
@@ -90,9 +91,6 @@ class WriterLock:
             # The storage fails this look too; the first error says more.
             return named
         return named
-
-    def _storage_error(self, error: OSError, doing: str) -> JournalError:
-        return storage_error(error, doing=doing, where=self._path.parent)
 
     def release(self, *, remove: bool = False) -> None:
         """Give the lock back; ``remove`` takes the file away first (a retired journal)."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
-from resources.engine.ladder import LadderSettings, describe_batch
+from resources.engine.ladder import describe_batch
 from resources.engine.model_source import ModelSource
 from resources.engine.prompt import Prompt
 from resources.engine.schema import DescriptionSchema, description_text, load_schema, same
@@ -210,9 +210,8 @@ class DescribeObjective:
         try:
             for at in range(0, len(held_out), _ASKED_TOGETHER):
                 asked = held_out[at : at + _ASKED_TOGETHER]
-                described = describe_batch(
-                    engine, self._schema, [_loaded(one, plan) for one in asked], _ladder(plan)
-                )
+                loaded = [_loaded(one, plan) for one in asked]
+                described = describe_batch(engine, self._schema, loaded, plan.image_limits.answer_tokens)
                 for one, found in zip(asked, described, strict=True):
                     for name, value in one.target.items():
                         said = (found.description or {}).get(name)
@@ -276,7 +275,3 @@ def _loaded(sample: Sample, plan: TrainingPlan) -> LoadedProperty:
 
     images = [np.asarray(one) for one in load_images(sample, plan)]
     return LoadedProperty(sample.property_id, 0, images, len(images), (), 0.0)
-
-
-def _ladder(plan: TrainingPlan) -> LadderSettings:
-    return LadderSettings(max_new_tokens=plan.image_limits.answer_tokens)

@@ -128,7 +128,10 @@ def build_description_model(settings: Settings, *, upstream: str) -> dg.AssetsDe
                         devices=devices,
                         lock=lock,
                         grace=settings.grace_seconds,
-                        limits=step_limits(settings),
+                        # Sooner than the health sensor ends the whole run.
+                        limits=StepLimits(
+                            most=settings.stuck_seconds * 2 / 3, loading=settings.model_load_seconds
+                        ),
                     )
                     with contextlib.closing(_Told(context, settings, beat)) as told:
                         for event in ranks.events():
@@ -554,11 +557,6 @@ class TrainingWork:
             f"## Right, of {finished['asked']}\n\n{figures or 'Not measured.'}\n\n"
             f"## What decided the result\n\n{parts}\n\nWeights' base and data are named by their digests.\n"
         )
-
-
-def step_limits(settings: Settings) -> StepLimits:
-    """How long a step may take: sooner than the health sensor ends the whole run."""
-    return StepLimits(most=settings.stuck_seconds * 2 / 3, loading=settings.model_load_seconds)
 
 
 def read_record(paths: PartitionPaths) -> Mapping[str, Any] | None:

@@ -33,7 +33,7 @@ from resources.engine.batch_sizes import (
 )
 from resources.engine.batch_sizes import remembered as remembered_sizes
 from resources.engine.feeding import DescribedBatch, Feeding
-from resources.engine.ladder import AnswerGuard, Described, LadderSettings
+from resources.engine.ladder import AnswerGuard, Described
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.engine.prompt import Prompt, build_prompt
 from resources.engine.protocol import (
@@ -419,8 +419,7 @@ class DescriptionWork:
         """
         if (known := _image_tokens(engine)) is not None:
             workers.max_images = min(workers.max_images, known.fitting)
-        ladder = LadderSettings(max_new_tokens=self.settings.max_new_tokens)
-        return Feeding(engine, self.schema, ladder, end_batches=workers.close)
+        return Feeding(engine, self.schema, self.settings.max_new_tokens, end_batches=workers.close)
 
     def rows(
         self,

@@ -141,7 +141,7 @@ def chat_request(
         "stream_options": {"include_usage": True},
         "repetition_penalty": 1.0,
         "top_k": -1,
-        "seed": sampling_seed(attempt.seed, property_id, attempt.number),
+        "seed": sampling_seed(property_id, attempt.number),
     }
     return json.dumps({name: value for name, value in body.items() if name not in without}).encode()
 

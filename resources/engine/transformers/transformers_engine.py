@@ -246,7 +246,7 @@ class TransformersEngine:
         # The guide is all that decides about a token then: the generation's own settings are empty.
         guesses = self._drafts.most > 0 and attempt.temperature == 0 and isinstance(guide, Guide)
         if attempt.temperature > 0:
-            seeds = [sampling_seed(attempt.seed, one.property_id, attempt.number) for one in batch]
+            seeds = [sampling_seed(one.property_id, attempt.number) for one in batch]
             processors.append(SampledBatch(attempt.temperature, seeds))
         decoding = GreedyDecoding(
             stop_token_ids=self._stop_token_ids,

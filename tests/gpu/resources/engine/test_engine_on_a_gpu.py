@@ -16,7 +16,7 @@ import pytest
 
 from examples.scenes import draw_property, render
 from examples.truth import FIELDS, draw_truth
-from resources.engine.ladder import LadderSettings, describe_batch
+from resources.engine.ladder import describe_batch
 from resources.engine.model_source import ModelSource
 from resources.engine.models.text_embedding import TextEmbedder
 from resources.engine.prompt import build_prompt
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[4]
 EXAMPLE_MODEL = ROOT / "examples" / "model"
 SEED = 11
 COUNT = 24
-SETTINGS = LadderSettings(max_new_tokens=256)
+SETTINGS = 256
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ import pydantic
 import pytest
 
 from resources.engine.feeding import Feeding
-from resources.engine.ladder import LadderSettings, describe_batch
+from resources.engine.ladder import describe_batch
 from resources.engine.protocol import Answer, EngineLostError
 from resources.engine.schema import DescriptionSchema
 from resources.images.images import PropertyJob
 from resources.images.outputs import Pixels
 from resources.images.worker_pool import WorkerPool, WorkerPoolError
 
-SETTINGS = LadderSettings(max_new_tokens=50)
+SETTINGS = 50
 PATIENCE = 30.0
 
 

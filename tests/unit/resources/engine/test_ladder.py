@@ -11,7 +11,6 @@ from resources.engine import ladder
 from resources.engine.ladder import (
     RAW_TEXT_LIMIT,
     TRANSIENT_KINDS,
-    LadderSettings,
     describe_batch,
     next_attempt,
     repeated_tail,
@@ -32,7 +31,7 @@ BAD = Answer('{"storeys":"two"}', "stop", 10, 5)
 GARBAGE = Answer("no idea", "stop", 10, 5)
 CUT = Answer('{"storeys":', "length", 10, 8)
 REPEATING = Answer('{"storeys":' + "12" * 100, "length", 10, 8)
-SETTINGS = LadderSettings(max_new_tokens=100, seed=5)
+SETTINGS = 100
 
 
 class ScriptedEngine:
@@ -73,7 +72,7 @@ def test_good_answers_take_one_call(describe):
     """Sound answers cost one call for the batch, in order, with what was asked at first."""
     engine = ScriptedEngine(a=[GOOD], b=[GOOD])
     first, second = describe(engine)
-    assert engine.calls == [(["a", "b"], Attempt(1, 100, seed=5))]
+    assert engine.calls == [(["a", "b"], Attempt(1, 100))]
     assert (first.property_id, second.property_id) == ("a", "b")
     assert (first.status, first.description, first.attempts) == ("ok", {"storeys": 2}, 1)
     assert (first.raw_text, first.error_kind, first.finish_reason) == (None, None, "stop")
@@ -102,10 +101,10 @@ def test_rungs_of_a_truncated_answer(describe):
     engine = ScriptedEngine(a=[CUT] * 4)
     (result,) = describe(engine)
     assert engine.attempts("a") == [
-        Attempt(1, 100, seed=5),
-        Attempt(2, 200, seed=5),
-        Attempt(3, 200, temperature=0.7, seed=5),
-        Attempt(4, 200, seed=5, images=2),
+        Attempt(1, 100),
+        Attempt(2, 200),
+        Attempt(3, 200, temperature=0.7),
+        Attempt(4, 200, images=2),
     ]
     assert (result.status, result.error_kind, result.attempts) == ("failed", "truncated", 4)
     assert (result.raw_text, result.description, result.finish_reason) == (CUT.text, None, "length")

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from resources.devices.find import find_devices
 from resources.engine.batch_sizes import long_batch
-from resources.engine.ladder import Described, LadderSettings, describe_batch
+from resources.engine.ladder import Described, describe_batch
 from resources.engine.protocol import Answer, ImageTokens, RequestTooLargeError
 from resources.engine.schema import DescriptionSchema
 from resources.images.images import ImageFailure, LoadedProperty
@@ -104,7 +104,7 @@ def test_a_row_names_the_images_that_were_shown_and_why_not_the_others(
         else:
             images.append(uri)
     loaded = LoadedProperty(work.ids[0], 0, images, len(images), tuple(failed), 0.0)
-    (found,) = describe_batch(engine, work.schema, [loaded], LadderSettings(work.settings.max_new_tokens))
+    (found,) = describe_batch(engine, work.schema, [loaded], work.settings.max_new_tokens)
     (row,) = work.rows([found], engine, find_devices("cpu:1", {})[0]).to_pylist()
 
     named = [one["uri"] for one in row["images_failed"]]

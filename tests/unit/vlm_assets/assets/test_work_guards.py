@@ -16,7 +16,6 @@ from resources.engine.ladder import (
     AnswerGuard,
     Described,
     GarbageOutputError,
-    LadderSettings,
     describe_batch,
 )
 from resources.images.images import ImageFailure, LoadedProperty
@@ -62,7 +61,7 @@ class Shelf:
     def described(self, number: int, name: str = "a", kind: str = "missing") -> Described:
         failed = (ImageFailure(f"images/{number}/{name}.jpg", kind, "gone"),)
         loaded = LoadedProperty(f"p{number}", number, [], 0, failed, 0.0)
-        return describe_batch(None, None, [loaded], LadderSettings(max_new_tokens=1))[0]
+        return describe_batch(None, None, [loaded], 1)[0]
 
     def unmount(self) -> None:
         (self.folder / "images").rename(self.folder / "away")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from resources.engine.ladder import LadderSettings, describe_batch
+from resources.engine.ladder import describe_batch
 from resources.engine.protocol import Answer, Attempt, EngineError, EngineLostError, RequestTooLargeError
 from resources.engine.server.chat_completions import RequestLimits, ServerRefusesError
 from resources.engine.server.model_server import (
@@ -83,7 +83,7 @@ def test_fault_that_stays_costs_one_property(engine, stub, failing, load, schema
     """One property whose request always fails ends as engine_error; its neighbours are described once."""
     stub.by_images[3] = failing.status(500, "Internal Server Error")
     batch = [load("a"), load("bad", 3), load("c", 2)]
-    results = describe_batch(engine, schema, batch, LadderSettings(max_new_tokens=50))
+    results = describe_batch(engine, schema, batch, 50)
     assert [one.status for one in results] == ["ok", "failed", "ok"]
     assert (results[1].error_kind, results[1].attempts) == ("engine_error", 1)
     assert "given up after 3 tries" in results[1].error
@@ -186,7 +186,7 @@ def test_too_long_a_prompt_goes_down_the_ladder(engine, stub, failing, load, sch
     (answer,) = describe(engine, load("a", 6))
     assert isinstance(answer, RequestTooLargeError)
     batch = [load("long", 6), load("short")]
-    results = describe_batch(engine, schema, batch, LadderSettings(max_new_tokens=50))
+    results = describe_batch(engine, schema, batch, 50)
     assert [(one.status, one.images_seen) for one in results] == [("ok", 3), ("ok", 1)]
 
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.model_families import FAMILIES, save_processor
-from resources.engine.ladder import LadderSettings, describe_batch
+from resources.engine.ladder import describe_batch
 from resources.engine.model_source import ModelSource
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import ImageLimits, ModelLoadError
@@ -183,7 +183,7 @@ def test_ten_images_are_described(name, sources, load):
     # LLaVA-OneVision pads images to the tiles of a whole batch, so its properties are not joined.
     assert bool(loaded.tensors) == (name != "llava-onevision")
     engine = TransformersEngine(sources[name], schema=SCHEMA, prompt=PROMPT, device="cpu", limits=limits())
-    [described] = describe_batch(engine, SCHEMA, [loaded], LadderSettings(max_new_tokens=24))
+    [described] = describe_batch(engine, SCHEMA, [loaded], 24)
     assert (described.status, described.images_seen, described.fewer_images) == ("ok", 10, None)
     known = engine.image_tokens
     assert known.fitting == 10
