@@ -21,14 +21,14 @@ COMPILE := $(BIN)/python -c 'import dagster_webserver.app, duckdb, pyarrow.parqu
 VLLM_VERSION := 0.32.0
 VLLM_BUILD ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
 VLLM := .venv-vllm/$(VLLM_BUILD)-$(VLLM_VERSION)
-# Three parts that take about as long, side by side: what starts a whole Dagster mostly waits, the others mostly
-# compute, and two cores are enough for all. The fault tests fork this process some thousand times: first, while it
-# is small.
+# Three parts that take about as long, side by side: what starts servers mostly waits, the others mostly compute,
+# and two cores are enough for all. The fault tests fork this process some thousand times: first, while it is
+# small.
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 COMPUTING := tests/faults tests/unit
 STARTING := tests/browser tests/integration
-SERVING := -m 'serves and not long' tests/integration
-NOT_SERVING := -m 'not serves and not long and not vllm' $(STARTING)
+SERVING := -m 'serves and not long and not vllm' $(STARTING)
+NOT_SERVING := -m 'not serves and not long and not vllm' tests/integration
 
 .PHONY: help run explore test test-long test-gpu test-vllm test-deps vllm faults cluster-demo test-training test-store mutations example-model bench bench-environments bench-gpu clean
 

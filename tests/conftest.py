@@ -41,6 +41,19 @@ mutation($run: ExecutionParams!) {
 """
 
 
+HERE = Path(__file__).parent
+WAITING = (HERE / "browser", HERE / "integration" / "faults", HERE / "integration" / "resources")
+"""Folders whose tests mostly wait for servers."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what waits for servers, so that ``make test`` runs it beside what computes."""
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in WAITING):
+            item.add_marker(pytest.mark.serves)
+
+
 def pytest_sessionstart() -> None:
     """Make interrupts work whatever started the tests.
 
