@@ -31,6 +31,9 @@ from resources.storage.sealed_json import FormatVersionError, refuse_newer_forma
 
 FORMAT = 1
 
+LOCK_SECONDS = 60.0
+"""To wait for another process that is publishing the same partition."""
+
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,149}")
 
 PUT_BACK = (

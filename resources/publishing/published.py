@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from resources.publishing.partition_files import (
+    LOCK_SECONDS,
     PUT_BACK,
     CannotRestoreError,
     FileDamagedError,
@@ -135,7 +136,7 @@ class PublishedPartitions:
     ``lock_seconds`` is how long to wait for another process that is publishing the same partition.
     """
 
-    def __init__(self, asset: AssetFolders, *, lock_seconds: float = 60.0) -> None:
+    def __init__(self, asset: AssetFolders, *, lock_seconds: float = LOCK_SECONDS) -> None:
         self.asset = asset
         self._lock_seconds = lock_seconds
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from resources.publishing.partition_files import (
+    LOCK_SECONDS,
     FileDamagedError,
     PartitionFiles,
     PartitionVersions,
@@ -36,21 +37,12 @@ class OvertakenError(PublishedError):
     """Another machine has published this partition since this one looked. Its publication stands."""
 
 
-class OlderInStoreError(PublishedError):
-    """The store has an older version than this machine, which does not come from it. A person decides."""
-
-
-class MissingInStoreError(PublishedError):
-    """The store has a record, but no object with the bytes that it stands for."""
-
-
 class StoredPartitions:
     """The partitions of an asset in a store. Raises StoreError, above all StoreAwayError, in every method."""
 
-    def __init__(self, asset: AssetFolders, store: S3Folder, *, lock_seconds: float = 60.0) -> None:
+    def __init__(self, asset: AssetFolders, store: S3Folder) -> None:
         self._asset = asset
         self._store = store
-        self._lock_seconds = lock_seconds
 
     @property
     def name(self) -> str:
@@ -64,7 +56,7 @@ class StoredPartitions:
         """
         self._store.prove()
         partition = PartitionFiles(self._asset, key)
-        with partition.locked(self._lock_seconds):
+        with partition.locked(LOCK_SECONDS):
             ours, _ = partition.settle()
             record = ours.published
             if record is None:
@@ -93,20 +85,21 @@ class StoredPartitions:
     def pull(self, key: str) -> tuple[str, ...]:
         """Take over what another machine has published; what stood here becomes the version before it.
 
-        Returns what was done, in sentences. Raises MissingInStoreError, OlderInStoreError.
+        Returns what was done, in sentences. Raises PublishedError where the store has an older version
+        that does not come from this machine's, or lacks the bytes of its record: a person decides.
         """
         partition = PartitionFiles(self._asset, key)
         theirs, _ = self._record(partition)
         record = self._standing(partition, theirs)
         if record is None:
             return ()
-        with partition.locked(self._lock_seconds):
+        with partition.locked(LOCK_SECONDS):
             ours, notes = partition.settle()
             if _is_at_or_after(ours, record):
                 return ()
             if ours.sequence > record.sequence:
                 theirs_at = self._store.address(self._name(partition.record_path))
-                raise OlderInStoreError(
+                raise PublishedError(
                     f"partition {key}: version {ours.sequence} is published here, and {self._store} has"
                     f" version {record.sequence}, which is none of those kept here. Nothing was changed. To"
                     f" put this machine's version there, remove {theirs_at} and materialize the partition"
@@ -154,7 +147,7 @@ class StoredPartitions:
         Nothing where the store has published something else than this machine. Raises OvertakenError.
         """
         partition = PartitionFiles(self._asset, key)
-        with partition.locked(self._lock_seconds):
+        with partition.locked(LOCK_SECONDS):
             ours, _ = partition.settle()
             theirs, at = self._record(partition)
             if ours.published is None or theirs.published != ours.published or theirs.pending is not None:
@@ -193,7 +186,7 @@ class StoredPartitions:
                 content = self._store.get(name, most=_FILE_BYTES)
                 if hashlib.sha256(content).hexdigest() == record.sha256:
                     return content
-        raise MissingInStoreError(
+        raise PublishedError(
             f"The record of partition {record.key} in {self._store} stands for version {record.sequence}"
             f" (digest {record.sha256[:12]}), and no object there has these bytes. Nothing was changed. Did a"
             " lifecycle rule or a person remove it? A machine that published the partition still has it, and"

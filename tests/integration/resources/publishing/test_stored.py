@@ -13,11 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from faults.s3_server import S3Proxy
-from resources.publishing.partition_files import PartitionFiles
+from resources.publishing.partition_files import PartitionFiles, PublishedError
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.stored import (
-    MissingInStoreError,
-    OlderInStoreError,
     OvertakenError,
     StoredPartitions,
 )
@@ -121,7 +119,7 @@ def test_an_older_version_in_the_store_replaces_no_newer_one(machines, in_store,
     at_b.push(KEY)
     for text in ("first", "second"):
         publish(a, text)
-    with pytest.raises(OlderInStoreError, match=r"version 2 is published here, and .* has version 1"):
+    with pytest.raises(PublishedError, match=r"version 2 is published here, and .* has version 1"):
         at_a.pull(KEY)
     assert (text_of(a), in_store()) == ({"second"}, {"old"})
     bucket.delete(NAMES[1])
@@ -261,7 +259,7 @@ def test_a_store_that_was_emptied_is_filled_again_and_a_lost_object_is_named(mac
     publish(a, "first")
     at_a.push(KEY)
     bucket.delete(f"property_descriptions/{KEY}.parquet")
-    with pytest.raises(MissingInStoreError, match="lifecycle rule"):
+    with pytest.raises(PublishedError, match="lifecycle rule"):
         at_b.pull(KEY)
     at_a.push(KEY)
     assert in_store() == {"first"}
