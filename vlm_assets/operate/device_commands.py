@@ -30,7 +30,9 @@ DRAIN_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
 
 
-OfNode = Annotated[str | None, typer.Option("--node", help="Of a cluster, this machine alone.")]
+OfNode = Annotated[
+    str | None, typer.Option("--node", metavar="NAME", help="Of a cluster, this machine alone.")
+]
 
 
 @app.command("pause", epilog="vlm-assets pause --reason 'a new kernel'")
@@ -122,8 +124,12 @@ def resume_command(home: Home = None, node: OfNode = None) -> None:
 @app.command("devices", epilog="vlm-assets devices --take-back GPU-1")
 def devices_command(
     home: Home = None,
-    take_back: Annotated[str | None, typer.Option(help="Use a device again that was left out.")] = None,
-    forget_node: Annotated[str | None, typer.Option(help="Forget a machine that is gone for good.")] = None,
+    take_back: Annotated[
+        str | None, typer.Option(metavar="ID", help="Use a device again that was left out.")
+    ] = None,
+    forget_node: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Forget a machine that is gone for good.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the devices: free, held, failed before, or left out.

@@ -211,17 +211,17 @@ class BackfillSummary:
             console.print(f"[yellow]Failed:[/] {escape(one.sentence())}")
         if self.accuracy:
             console.print(escape(self.accuracy))
-        for key in self.failed_keys[:_SHOWN]:
-            console.print(f"[red]Failed:[/] partition {key}")
-        if len(self.failed_keys) > _SHOWN:
-            console.print(f"… and {len(self.failed_keys) - _SHOWN} more failed partitions")
-        for check in self.failing[:_SHOWN]:
-            console.print(
-                f"[{'red' if check.severity == 'ERROR' else 'yellow'}]{check.severity}:[/] check {check.name}"
-                f" of {check.asset}, partition {check.partition}: {escape(check.description)}"
-            )
-        if len(self.failing) > _SHOWN:
-            console.print(f"… and {len(self.failing) - _SHOWN} more checks that did not pass")
+        failed = [f"[red]Failed:[/] partition {key}" for key in self.failed_keys]
+        checks = [
+            f"[{'red' if check.severity == 'ERROR' else 'yellow'}]{check.severity}:[/] check {check.name}"
+            f" of {check.asset}, partition {check.partition}: {escape(check.description)}"
+            for check in self.failing
+        ]
+        for said, what in ((failed, "failed partitions"), (checks, "checks that did not pass")):
+            for line in said[:_SHOWN]:
+                console.print(line)
+            if len(said) > _SHOWN:
+                console.print(f"… and {len(said) - _SHOWN} more {what}")
 
 
 def where_to_click(console: Console, address: str) -> None:

@@ -18,7 +18,6 @@ from resources.state.nodes import NodeRecord, Nodes
 from resources.state.withdrawing import being_withdrawn
 from resources.state.workers import Phase, Workers
 from resources.storage.files import set_aside
-from resources.storage.sealed_json import read_sealed, write_sealed
 from resources.training.checkpoints import Checkpoints, newest_state
 from resources.training.rank_watch import PositionFile
 from resources.training.state import TrainingState
@@ -266,20 +265,6 @@ def test_a_training_that_may_learn_from_a_property_is_removed(desk, left):
         )
     done(desk.settings, ids_of(desk.settings)[:1])
     assert folder.exists() == ("function" in left)
-
-
-def test_a_trained_models_record_of_an_earlier_version_names_no_property_afterwards(desk, bucket, listing):
-    """Such a record stays, here and in the store; of its skipped batches it says how many."""
-    settings = desk.changed(store=bucket).settings
-    ingest(listing, settings.home, store=bucket)
-    gone = ids_of(settings)[:1]
-    record = settings.layout.asset("description_model").partition("tiny").record
-    name = str(record.relative_to(settings.home))
-    write_sealed(record, {"fingerprint": "f", "skips": {"0": gone, "8": gone}})
-    bucket.put(name, record.read_bytes(), over=None)
-    done(settings, gone)
-    assert read_sealed(record) == {"fingerprint": "f", "skipped": 2}
-    assert bucket.get(name, most=1 << 20) == record.read_bytes()
 
 
 def test_status_names_a_withdrawal_that_was_cut_short(desk):
