@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from examples.rendered_properties import write_example
 from resources.devices.find import Device
-from resources.devices.process_lease import pin
+from resources.devices.leases import pin
 from resources.engine.ladder import describe_batch
 from resources.engine.protocol import Engine
 from resources.images.images import LoadedProperty

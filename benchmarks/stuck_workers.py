@@ -21,7 +21,7 @@ from pathlib import Path
 
 from resources.state.database import open_state
 from resources.state.workers import Phase, Workers
-from sensors.worker_health import INTERVAL_SECONDS
+from sensors.worker_health import INTERVAL_SECONDS, LEARNED_TIMES
 from vlm_assets.automation.sensors import worker_limits
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
@@ -52,7 +52,7 @@ def work(home: Path, devices: str, name: str, learned: float) -> None:
 def measure(settings: Settings, kind: str, learned: float) -> None:
     """Start a worker, wait for its hang and for its end, and print a line."""
     limits = worker_limits(settings)
-    allowed = max(limits.learned_times * learned, limits.least)
+    allowed = max(LEARNED_TIMES * learned, limits.least)
     # The tick that finds it, and, for one that does not end when told to, the first after the grace.
     ticks = 1 + (math.ceil(limits.grace / INTERVAL_SECONDS) if kind == DEVICE else 0)
     promise = allowed + ticks * INTERVAL_SECONDS
@@ -98,7 +98,7 @@ def main() -> None:
         limits = worker_limits(settings)
         print(
             f"interval {INTERVAL_SECONDS} s, grace {limits.grace:.0f} s, stuck after"
-            f" {limits.learned_times:.0f} learned times, {limits.least:.0f} s at least",
+            f" {LEARNED_TIMES:.0f} learned times, {limits.least:.0f} s at least",
             flush=True,
         )
         environment = {"VLM_ASSETS_DEVICES": devices}

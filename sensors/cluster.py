@@ -221,40 +221,34 @@ class Taken:
     missing: list[tuple[str, str]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class TakingOver:
-    """Has this machine hold what others published: status, audit, search and export read it here.
+def take_over(stored: Sequence[StoredPartitions], taken: Taken, dagster: DagsterFacts) -> list[str]:
+    """Have this machine hold what others published, and change ``taken``; returns sentences.
 
-    Apart from who lives, which must wait for no store. stored: assets in the store.
+    Status, audit, search and export read it here. Apart from who lives, which must wait for no store. stored:
+    assets in the store.
     """
-
-    stored: Sequence[StoredPartitions]
-    clock: Callable[[], float] = time.monotonic
-
-    def look(self, taken: Taken, dagster: DagsterFacts) -> list[str]:
-        """Take over what can be, and change ``taken``; returns sentences."""
-        newest = dagster.newest_event()
-        by_name = {one.name: one for one in self.stored}
-        found = {
-            (name, event.partition)
-            for name in by_name
-            for event in dagster.materializations_since(name, taken.up_to)
-            if event.is_done
-        }
-        waiting = [*taken.missing, *sorted(found.difference(taken.missing))]
-        deadline, said, failed = self.clock() + _TAKING_SECONDS, [], []
-        while waiting and self.clock() <= deadline:
-            name, key = waiting.pop(0)
-            try:
-                by_name[name].pull(key)
-            except (StoreError, PublishedError, OSError) as error:
-                said.append(f"{name} {key} is not here yet: {error}")
-                failed.append((name, key))
-                if isinstance(error, StoreAwayError):
-                    break
-        # The next look begins with others: one that fails for good delays none.
-        taken.up_to, taken.missing = newest, [*waiting, *failed]
-        return said
+    newest = dagster.newest_event()
+    by_name = {one.name: one for one in stored}
+    found = {
+        (name, event.partition)
+        for name in by_name
+        for event in dagster.materializations_since(name, taken.up_to)
+        if event.is_done
+    }
+    waiting = [*taken.missing, *sorted(found.difference(taken.missing))]
+    deadline, said, failed = time.monotonic() + _TAKING_SECONDS, [], []
+    while waiting and time.monotonic() <= deadline:
+        name, key = waiting.pop(0)
+        try:
+            by_name[name].pull(key)
+        except (StoreError, PublishedError, OSError) as error:
+            said.append(f"{name} {key} is not here yet: {error}")
+            failed.append((name, key))
+            if isinstance(error, StoreAwayError):
+                break
+    # The next look begins with others: one that fails for good delays none.
+    taken.up_to, taken.missing = newest, [*waiting, *failed]
+    return said
 
 
 def build_cluster_sensor(nodes: Nodes, outbox: Outbox, *, pool: str, ticks: Ticks) -> dg.SensorDefinition:
@@ -284,7 +278,7 @@ def build_taking_over_sensor(stored: Sequence[StoredPartitions], *, ticks: Ticks
     def decide(at: Situation) -> Decided:
         taken = at.remembered(Taken)
         taken.missing = [(name, key) for name, key in taken.missing]
-        said = TakingOver(stored).look(taken, at.dagster)
+        said = take_over(stored, taken, at.dagster)
         return Decided(" ".join(said) or "All that is published is here.", json.dumps(asdict(taken)))
 
     return build_sensor(

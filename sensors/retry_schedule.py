@@ -89,7 +89,6 @@ def build_retrying(
     every_minutes: int,
     run_config: RunConfigOf,
     ticks: Ticks,
-    clock: Callable[[], float] = time.time,
 ) -> Retrying:
     """Schedule and button over the watched assets."""
     watched = failed_partitions.watched.assets
@@ -112,7 +111,7 @@ def build_retrying(
     def failed_partitions_again(context: dg.ScheduleEvaluationContext):  # type: ignore[no-untyped-def]
         at = context.scheduled_execution_time
         dagster = DagsterFacts(context.instance)
-        ticked = failed_partitions.tick(dagster, tick=at.isoformat(), now=clock())
+        ticked = failed_partitions.tick(dagster, tick=at.isoformat(), now=time.time())
         if ticked.launches:
             context.log.info(ticked.sentence)
         for sentence in sentences(ticked.launches):

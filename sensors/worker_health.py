@@ -32,33 +32,34 @@ from sensors.ticks import Ticks
 NAME = "worker_health"
 INTERVAL_SECONDS = 5
 """As often as Dagster's daemon looks at sensors: it comes on top of the time a worker may stand still."""
+LEARNED_TIMES = 2.0
+"""A worker is stuck that commits nothing for so many times its own learned time."""
+_SLOW_SHARE, _SLOW_SECONDS = 0.3, 600.0
+"""A worker that is slower than its peers' median by this share, for so long, is named."""
 _KILLED = "A person cancelled this run, its process did not end, and it is killed now."
 
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """How long a worker may stand still, and how slow it may be. All in seconds but ``slow_share``.
+    """How long a worker may stand still, in seconds.
 
-    Without a commit for ``learned_times`` its own learned time it is stuck, but not before ``least`` and in
+    Without a commit for twice its own learned time it is stuck, but not before ``least`` and in
     any case after ``most``. ``loading``: for a model to load, and for a file to be published. ``waiting``:
-    for a device, before that. Slower than its peers' median by ``slow_share`` for ``slow`` it is named.
+    for a device, before that.
     """
 
-    learned_times: float = 2.0
     least: float = 30.0
     most: float = 600.0
     loading: float = 1800.0
     waiting: float = 600.0
     grace: float = 10.0
-    slow_share: float = 0.3
-    slow: float = 600.0
 
     def allowed(self, worker: Worker) -> float:
         """Seconds that this worker may go without a commit, or in its phase."""
         if worker.phase is Phase.WORKING:
             if not worker.batch_seconds:
                 return self.most
-            return min(max(self.learned_times * worker.batch_seconds, self.least), self.most)
+            return min(max(LEARNED_TIMES * worker.batch_seconds, self.least), self.most)
         return self.loading + (self.waiting if worker.phase is Phase.PREPARING else 0.0)
 
 
@@ -93,13 +94,13 @@ class Slow:
     peers: float
 
 
-def slow_workers(workers: Sequence[Worker], limits: WorkerLimits) -> list[Slow]:
+def slow_workers(workers: Sequence[Worker]) -> list[Slow]:
     """Workers that are slower than the median of those that do the same work beside them, at this moment."""
     found = []
     working = [one for one in workers if one.phase is Phase.WORKING and one.rate > 0]
     for worker in working:
         peers = [one.rate for one in working if one.asset == worker.asset and one.name != worker.name]
-        if peers and worker.rate < (1.0 - limits.slow_share) * statistics.median(peers):
+        if peers and worker.rate < (1.0 - _SLOW_SHARE) * statistics.median(peers):
             found.append(Slow(worker, statistics.median(peers)))
     return found
 
@@ -219,13 +220,13 @@ class HealthWatcher:
 
     def _name_slow(self, watch: Watch, living: Sequence[Worker]) -> list[str]:
         # Of a cluster, each node names its own.
-        slow = [one for one in slow_workers(living, self.limits) if one.worker.is_here]
+        slow = [one for one in slow_workers(living) if one.worker.is_here]
         watch.slow = slow_since(watch.slow, slow, now=watch.at, watched_since=watch.since)
         told = []
         for one in slow:
             worker = one.worker
             lasted = watch.at - watch.slow[worker.name]
-            if lasted < self.limits.slow or worker.device is None:
+            if lasted < _SLOW_SECONDS or worker.device is None:
                 continue
             subject = f"devices/{worker.device}/slow"
             share = 100.0 * (1.0 - worker.rate / one.peers)
@@ -253,13 +254,13 @@ class HealthWatcher:
         keep_pace = {one.device for one in living if one.rate > 0 and one.name not in watch.slow}
         watch.idle = None if living else max(watch.at if watch.idle is None else watch.idle, watch.since)
         # Between two partitions nobody is compared; where all is done, nobody ever will be.
-        is_over = watch.idle is not None and watch.at - watch.idle >= self.limits.slow
+        is_over = watch.idle is not None and watch.at - watch.idle >= _SLOW_SECONDS
         for subject, alert in self.outbox.open_subjects().items():
             device = subject.split("/")[1] if alert.kind == "worker_slow" else None
             if device is not None and (device in keep_pace or is_over):
                 sentence = f"{device} keeps pace with the others again."
                 if is_over:
-                    sentence = f"Nobody has worked for {self.limits.slow / 60:.0f} minutes."
+                    sentence = f"Nobody has worked for {_SLOW_SECONDS / 60:.0f} minutes."
                 self.outbox.recovered(subject, sentence=sentence, at=watch.unix)
         return told
 

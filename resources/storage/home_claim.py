@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from resources.storage.file_systems import MOUNTS, NETWORK, mount_of
+from resources.storage.file_systems import NETWORK, mount_of
 from resources.storage.files import make_directory, write_new
 from resources.storage.layout import Home, UnusableHomeError
 from resources.storage.sealed_json import BrokenSealError, read_sealed, sealed
@@ -24,13 +24,13 @@ def this_machine() -> dict[str, str]:
     return {"host": socket.gethostname(), "machine_id": _machine_id()}
 
 
-def claim_home(home: Home, mounts: Path = MOUNTS) -> None:
+def claim_home(home: Home) -> None:
     """Note in a home on a network file system that it is this machine's; refuse one that is another's.
 
     A home on a local disk needs no note: no other machine reaches it. Raises UnusableHomeError, OSError.
     """
     try:
-        kind = mount_of(home.root, mounts).kind
+        kind = mount_of(home.root).kind
     except OSError:
         return  # Not Linux: the system does not say.
     if kind not in NETWORK:

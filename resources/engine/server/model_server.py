@@ -35,6 +35,9 @@ ANOTHER_USER = "a process of another user answers at its port"
 UNTAKEN_SECONDS = 0.01
 """Between two looks at a connection that the other process has not yet taken from its queue."""
 
+KEY_VARIABLE = "VLLM_API_KEY"
+"""Of a server's environment: the random key of this start."""
+
 _ESTABLISHED, _ARRIVING = "01", "03"
 
 

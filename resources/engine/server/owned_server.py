@@ -20,6 +20,7 @@ from resources.devices.find import Device
 from resources.devices.loaded_servers import LoadedServerError, LoadedServers, ServerRecord
 from resources.engine.protocol import EngineLostError
 from resources.engine.server.model_server import (
+    KEY_VARIABLE,
     MOST_RESTARTS,
     ServerAddress,
     ServerDownError,
@@ -72,7 +73,7 @@ class OwnedServer:
         self._servers = LoadedServers(state_directory)
         self._files = self._servers.files(device.id)
         self._environment = server_environment(device, os.environ)
-        self._environment.pop(plan.key_variable, None)  # each start has its own
+        self._environment.pop(KEY_VARIABLE, None)  # each start has its own
         self._pin = {name: self._environment[name] for name in PINS if name in self._environment}
         self._record: ServerRecord | None = None
         self._key = ""
@@ -199,8 +200,7 @@ class OwnedServer:
                         "command": command,
                         "grace_seconds": plan.grace_seconds,
                     },
-                    environment=self._environment | {plan.key_variable: self._key},
-                    key_variable=plan.key_variable,
+                    environment=self._environment | {KEY_VARIABLE: self._key},
                     start_seconds=plan.start_seconds,
                     idle_seconds=plan.idle_seconds,
                 )

@@ -21,8 +21,8 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
 from resources.devices.find import Device
+from resources.devices.leases import pin
 from resources.devices.nvml import DriverNvml, Nvml
-from resources.devices.process_lease import pin
 from resources.engine.protocol import ModelLoadError
 
 if TYPE_CHECKING:
@@ -111,9 +111,8 @@ class ServerPlan:
     or None. ``exact``: what exactly the model is, as ``exact_revision()`` says it. ``devices``: for the one
     model. ``images``: of a property. ``question``: a digest of what decides context and processor options.
     ``beside``: the model that embeds beside it. ``on_device``: values of the placeholders that a device
-    decides, see ``for_device``. The random key of each start is passed in the environment variable
-    ``key_variable``. ``start_seconds``: until it must answer. ``idle_seconds``: without a materialization,
-    after which it ends. ``grace_seconds``: between SIGTERM and SIGKILL.
+    decides, see ``for_device``. ``start_seconds``: until it must answer. ``idle_seconds``: without a
+    materialization, after which it ends. ``grace_seconds``: between SIGTERM and SIGKILL.
     """
 
     command: str
@@ -125,7 +124,6 @@ class ServerPlan:
     question: str = ""
     beside: str = ""
     on_device: Mapping[str, str | None] = field(default_factory=dict)
-    key_variable: str = "VLLM_API_KEY"
     start_seconds: float = 1200.0
     idle_seconds: float = 300.0
     grace_seconds: float = 15.0
@@ -137,7 +135,7 @@ class ServerPlan:
         It is asked for before a device is leased: what the device decides has no part in it.
         """
         arguments = replace(self, on_device={}).arguments(port="{port}")
-        said = [arguments, self.exact, self.key_variable, self.question, self.beside]
+        said = [arguments, self.exact, self.question, self.beside]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     @property

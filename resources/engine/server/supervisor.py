@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from resources.devices.loaded_servers import ServerFiles, ServerRecord
-from resources.engine.server.model_server import ANOTHER_USER, NOT_OUR_KEY, trouble
+from resources.engine.server.model_server import ANOTHER_USER, KEY_VARIABLE, NOT_OUR_KEY, trouble
 from resources.processes import ProcessIdentity, how_it_ended
 from resources.storage.files import write_replacing
 from resources.storage.lock_files import LockFile, taken
@@ -56,15 +56,13 @@ class Order:
     """What a supervisor is told.
 
     about: fields of the record that the run knows. lock: the descriptor of the lock that says that something
-    lives on the device; both processes inherit it. environment: all of the server's, with its key as
-    ``key_variable``.
+    lives on the device; both processes inherit it. environment: all of the server's, its key too.
     """
 
     directory: str
     lock: int
     about: Mapping[str, Any]
     environment: Mapping[str, str] = field(repr=False)
-    key_variable: str
     start_seconds: float
     idle_seconds: float
 
@@ -75,7 +73,7 @@ class Order:
     @property
     def key(self) -> str:
         """The server's key."""
-        return self.environment[self.key_variable]
+        return self.environment[KEY_VARIABLE]
 
     @property
     def files(self) -> ServerFiles:
@@ -149,7 +147,7 @@ class Supervisor:
                     self._say(replace(self._record, state="ready"))
                 elif wrong.startswith(NOT_OUR_KEY):
                     return (
-                        f"{wrong}, which it got as {self._order.key_variable}: take every other key out of"
+                        f"{wrong}, which it got as {KEY_VARIABLE}: take every other key out of"
                         " its command (--api-key) and its configuration"
                     )
                 elif wrong.startswith(ANOTHER_USER):

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 from typer.testing import CliRunner
 
-from resources.devices import process_lease
+from resources.devices import leases
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.audit import audit
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
@@ -27,12 +27,12 @@ def materialized(desk, monkeypatch):
     """The desk on Dagster's own state, with both assets published and its device given back."""
     home, dagster_home = desk.settings.home, desk.settings.dagster_home
     prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
-    monkeypatch.setattr(process_lease, "_lease", None)
+    monkeypatch.setattr(leases, "_lease", None)
     with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
         desk = dataclasses.replace(desk, instance=instance)
         done = desk.materialize(*BOTH)
         assert done.success, done.failure
-        process_lease._lease.release()
+        leases._lease.release()
         yield desk
 
 

@@ -15,7 +15,7 @@ from resources.state.nodes import Look, Node, NodeRecord
 from resources.state.pause import Pause
 from resources.storage.layout import Home
 from resources.store.bucket import S3Folder, StoreAwayError, StoreError
-from sensors.cluster import ClusterWatch, ClusterWatcher, Taken, TakingOver, why_over
+from sensors.cluster import ClusterWatch, ClusterWatcher, Taken, take_over, why_over
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.dagster_internals.runs import RAY_JOB, RunState
 
@@ -268,14 +268,14 @@ def test_what_other_machines_publish_is_taken_over_also_after_an_outage(cluster,
         return ()
 
     monkeypatch.setattr(StoredPartitions, "pull", pull)
-    taking = TakingOver([StoredPartitions(Home(tmp_path).asset("a"), S3Folder("bucket", ""))])
+    stored = [StoredPartitions(Home(tmp_path).asset("a"), S3Folder("bucket", ""))]
     for key in ("damaged", "k", "m"):
         cluster.dagster.report_materialization(dg.AssetMaterialization("a", partition=key))
     so_far = Taken()
-    assert len(taking.look(so_far, cluster.dagster)) == 1, "a store that is away is asked once a look"
+    assert len(take_over(stored, so_far, cluster.dagster)) == 1, "a store that is away is asked once a look"
     assert so_far.missing[0][1] != "damaged", "the next look begins with another"
     away.clear()
-    taking.look(so_far, cluster.dagster)
-    taking.look(so_far, cluster.dagster)
+    take_over(stored, so_far, cluster.dagster)
+    take_over(stored, so_far, cluster.dagster)
     assert taken == ["k", "m"]
     assert so_far.missing == [("a", "damaged")]

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from resources.devices import process_lease
+from resources.devices import leases
 from resources.devices.device_errors import DeviceError, NoDeviceFreeError
 from resources.devices.leases import LeaseHolder
 from resources.devices.left_out import WITHIN_SECONDS, LeftOutDevices, at_work_on, device_failure
@@ -121,7 +121,7 @@ def _lose(resource, partition):
 @pytest.fixture
 def none_leased(monkeypatch):
     """A process that holds no device yet and is as it was afterwards."""
-    monkeypatch.setattr(process_lease, "_lease", None)
+    monkeypatch.setattr(leases, "_lease", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "as before")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 

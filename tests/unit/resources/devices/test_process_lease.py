@@ -11,11 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from resources.devices import process_lease
 from resources.devices.device_errors import DeviceError, NoDeviceFreeError
 from resources.devices.find import Device, find_devices
-from resources.devices.leases import DeviceLeases, Lease, LeaseHolder
-from resources.devices.process_lease import lease_for_process, pin
+from resources.devices.leases import DeviceLeases, Lease, LeaseHolder, lease_for_process, pin
 
 GPU = Device("GPU-a", "cuda", "A100", None, "GPU-a")
 SLOT = Device("cpu-0", "cpu", "CPU slot 0 of 1", None, "")
@@ -27,7 +25,7 @@ EMBED = LeaseHolder("run", "000000000-000000999", "property_embeddings")
 @pytest.fixture
 def leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeviceLeases:
     """Two slots, in a process that holds none yet and is as it was afterwards."""
-    monkeypatch.setattr(process_lease, "_lease", None)
+    monkeypatch.setattr("resources.devices.leases._lease", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "as before")
     return DeviceLeases(tmp_path, find_devices("cpu:2", {}))
 

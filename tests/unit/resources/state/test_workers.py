@@ -19,7 +19,7 @@ from pathlib import Path
 from resources.state.database import open_state
 from resources.state.workers import Workers
 workers = Workers(open_state(Path(sys.argv[1])))
-beat = workers.begin(run_id="r2", asset="a", partition="k", expected=9, restored=3)
+beat = workers.begin(run_id="r2", asset="a", partition="k", expected=9)
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -46,8 +46,10 @@ def workers(tmp_path):
 
 
 def begin(workers, clock, **changes):
-    fields = {"run_id": "r1", "asset": "a", "partition": "k", "expected": 100, "restored": 10, **changes}
-    return workers.begin(**fields, clock=clock, monotonic=clock)
+    fields = {"run_id": "r1", "asset": "a", "partition": "k", "expected": 100, **changes}
+    beat = workers.begin(**fields, clock=clock, monotonic=clock)
+    beat.resume(restored=10)
+    return beat
 
 
 def test_a_worker_lives_from_its_begin_to_its_end(workers, clock):

@@ -16,7 +16,7 @@ from vlm_assets.operate.dagster_server.server import prepare_home
 def home(tmp_path, monkeypatch):
     """A home on NFS."""
     mount = MountEntry("server:/x", tmp_path, "nfs4", frozenset())
-    monkeypatch.setattr(home_claim, "mount_of", lambda directory, mounts: mount)
+    monkeypatch.setattr(home_claim, "mount_of", lambda directory: mount)
     return Home(tmp_path / "home")
 
 

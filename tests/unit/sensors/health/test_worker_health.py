@@ -79,10 +79,10 @@ def test_slow_is_far_below_the_median_of_the_others_for_long(worker):
     """30% below the others doing the same work, without a break, while it was watched."""
     peers = [replace(worker, run_id=f"p{n}", rate=10.0 + n) for n in range(3)]
     other_asset = replace(worker, run_id="e", asset="b", rate=1000.0)
-    assert not slow_workers([replace(worker, rate=7.8), *peers, other_asset], LIMITS)
-    (slow,) = slow_workers([replace(worker, rate=7.0), *peers, other_asset], LIMITS)
+    assert not slow_workers([replace(worker, rate=7.8), *peers, other_asset])
+    (slow,) = slow_workers([replace(worker, rate=7.0), *peers, other_asset])
     assert (slow.worker.run_id, slow.peers) == ("r", 11.0)
-    assert not slow_workers([replace(worker, rate=7.0)], LIMITS), "nobody to compare with"
+    assert not slow_workers([replace(worker, rate=7.0)]), "nobody to compare with"
 
     first = slow_since({}, [slow], now=100.0, watched_since=0.0)
     assert slow_since(first, [slow], now=700.0, watched_since=0.0) == {"r.a": 100.0}

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from resources.alerts.outbox import Outbox
-from resources.devices import find, process_lease, resource
+from resources.devices import find, leases, resource
 from resources.devices.leases import LeaseHolder
 from resources.devices.nvml import GpuReading
 from resources.devices.resource import GpuResource
@@ -30,7 +30,7 @@ def test_each_rank_has_a_gpu_of_its_own_and_none_is_waited_for(tmp_path, monkeyp
     gpus = [GpuReading(number, f"GPU-{number}", "H100", 80 << 30) for number in range(2)]
     for module in (find, resource):
         monkeypatch.setattr(module.DriverNvml, "readings", lambda _: gpus)
-    monkeypatch.setattr(process_lease, "_lease", None)
+    monkeypatch.setattr(leases, "_lease", None)
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.setenv(name, "as before")  # put back afterwards
         monkeypatch.delenv(name)
@@ -41,7 +41,7 @@ def test_each_rank_has_a_gpu_of_its_own_and_none_is_waited_for(tmp_path, monkeyp
         with TrainingWork.devices(work, gpu, LeaseHolder("run", "tiny", "train"), context) as devices:
             assert devices == ["GPU-0", "GPU-1"]
     finally:
-        process_lease._lease.release()
+        leases._lease.release()
     assert "Going on with 2 of 3 ranks: No device came free" in caplog.text
 
 

@@ -68,7 +68,6 @@ def test_a_wrong_template_is_named(command: str, said: str) -> None:
         {"revision": "def456"},
         {"exact": "other weights"},
         {"command": f"{VLLM_COMMAND} --dtype float32"},
-        {"key_variable": "OTHER_KEY"},
     ],
     ids=lambda change: next(iter(change)),
 )
