@@ -133,7 +133,8 @@ def _explores_what_has_a_vector(desk, ok, vectors):
         assert (row["partition"] in KEYS, row["model"]) == (True, described[name]["model"])
         assert row["thumbnail"]["bytes"].startswith(b"\xff\xd8")
         assert len(row["neighbours"]["ids"]) == 2
-    assert explore_table(desk.settings, catalog, sample=3).equals(found, check_metadata=True)
+    again = explore_table(desk.settings, catalog, sample=3)
+    assert (again, again.schema.metadata[OF]) == (found, found.schema.metadata[OF])
 
 
 def _exports_in_three_formats(desk, rows, vectors, tmp_path):
