@@ -330,13 +330,8 @@ def _sentence(share: Share | None) -> str:
     return "" if share is None else share.sentence()
 
 
-def comparison_page(catalog: Catalog, found: Comparison) -> str:
-    """One HTML page: the numbers, and the images beside the answers where they disagree."""
-    title = f"{' against '.join(one.name for one in found.results)}: {found.sample} properties"
-    return page(title, _cards(catalog, found), tables=tables(found))
-
-
 def _cards(catalog: Catalog, found: Comparison) -> list[Card]:
+    """The images beside the answers where they disagree."""
     shown = found.disagreements[:_SHOWN]
     rows = [catalog.find(name) for name in shown]
     images = thumbnails(
@@ -418,7 +413,8 @@ def compare_command(
         tell=(lambda said: None) if as_json else lambda said: say(visible_line(said)),
     )
     if html is not None:
-        write_page(html, comparison_page(catalog, found))
+        title = f"{' against '.join(one.name for one in found.results)}: {found.sample} properties"
+        write_page(html, page(title, _cards(catalog, found), tables=tables(found)))
     if as_json:
         say_as_json(found.as_json())
         return
