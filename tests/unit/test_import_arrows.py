@@ -4,6 +4,7 @@ import ast
 import graphlib
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,16 +22,23 @@ DEFINITIONS = "vlm_assets.definitions"
 THIN = {"resources/publishing/parquet_io.py"}
 
 
-def imported(path: Path, *, in_functions: bool = True) -> set[str]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    """What a file says."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def imported(path: Path, *, in_functions: bool = True) -> frozenset[str]:
     """Every module that a file imports."""
     names: set[str] = set()
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     for node in ast.walk(tree) if in_functions else tree.body:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
-    return names
+    return frozenset(names)
 
 
 def module_of(path: Path) -> str:
@@ -43,13 +51,14 @@ def files_that_import() -> dict[str, set[str]]:
     return {name: imported_modules(path) & paths.keys() - {name} for name, path in paths.items()}
 
 
-def imported_modules(path: Path) -> set[str]:
+@cache
+def imported_modules(path: Path) -> frozenset[str]:
     """As ``imported``, with the modules that are taken out of a package by name."""
-    names = imported(path)
-    for node in ast.walk(ast.parse(path.read_text())):
+    names = set(imported(path))
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return names
+    return frozenset(names)
 
 
 def tops(path: Path) -> set[str]:
@@ -97,9 +106,7 @@ def test_no_folder_imports_one_that_imports_it():
 def test_a_name_of_a_module_or_a_class_occurs_once():
     """A reader who searches for a name finds one place."""
     ours = [path for path in MODULES if "examples" not in path.parts and path.stem != "__init__"]
-    classes = [
-        node for path in ours for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
-    ]
+    classes = [node for path in ours for node in parsed(path).body if isinstance(node, ast.ClassDef)]
     counts = Counter([path.name for path in ours] + [one.name for one in classes])
     assert not {name for name, count in counts.items() if count > 1}
 
@@ -143,7 +150,7 @@ def test_private_parts_of_an_instance_are_used_there_too():
     """An attribute of an instance needs no import, and changes with Dagster all the same."""
     users = set()
     for path in MODULES:
-        nodes = ast.walk(ast.parse(path.read_text()))
+        nodes = ast.walk(parsed(path))
         if any(isinstance(node, ast.Attribute) and node.attr in NOT_PUBLIC for node in nodes):
             users.add(path.parent.relative_to(CHECKOUT))
     assert users == {Path("sensors/dagster_internals")}
@@ -155,7 +162,7 @@ def test_each_use_of_dagsters_private_parts_says_its_version_and_what_replaces_i
     modules = [path for path in MODULES if path.parent.name == "dagster_internals" and path.stat().st_size]
     assert modules
     for path in modules:
-        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        said = ast.get_docstring(parsed(path)) or ""
         assert f"Checked with dagster {pinned}" in said, path.name
         assert re.search(r"\b[Ii]f\s", said.partition("Checked with dagster")[2]), path.name
 
