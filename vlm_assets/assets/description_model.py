@@ -536,7 +536,7 @@ class TrainingWork:
             "steps": dg.MetadataValue.int(int(record.get("step", 0))),
             "seconds": dg.MetadataValue.float(round(float(record.get("seconds", 0.0)), 1)),
             "starts": dg.MetadataValue.int(int(record.get("starts", 0))),
-            "batches skipped": dg.MetadataValue.int(int(record.get("skipped", len(record.get("skips", ()))))),
+            "batches skipped": dg.MetadataValue.int(int(record.get("skipped", 0))),
             "right": dg.MetadataValue.md(f"Of {record['asked']}:\n\n{table}" if figures else "Not measured."),
             "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
         }

@@ -430,7 +430,7 @@ def _notes(measured: Measurement, catalog: Catalog, vector_width: int | None) ->
         notes.append("The embedding model does not say its width: the vectors are not counted on disk.")
     if len(measured.batches) < 4:
         notes.append(
-            f"Measured on {len(measured.batches)} batches: `vlm-assets try --limit"
+            f"Measured on few batches ({len(measured.batches)}): `vlm-assets try --limit"
             f" {min(catalog.rows, 8 * max(one[0] for one in measured.batches))}` makes the band narrower."
         )
     if _is_cpu(measured):
