@@ -45,8 +45,7 @@ from resources.engine.model_source import ModelSource
 from resources.engine.protocol import Attempt
 from resources.engine.transformers.collation import Tensors
 from resources.engine.transformers.transformers_engine import TransformersEngine
-from resources.images.images import LoadedProperty
-from resources.images.outputs import Pixels
+from resources.images.images import LoadedProperty, Pixels
 
 IMAGES_OF_THE_RUN: Final = 12_800_000
 DEVICES_OF_THE_RUN: Final = 10

@@ -26,8 +26,7 @@ from resources.engine.ladder import Described
 from resources.engine.prompt import Prompt
 from resources.engine.transformers.attention import attend_as_shipped
 from resources.engine.transformers.transformers_engine import TransformersEngine
-from resources.images.images import PropertyJob
-from resources.images.outputs import Output, Pixels
+from resources.images.images import Output, Pixels, PropertyJob
 from resources.images.worker_pool import WorkerPool
 
 Answers = AnswerLengths | AnswerScripts

@@ -45,8 +45,7 @@ from benchmarks.partitions import (
 )
 from resources.devices.loaded_servers import end_loaded_servers
 from resources.engine.protocol import Attempt, ImageTokens
-from resources.engine.server.chat_completions import Question, chat_request
-from resources.engine.server.image_transport import EncodedImages, data_uris
+from resources.engine.server.chat_completions import EncodedImages, Question, chat_request, data_uris
 from resources.engine.server.server_plan import HOST
 from resources.engine.transformers.image_tokens import fitted_processor
 from resources.images.images import load_image

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.devices.device_errors import DeviceError
-from resources.devices.find import Device
+from resources.devices.find import Device, DeviceError
 from resources.devices.health import DeviceHealth
 from resources.devices.left_out import DeviceRecord, LeftOutDevices
 from sensors.health_watch import Watch

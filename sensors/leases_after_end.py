@@ -17,9 +17,8 @@ from pathlib import Path
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.devices.device_errors import LeaseDirectoryError
 from resources.devices.find import Device
-from resources.devices.leases import DeviceLeases, HeldDevice, LeaseRecord
+from resources.devices.leases import DeviceLeases, HeldDevice, LeaseDirectoryError, LeaseRecord
 from resources.processes import ProcessIdentity, boot_id
 from resources.state.workers import Worker
 from sensors.dagster_internals.events import DagsterFacts

@@ -1,6 +1,6 @@
 """Whether a GPU is sound enough to be trusted with work, and whether it is too hot: sentences that say why.
 
-Reading the driver is nvml.py's; what happens to a refused device (it is passed over, and looked at again
+Reading the driver is find.py's; what happens to a refused device (it is passed over, and looked at again
 while the wait lasts) is leases.py's. Terms: ECC, clock event reasons, GPU recovery action.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from resources.devices.find import Device
-from resources.devices.nvml import GpuReading, Nvml
+from resources.devices.find import Device, GpuReading, Nvml
 
 _GIB = 1 << 30
 

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
-from resources.devices.device_errors import DeviceError, LeaseDirectoryError, NoDeviceFreeError
-from resources.devices.find import Device
+from resources.devices.find import Device, DeviceError
 from resources.processes import process_start
 from resources.storage.files import make_directory, write_replacing
 from resources.storage.lock_files import LockFile
@@ -40,6 +39,14 @@ _ABOUT = (
 
 Refusals = Callable[[Device], Sequence[str]]
 """Why a device should not be used now, in sentences; asked with its lock held, so that nobody else moves."""
+
+
+class LeaseDirectoryError(DeviceError):
+    """The directory of the lease files cannot be used, or its file system does not keep locks."""
+
+
+class NoDeviceFreeError(DeviceError):
+    """No device came free in time. The message names who holds them, and why others are not used."""
 
 
 class Clock(Protocol):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from resources.devices.device_errors import DeviceError
+from resources.devices.find import DeviceError
 from resources.state.database import ControlState
 from resources.state.tables import device_failures, devices_left_out
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote, unquote
 
-from resources.devices.device_errors import DeviceError
-from resources.devices.find import members
+from resources.devices.find import DeviceError, members
 from resources.processes import ProcessIdentity, boot_id, processes_of_group
 from resources.storage.files import write_replacing
 from resources.storage.lock_files import LockFile, is_held, taken

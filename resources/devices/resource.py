@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from resources.devices.device_errors import NoDeviceFreeError
-from resources.devices.find import Device, find_devices, grouped
+from resources.devices.find import Device, DriverNvml, find_devices, grouped
 from resources.devices.health import HealthCheck
-from resources.devices.leases import DeviceLeases, Lease, LeaseHolder, lease_for_process
+from resources.devices.leases import DeviceLeases, Lease, LeaseHolder, NoDeviceFreeError, lease_for_process
 from resources.devices.left_out import ImpossibleResultError, LeftOutDevices, at_work_on, device_failure
 from resources.devices.loaded_servers import LoadedServerError, LoadedServers
-from resources.devices.nvml import DriverNvml
 from resources.state.database import ControlState, open_state
 
 _log = logging.getLogger(__name__)

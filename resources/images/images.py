@@ -1,9 +1,9 @@
 """One image file to pixels, as a person would see it, and the records that carry a property's images.
 
 What lives here: reading a file without ever blocking, decoding (Pillow), orientation, colour, size, and the
-named reasons why an image cannot be shown. What does not: which images a property has (the catalogue), and
-the processes that do it (``worker``). Neither NumPy nor torch is imported, so
-that a worker starts in milliseconds.
+named reasons why an image cannot be shown; and what a worker may make of a property's images (``Output``).
+What does not: which images a property has (the catalogue), and the processes that do it (``worker``). Neither
+NumPy nor torch is imported, so that a worker starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from PIL import Image, UnidentifiedImageError
 
@@ -129,7 +129,7 @@ class ImageFailure:
 
 @dataclass
 class LoadedProperty:
-    """A property ready for the model, as a worker made it (see ``outputs``)."""
+    """A property ready for the model, as a worker made it (see ``Output``)."""
 
     property_id: str
     ordinal: int
@@ -146,11 +146,44 @@ class LoadedProperty:
     processing_seconds: float = 0.0
     """Seconds of making the output of the decoded images."""
     tensors: Mapping[str, tuple[npt.NDArray[Any], str]] = field(default_factory=dict)
-    """What was made of all images together. See ``outputs.Made``."""
+    """What was made of all images together. See ``Made``."""
     refusal: str | None = None
     """Why no output can be made of these images, such as a processor's error."""
     with_images: Callable[[int], LoadedProperty] | None = None
     """Loads the property again with its first so many readable images."""
+
+
+class Made(NamedTuple):
+    """What was made of one property's images.
+
+    images: an array for each image, in order. tensors: arrays of the property as a whole, by name, and how
+    each is joined with those of other properties (see ``resources.engine.transformers.collation``).
+    """
+
+    images: Sequence[npt.NDArray[Any]] = ()
+    tensors: Mapping[str, tuple[npt.NDArray[Any], str]] = {}
+
+
+Maker = Callable[[Sequence[Image.Image]], Made]
+"""Makes an output of a property's readable images: RGB, one or more."""
+
+
+class Output(Protocol):
+    """Describes an output. It is pickled and sent to the process from which all workers are forked."""
+
+    def load(self) -> Maker:
+        """Import and load what is needed, once for all workers. Starts no thread."""
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The images as arrays [height, width, 3] of bytes."""
+
+    def load(self) -> Maker:
+        """See Output."""
+        import numpy as np
+
+        return lambda images: Made([np.asarray(image) for image in images])
 
 
 def load_image(

@@ -12,8 +12,7 @@ from typing import Final
 from PIL import Image
 
 from resources.images.fetching import Get
-from resources.images.images import LoadedProperty, PropertyJob
-from resources.images.outputs import Made, Maker
+from resources.images.images import LoadedProperty, Made, Maker, PropertyJob
 from resources.images.worker_pool import WorkerPool, WorkerPoolError
 from resources.store.bucket import StoreAwayError
 
@@ -32,7 +31,7 @@ class Thumbnails:
     height: int
 
     def load(self) -> Maker:
-        """See ``outputs.Output``."""
+        """See ``resources.images.images.Output``."""
         import numpy as np
 
         return lambda images: Made([np.frombuffer(self._file(image), np.uint8) for image in images])

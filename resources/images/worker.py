@@ -34,8 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from PIL import Image
 
-from resources.images.images import ImageError, load_image
-from resources.images.outputs import Made, Maker
+from resources.images.images import ImageError, Made, Maker, load_image
 
 if TYPE_CHECKING:
     import numpy as np

@@ -30,9 +30,9 @@ from resources.images.images import (
     ImageErrorKind,
     ImageFailure,
     LoadedProperty,
+    Output,
     PropertyJob,
 )
-from resources.images.outputs import Output
 from resources.images.worker import Parcel, Task
 from resources.images.worker_process import ENDING_SECONDS, Template, WorkerProcess
 from resources.store.bucket import StoreAwayError

@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from resources.images.outputs import Output
+from resources.images.images import Output
 from resources.images.worker import FORK, READY, Parcel, Progress, create, receive, send
 from resources.processes import how_it_ended
 

@@ -22,8 +22,8 @@ import dagster as dg
 
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
-from resources.devices.device_errors import DeviceError, NoDeviceFreeError
-from resources.devices.leases import LeaseHolder
+from resources.devices.find import DeviceError
+from resources.devices.leases import LeaseHolder, NoDeviceFreeError
 from resources.devices.resource import GpuResource
 from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.prompt import build_prompt

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import dagster as dg
 import pyarrow as pa
 
-from resources.devices.device_errors import NoDeviceFreeError
 from resources.devices.find import Device
+from resources.devices.leases import NoDeviceFreeError
 from resources.devices.resource import GpuResource
 from resources.engine.ladder import GarbageOutputError
 from resources.engine.server.model_server import ServerOutageError

@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from resources.devices.device_errors import DeviceError
+from resources.devices.find import DeviceError
 from resources.devices.resource import GpuResource
 from resources.journal.high_water_mark import read_marks
 from resources.state.workers import Workers

@@ -12,8 +12,8 @@ from pathlib import Path
 import dagster as dg
 
 from resources.alerts.outbox import Outbox
+from resources.devices.find import DriverNvml
 from resources.devices.health import HealthCheck
-from resources.devices.nvml import DriverNvml
 from resources.engine.server.running_server import PATIENCE_SECONDS
 from resources.publishing.stored import StoredPartitions
 from resources.state.nodes import Nodes

@@ -23,10 +23,8 @@ from typing import Annotated
 import dagster as dg
 import typer
 
-from resources.devices.device_errors import DeviceError
-from resources.devices.find import Device
+from resources.devices.find import Device, DeviceError, DriverNvml
 from resources.devices.health import HealthCheck
-from resources.devices.nvml import DriverNvml
 from resources.processes import boot_id, process_start
 from resources.state.nodes import NodeDevice, NodeRecord, Nodes, RunLocks
 from resources.state.workers import Workers

@@ -16,8 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from resources.devices.device_errors import DeviceError
-from resources.devices.find import find_devices
+from resources.devices.find import DeviceError, find_devices
 from resources.engine.protocol import ModelLoadError
 from resources.storage.files import make_directory, write_new
 from resources.storage.sealed_json import BrokenSealError, read_sealed, sealed

@@ -24,9 +24,9 @@ import sqlalchemy as sa
 import typer
 from PIL import Image
 
-from resources.devices.device_errors import NoDeviceFreeError
+from resources.devices.find import DriverNvml
 from resources.devices.health import HealthCheck
-from resources.devices.nvml import DriverNvml
+from resources.devices.leases import NoDeviceFreeError
 from resources.engine.prompt import build_prompt
 from resources.engine.schema import load_schema
 from resources.images.images import FORMATS, PropertyJob, recognised_format

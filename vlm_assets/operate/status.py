@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 
 from resources.alerts.outbox import Outbox
-from resources.devices.device_errors import DeviceError
-from resources.devices.find import find_devices
+from resources.devices.find import DeviceError, find_devices
 from resources.devices.left_out import LeftOutDevices
 from resources.state.database import ControlState
 from resources.state.nodes import Node, NodeDevice, Nodes

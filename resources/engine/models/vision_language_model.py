@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from resources.engine.protocol import Engine, ImageLimits, ImageTokens
     from resources.engine.server.model_server import ModelServer, ServerAddress
     from resources.engine.server.server_plan import ServerPlan
-    from resources.images.outputs import Output
+    from resources.images.images import Output
 
 _OF_THE_CONFIGURATION: Final = frozenset({"image_grid_pinpoints"})
 """Options that vLLM reads from the model's configuration, whatever the processor is told (LLaVA)."""
@@ -146,7 +146,7 @@ class VisionLanguageModel:
         """
         if self.server is None:
             return {}
-        from resources.engine.server.image_transport import JPEG_QUALITY
+        from resources.engine.server.chat_completions import JPEG_QUALITY
         from resources.engine.server.server_plan import VLLM_COMMAND, answering_arguments
 
         meaning: dict[str, Any] = {"engine": "server", "images_sent": f"jpeg {JPEG_QUALITY}"}
@@ -175,11 +175,11 @@ class VisionLanguageModel:
     def output(self, device: Device, prompt: Prompt, *, images: int) -> Output:
         """What workers are to make of each property's images; images: how many there are to load."""
         if self.server is not None:
-            from resources.engine.server.image_transport import EncodedImages
+            from resources.engine.server.chat_completions import EncodedImages
 
             return EncodedImages()
         if images < _MANY_IMAGES:
-            from resources.images.outputs import Pixels
+            from resources.images.images import Pixels
 
             return Pixels()
         from resources.engine.transformers.collation import Tensors

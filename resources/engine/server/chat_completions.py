@@ -1,19 +1,23 @@
 """OpenAI's chat completions: what is asked for one property, and what a server answers or refuses.
 
-What lives here: the body of a request, the meaning of an error's status and text, an answer as it streams in,
-and the watch over its tokens: an answer whose tokens stop coming is given up, whatever the connection says.
-What does not: sending, and asking again (``property_requests.py``). Terms: server-sent events;
-chat.completion.chunk.
+What lives here: the body of a request, with the images as data URIs wherever the server runs; the meaning of
+an error's status and text; an answer as it streams in, and the watch over its tokens: an answer whose tokens
+stop coming is given up, whatever the connection says. What does not: sending, and asking again
+(``property_requests.py``). Terms: server-sent events; chat.completion.chunk.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
+
+from PIL import Image
 
 from resources.engine.protocol import (
     Answer,
@@ -24,9 +28,15 @@ from resources.engine.protocol import (
     RequestTooLargeError,
     sampling_seed,
 )
+from resources.images.images import Made, Maker
 
 if TYPE_CHECKING:
     import httpx2
+    import numpy as np
+    import numpy.typing as npt
+
+    EncodedImage = npt.NDArray[np.uint8]
+    """The bytes of a PNG or JPEG file."""
 
 SCHEMA_NAME: Final = "description"
 
@@ -62,6 +72,15 @@ _OUT_OF_MEMORY: Final = ("out of memory",)
 
 MOST_BYTES: Final = 16 << 20
 """Limit of one answer. A longer one is no description."""
+
+JPEG_QUALITY: Final = 92
+"""With colour at full resolution: the loss of a second compression is below what a model's resizing loses."""
+
+_SMALL_PIXELS: Final = 128 * 128
+"""A smaller image is sent as PNG: exact, and hardly larger."""
+
+_LONGEST_JPEG_SIDE: Final = 65_500
+"""Pixels. Pillow's JPEG has this limit; PNG has none."""
 
 _SHOWN: Final = 200
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
@@ -152,6 +171,37 @@ def proof_request(model: str) -> bytes:
     return json.dumps(
         {"model": model, "messages": messages, "max_tokens": 1, "temperature": 0.0, "stream": True}
     ).encode()
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """The images as files. See ``resources.images.images.Output``."""
+
+    def load(self) -> Maker:
+        """See Output."""
+        import numpy as np
+
+        return lambda images: Made([np.frombuffer(encoded(image), np.uint8) for image in images])
+
+
+def encoded(image: Image.Image) -> bytes:
+    """An image as the bytes of a file: JPEG, or PNG where it is small or too long for JPEG."""
+    stream = io.BytesIO()
+    if image.width * image.height < _SMALL_PIXELS or max(image.size) > _LONGEST_JPEG_SIDE:
+        image.save(stream, "PNG", compress_level=1)
+    else:
+        image.save(stream, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+    return stream.getvalue()
+
+
+def _media_type(data: bytes) -> str:
+    return "image/png" if data.startswith(b"\x89PNG") else "image/jpeg"
+
+
+def data_uris(images: Sequence[EncodedImage]) -> list[str]:
+    """A data URI an image, in order."""
+    files = [image.tobytes() for image in images]
+    return [f"data:{_media_type(file)};base64,{base64.b64encode(file).decode()}" for file in files]
 
 
 def _named_fields(refusal: str, without: Collection[str]) -> list[str]:

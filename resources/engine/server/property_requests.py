@@ -30,11 +30,11 @@ from resources.engine.server.chat_completions import (
     TokenWatch,
     UnusableAnswerError,
     chat_request,
+    data_uris,
     proof_request,
     read_answer,
     refusal,
 )
-from resources.engine.server.image_transport import data_uris
 from resources.engine.server.model_server import (
     UNTAKEN_SECONDS,
     ModelServer,

@@ -20,9 +20,8 @@ from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
-from resources.devices.find import Device
+from resources.devices.find import Device, DriverNvml, Nvml
 from resources.devices.leases import pin
-from resources.devices.nvml import DriverNvml, Nvml
 from resources.engine.protocol import ModelLoadError
 
 if TYPE_CHECKING:

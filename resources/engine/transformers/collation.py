@@ -18,7 +18,7 @@ from PIL import Image
 from resources.engine.model_source import ModelSource
 from resources.engine.protocol import ImageLimits
 from resources.engine.transformers.image_tokens import fitted_processor, processed
-from resources.images.outputs import Made, Maker, Pixels
+from resources.images.images import Made, Maker, Pixels
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,7 +34,7 @@ _PADDED_ON_THE_LEFT: Final = "padded on the left with "
 
 @dataclass(frozen=True)
 class Tensors:
-    """The processor's tensors of each property, floats of ``dtype``. See ``outputs.Output``.
+    """The processor's tensors of each property, floats of ``dtype``. See ``resources.images.images.Output``.
 
     Workers of a family whose tensors cannot be joined hand over pixels instead, and the
     engine processes whole batches.

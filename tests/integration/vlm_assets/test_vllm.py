@@ -16,7 +16,7 @@ from resources.devices.loaded_servers import LoadedServers, end_loaded_servers
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import Answer, Attempt
 from resources.engine.schema import DescriptionSchema
-from resources.engine.server.image_transport import EncodedImages
+from resources.engine.server.chat_completions import EncodedImages
 from resources.images.images import LoadedProperty
 from vlm_assets.config.engine_choice import vllm_command
 from vlm_assets.config.resource_settings import build_vision_language_model

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from resources.devices.device_errors import NoDeviceFreeError
 from resources.devices.find import find_devices
-from resources.devices.leases import DeviceLeases, LeaseHolder
+from resources.devices.leases import DeviceLeases, LeaseHolder, NoDeviceFreeError
 
 LOG = logging.getLogger("test_killed_holder")
 NEXT = LeaseHolder("run-next", "000001000-000001999", "property_descriptions")

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from resources.images.images import LoadedProperty, PropertyJob, load_image
-from resources.images.outputs import Pixels
+from resources.images.images import LoadedProperty, Pixels, PropertyJob, load_image
 from resources.images.worker_pool import WorkerPool
 
 pytestmark = pytest.mark.timeout(60)
@@ -203,7 +202,7 @@ with open(sys.argv[2], "a") as runs:
 lock = os.open(sys.argv[3], os.O_CREAT | os.O_RDWR)
 os.set_inheritable(lock, True)
 fcntl.flock(lock, fcntl.LOCK_EX)
-from resources.images.outputs import Pixels
+from resources.images.images import Pixels
 from resources.images.worker_pool import WorkerPool
 from resources.images.images import LoadedProperty, PropertyJob, load_image
 jobs = [[PropertyJob("p", 0, (sys.argv[1],) * 9)], [PropertyJob("q", 1, (sys.argv[4],))]]

@@ -12,9 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from resources.devices.find import find_devices
+from resources.devices.find import DriverNvml, find_devices
 from resources.devices.health import HealthCheck
-from resources.devices.nvml import DriverNvml
 
 LEASE_AND_ASK_CUDA = """
 import ctypes, json, logging, sys, uuid

@@ -9,8 +9,7 @@ from PIL import Image
 
 from resources.images import fetching
 from resources.images.fetching import image_of
-from resources.images.images import PropertyJob
-from resources.images.outputs import Pixels
+from resources.images.images import Pixels, PropertyJob
 from resources.images.worker_pool import WorkerPool
 from resources.store import bucket as bucket_module
 from resources.store.bucket import StoreAwayError, client

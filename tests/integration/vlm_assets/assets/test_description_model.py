@@ -6,7 +6,7 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from resources.devices.device_errors import NoDeviceFreeError
+from resources.devices.leases import NoDeviceFreeError
 from resources.devices.resource import GpuResource
 from resources.engine.model_source import ModelSource, exact_revision
 from resources.run_tags import NO_ATTEMPT

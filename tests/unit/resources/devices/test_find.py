@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from resources.devices.device_errors import DeviceError
-from resources.devices.find import Device, find_devices, grouped, named
-from resources.devices.nvml import GpuReading
+from resources.devices.find import Device, DeviceError, GpuReading, find_devices, grouped, named
 
 
 @dataclass

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from resources.devices.find import Device
+from resources.devices.find import Device, GpuReading
 from resources.devices.health import HealthCheck
-from resources.devices.nvml import GpuReading
 
 GIB = 1 << 30
 SOUND = GpuReading(

@@ -17,10 +17,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from resources.devices.device_errors import LeaseDirectoryError, NoDeviceFreeError
-from resources.devices.find import Device, find_devices, grouped
-from resources.devices.leases import DeviceLeases, LeaseHolder, LeaseRecord
-from resources.devices.nvml import GpuReading
+from resources.devices.find import Device, GpuReading, find_devices, grouped
+from resources.devices.leases import (
+    DeviceLeases,
+    LeaseDirectoryError,
+    LeaseHolder,
+    LeaseRecord,
+    NoDeviceFreeError,
+)
 from resources.devices.resource import GpuResource
 from resources.processes import process_start
 

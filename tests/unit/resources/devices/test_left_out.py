@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from resources.devices import leases
-from resources.devices.device_errors import DeviceError, NoDeviceFreeError
-from resources.devices.leases import LeaseHolder
+from resources.devices.find import DeviceError
+from resources.devices.leases import LeaseHolder, NoDeviceFreeError
 from resources.devices.left_out import WITHIN_SECONDS, LeftOutDevices, at_work_on, device_failure
 from resources.devices.resource import GpuResource
 from resources.engine.protocol import EngineLostError

@@ -10,15 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from resources.devices import loaded_servers as module
-from resources.devices.device_errors import NoDeviceFreeError
-from resources.devices.leases import LeaseHolder
+from resources.devices.find import GpuReading
+from resources.devices.leases import LeaseHolder, NoDeviceFreeError
 from resources.devices.loaded_servers import (
     LoadedServerError,
     LoadedServers,
     ServerRecord,
     end_loaded_servers,
 )
-from resources.devices.nvml import GpuReading
 from resources.devices.resource import GpuResource
 from resources.processes import ProcessIdentity
 from resources.storage.lock_files import taken

@@ -12,8 +12,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from resources.devices.device_errors import DeviceError
-from resources.devices.nvml import DriverNvml, GpuReading
+from resources.devices.find import DeviceError, DriverNvml, GpuReading
 
 
 class SimulatedDriver:

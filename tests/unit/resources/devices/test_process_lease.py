@@ -11,9 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from resources.devices.device_errors import DeviceError, NoDeviceFreeError
-from resources.devices.find import Device, find_devices
-from resources.devices.leases import DeviceLeases, Lease, LeaseHolder, lease_for_process, pin
+from resources.devices.find import Device, DeviceError, find_devices
+from resources.devices.leases import (
+    DeviceLeases,
+    Lease,
+    LeaseHolder,
+    NoDeviceFreeError,
+    lease_for_process,
+    pin,
+)
 
 GPU = Device("GPU-a", "cuda", "A100", None, "GPU-a")
 SLOT = Device("cpu-0", "cpu", "CPU slot 0 of 1", None, "")

@@ -12,8 +12,7 @@ from resources.engine.feeding import Feeding
 from resources.engine.ladder import describe_batch
 from resources.engine.protocol import Answer, EngineLostError
 from resources.engine.schema import DescriptionSchema
-from resources.images.images import PropertyJob
-from resources.images.outputs import Pixels
+from resources.images.images import Pixels, PropertyJob
 from resources.images.worker_pool import WorkerPool, WorkerPoolError
 
 SETTINGS = 50

@@ -17,10 +17,10 @@ from resources.images.images import (
     ImageError,
     ImageFailure,
     LoadedProperty,
+    Pixels,
     PropertyJob,
     load_image,
 )
-from resources.images.outputs import Pixels
 from resources.images.worker_pool import WorkerPool, WorkerPoolError
 
 

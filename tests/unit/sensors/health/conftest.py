@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resources.alerts.outbox import Outbox
-from resources.devices.device_errors import DeviceError
-from resources.devices.find import Device
+from resources.devices.find import Device, DeviceError
 from resources.devices.health import DeviceHealth
 from resources.devices.left_out import LeftOutDevices
 from resources.processes import boot_id

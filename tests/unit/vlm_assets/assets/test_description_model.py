@@ -10,8 +10,8 @@ import pytest
 
 from resources.alerts.outbox import Outbox
 from resources.devices import find, leases, resource
+from resources.devices.find import GpuReading
 from resources.devices.leases import LeaseHolder
-from resources.devices.nvml import GpuReading
 from resources.devices.resource import GpuResource
 from resources.state.workers import Phase, Workers
 from resources.storage.files import exchange

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from resources.devices import find
-from resources.devices.device_errors import DeviceError
-from resources.devices.nvml import GpuReading
+from resources.devices.find import DeviceError, GpuReading
 from resources.engine.protocol import ModelLoadError
 from resources.storage.sealed_json import seal
 from vlm_assets.config import engine_choice

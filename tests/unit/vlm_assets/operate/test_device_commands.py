@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from resources.devices.device_errors import DeviceError
+from resources.devices.find import DeviceError
 from resources.state import nodes as nodes_module
 from resources.state.database import open_state
 from resources.state.nodes import DEAD_SECONDS, NodeRecord, Nodes

@@ -16,8 +16,7 @@ from PIL import Image
 
 from resources.engine.prompt import Prompt
 from resources.engine.schema import DescriptionSchema
-from resources.engine.server.chat_completions import RequestLimits
-from resources.engine.server.image_transport import EncodedImages
+from resources.engine.server.chat_completions import EncodedImages, RequestLimits
 from resources.engine.server.model_server import ServerAddress, ServerDownError
 from resources.engine.server.running_server import RunningServer, served_model
 from resources.engine.server.server_engine import ServerEngine

@@ -15,10 +15,10 @@ from resources.engine.models.vision_language_model import ServerSettings, Vision
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import ImageLimits, ImageTokens, MeasuringEngine, ModelLoadError
 from resources.engine.schema import DescriptionSchema
-from resources.engine.server.image_transport import EncodedImages
+from resources.engine.server.chat_completions import EncodedImages
 from resources.engine.transformers.collation import Tensors
 from resources.engine.transformers.model_loading import take_language_layers
-from resources.images.outputs import Pixels
+from resources.images.images import Pixels
 
 
 class House(pydantic.BaseModel):

@@ -6,10 +6,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from resources.engine.server.image_transport import (
-    EncodedImages,
-    data_uris,
-)
+from resources.engine.server.chat_completions import EncodedImages, data_uris
 
 
 def picture(height, width):

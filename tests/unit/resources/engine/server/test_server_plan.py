@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.devices.find import Device, find_devices
-from resources.devices.nvml import GpuReading
+from resources.devices.find import Device, GpuReading, find_devices
 from resources.engine.protocol import ImageTokens
 from resources.engine.server.server_plan import (
     VLLM_COMMAND,

@@ -15,8 +15,7 @@ from resources.engine.transformers import model_inputs
 from resources.engine.transformers.collation import Tensors
 from resources.engine.transformers.model_inputs import InputPreparation
 from resources.engine.transformers.model_loading import load_processor
-from resources.images.images import PropertyJob
-from resources.images.outputs import Pixels
+from resources.images.images import Pixels, PropertyJob
 from resources.images.worker_pool import WorkerPool
 
 FIRST = Attempt(number=1, max_new_tokens=60)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from resources.store import quick_get
+from resources.images import fetching
+from resources.images.fetching import get_quickly
 from resources.store.bucket import NoObjectError, ObjectTooLargeError
-from resources.store.quick_get import get_quickly
 
 MOST = 1 << 20
 
@@ -70,7 +70,7 @@ def test_errors_are_those_of_the_ordinary_way(bucket, s3_server):
 
 def test_a_bucket_whose_etags_prove_nothing_is_asked_once(bucket, s3_server, s3_proxy, monkeypatch, caplog):
     """Where the quick way never helps it is given up, and that is said: objects are not fetched twice."""
-    monkeypatch.setattr(quick_get, "MOST_DOUBTS", 2)
+    monkeypatch.setattr(fetching, "MOST_DOUBTS", 2)
     put(bucket, s3_server, "1.jpg", b"x")
 
     def other_etag(passing):
