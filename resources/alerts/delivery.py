@@ -180,8 +180,9 @@ def _next(connection: sa.Connection, target: int, now: float) -> _Next | None:
     row = connection.execute(sa.select(_targets).where(_targets.c.target == target)).first()
     if row is None:
         return None  # A process with fewer targets in its settings took it out.
-    # A time too far ahead is of a clock that was put back: it is past.
-    if now < row.due <= now + LONGEST_WAIT_SECONDS:
+    # A time too far ahead is of a clock that was put back: it is past. The clock of who claimed it may be a
+    # little ahead of this one.
+    if now < row.due <= now + LONGEST_WAIT_SECONDS + GRACE_SECONDS:
         return None
     burst = row.burst if 0 <= now - row.due < LONGEST_WAIT_SECONDS else 0
     count, first, last = _waiting(connection, row.told)

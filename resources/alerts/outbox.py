@@ -142,7 +142,8 @@ class Outbox:
         is_old = (_events.c.at < now - HISTORY_SECONDS) | (_events.c.seq <= newest - LONGEST_HISTORY)
         is_over = is_old & _events.c.seq.not_in(_latest_open())
         told = sa.select(sa.func.min(_targets.c.told)).scalar_subquery()
-        counts = sa.select(sa.func.count(), sa.func.count().filter(_events.c.seq > told)).where(is_over)
+        untold_too = sa.func.count().filter(IS_TOLD, _events.c.seq > told)
+        counts = sa.select(sa.func.count(), untold_too).where(is_over)
         old, untold = self.state.read(lambda connection: connection.execute(counts).one())
         if untold:
             said = "%d alerts and recoveries, over by now, are deleted before every target was told"

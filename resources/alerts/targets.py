@@ -92,7 +92,8 @@ def send(target: Target, message: Message, *, seconds: float) -> str | None:
         done = subprocess.run(
             [
                 *(sys.executable, "-c", _COMMAND.format(os.getpid()), "--verbose"),
-                f"--title={message.title}",
+                # As bytes, and read as such: what a locale cannot say must hold up no alert.
+                f"--title={message.title}".encode(),
                 f"--notification-type={message.type}",
                 "--input-format=text",
                 # In memory: a plugin would keep its tokens in a file of the home folder otherwise.
@@ -103,7 +104,7 @@ def send(target: Target, message: Message, *, seconds: float) -> str | None:
             capture_output=True,
             check=False,
             # Not in its arguments, which every user of the machine can read.
-            env=environment | {"APPRISE_URLS": target.url},
+            env=environment | {"APPRISE_URLS": target.url, "PYTHONUTF8": "1"},
             timeout=seconds,
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -214,8 +214,7 @@ class Journal:
 
         A row may supersede a committed failed row of its id by a later try, never an ok row.
 
-        Raises RowsRefusedError, RowsRefusedError, RowsRefusedError (nothing of the table is taken),
-        or the error of an earlier commit.
+        Raises RowsRefusedError (nothing of the table is taken), or the error of an earlier commit.
         """
         self._refuse_closed()
         if table.num_rows == 0:

@@ -68,7 +68,7 @@ class Variant(BaseModel):
 
 
 class _VariantsFile(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
     variants: dict[Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")], Variant]
 
@@ -84,7 +84,8 @@ def read_variants(settings: Settings) -> Mapping[str, Variant]:
         raise SettingsError(f"{_SETTING}={path} cannot be read: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)
+            f"{'.'.join(map(str, item['loc'])) or 'the file'}: {item['msg']}"
+            for item in error.errors(include_url=False)
         )
         raise SettingsError(
             f"{_SETTING}={path}: {problems}. The file holds one object `variants`, with a name and the values"

@@ -416,7 +416,11 @@ def _what_if(
         machines = {count: 1.0 if _is_cpu(one) else max(1.0, count / devices_here) for count in DEVICES}
         name = one.model.rstrip("/").rpartition("/")[2] or one.model
         sized = f"{one.max_pixels:,} pixels, batches of {one.batch_images} images"
-        found[f"{name}, {sized}, {one.engine}, {one.device}"] = {
+        row = f"{name}, {sized}, {one.engine}, {one.device}"
+        # Measurements may differ in what a row does not name, such as the prompt.
+        if row in found:
+            row += f", measured {datetime.fromtimestamp(one.at).astimezone():%Y-%m-%d %H:%M:%S}"
+        found[row] = {
             count: pace.seconds(images, count, machines=of) / _SECONDS_A_DAY for count, of in machines.items()
         }
     return found

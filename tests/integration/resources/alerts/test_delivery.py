@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -333,6 +334,17 @@ def test_a_clock_that_was_put_back_mutes_nothing(outbox, delivery, receiver):
     assert deliver(delivery, NOW - 1e8).told == 2
 
 
+def test_a_clock_a_little_behind_sends_nothing_that_another_process_sends(outbox, delivery, receiver):
+    """At the longest wait too: its end is not yet what a clock that was put back would make of it."""
+    receiver.down()
+    outbox.post(alert())
+    now = NOW
+    while now < NOW + 10 * LONGEST_WAIT_SECONDS:
+        assert len(deliver(delivery, now).troubles) == 1
+        now += LONGEST_WAIT_SECONDS
+    assert deliver(delivery, now - LONGEST_WAIT_SECONDS - 1).troubles == ()
+
+
 def test_old_history_is_forgotten_but_not_what_is_open(outbox, delivery, receiver, caplog):
     """A home of years does not grow without end, forgets nothing that stands, and logs what was not told."""
     outbox.post_all([alert("over"), alert("open")])
@@ -340,6 +352,8 @@ def test_old_history_is_forgotten_but_not_what_is_open(outbox, delivery, receive
     deliver(delivery)
     receiver.down()
     outbox.post(alert("untold"))
+    # Repetitions are never told.
+    outbox.post_all([replace(alert("untold"), occurrence=one) for one in "st"], once_while_open=True)
     outbox.recovered("a/untold", sentence="It passed.", at=NOW)
     later = NOW + HISTORY_SECONDS + 1
     deliver(delivery_to(outbox), later - 2)

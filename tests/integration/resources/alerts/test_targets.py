@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import subprocess
 import sys
 import threading
 
@@ -22,6 +23,19 @@ def test_a_message_arrives_as_it_is(receiver):
     assert send(Target(1, receiver.url()), message("--help\n*x*"), seconds=20) is None
     assert (receiver.titles, receiver.ids) == (["--help\n*x*"], ["i"])
     assert receiver.messages[0]["type"] == "warning"
+
+
+def test_any_text_arrives_where_the_locale_cannot_say_it(receiver):
+    """An alert that cannot be sent would hold up all later ones, at each look."""
+    title = "Tür … 日本"
+    code = (
+        "from resources.alerts.alert import Message; from resources.alerts.targets import Target, send;"
+        f" message = Message('i', {title!a}, 'b\\nId: i', 'warning');"
+        f" exit(send(Target(1, {receiver.url()!r}), message, seconds=20))"
+    )
+    ascii_only = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    subprocess.run([sys.executable, "-c", code], env=ascii_only, check=True)
+    assert receiver.titles == [title]
 
 
 def test_what_a_target_says_is_told_without_its_address(receiver):

@@ -35,6 +35,11 @@ def test_a_variant_is_read_as_it_is_written(tmp_path: Path) -> None:
     assert tiny.parts == 4
 
 
+def test_a_name_may_be_a_number(tmp_path: Path) -> None:
+    """YAML reads one without quotes as such, and what was trained under it is still meant."""
+    assert list(variants(tmp_path, TINY.replace("tiny:", "2026:"))) == ["2026"]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [

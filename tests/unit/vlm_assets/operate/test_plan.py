@@ -110,6 +110,15 @@ def test_a_plan_stands_on_images_partitions_and_what_a_run_takes(uneven) -> None
     assert json.loads(json.dumps(made.as_json()))["range_size"] == 3000
 
 
+def test_another_measurement_of_the_same_name_stands_in_a_row_of_its_own(uneven) -> None:
+    """Measured with another prompt, twice as slow: neither takes the place of what holds now."""
+    keep(uneven, replace(MEASURED, name="another prompt", batches=((10, 100, 20.0),) * 4, run=None))
+    made = plan_of(uneven)
+    now, other = (days[1] for days in made.what_if.values())
+    assert now == pytest.approx(made.days, rel=1e-3)
+    assert other > now
+
+
 def test_an_ingest_proposes_the_partition_size_that_the_plan_names(uneven) -> None:
     """Known before the first run, when it can still be changed for all; on Ray a launch takes longer."""
     said = range_size_advice(uneven, 100, 3.25)
