@@ -111,13 +111,15 @@ def message_about(
 
     origin: whose alerts these are. address: of the pages; None: not known.
     """
-    count, first = sum(count for count, _ in groups), groups[0][1]
-    if count == 1:
+    if len(groups) == 1 and groups[0][0] == 1:
+        first = groups[0][1]
         prefix = f"{_ENDS[first.what].capitalize()}: " if first.what in _ENDS else ""
         title, lines = f"{prefix}{first.alert.title}", _details(first, address)
     else:
+        # What is wrong comes before what is right again, errors before warnings.
+        groups = sorted(groups, key=lambda one: (one[1].what in _ENDS, one[1].alert.severity))
         kinds = [f"{n} {one.alert.kind} {_ENDS.get(one.what, '')}".strip() for n, one in groups]
-        title, lines = f"Alerts: {', '.join(kinds)}", []
+        title, lines = f"Alerts: {', '.join(kinds)}", list[str]()
         for kind, (_, one) in zip(kinds, groups, strict=True):
             lines += [f"{kind}, the first: {one.alert.title}", *_details(one, address), ""]
         lines.append("All of them: `vlm-assets alerts`.")

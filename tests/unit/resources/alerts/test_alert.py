@@ -96,8 +96,12 @@ def test_a_recovery_says_what_it_was_and_what_was_seen(alert):
 def test_a_group_counts_each_kind_and_shows_its_first(alert):
     """Ten thousand at once are one message that can be read, and hide no single alert of another kind."""
     other = alert("cuda:1", kind="device_left_out", title="cuda:1 is left out", next_step="Take it back.")
-    message = many([(10_000, raised(alert())), (1, raised(other))])
-    assert message.title == "Alerts: 10000 check_failed, 1 device_left_out"
+    warning = alert(kind="check_warning", severity="warning")
+    end = AlertEvent("recovered", alert(kind="run_failed"), NOW, NOW, "It was made.")
+    message = many([(2, end), (3, raised(warning)), (10_000, raised(alert())), (1, raised(other))])
+    assert message.title == (
+        "Alerts: 10000 check_failed, 1 device_left_out, 3 check_warning, 2 run_failed right again"
+    )
     for said in (
         f"10000 check_failed, the first: {alert().title}",
         "Next step: Materialize the partition again.",
