@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
+from vlm_assets.config.resource_settings import device_slots
 from vlm_assets.config.settings import PREFIX, Settings
 from vlm_assets.operate import run as run_module
 from vlm_assets.operate.main import app
@@ -44,8 +45,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What Dagster would be started with; it is not."""
     asked: list[dict[str, Any]] = []
 
-    def run_backfill(**options: Any) -> int:
-        asked.append(options)
+    def run_backfill(settings: Settings, **options: Any) -> int:
+        asked.append({"settings": settings, **options})
         return 0
 
     monkeypatch.setattr(run_module, "run_backfill", run_backfill)
@@ -135,4 +136,4 @@ def test_the_example_keeps_every_core_busy(
         monkeypatch.setenv(f"{PREFIX}DEVICES", chosen)
     said("demo", "--properties", "2")
     assert started[0]["environment"][f"{PREFIX}DEVICES"] == devices
-    assert started[0]["slots"] == slots
+    assert device_slots(started[0]["settings"]) == slots
