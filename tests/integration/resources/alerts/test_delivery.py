@@ -9,9 +9,11 @@ import signal
 import time
 from dataclasses import replace
 
+import apprise
 import pytest
 
-from resources.alerts.alert import DAY_SECONDS, Alert
+from resources.alerts import delivery as module
+from resources.alerts.alert import DAY_SECONDS, Alert, Message
 from resources.alerts.delivery import (
     BURST,
     FIRST_WAIT_SECONDS,
@@ -22,11 +24,31 @@ from resources.alerts.delivery import (
     Delivery,
 )
 from resources.alerts.outbox import HISTORY_SECONDS, Outbox
-from resources.alerts.targets import checked_targets
+from resources.alerts.targets import Target, checked_targets, send
 from resources.state.database import ControlState, open_state
 
 NOW = 1_790_000_000.0
 SECRET = "s3cret-pw"
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch) -> None:
+    """Apprise sends from this process: its command loads every service, half a second of CPU a message."""
+    monkeypatch.setattr(module, "send", send_from_here)
+
+
+@pytest.fixture
+def by_command(in_this_process, monkeypatch) -> None:
+    """Apprise's own command sends, as outside of tests."""
+    monkeypatch.setattr(module, "send", send)
+
+
+def send_from_here(target: Target, message: Message, *, seconds: float) -> str | None:
+    """Send as ``targets.send`` does, with apprise in this process."""
+    sender = apprise.Apprise(asset=apprise.AppriseAsset(storage_mode="memory"))
+    sender.add(target.url)
+    taken = sender.notify(message.body, message.title, message.type, body_format="text", timeout=seconds)
+    return None if taken else "it was refused"
 
 
 def alert(number=0, **more) -> Alert:
@@ -53,6 +75,7 @@ def deliver(delivery, now=NOW, seconds=20.0):
     return delivery.deliver(now=now, seconds=seconds, address="http://127.0.0.1:3000")
 
 
+@pytest.mark.usefixtures("by_command")
 def test_each_alert_and_its_recovery_reach_the_receiver_once(outbox, delivery, receiver):
     """Told once, whatever number of ticks and processes look."""
     outbox.post(alert())
@@ -95,6 +118,7 @@ def test_one_target_that_is_down_keeps_nothing_from_the_other(outbox, receiver):
     assert receiver.titles == ["alert 0"]
 
 
+@pytest.mark.usefixtures("by_command")
 def test_a_target_that_hangs_is_left_when_the_time_is_over(outbox, delivery, receiver):
     """The ticks go on, whatever a target does; what it was not told stays."""
     receiver.answer = None
@@ -107,6 +131,7 @@ def test_a_target_that_hangs_is_left_when_the_time_is_over(outbox, delivery, rec
     assert receiver.titles == ["alert 0"]
 
 
+@pytest.mark.usefixtures("by_command")
 def test_a_refused_message_is_told_when_the_target_takes_it(outbox, delivery, receiver):
     """An error of the receiver's is no delivery."""
     receiver.answer = 500
@@ -222,6 +247,7 @@ def test_the_first_target_of_a_home_is_told_what_was_posted_before_its_first_loo
     assert receiver.titles == ["alert 0"]
 
 
+@pytest.mark.usefixtures("by_command")
 def test_a_password_is_in_no_file_log_message_or_object(outbox, receiver, caplog, capfd):
     """Credentials never appear in text or logs: not when all is well, down, or refused."""
     caplog.set_level(logging.DEBUG)
