@@ -86,8 +86,9 @@ class Delivery:
     def deliver(self, *, now: float, seconds: float, address: str | None) -> Delivered:
         """Tell every target what is new and what is due again.
 
-        now: unix seconds, by which back-off and storms are judged. seconds: after which what hangs is ended.
-        address: of the pages, for links. Raises ControlStateError where nothing can be written down.
+        now: unix seconds, by which back-off and storms are judged. seconds: after which what hangs is ended;
+        a text that often hangs gets as long again in short. address: of the pages, for links. Raises
+        ControlStateError where nothing can be written down.
         """
         numbers = {target.number for target in self.targets}
         known = self._state.read(lambda connection: set(connection.scalars(sa.select(_targets.c.target))))

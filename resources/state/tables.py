@@ -13,7 +13,7 @@ VERSION = 4
 """Of this schema. A database of the version before it is brought up to date; all others are refused."""
 
 BRING_UP_TO_DATE = (
-    # Some are told again what they know already, with the same ids: nothing is lost.
+    # Some are told again what they know already, in a group where it is much: nothing is lost.
     "INSERT INTO alert_targets (target, told)"
     " SELECT row_number() OVER (ORDER BY target), COALESCE("
     "(SELECT MIN(seq) - 1 FROM alert_deliveries WHERE told_at IS NULL), (SELECT MAX(seq) FROM alert_events),"
