@@ -240,7 +240,7 @@ class VisionLanguageModel:
         """The server, its name for the model, what ``exact`` says of the server that was got, and what images
         cost there, where that is known: of a server at a URL it is not.
         """
-        from resources.engine.server.owned_server import start_or_adopt
+        from resources.engine.server.owned_server import OwnedServer
         from resources.engine.server.running_server import RunningServer, served_model
         from resources.engine.transformers.model_loading import refuse_what_vllm_does_not_load
 
@@ -258,7 +258,7 @@ class VisionLanguageModel:
                 beside_bytes=0 if settings.embedder is None else settings.embedder.weight_bytes(),
                 cores=len(os.sched_getaffinity(0)),
             )
-            owned = start_or_adopt(device, plan, state_directory=Path(settings.state_directory))
+            owned = OwnedServer(device, plan, state_directory=Path(settings.state_directory))
             return owned, source.location, exact, costs
         assert address is not None
         running = RunningServer(

@@ -96,10 +96,6 @@ class Question:
     json_schema: Mapping[str, Any]
 
 
-class UnusableAnswerError(EngineError):
-    """The response is no answer: cut off, empty, in another form, or a server's error."""
-
-
 class SilentServerError(EngineError):
     """No new token for too long, or an answer that is too slow as a whole, though the connection is open."""
 
@@ -113,7 +109,8 @@ class BusyServerError(EngineError):
 
 
 class FailingServerError(EngineError):
-    """The server failed with this request, or is not available. The next try may work."""
+    """The server failed with this request, is not available, or its response is no answer: cut off, empty, in
+    another form. The next try may work."""
 
 
 class FieldRefusedError(EngineError):
@@ -122,14 +119,6 @@ class FieldRefusedError(EngineError):
     def __init__(self, message: str, fields: Collection[str]) -> None:
         self.fields = tuple(fields)
         super().__init__(message)
-
-
-class RequestRefusedError(EngineError):
-    """The server refuses this request, and would refuse it again."""
-
-
-class ServerRefusesError(EngineLostError):
-    """The server refuses every request of ours: another key, another model or another address is needed."""
 
 
 # --- the request -----------------------------------------------------------------------------------
@@ -220,16 +209,19 @@ def _named_fields(refusal: str, without: Collection[str]) -> list[str]:
 def refusal(
     status: int, text: str, *, retry_after: str | None, url: str, model: str, without: Collection[str]
 ) -> EngineError:
-    """Turn a response with this status and body into an error. without: fields that were not sent."""
+    """Turn a response with this status and body into an error. without: fields that were not sent.
+
+    An EngineLostError where every request of ours would be refused: another key, model or address is needed.
+    """
     said = f"{status}: {_message(text)}"
     plain = text.lower()
     if status in (401, 403):
-        return ServerRefusesError(
+        return EngineLostError(
             f"the model server at {url} refuses our key ({said}); set VLM_ASSETS_SERVER_KEY to the one that"
             " it was started with"
         )
     if status == 404:
-        return ServerRefusesError(
+        return EngineLostError(
             f"the model server at {url} does not know what it is asked ({said}): the address must end in /v1,"
             f" and it must serve the model {model!r}; see VLM_ASSETS_SERVER_URL and VLM_ASSETS_SERVER_MODEL"
         )
@@ -242,7 +234,7 @@ def refusal(
     if status in (429, 503):
         return BusyServerError(f"the model server has too much to do ({said})", retry_after)
     if status in _OF_THE_REQUEST:
-        return RequestRefusedError(f"the model server refuses the request ({said})")
+        return EngineError(f"the model server refuses the request ({said})")
     # Redirections too, unpaid bills: whether all requests meet them is for the caller to find out.
     return FailingServerError(f"the model server failed ({said})")
 
@@ -323,7 +315,7 @@ class TokenWatch:
 async def read_answer(response: httpx2.Response, watch: TokenWatch) -> Answer:
     """The answer that a successful response carries.
 
-    Raises UnusableAnswerError, RequestTooLargeError, and httpx2.HTTPError where the connection breaks.
+    Raises FailingServerError, RequestTooLargeError, and httpx2.HTTPError where the connection breaks.
     """
     import httpx2
 
@@ -331,7 +323,10 @@ async def read_answer(response: httpx2.Response, watch: TokenWatch) -> Answer:
     building = _Building()
     if kind != "text/event-stream":
         # A server that does not stream: all of it at once.
-        _take_whole(building, await _body(response), kind)
+        body = await first_bytes(response, MOST_BYTES)
+        if len(body) > MOST_BYTES:
+            raise FailingServerError(f"the answer has more than {MOST_BYTES} bytes")
+        _take_whole(building, body, kind)
         watch.token()
         return building.finished()
     try:
@@ -341,20 +336,21 @@ async def read_answer(response: httpx2.Response, watch: TokenWatch) -> Answer:
             if building.take(_object(event.data)):
                 watch.token()
             if building.size > MOST_BYTES:
-                raise UnusableAnswerError(f"the answer has more than {MOST_BYTES} bytes")
+                raise FailingServerError(f"the answer has more than {MOST_BYTES} bytes")
     except httpx2.SSEError as error:
-        raise UnusableAnswerError(f"no events could be read: {error}") from error
+        raise FailingServerError(f"no events could be read: {error}") from error
     except UnicodeDecodeError as error:
-        raise UnusableAnswerError(f"the answer is no text: {error}") from error
+        raise FailingServerError(f"the answer is no text: {error}") from error
     return building.finished()
 
 
-async def _body(response: httpx2.Response) -> bytes:
+async def first_bytes(response: httpx2.Response, most: int) -> bytes:
+    """The body of a response; of one that is longer than ``most``, the first so many bytes and some more."""
     body = bytearray()
     async for piece in response.aiter_bytes():
         body += piece
-        if len(body) > MOST_BYTES:
-            raise UnusableAnswerError(f"the answer has more than {MOST_BYTES} bytes")
+        if len(body) > most:
+            break
     return bytes(body)
 
 
@@ -380,7 +376,7 @@ class _Building:
         choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
         said = choice.get("delta", choice.get("message"))
         if not isinstance(said, Mapping) or not isinstance(said.get("content", ""), str | None):
-            raise UnusableAnswerError(f"an event is of another form: {_shown(event)}")
+            raise FailingServerError(f"an event is of another form: {_shown(event)}")
         if choice.get("finish_reason"):
             self._finish = str(choice["finish_reason"])
         text = said.get("content") or ""
@@ -392,10 +388,10 @@ class _Building:
         return True
 
     def finished(self) -> Answer:
-        """The whole answer. Raises UnusableAnswerError where its end is missing."""
+        """The whole answer. Raises FailingServerError where its end is missing."""
         if self._finish is None:
             got = "".join(self._texts)
-            raise UnusableAnswerError(f"the answer broke off after {len(got)} characters: {got[-_SHOWN:]!r}")
+            raise FailingServerError(f"the answer broke off after {len(got)} characters: {got[-_SHOWN:]!r}")
         finish: FinishReason = "length" if self._finish == "length" else "stop"
         return Answer(
             text="".join(self._texts),
@@ -409,9 +405,9 @@ def _take_whole(building: _Building, body: bytes, kind: str) -> None:
     try:
         event = _object(body.decode())
     except UnicodeDecodeError:
-        raise UnusableAnswerError(f"the answer is no text: {body[:40]!r}") from None
+        raise FailingServerError(f"the answer is no text: {body[:40]!r}") from None
     if not event.get("choices") and not event.get("error"):
-        raise UnusableAnswerError(f"the answer ({kind or 'of no kind'}) holds no choice: {_shown(event)}")
+        raise FailingServerError(f"the answer ({kind or 'of no kind'}) holds no choice: {_shown(event)}")
     building.take(event)
 
 
@@ -419,9 +415,9 @@ def _object(text: str) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise UnusableAnswerError(f"not JSON: {text[:_SHOWN]!r}") from None
+        raise FailingServerError(f"not JSON: {text[:_SHOWN]!r}") from None
     if not isinstance(found, dict):
-        raise UnusableAnswerError(f"no JSON object: {text[:_SHOWN]!r}")
+        raise FailingServerError(f"no JSON object: {text[:_SHOWN]!r}")
     return found
 
 
@@ -430,7 +426,7 @@ def _server_error(error: object) -> EngineError:
     text = str(said)[:_SHOWN]
     if "out of memory" in text.lower():
         return RequestTooLargeError("out_of_memory", f"the model server has too little memory: {text}")
-    return UnusableAnswerError(f"the server broke off with an error: {text}")
+    return FailingServerError(f"the server broke off with an error: {text}")
 
 
 def _count(value: object, otherwise: int) -> int:

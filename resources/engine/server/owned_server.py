@@ -6,6 +6,7 @@ What lives here: the run's side. What does not: the server's life beside and aft
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from resources.devices.find import Device
@@ -50,22 +52,12 @@ _NAMED = 5
 _log = logging.getLogger(__name__)
 
 
-def start_or_adopt(device: Device, plan: ServerPlan, *, state_directory: Path) -> OwnedServer:
-    """The server of a device that this process has leased: what lives there if it fits, else a new one.
-
-    Returns when it answers. Raises ServerStartError, ServerCommandError, LoadedServerError.
-    """
-    server = OwnedServer(device, plan, state_directory=state_directory)
-    try:
-        server.bring_up()
-    except BaseException:
-        server.release()
-        raise
-    return server
-
-
 class OwnedServer:
-    """A model server of ours, held by this process until ``release`` or the process's end."""
+    """A model server of ours on a leased device, held by this process until ``release`` or the process's end.
+
+    What lives on the device is used if it fits, else a new one is started; it answers when this is made.
+    Raises ModelLoadError (ServerStartError where it did not come up), LoadedServerError.
+    """
 
     def __init__(self, device: Device, plan: ServerPlan, *, state_directory: Path) -> None:
         self._device = device
@@ -88,6 +80,11 @@ class OwnedServer:
                 f" {self._files.lessee} with `fuser`."
             )
         self._lock = lock
+        try:
+            self._bring_up()
+        except BaseException:
+            self.release()
+            raise
 
     @property
     def address(self) -> ServerAddress:
@@ -133,8 +130,7 @@ class OwnedServer:
         """Let it wait for its next lessee. Safe to call twice."""
         self._lock.close()
 
-    def bring_up(self) -> None:
-        """Use what lives there, or start anew. Raises ServerStartError, LoadedServerError."""
+    def _bring_up(self) -> None:
         began = time.monotonic()
         record = self._servers.of(self._device.id)
         if record is not None:
@@ -264,7 +260,7 @@ def _start_supervisor(order: Order) -> None:
     """Returns when it has gone its own way. Raises ServerStartError."""
     started = subprocess.run(
         [sys.executable, "-P", "-m", "resources.engine.server.supervisor"],
-        input=order.encode(),
+        input=json.dumps(asdict(order)).encode(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(_SOURCE_ROOT)},

@@ -1,7 +1,7 @@
 """How fast a model server is asked: how many requests at once, and how long to wait before one is sent again.
 
-What lives here: the limit (grown while the server keeps up, cut when it does not), the slots that hold
-requests to it, and the delay after a failure. What does not: what a request is, and whether one is sent again
+What lives here: the limit (grown while the server keeps up, cut when it does not), which hands out slots, and
+the delay after a failure. What does not: what a request is, and whether one is sent again
 (``property_requests.py``). Term: additive increase, multiplicative decrease, as in TCP's congestion control.
 Everything here belongs to one event loop; nothing is locked.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -53,8 +54,16 @@ MOST_ASKED_SECONDS: Final = 120.0
 """Longest Retry-After that is honoured; a server that asks for more is asked again after this long."""
 
 
+@dataclass(frozen=True)
+class Slot:
+    """Permission for one request. asked_at: on the limit's clock. full: it was the last one that was free."""
+
+    asked_at: float
+    full: bool
+
+
 class AdaptiveLimit:
-    """Requests that may be under way at once: between 1 and ``most``.
+    """Requests that may be under way at once: between 1 and ``most``, first come first served.
 
     Doubles with each round of answers until the server first shows that it is too much, then grows by one a
     round. A refusal (429, 503) halves it; a first token that had to wait in line takes a tenth. What was
@@ -62,7 +71,9 @@ class AdaptiveLimit:
     request is given up.
     """
 
-    def __init__(self, most: int, *, clock: Callable[[], float], patience: float = math.inf) -> None:
+    def __init__(
+        self, most: int, *, clock: Callable[[], float] = time.monotonic, patience: float = math.inf
+    ) -> None:
         self._most = float(most)
         self._limit = min(_FIRST_LIMIT, self._most)
         self._clock = clock
@@ -70,31 +81,29 @@ class AdaptiveLimit:
         self._doubling = True
         self._cut_at = float("-inf")
         self._seconds_an_image: deque[float] = deque(maxlen=_RECENT_ANSWERS)
+        self._under_way = 0
+        self._alone = False
+        self._waiting: deque[tuple[asyncio.Future[None], bool]] = deque()
 
     @property
     def requests(self) -> int:
         """The limit now."""
         return int(self._limit)
 
-    def answered(
-        self, *, asked_at: float, full: bool, images: int, first_token_seconds: float | None
-    ) -> None:
-        """Count an answer. full: as many requests as the limit allows were under way with it.
-
-        first_token_seconds: None where they tell nothing, as for images that the server has in its cache.
-        """
+    def answered(self, slot: Slot, *, images: int, first_token_seconds: float | None) -> None:
+        """Count an answer. first_token_seconds: None where they tell nothing, as for images in a cache."""
         share = 0.0
         if first_token_seconds is not None:
             share = self._share_of_slow(first_token_seconds, max(images, 1))
         if share > 1:
-            self._cut(_CUT_WHEN_SLOW, asked_at)
-        elif full and share <= _GROWS_UP_TO:
+            self._cut(_CUT_WHEN_SLOW, slot)
+        elif slot.full and share <= _GROWS_UP_TO:
             # Once an answer: over a round of `limit` answers, twice as many, or one more.
             self._limit = min(self._limit + (1.0 if self._doubling else 1.0 / self._limit), self._most)
 
-    def refused(self, *, asked_at: float) -> None:
+    def refused(self, slot: Slot) -> None:
         """Count a refusal: the server has too much to do."""
-        self._cut(_CUT_WHEN_BUSY, asked_at)
+        self._cut(_CUT_WHEN_BUSY, slot)
 
     def start_anew(self) -> None:
         """Start low again: another server process answers now."""
@@ -111,38 +120,19 @@ class AdaptiveLimit:
         late = max(self._patience * _LATE_SHARE, usual * _LATE_AT_LEAST)
         return seconds / min(usual * _SLOW + _SLACK_SECONDS, late)
 
-    def _cut(self, to: float, asked_at: float) -> None:
-        if asked_at <= self._cut_at:
+    def _cut(self, to: float, slot: Slot) -> None:
+        if slot.asked_at <= self._cut_at:
             return
         self._limit = max(self._limit * to, 1.0)
         self._doubling = False
         self._cut_at = self._clock()
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Permission for one request. asked_at: on the limit's clock. full: it was the last one that was free."""
-
-    asked_at: float
-    full: bool
-
-
-class Slots:
-    """Hands out slots, first come first served, to as many requests at once as the limit allows."""
-
-    def __init__(self, limit: AdaptiveLimit, *, clock: Callable[[], float]) -> None:
-        self._limit = limit
-        self._clock = clock
-        self._under_way = 0
-        self._alone = False
-        self._waiting: deque[tuple[asyncio.Future[None], bool]] = deque()
 
     @asynccontextmanager
     async def slot(self, *, alone: bool = False) -> AsyncIterator[Slot]:
         """Wait for a slot and hold it. alone: with no other request under way, for one that may do harm."""
         await self._enter(alone)
         try:
-            yield Slot(self._clock(), self._under_way >= self._limit.requests)
+            yield Slot(self._clock(), self._under_way >= self.requests)
         finally:
             self._under_way -= 1
             self._alone = False
@@ -166,7 +156,7 @@ class Slots:
         while self._waiting:
             leave, alone = self._waiting[0]
             if not leave.done():
-                if self._alone or self._under_way >= (1 if alone else self._limit.requests):
+                if self._alone or self._under_way >= (1 if alone else self.requests):
                     return
                 leave.set_result(None)
                 self._under_way += 1

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -28,9 +29,9 @@ from resources.engine.server.chat_completions import (
     RequestLimits,
     SilentServerError,
     TokenWatch,
-    UnusableAnswerError,
     chat_request,
     data_uris,
+    first_bytes,
     proof_request,
     read_answer,
     refusal,
@@ -43,11 +44,9 @@ from resources.engine.server.model_server import (
     ServerStartError,
     belongs_to_this_user,
 )
-from resources.engine.server.pacing import AdaptiveLimit, Slot, Slots, asked_seconds, back_off_seconds
+from resources.engine.server.pacing import AdaptiveLimit, Slot, asked_seconds, back_off_seconds
 
 if TYPE_CHECKING:
-    import httpx2
-
     from resources.images.images import LoadedProperty
 
 MOST_TRIES: Final = 3
@@ -67,16 +66,13 @@ _IDLE_CONNECTION_SECONDS: Final = 2.0
 """Servers close idle connections after five; a request on one that is being closed would be cut off."""
 
 _ERROR_BYTES: Final = 1 << 16
+_ENCODING_THREADS: Final = max(1, min(4, os.cpu_count() or 1))
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Waiting = Callable[[], AbstractContextManager[object]]
 """Makes a context that is entered around a wait as long as a model takes to load."""
-
-
-class _SickServerError(EngineError):
-    """The server did not answer the shortest question, just before a property's request."""
 
 
 @dataclass(frozen=True)
@@ -115,32 +111,21 @@ class _SoFar:
 
 
 class PropertyRequests:
-    """Asks one server. encoding: threads that make request bodies beside the loop.
-
-    waiting: entered around a restart of the server.
-    """
+    """Asks one server. waiting: entered around a restart of the server."""
 
     def __init__(
-        self,
-        server: ModelServer,
-        question: Question,
-        *,
-        limit: AdaptiveLimit,
-        slots: Slots,
-        limits: RequestLimits,
-        encoding: Executor,
-        waiting: Waiting,
+        self, server: ModelServer, question: Question, limits: RequestLimits, *, waiting: Waiting
     ) -> None:
         import httpx2
 
+        self.limit = AdaptiveLimit(limits.most_at_once, patience=limits.token_seconds)
         self._question = question
-        self._limit = limit
-        self._slots = slots
         self._limits = limits
-        self._encoding = encoding
+        # Request bodies are made beside the loop.
+        self._encoding = ThreadPoolExecutor(_ENCODING_THREADS, "images-for-server")
         self._without: set[str] = set()
         self._chance = random.Random()  # noqa: S311 - it spreads waiting, it hides nothing
-        self._life = _ServerLife(server, self._prove, limit.start_anew, waiting)
+        self._life = _ServerLife(server, self._prove, self.limit.start_anew, waiting)
         self._client = httpx2.AsyncClient(
             # How long an answer may take is the token watch's to say.
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
@@ -151,6 +136,7 @@ class PropertyRequests:
 
     async def close(self) -> None:
         """Close all connections."""
+        self._encoding.shutdown(wait=False, cancel_futures=True)
         await self._client.aclose()
 
     async def answer(self, one: LoadedProperty, attempt: Attempt) -> Answer | EngineError:
@@ -166,7 +152,7 @@ class PropertyRequests:
     async def _until_answered(self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar) -> Answer:
         while True:
             alone = so_far.deaths > 0
-            async with self._slots.slot(alone=alone) as slot:
+            async with self.limit.slot(alone=alone) as slot:
                 got = await self._try(one, attempt, so_far, slot)
                 if isinstance(got, Answer):
                     return got
@@ -214,13 +200,15 @@ class PropertyRequests:
                 self._leave_out(refused)
             except BusyServerError as error:
                 return _Failure(str(error), busy=True, retry_after=error.retry_after)
-            except (_SickServerError, httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 return _Failure(_said(error))
-            except (FailingServerError, UnusableAnswerError, SilentServerError, httpx2.HTTPError) as error:
+            except (FailingServerError, SilentServerError, httpx2.HTTPError) as error:
                 return _Failure(_said(error), suspect=True)
 
-    async def _ask(self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar, slot: Slot) -> Answer:
-        """Ask once."""
+    async def _ask(
+        self, one: LoadedProperty, attempt: Attempt, so_far: _SoFar, slot: Slot
+    ) -> Answer | _Failure:
+        """Ask once. A failure where a server that this property may have killed answers nobody."""
         if not so_far.urls:
             # Not before there is leave to ask: encoded images of all that waits would fill the memory.
             so_far.urls = await self._beside(lambda: data_uris(one.images[: attempt.images]))
@@ -232,19 +220,16 @@ class PropertyRequests:
         so_far.life, address = self._life.number, self._life.address
         try:
             if so_far.deaths and (sick := await self._sickness(address)):
-                raise _SickServerError(sick)
+                return _Failure(sick)
             answer, first_token_seconds = await self._send(address, body, without)
         except (BusyServerError, SilentServerError):
             # What is silent may have more to do than it can: others need not wait as long to show it.
-            self._limit.refused(asked_at=slot.asked_at)
+            self.limit.refused(slot)
             raise
         # What was asked before may be answered from the server's cache: that is no measure for the others.
         first = attempt.number == 1 and not (so_far.tries or so_far.busy or so_far.deaths)
-        self._limit.answered(
-            asked_at=slot.asked_at,
-            full=slot.full,
-            images=len(urls),
-            first_token_seconds=first_token_seconds if first else None,
+        self.limit.answered(
+            slot, images=len(urls), first_token_seconds=first_token_seconds if first else None
         )
         return answer
 
@@ -267,7 +252,7 @@ class PropertyRequests:
                 return await read_answer(response, watch), watch.first_token_seconds
             raise refusal(
                 response.status_code,
-                await _beginning(response),
+                (await first_bytes(response, _ERROR_BYTES)).decode(errors="replace"),
                 retry_after=response.headers.get("retry-after"),
                 url=address.url,
                 model=self._question.model,
@@ -290,7 +275,7 @@ class PropertyRequests:
 
         try:
             await self._send(address, proof_request(self._question.model), frozenset())
-        except (FailingServerError, UnusableAnswerError, SilentServerError, httpx2.HTTPError) as error:
+        except (FailingServerError, SilentServerError, httpx2.HTTPError) as error:
             return _said(error)
         except (BusyServerError, EngineLostError):
             raise
@@ -434,12 +419,3 @@ async def _in_thread(work: Callable[[], _T]) -> _T:
 def _said(error: Exception) -> str:
     """Transport errors often have no text of their own."""
     return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-
-
-async def _beginning(response: httpx2.Response) -> str:
-    body = bytearray()
-    async for piece in response.aiter_bytes():
-        body += piece
-        if len(body) > _ERROR_BYTES:
-            break
-    return body.decode(errors="replace")

@@ -10,16 +10,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from resources.engine.protocol import Answer, Attempt, EngineError, EngineLostError
 from resources.engine.server.chat_completions import Question, RequestLimits
-from resources.engine.server.pacing import AdaptiveLimit, Slots
 from resources.engine.server.property_requests import PropertyRequests
 
 if TYPE_CHECKING:
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
     from resources.images.images import LoadedProperty
 
 _CLOSING_SECONDS: Final = 10.0
-_ENCODING_THREADS: Final = max(1, min(4, os.cpu_count() or 1))
 
 _log = logging.getLogger(__name__)
 
@@ -51,29 +47,23 @@ class ServerEngine:
         revision: str,
         schema: DescriptionSchema,
         prompt: Prompt,
-        limits: RequestLimits | None = None,
+        limits: RequestLimits,
         image_tokens: ImageTokens | None = None,
     ) -> None:
-        limits = limits or RequestLimits()
         self.model = model
         self.revision = revision
         self.image_tokens = image_tokens
         self.waiting: Callable[[], AbstractContextManager[object]] = nullcontext
         self._server = server
-        self._limit = AdaptiveLimit(limits.most_at_once, clock=time.monotonic, patience=limits.token_seconds)
         self._largest_batch = 1
         self._lost: EngineLostError | None = None
         self._closing = threading.Lock()
         self._closed = False
-        self._encoding = concurrent.futures.ThreadPoolExecutor(_ENCODING_THREADS, "images-for-server")
         self._loop = asyncio.new_event_loop()
         self._requests = PropertyRequests(
             server,
             Question(name, prompt.text, schema.json_schema),
-            limit=self._limit,
-            slots=Slots(self._limit, clock=time.monotonic),
-            limits=limits,
-            encoding=self._encoding,
+            limits,
             waiting=lambda: self.waiting(),  # what the caller has set by then
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="model-requests", daemon=True)
@@ -82,7 +72,7 @@ class ServerEngine:
     @property
     def batches_at_once(self) -> int:
         """Enough to fill the requests that the server takes now, and one that waits; at least two."""
-        return max(2, -(-self._limit.requests // self._largest_batch) + 1)
+        return max(2, -(-self._requests.limit.requests // self._largest_batch) + 1)
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -127,7 +117,6 @@ class ServerEngine:
         self._thread.join(_CLOSING_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
-        self._encoding.shutdown(wait=False, cancel_futures=True)
         self._server.release()
 
     async def _describe(

@@ -97,10 +97,6 @@ _OF_A_SHELL: Final = frozenset(
 """Variables that differ between terminals or starts of a service, and mean nothing to a server."""
 
 
-class ServerCommandError(ModelLoadError):
-    """The template of the server's command cannot be used."""
-
-
 @dataclass(frozen=True)
 class ServerPlan:
     """A server that is wanted on a device.
@@ -139,7 +135,7 @@ class ServerPlan:
 
     @property
     def is_vllm(self) -> bool:
-        """Whether vLLM's own program is started, or a module of vLLM's. Raises ServerCommandError."""
+        """Whether vLLM's own program is started, or a module of vLLM's. Raises ModelLoadError."""
         words = self.arguments(port=0)
         modules = [name for option, name in pairwise(words) if option == "-m"]
         return PurePath(words[0]).name == "vllm" or any(one.split(".")[0] == "vllm" for one in modules)
@@ -153,11 +149,11 @@ class ServerPlan:
         longest answer. beside_bytes: of the embedder's weights. cores: that this process may use; the devices
         that work at once share them.
 
-        Raises ServerCommandError where there is too little memory for both models, vLLM is to use a MIG
+        Raises ModelLoadError where there is too little memory for both models, vLLM is to use a MIG
         instance, or its build for CPUs a GPU.
         """
         if device.id.startswith("MIG-") and self.is_vllm:
-            raise ServerCommandError(
+            raise ModelLoadError(
                 f"{device.id} is a MIG instance, and vLLM (0.32 too) asks the driver for a whole GPU of the"
                 " instance's number. Set VLM_ASSETS_ENGINE=transformers, or turn MIG off."
             )
@@ -185,26 +181,26 @@ class ServerPlan:
         """Return unless the command is of an environment in which ``make vllm`` has put vLLM's CPU build."""
         environment = Path(self.arguments(port=0)[0]).parent.parent
         for marker in environment.glob("cpu-*"):
-            raise ServerCommandError(
+            raise ModelLoadError(
                 f"{device.id} is a GPU, and the vLLM in {environment} is the build for CPUs ({marker.name})."
                 " Run `make vllm` anew on a machine that has the GPU, or take that folder away and set"
                 " VLM_ASSETS_ENGINE=transformers."
             )
 
     def arguments(self, *, port: int | str) -> list[str]:
-        """The command with its placeholders filled. Raises ServerCommandError."""
+        """The command with its placeholders filled. Raises ModelLoadError."""
         try:
             words = shlex.split(self.command)
         except ValueError as error:
-            raise ServerCommandError(f"The model server's command {self.command!r}: {error}.") from error
+            raise ModelLoadError(f"The model server's command {self.command!r}: {error}.") from error
         if not words or not any("{port}" in word for word in words):
-            raise ServerCommandError(
+            raise ModelLoadError(
                 f"The model server's command {self.command!r} must take its port from {{port}}, and its"
                 f" program comes first. An example: {VLLM_COMMAND}"
             )
         for word in words:
             if reason := _OURS.get(word.partition("=")[0]):
-                raise ServerCommandError(
+                raise ModelLoadError(
                     f"The model server's command must go without {word.partition('=')[0]}: {reason}. Take it"
                     " out of VLM_ASSETS_SERVER_COMMAND."
                 )
@@ -232,7 +228,7 @@ def _memory(device: Device, beside_bytes: int) -> float:
     beside = beside_bytes + _BESIDE_BYTES
     share = min(_MOST_MEMORY, math.floor(100 * (1 - beside / device.memory_bytes)) / 100)
     if share < _LEAST_MEMORY:
-        raise ServerCommandError(
+        raise ModelLoadError(
             f"{device.id} has {device.memory_bytes / _GIB:.0f} GiB, and the embedding model beside the server"
             f" needs {beside / _GIB:.0f} of them: set VLM_ASSETS_EMBEDDING_MODEL to a smaller model."
         )
@@ -242,7 +238,7 @@ def _memory(device: Device, beside_bytes: int) -> float:
 def _filled(word: str, values: Mapping[str, str | None]) -> str:
     def value(found: re.Match[str]) -> str:
         if found[1] not in values:
-            raise ServerCommandError(
+            raise ModelLoadError(
                 f"The model server's command knows no {found[0]}; its placeholders are"
                 f" {', '.join(f'{{{name}}}' for name in _PLACEHOLDERS)}."
             )

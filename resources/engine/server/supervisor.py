@@ -30,7 +30,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,6 @@ class Order:
     environment: Mapping[str, str] = field(repr=False)
     start_seconds: float
     idle_seconds: float
-
-    def encode(self) -> bytes:
-        """As the supervisor reads it."""
-        return json.dumps(asdict(self)).encode()
 
     @property
     def key(self) -> str:

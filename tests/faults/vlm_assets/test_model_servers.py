@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from resources.devices.find import find_devices
 from resources.devices.loaded_servers import LoadedServers
-from resources.engine.server.owned_server import start_or_adopt
+from resources.engine.server.owned_server import OwnedServer
 from resources.engine.server.server_plan import ServerPlan
 from resources.state.nodes import RunLocks
 from vlm_assets.operate.dagster_server.server import dagster_server
@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     command = f"{sys.executable} -I -S {STUB} {{port}} {tmp_path} serves"
     plan = ServerPlan(command, "a-model", None, "exact", idle_seconds=60.0, grace_seconds=0.5)
     device = find_devices("cpu:1", {})[0]
-    start_or_adopt(device, plan, state_directory=tmp_path / ".state").release()
+    OwnedServer(device, plan, state_directory=tmp_path / ".state").release()
     return tmp_path
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from resources.devices.find import find_devices
 from resources.devices.leases import DeviceLeases, LeaseHolder
 from resources.devices.loaded_servers import LoadedServers
-from resources.engine.server.owned_server import start_or_adopt
+from resources.engine.server.owned_server import OwnedServer
 from resources.engine.server.server_plan import ServerPlan
 
 if __name__ == "__main__":
@@ -24,7 +24,7 @@ if __name__ == "__main__":
     lease = leases.acquire(LeaseHolder("run", "partition", "step"), wait_seconds=0, log=log)
     plan = ServerPlan(command, "a-model", None, "exact", idle_seconds=idle_seconds, grace_seconds=0.5)
     print("begun", flush=True)
-    server = start_or_adopt(lease.device, plan, state_directory=state)
+    server = OwnedServer(lease.device, plan, state_directory=state)
     record = LoadedServers(state).of(lease.device.id)
     assert record is not None and record.server is not None
     print(record.server.pid, flush=True)

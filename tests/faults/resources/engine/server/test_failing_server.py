@@ -12,7 +12,7 @@ import pytest
 
 from resources.engine.ladder import describe_batch
 from resources.engine.protocol import Answer, Attempt, EngineError, EngineLostError, RequestTooLargeError
-from resources.engine.server.chat_completions import RequestLimits, ServerRefusesError
+from resources.engine.server.chat_completions import RequestLimits
 from resources.engine.server.model_server import (
     MOST_RESTARTS,
     ServerDownError,
@@ -105,9 +105,9 @@ def test_only_first_questions_tell_how_fast_the_server_is(engine, stub, failing,
     told = []
     answered = AdaptiveLimit.answered
 
-    def watched(limit, **measured):
+    def watched(limit, slot, **measured):
         told.append(measured["first_token_seconds"])
-        answered(limit, **measured)
+        answered(limit, slot, **measured)
 
     monkeypatch.setattr(AdaptiveLimit, "answered", watched)
     assert describe(engine, load("a")) == [GOOD]
@@ -193,7 +193,7 @@ def test_too_long_a_prompt_goes_down_the_ladder(engine, stub, failing, load, sch
 def test_wrong_key_ends_the_run_with_a_sentence(engine, stub, failing, load):
     """Nothing is written down as failed because of a wrong key."""
     stub.otherwise = failing.status(401, '{"error":"invalid key"}')
-    with pytest.raises(ServerRefusesError, match="VLM_ASSETS_SERVER_KEY"):
+    with pytest.raises(EngineLostError, match="VLM_ASSETS_SERVER_KEY"):
         describe(engine, load("a"), load("b"))
     with pytest.raises(EngineLostError):
         describe(engine, load("a"))

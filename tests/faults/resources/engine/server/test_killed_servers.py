@@ -28,7 +28,7 @@ from resources.devices.resource import GpuResource
 from resources.engine.protocol import EngineLostError
 from resources.engine.server import owned_server
 from resources.engine.server.model_server import MOST_RESTARTS, ServerDownError, ServerStartError
-from resources.engine.server.owned_server import OwnedServer, start_or_adopt
+from resources.engine.server.owned_server import OwnedServer
 from resources.engine.server.server_plan import ServerPlan
 from resources.storage.lock_files import is_held
 
@@ -56,7 +56,7 @@ class Home:
         return f"{sys.executable} -I -S {HERE / 'stub_server.py'} {{port}} {self.folder} {how}"
 
     def start(self, plan: ServerPlan | None = None, device: Device = DEVICE) -> OwnedServer:
-        return start_or_adopt(device, plan or self.plan(), state_directory=self.state)
+        return OwnedServer(device, plan or self.plan(), state_directory=self.state)
 
     def record(self, device: str = DEVICE.id) -> ServerRecord:
         record = self.servers.of(device)

@@ -11,7 +11,7 @@ from resources.engine.server.chat_completions import RequestLimits
 from resources.engine.server.pacing import (
     MOST_ASKED_SECONDS,
     AdaptiveLimit,
-    Slots,
+    Slot,
     asked_seconds,
     back_off_seconds,
 )
@@ -42,7 +42,7 @@ def limit(clock):
 def answer(limit, clock, *, full=True, images=10, seconds=0.5, asked_at=None):
     clock.now += 1.0
     asked_at = clock.now - 0.5 if asked_at is None else asked_at
-    limit.answered(asked_at=asked_at, full=full, images=images, first_token_seconds=seconds)
+    limit.answered(Slot(asked_at, full), images=images, first_token_seconds=seconds)
 
 
 def test_limit_doubles_a_round_until_the_first_refusal_and_then_creeps(limit, clock):
@@ -51,7 +51,7 @@ def test_limit_doubles_a_round_until_the_first_refusal_and_then_creeps(limit, cl
         answer(limit, clock)
     assert limit.requests == 16
     clock.now += 1
-    limit.refused(asked_at=clock.now)
+    limit.refused(Slot(clock.now, full=False))
     assert limit.requests == 8
     for _ in range(8):
         answer(limit, clock)
@@ -68,7 +68,7 @@ def test_requests_refused_together_cut_once(limit, clock):
     asked_at = clock.now
     clock.now += 1
     for _ in range(32):
-        limit.refused(asked_at=asked_at)
+        limit.refused(Slot(asked_at, full=False))
     assert limit.requests == 16
 
 
@@ -76,7 +76,7 @@ def test_limit_stays_between_one_and_most(limit, clock):
     """Whatever happens, one request is under way, and never more than the settings allow."""
     for _ in range(20):
         clock.now += 1
-        limit.refused(asked_at=clock.now)
+        limit.refused(Slot(clock.now, full=False))
     assert limit.requests == 1
     limit.start_anew()
     for _ in range(100):
@@ -144,9 +144,9 @@ async def turns(number=5):
         await asyncio.sleep(0)
 
 
-def holder(slots, entered, leave, *, alone=False, name=None):
+def holder(limit, entered, leave, *, alone=False, name=None):
     async def hold():
-        async with slots.slot(alone=alone):
+        async with limit.slot(alone=alone):
             entered.append(name)
             await leave.wait()
 
@@ -183,18 +183,18 @@ def test_a_server_has_enough_to_do_and_not_too_much(clock, prompt_seconds, step_
         steps = max(1, (clock.now - began) // 0.12)
         answering = [(left - steps, *of) for left, *of in answering]
         for _, asked_at, full, seconds in [one for one in answering if one[0] <= 0]:
-            limit.answered(asked_at=asked_at, full=full, images=10, first_token_seconds=seconds)
+            limit.answered(Slot(asked_at, full), images=10, first_token_seconds=seconds)
         answering = [one for one in answering if one[0] > 0]
     assert properties * prompt_seconds / clock.now > 0.9  # the first ones, of which there are few, included
 
 
-def test_slots_admit_no_more_than_the_limit_in_order(limit, clock):
+def test_slots_admit_no_more_than_the_limit_in_order(limit):
     """Requests wait for leave in the order in which they came."""
 
     async def scenario():
-        slots, entered = Slots(limit, clock=clock), []
+        entered = []
         leave = [asyncio.Event() for _ in range(6)]
-        tasks = [holder(slots, entered, leave[number], name=number) for number in range(6)]
+        tasks = [holder(limit, entered, leave[number], name=number) for number in range(6)]
         await turns()
         assert entered == [0, 1, 2, 3]
         leave[2].set()
@@ -208,16 +208,16 @@ def test_slots_admit_no_more_than_the_limit_in_order(limit, clock):
     run(scenario())
 
 
-def test_request_that_may_do_harm_is_alone(limit, clock):
+def test_request_that_may_do_harm_is_alone(limit):
     """What may have killed the server takes no other request with it the next time."""
 
     async def scenario():
-        slots, entered = Slots(limit, clock=clock), []
+        entered = []
         first, alone, last = asyncio.Event(), asyncio.Event(), asyncio.Event()
         tasks = [
-            holder(slots, entered, first, name="before"),
-            holder(slots, entered, alone, alone=True, name="alone"),
-            holder(slots, entered, last, name="after"),
+            holder(limit, entered, first, name="before"),
+            holder(limit, entered, alone, alone=True, name="alone"),
+            holder(limit, entered, last, name="after"),
         ]
         await turns()
         assert entered == ["before"]
@@ -232,14 +232,14 @@ def test_request_that_may_do_harm_is_alone(limit, clock):
     run(scenario())
 
 
-def test_cancelled_waiting_leaves_no_hole(limit, clock):
+def test_cancelled_waiting_leaves_no_hole(limit):
     """A run that is ended in the middle does not cost the others a place."""
 
     async def scenario():
-        slots, entered, leave = Slots(limit, clock=clock), [], asyncio.Event()
-        tasks = [holder(slots, entered, leave, name=number) for number in range(4)]
-        waiting = holder(slots, entered, leave, name="cancelled", alone=True)
-        behind = holder(slots, entered, leave, name="behind")
+        entered, leave = [], asyncio.Event()
+        tasks = [holder(limit, entered, leave, name=number) for number in range(4)]
+        waiting = holder(limit, entered, leave, name="cancelled", alone=True)
+        behind = holder(limit, entered, leave, name="behind")
         await turns()
         tasks[0].cancel()  # its place is given to nobody: the next in line wants to be alone
         waiting.cancel()
@@ -247,7 +247,7 @@ def test_cancelled_waiting_leaves_no_hole(limit, clock):
         assert entered == [0, 1, 2, 3, "behind"]
         leave.set()
         await asyncio.gather(*tasks, waiting, behind, return_exceptions=True)
-        async with slots.slot(alone=True):
+        async with limit.slot(alone=True):
             pass
 
     run(scenario())

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from resources.devices.find import Device, GpuReading, find_devices
-from resources.engine.protocol import ImageTokens
+from resources.engine.protocol import ImageTokens, ModelLoadError
 from resources.engine.server.server_plan import (
     VLLM_COMMAND,
-    ServerCommandError,
     ServerPlan,
     answering_arguments,
     server_environment,
@@ -56,7 +55,7 @@ def test_what_has_no_revision_goes_without_its_option(command: str, arguments: l
 )
 def test_a_wrong_template_is_named(command: str, said: str) -> None:
     """A template that cannot be used ends before anything starts, with what to write instead."""
-    with pytest.raises(ServerCommandError, match=said):
+    with pytest.raises(ModelLoadError, match=said):
         replace(PLAN, command=command).arguments(port=1)
 
 
@@ -173,16 +172,14 @@ def test_a_server_leaves_memory_for_the_embedder(device: Device, beside: int, sh
 
 def test_two_models_that_do_not_fit_are_refused_by_name() -> None:
     """An embedder that leaves too little for the server is named before anything is started."""
-    with pytest.raises(
-        ServerCommandError, match=r"8 GiB, and the embedding model .* set VLM_ASSETS_EMBEDDING"
-    ):
+    with pytest.raises(ModelLoadError, match=r"8 GiB, and the embedding model .* set VLM_ASSETS_EMBEDDING"):
         on(replace(GPU, memory_bytes=8 << 30), beside=5)
 
 
 def test_vllm_on_a_mig_instance_is_refused_by_name() -> None:
     """It would look the instance up as a whole GPU, and fail or read another's; other servers may do."""
     instance = Device("MIG-a", "cuda", "A100 MIG", None, "MIG-a")
-    with pytest.raises(ServerCommandError, match=r"MIG-a is a MIG instance.*ENGINE=transformers"):
+    with pytest.raises(ModelLoadError, match=r"MIG-a is a MIG instance.*ENGINE=transformers"):
         on(instance)
     other = replace(PLAN, command="sglang --port {port}")
     assert other.for_device(instance, None, answer_tokens=1, beside_bytes=0, cores=1).arguments(port=1)
@@ -193,9 +190,7 @@ def test_vllm_for_cpus_on_a_gpu_is_refused_by_name(tmp_path: Path, program: str)
     """It would hold a leased GPU and compute on the CPU, however it is called; on a CPU slot it does."""
     (tmp_path / "cpu-0.32.0").touch()
     plan = replace(PLAN, command=f"{tmp_path}/{program} {{port}}")
-    with pytest.raises(
-        ServerCommandError, match=r"GPU-a is a GPU, .* build for CPUs \(cpu-0.32.0\).*make vllm"
-    ):
+    with pytest.raises(ModelLoadError, match=r"GPU-a is a GPU, .* build for CPUs \(cpu-0.32.0\).*make vllm"):
         plan.for_device(GPU, None, answer_tokens=1, beside_bytes=0, cores=1)
     assert plan.for_device(CPU, None, answer_tokens=1, beside_bytes=0, cores=1).arguments(port=1)
     (tmp_path / "cpu-0.32.0").rename(tmp_path / "cuda-0.32.0")
