@@ -1,21 +1,23 @@
-"""Whether a process that was seen before is still that one, by its start; and how one ended, in words.
+"""Whether a process that was seen before is still that one, by its start; who its children are, and its end.
 
-What lives here: telling one process from another with its pid, and an exit code as people read it. What does
-not: whether a materialization lives (its lock says that, ``state/workers.py``).
+What lives here: telling one process from another with its pid, ending with the parent, and an exit code as
+people read it. What does not: whether a materialization lives (its lock says that, ``state/workers.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Self
 
+_PR_SET_PDEATHSIG = 1
 _SLACK_SECONDS = 60.0
 """Between a process's start and its first word: below it, wall clocks cannot tell two processes apart."""
 
@@ -101,6 +103,14 @@ class ProcessIdentity:
         return True
 
 
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    # It may have ended before we asked.
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def how_it_ended(code: int) -> str:
     """A process's end, as the second half of a sentence. code: as Popen gives it, a signal's negative."""
     if code >= 0:
@@ -139,15 +149,24 @@ def _state(pid: int) -> str:
 
 def processes_of_group(group: int) -> list[tuple[int, int]]:
     """Pid and session of each process of a group, zombies left out."""
-    found = []
+    return [
+        (pid, int(session))
+        for pid, (state, _, its_group, session, *_) in _all()
+        if int(its_group) == group and state not in "ZX"
+    ]
+
+
+def children() -> list[int]:
+    """The pids of this process's children, zombies too."""
+    return [pid for pid, (_, parent, *_) in _all() if int(parent) == os.getpid()]
+
+
+def _all() -> Iterator[tuple[int, list[str]]]:
     for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of entries: no Path is made of each
         if name.isdigit():
             # A process may end between the listing and the reading.
             with contextlib.suppress(OSError):
-                state, _, its_group, session = _stat(int(name))[:4]
-                if int(its_group) == group and state not in "ZX":
-                    found.append((int(name), int(session)))
-    return found
+                yield int(name), _stat(int(name))
 
 
 def _stat(pid: int) -> list[str]:

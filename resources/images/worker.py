@@ -13,7 +13,6 @@ answers are JSON and arrays, never pickles: it decodes files that nobody trusts.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import gc
 import json
@@ -35,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from PIL import Image
 
 from resources.images.images import ImageError, Made, Maker, load_image
+from resources.processes import die_with
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,6 @@ _ALIGNED: Final = 64
 """Bytes: a processor's cache line, and the operand of its widest instruction."""
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_PR_SET_PDEATHSIG = 1
 _LONGEST_MESSAGE = 1 << 16
 
 
@@ -254,14 +253,6 @@ def _memory_limit() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent dies, however it dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have died before we asked.
-    if os.getppid() != parent:
-        sys.exit("The process that started this worker is gone.")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from resources.engine.protocol import EngineError
-from resources.images.worker import die_with
+from resources.processes import die_with
 from resources.storage.files import DurableWriteError
 from resources.storage.sealed_json import FormatVersionError
 from resources.store.bucket import StoreAwayError

@@ -13,7 +13,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -111,7 +111,11 @@ class _SoFar:
 
 
 class PropertyRequests:
-    """Asks one server. waiting: entered around a restart of the server."""
+    """Asks one server, in one of its lives after the other: a restart begins another.
+
+    Many requests that failed together cause one look at it, and a request that fails is told from a server
+    that is sick. waiting: entered around a restart, in which a server may load its model again.
+    """
 
     def __init__(
         self, server: ModelServer, question: Question, limits: RequestLimits, *, waiting: Waiting
@@ -125,7 +129,14 @@ class PropertyRequests:
         self._encoding = ThreadPoolExecutor(_ENCODING_THREADS, "images-for-server")
         self._without: set[str] = set()
         self._chance = random.Random()  # noqa: S311 - it spreads waiting, it hides nothing
-        self._life = _ServerLife(server, self._prove, self.limit.start_anew, waiting)
+        self._server = server
+        self._address = server.address
+        self._life = 1
+        self._waiting = waiting
+        self._turn = asyncio.Lock()
+        self._lost: EngineLostError | None = None
+        self._failures = 0
+        self._tokens = 0
         self._client = httpx2.AsyncClient(
             # How long an answer may take is the token watch's to say.
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
@@ -165,7 +176,7 @@ class PropertyRequests:
                 tries = so_far.busy if got.busy else so_far.tries
                 asked = asked_seconds(got.retry_after)
                 await asyncio.sleep(back_off_seconds(tries, asked, chance=self._chance))
-                if so_far.life != self._life.number:
+                if so_far.life != self._life:
                     # It ended meanwhile, by what others noticed. Alone, this one was cleared of it before.
                     so_far.begin_life(got.suspect and not alone, got.said)
 
@@ -180,7 +191,7 @@ class PropertyRequests:
             return False
         # A suspect that is alone can be told what it did; and minutes of waiting were failures enough.
         sure = failure.busy or (failure.suspect and so_far.deaths > 0)
-        if await self._life.renewed(so_far.life, failure.said, sure=sure):
+        if await self._server_renewed(so_far.life, failure.said, sure=sure):
             so_far.begin_life(failure.suspect, failure.said)
             return True
         if so_far.tries >= MOST_TRIES or so_far.busy >= MOST_BUSY_TRIES:
@@ -217,7 +228,7 @@ class PropertyRequests:
         body = await self._beside(
             lambda: chat_request(self._question, urls, one.property_id, attempt, without=without)
         )
-        so_far.life, address = self._life.number, self._life.address
+        so_far.life, address = self._life, self._address
         try:
             if so_far.deaths and (sick := await self._sickness(address)):
                 return _Failure(sick)
@@ -243,7 +254,7 @@ class PropertyRequests:
         url = f"{address.url}/chat/completions"
         extensions = {"trace": _refuse_other_users} if address.of_this_user else {}
         async with (
-            TokenWatch.over(self._limits, on_token=self._life.token) as watch,
+            TokenWatch.over(self._limits, on_token=self._token) as watch,
             self._client.stream(
                 "POST", url, content=body, headers=headers, extensions=extensions
             ) as response,
@@ -259,12 +270,64 @@ class PropertyRequests:
                 without=without,
             )
 
-    async def _prove(self, address: ServerAddress) -> bool:
-        """Whether the server answers the shortest question, if only with a refusal of its content."""
+    def _token(self) -> None:
+        """A token came, for whichever request."""
+        self._tokens += 1
+        self._failures = 0
+
+    async def _server_renewed(self, life: int, why: str, *, sure: bool) -> bool:
+        """Look at the server after a request of that life failed. Returns whether it was restarted since.
+
+        Restarts it where it is dead, or where it looks well and makes no token. sure: find that out now, not
+        only after several failures. Raises EngineLostError where it does not come back; that is a
+        ServerOutageError where no request here can be the cause.
+        """
+        self._failures += 1
+        async with self._turn:
+            if self._lost is not None:
+                raise self._lost
+            if self._life != life:
+                return True
+            try:
+                trouble = await self._trouble(sure)
+                if trouble is None:
+                    return False
+                why = f"{trouble} (a request: {why})"
+                _log.warning("The model server at %s is restarted: %s", self._address.url, why)
+                self._address = await self._restarted(why)
+            except EngineLostError as lost:
+                self._lost = lost  # who waits for the lock does not look once more
+                raise
+            self._life += 1
+            self._failures = 0
+            self.limit.start_anew()
+            return True
+
+    async def _restarted(self, why: str) -> ServerAddress:
+        """Restart until a start succeeds. Returns the address. Each start is a wait of its own."""
+        while True:
+            with self._waiting():
+                try:
+                    return await _in_thread(partial(self._server.restart, why))
+                except ServerStartError as error:
+                    why = str(error)
+
+    async def _trouble(self, sure: bool) -> str | None:
         try:
-            return not await self._sickness(address)
-        except BusyServerError:
-            return False  # if none of ours came through meanwhile, it works for others, or for nobody
+            await _in_thread(self._server.check)
+        except ServerDownError as down:
+            return str(down)
+        if self._failures < _FAILURES_BEFORE_PROOF and not sure:
+            return None
+        tokens = self._tokens
+        try:
+            sick = await self._sickness(self._address)
+        except BusyServerError as busy:
+            sick = str(busy)  # if none of ours came through meanwhile, it works for others, or for nobody
+        if not sick or self._tokens > tokens:
+            self._failures = 0
+            return None
+        return "it says that it is well, but no token comes"
 
     async def _sickness(self, address: ServerAddress) -> str:
         """Why the shortest question got no token; "" where it got one, or a refusal of its content.
@@ -296,89 +359,6 @@ class PropertyRequests:
 
     async def _beside(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
-
-
-class _ServerLife:
-    """A server in one of its lives. ``number`` counts them: a restart begins another.
-
-    Many requests that failed together cause one look at it, and a request that fails is told from a server
-    that is sick. prove: asks the server at its address for one token, which a dead engine behind a living
-    worker does not make; whether it came. begun: called when another life begins. waiting: entered around a
-    restart, in which a server may load its model again.
-    """
-
-    def __init__(
-        self,
-        server: ModelServer,
-        prove: Callable[[ServerAddress], Awaitable[bool]],
-        begun: Callable[[], None],
-        waiting: Waiting,
-    ) -> None:
-        self.number = 1
-        self.address = server.address
-        self._server = server
-        self._prove = prove
-        self._begun = begun
-        self._waiting = waiting
-        self._turn = asyncio.Lock()
-        self._lost: EngineLostError | None = None
-        self._failures = 0
-        self._tokens = 0
-
-    def token(self) -> None:
-        """A token came, for whichever request."""
-        self._tokens += 1
-        self._failures = 0
-
-    async def renewed(self, life: int, why: str, *, sure: bool = False) -> bool:
-        """Look at the server after a request of that life failed. Returns whether it was restarted since.
-
-        Restarts it where it is dead, or where it looks well and makes no token. sure: find that out now, not
-        only after several failures. Raises EngineLostError where it does not come back; that is a
-        ServerOutageError where no request here can be the cause.
-        """
-        self._failures += 1
-        async with self._turn:
-            if self._lost is not None:
-                raise self._lost
-            if self.number != life:
-                return True
-            try:
-                trouble = await self._trouble(sure)
-                if trouble is None:
-                    return False
-                why = f"{trouble} (a request: {why})"
-                _log.warning("The model server at %s is restarted: %s", self.address.url, why)
-                self.address = await self._restarted(why)
-            except EngineLostError as lost:
-                self._lost = lost  # who waits for the lock does not look once more
-                raise
-            self.number += 1
-            self._failures = 0
-            self._begun()
-            return True
-
-    async def _restarted(self, why: str) -> ServerAddress:
-        """Restart until a start succeeds. Returns the address. Each start is a wait of its own."""
-        while True:
-            with self._waiting():
-                try:
-                    return await _in_thread(partial(self._server.restart, why))
-                except ServerStartError as error:
-                    why = str(error)
-
-    async def _trouble(self, sure: bool) -> str | None:
-        try:
-            await _in_thread(self._server.check)
-        except ServerDownError as down:
-            return str(down)
-        if self._failures < _FAILURES_BEFORE_PROOF and not sure:
-            return None
-        tokens = self._tokens
-        if await self._prove(self.address) or self._tokens > tokens:
-            self._failures = 0
-            return None
-        return "it says that it is well, but no token comes"
 
 
 async def _refuse_other_users(event: str, info: dict[str, Any]) -> None:

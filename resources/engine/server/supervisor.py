@@ -37,7 +37,7 @@ from typing import Any
 
 from resources.devices.loaded_servers import ServerFiles, ServerRecord
 from resources.engine.server.model_server import ANOTHER_USER, KEY_VARIABLE, NOT_OUR_KEY, trouble
-from resources.processes import ProcessIdentity, how_it_ended
+from resources.processes import ProcessIdentity, children, die_with, how_it_ended
 from resources.storage.files import write_replacing
 from resources.storage.lock_files import LockFile, taken
 
@@ -48,7 +48,7 @@ _KEPT_BYTES = 4 << 20
 _STARTING_LOOK_SECONDS = 0.25
 _LOOK_SECONDS = 1.0
 _SHORTEST_LOOK_SECONDS = 0.05
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Supervisor:
                 env=self._order.environment,
                 process_group=0,
                 umask=self._umask,
-                preexec_fn=lambda: _get_signal_at_end_of(own, signal.SIGKILL),  # safe: there is one thread
+                preexec_fn=lambda: die_with(own),  # safe: there is one thread
             )
         except OSError as error:
             why = f"{self._record.command[0]}: {error.strerror}"
@@ -221,31 +221,14 @@ def _become_subreaper() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _get_signal_at_end_of(parent: int, number: int) -> None:
-    """Have the kernel send this process a signal when its parent ends, however that ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def _end_descendants() -> None:
     """Kill and collect every descendant of this process, which must be a subreaper."""
-    while children := _children():
-        for pid in children:
+    while pids := children():
+        for pid in pids:
             # None is collected but here, so no number has passed to another process.
             os.kill(pid, signal.SIGKILL)
-        for pid in children:
+        for pid in pids:
             os.waitpid(pid, 0)
-
-
-def _children() -> list[int]:
-    found, own = [], str(os.getpid())
-    for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of entries: no Path is made of each
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1] == own:
-                    found.append(int(name))
-    return found
 
 
 def main() -> None:
@@ -262,7 +245,7 @@ def main() -> None:
     reaper = os.getpid()
     supervisor = os.fork()
     if not supervisor:
-        _get_signal_at_end_of(reaper, signal.SIGTERM)
+        die_with(reaper, signal.SIGTERM)
         os.setsid()
         Supervisor(order, umask=umask).run()
         os._exit(0)
