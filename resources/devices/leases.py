@@ -26,7 +26,7 @@ from urllib.parse import quote
 from resources.devices.find import Device, DeviceError
 from resources.processes import process_start
 from resources.storage.files import make_directory, write_replacing
-from resources.storage.lock_files import LockFile
+from resources.storage.lock_files import LockFile, is_held
 from resources.storage.sealed_json import refuse_newer_format
 
 _POLL_SECONDS = 0.5
@@ -287,26 +287,23 @@ class DeviceLeases:
 
 
 def _is_held(path: Path) -> bool:
-    if not path.exists():
-        return False  # never leased; lock files are never removed
-    lock = _open(path, create=False)
     try:
-        return not _take(lock, shared=True)
-    finally:
-        lock.close()
+        return bool(is_held(path))
+    except OSError as error:
+        raise LeaseDirectoryError(f"The lease file {path} cannot be read: {error.strerror}.") from error
 
 
-def _open(path: Path, *, create: bool = True) -> LockFile:
+def _open(path: Path) -> LockFile:
     try:
-        return LockFile(path, create=create)
+        return LockFile(path)
     except OSError as error:
         raise LeaseDirectoryError(f"The lease file {path} cannot be opened: {error.strerror}.") from error
 
 
-def _take(file: LockFile, *, shared: bool = False) -> bool:
+def _take(file: LockFile) -> bool:
     """Try to lock without waiting; whether it worked."""
     try:
-        return file.take(shared=shared)
+        return file.take()
     except OSError as error:
         raise LeaseDirectoryError(
             f"The file system of the leases cannot lock ({error.strerror}): put them on a local disk."

@@ -15,7 +15,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -36,7 +36,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 
 CONNECTIONS: Final = 32
 
-_BODY_ATTEMPTS: Final = 3
+_DAMAGED_ATTEMPTS: Final = 3
 _ADDRESS = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>.*))?", re.DOTALL)
 _MISSING = frozenset({"NoSuchKey", "404"})
 _CHANGED = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict"})
@@ -138,31 +138,22 @@ class S3Folder:
 
         Raises NoObjectError, ObjectDeniedError, ObjectTooLargeError, ObjectDamagedError, StoreAwayError.
         """
-        from botocore.exceptions import (
-            FlexibleChecksumError,
-            HTTPClientError,
-            IncompleteReadError,
-            ResponseStreamingError,
-        )
-
         where = self.address(name)
-        for attempt in range(_BODY_ATTEMPTS):
-            answer = _asked(where, lambda: client().get_object(Bucket=self.bucket, Key=self.prefix + name))
+
+        def read() -> bytes:
+            answer = client().get_object(Bucket=self.bucket, Key=self.prefix + name)
             with closing(answer["Body"]) as body:
                 if answer["ContentLength"] > most:
                     raise ObjectTooLargeError(
                         f"{where} is {answer['ContentLength']:,} bytes; more than {most:,} is not fetched"
                     )
-                try:
-                    data: bytes = body.read()
-                    return data
-                except FlexibleChecksumError as error:
-                    if attempt + 1 == _BODY_ATTEMPTS:
-                        raise ObjectDamagedError(f"{where} is not what its checksum says: {error}") from error
-                except (IncompleteReadError, ResponseStreamingError, HTTPClientError) as error:
-                    if attempt + 1 == _BODY_ATTEMPTS:
-                        raise _away(where, f"its bytes were cut short ({error})") from error
-        raise AssertionError("unreachable")
+                data: bytes = body.read()
+                return data
+
+        for _ in range(_DAMAGED_ATTEMPTS - 1):
+            with contextlib.suppress(ObjectDamagedError):
+                return _asked(where, read)
+        return _asked(where, read)
 
     def peek(self, name: str, count: int = 1) -> tuple[bytes, int]:
         """The first ``count`` bytes of an object, and its size. Raises as ``get`` does.
@@ -170,18 +161,22 @@ class S3Folder:
         A GET and no HEAD: an answer to HEAD has no body that says why it was refused.
         """
 
+        from botocore.exceptions import ClientError
+
         def read() -> tuple[bytes, int]:
-            answer = client().get_object(
-                Bucket=self.bucket, Key=self.prefix + name, Range=f"bytes=0-{count - 1}"
-            )
+            try:
+                answer = client().get_object(
+                    Bucket=self.bucket, Key=self.prefix + name, Range=f"bytes=0-{count - 1}"
+                )
+            except ClientError as error:
+                if error.response["Error"]["Code"] == "InvalidRange":
+                    return b"", 0
+                raise
             with closing(answer["Body"]) as body:
                 size = answer.get("ContentRange", "").rpartition("/")[2]
                 return body.read(), int(size or answer["ContentLength"])
 
-        try:
-            return _asked(self.address(name), read)
-        except _EmptyObjectError:
-            return b"", 0
+        return _asked(self.address(name), read)
 
     def head(self, name: str) -> Stored | None:
         """What stands under a name, None where nothing does. Raises ObjectDeniedError, StoreAwayError."""
@@ -282,19 +277,22 @@ def _prove(folder: S3Folder) -> None:
     missing = []
     try:
         first = folder.put(name, b"first", over=None)
-        if not _is_refused(lambda: folder.put(name, b"second", over=None)):
+        if not _raises(TakenError, lambda: folder.put(name, b"second", over=None)):
             missing.append("a put whose name must be free (If-None-Match)")
         there = folder.head(name) or first
         folder.put(name, b"third", over=there)
-        if not _is_refused(lambda: folder.put(name, b"fourth", over=there)):
+        if not _raises(TakenError, lambda: folder.put(name, b"fourth", over=there)):
             missing.append("a put in place of what was read (If-Match)")
-        if not _refuses_wrong_checksum(folder, name):
+        if not _raises(ObjectDamagedError, lambda: _put_with_wrong_checksum(folder, name)):
             missing.append("the SHA-256 that comes with a put")
         listed = {one.name: one.modified for one in folder.listed(_PROBES)}
         if folder.get(name, most=100) not in (b"third", b"fourth") or name not in listed:
             missing.append("that what was put is read and listed at once")
         else:
-            _remove_left_probes(folder, listed, now=listed[name])
+            for one, modified in listed.items():
+                # Of a process that was killed, by the store's clock.
+                if listed[name] - modified > _PROBE_LEFT_AFTER:
+                    folder.delete(one)
     except ObjectDamagedError:
         missing.append("the SHA-256 of an object in the answer to a HEAD")
     finally:
@@ -308,37 +306,22 @@ def _prove(folder: S3Folder) -> None:
         )
 
 
-def _remove_left_probes(folder: S3Folder, listed: Mapping[str, datetime], *, now: datetime) -> None:
-    """Remove the probes of processes that were killed. now: by the store's clock, as the others are."""
-    for name, modified in listed.items():
-        if now - modified > _PROBE_LEFT_AFTER:
-            folder.delete(name)
-
-
-def _is_refused(put: Callable[[], Stored]) -> bool:
+def _raises(kind: type[StoreError], request: Callable[[], object]) -> bool:
     try:
-        put()
-    except TakenError:
+        request()
+    except kind:
         return True
     return False
 
 
-def _refuses_wrong_checksum(folder: S3Folder, name: str) -> bool:
+def _put_with_wrong_checksum(folder: S3Folder, name: str) -> None:
     wrong = base64.b64encode(hashlib.sha256(b"other").digest()).decode()
-    try:
-        _asked(
-            folder.address(name),
-            lambda: client().put_object(
-                Bucket=folder.bucket, Key=f"{folder.prefix}{name}", Body=b"bytes", ChecksumSHA256=wrong
-            ),
-        )
-    except ObjectDamagedError:
-        return True
-    return False
-
-
-class _EmptyObjectError(StoreError):
-    """A part of an object without bytes was asked for."""
+    _asked(
+        folder.address(name),
+        lambda: client().put_object(
+            Bucket=folder.bucket, Key=f"{folder.prefix}{name}", Body=b"bytes", ChecksumSHA256=wrong
+        ),
+    )
 
 
 @cache
@@ -383,7 +366,7 @@ def _asked(where: str, request: Callable[[], T], *, listing: bool = False) -> T:
 def _meaning(where: str, *, listing: bool = False) -> Iterator[None]:
     """Raise what an error of botocore means. What is not known to be an object's fault is an outage."""
     from botocore import exceptions
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError
 
     try:
         yield
@@ -391,8 +374,6 @@ def _meaning(where: str, *, listing: bool = False) -> Iterator[None]:
         said = error.response.get("Error", {})
         code = said.get("Code", "")
         why = f"{code}: {said.get('Message', '')}".rstrip(": ")
-        if code == "InvalidRange":
-            raise _EmptyObjectError(where) from error
         if code in _CHANGED:
             raise TakenError(f"{where} was changed by another writer ({why})") from error
         if code in _WRONG_BYTES:
@@ -404,9 +385,11 @@ def _meaning(where: str, *, listing: bool = False) -> Iterator[None]:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         may_pass = status >= 500 or status == 429 or code in _THROTTLED
         raise _away(where, why, may_pass=may_pass) from error
+    except FlexibleChecksumError as error:
+        raise ObjectDamagedError(f"{where} is not what its checksum says: {error}") from error
     except BotoCoreError as error:
-        may_pass = isinstance(error, exceptions.ConnectionError | exceptions.HTTPClientError)
-        raise _away(where, str(error), may_pass=may_pass) from error
+        cut = exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError
+        raise _away(where, str(error), may_pass=isinstance(error, cut)) from error
 
 
 def _away(where: str, why: str, *, may_pass: bool = False) -> StoreAwayError:

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -159,26 +160,32 @@ class StoredJournal:
             damage = error
         marks = read_mark(self._mark, key=self.key, generation=self.generation)
         ended = marks.mark is not None and marks.mark.retired and not self.directory.exists()
-        names: list[str] = []
+        listed: dict[str, re.Match[str]] = {}
         if damage is not None:
             if ended:
                 return ()
-            names = self._listed_segments()
-            doubt = self._doubt(names, marks.mark)
+            listed = {name: found for name in self._listed() if (found := SEGMENT_NAME.fullmatch(name))}
+            doubt = self._doubt(listed, marks.mark)
             if doubt and not whatever_is_there:
                 raise self._refusal(doubt) from damage
-            if not names:
+            if not listed:
                 return (f"{self.where} cannot be read, and no segment of committed rows is there.",)
         elif self.head is None or ended or (theirs is not None and theirs.retired):
             rows = marks.mark.rows if marks.mark and not marks.mark.retired else 0
-            return self._nothing_there(rows) if self.head is None and rows else ()
+            if self.head is not None or not rows:
+                return ()
+            return (
+                f"{self._store} has nothing of the {rows} rows of {self.key} that are committed here: they"
+                " are copied there now. If they were there before, a lifecycle rule or a person has removed"
+                " them.",
+            )
         try:
             for folder in (self.directory, self._quarantine.parent, self._mark.parent):
                 files.make_directory(folder)
             lock = WriterLock(self.directory)
             try:
                 if self.head is None:
-                    return tuple(self._take_over_listed(names, whatever_is_there=whatever_is_there))
+                    return (self._take_over_listed(listed, whatever_is_there=whatever_is_there),)
                 return tuple(self._take_over(self.head.epoch, theirs, marks.mark))
             finally:
                 lock.release()
@@ -272,8 +279,8 @@ class StoredJournal:
         if self.head is not None and manifest is None:
             self.claim(self.head.epoch + 1)
         if self.head is None or manifest is None:
-            for name in self._besides_head():
-                self._store.delete(name)
+            for name in self._listed():
+                self._store.delete(self._name(name))
             return
         if not manifest.retired:
             manifest = replace(
@@ -284,25 +291,24 @@ class StoredJournal:
                 retired=True,
             )
             self._put_head(replace(self._new_head(self.head.epoch + 1), manifest=manifest.encode()))
-        names = {self._name(one.name) for one in manifest.segments}
         # A machine that was cut off may have put segments that no head lists.
-        for name in sorted(names.union(self._besides_head())):
-            self._store.delete(name)
+        for name in sorted({one.name for one in manifest.segments} | self._listed()):
+            self._store.delete(self._name(name))
         if manifest.segments:
             manifest = replace(manifest, sequence=manifest.sequence + 1, segments=())
             self._put_head(replace(self._new_head(self.head.epoch), manifest=manifest.encode()))
 
-    def _besides_head(self) -> list[str]:
-        names = [name for name, _ in self._store.names(self._name(""))]
-        return [name for name in names if name != self._name(HEAD)]
+    def _listed(self) -> set[str]:
+        """What the store lists beside the head."""
+        below = self._name("")
+        return {name.removeprefix(below) for name, _ in self._store.names(below)} - {HEAD}
 
     def _take_over(self, epoch: int, theirs: Manifest | None, mark: HighWaterMark | None) -> Iterator[str]:
         ours = commits.newest_manifest(self.directory)
         there = {one.name for one in theirs.segments} if theirs else set()
         here = {one.name for one in ours.segments} | {*ours.given_up} if ours else set()
         # What only a list says is gone is put again: that finds it there, or puts it back.
-        listed = {name for name, _ in self._store.names(self._name(""))}
-        self.there = {name for name in there if self._name(name) in listed}
+        self.there = there & self._listed()
         if ours is None and mark is not None and mark.rows:
             yield f"{self.key}: the journal of {mark.rows} rows that was here is gone."
         if theirs is not None:
@@ -335,26 +341,20 @@ class StoredJournal:
             before = standing or HighWaterMark(self.key, self.generation, 0, 0, 0, None)
             write_mark(self._mark, replace(before, epoch=epoch))
 
-    def _take_over_listed(self, names: Collection[str], *, whatever_is_there: bool) -> Iterator[str]:
+    def _take_over_listed(self, found: Mapping[str, re.Match[str]], *, whatever_is_there: bool) -> str:
         """Fetch the segments that the store lists, where no head says which of them count.
 
         The recovery that follows adopts them, and keeps those aside whose rows are there twice.
         """
-        found = {name: SEGMENT_NAME.fullmatch(name) for name in names}
-        digests = {name: match["sha256"] for name, match in found.items() if match}
-        _, troubles = self._fetch_all(digests)
+        _, troubles = self._fetch_all({name: match["sha256"] for name, match in found.items()})
         if troubles and not whatever_is_there:
             raise self._refusal(f"{len(troubles)} segments cannot be fetched, such as {troubles[0]}")
-        self.there = set(names)
-        self._raise_epoch(max(int(match["epoch"]) for match in found.values() if match))
-        yield (
-            f"{self.where} cannot be read. The work goes on from the {len(names) - len(troubles)} segments of"
+        self.there = set(found)
+        self._raise_epoch(max(int(match["epoch"]) for match in found.values()))
+        return (
+            f"{self.where} cannot be read. The work goes on from the {len(found) - len(troubles)} segments of"
             " committed rows that are there, each verified by its digest, and from those here."
         )
-
-    def _listed_segments(self) -> list[str]:
-        names = [name.rpartition("/")[2] for name, _ in self._store.names(self._name(""))]
-        return [name for name in names if SEGMENT_NAME.fullmatch(name)]
 
     def _doubt(self, listed: Collection[str], mark: HighWaterMark | None) -> str:
         """Why rows may be missing without a head; empty where the segments' numbers have no gap."""
@@ -527,12 +527,6 @@ class StoredJournal:
     def _manifest(self) -> Manifest | None:
         return self.head.read(self.where) if self.head is not None else None
 
-    def _nothing_there(self, rows: int) -> tuple[str, ...]:
-        return (
-            f"{self._store} has nothing of the {rows} rows of {self.key} that are committed here: they are"
-            " copied there now. If they were there before, a lifecycle rule or a person has removed them.",
-        )
-
     def _name(self, name: str) -> str:
         return f"{self.directory.relative_to(self._root)}/{name}"
 
@@ -603,7 +597,6 @@ class Copying:
         self._trouble: StoreError | None = None
         self._error: Exception | None = None
         self._stopping = False
-        self._journal: Journal | None = None
         self._thread = threading.Thread(target=self._run, name="journal-copies", daemon=True)
         self.told: Callable[[CopyLag], None] = lambda lag: None
         """Called with the lag at each change of it, from any thread."""
@@ -614,9 +607,8 @@ class Copying:
         Raises TakenOverError, StoreAwayError.
         """
         self._stored.claim(journal.recovery.epoch)
-        self._journal = journal
-        journal.on_commit(lambda rows: self._take())
-        self._take()
+        journal.on_commit(lambda rows: self._take(journal.records))
+        self._take(journal.records)
         self._thread.start()
 
     def lag(self) -> CopyLag:
@@ -678,9 +670,7 @@ class Copying:
         if self._thread.is_alive():
             self._thread.join(_END_SECONDS)
 
-    def _take(self) -> None:
-        assert self._journal is not None
-        records = self._journal.records
+    def _take(self, records: Iterable[SegmentRecord]) -> None:
         with self._changed:
             for one in records:
                 if one.name not in self._stored.there and one.name not in self._waiting:
@@ -696,17 +686,16 @@ class Copying:
             try:
                 self._stored.copy()
                 trouble, pause = None, 0.0
-            except TakenOverError as error:
-                self._give_up(error)
-                return
-            except StoreError as error:
+            except Exception as error:
+                if isinstance(error, TakenOverError) or not isinstance(error, StoreError):
+                    with self._changed:
+                        self._error = error
+                        self._changed.notify_all()
+                    return
                 # Whatever it is, the store did not take it: the rows are safe here, and it is tried again.
                 trouble, pause = error, min(_LONGEST_PAUSE, pause * 2 or _FIRST_PAUSE)
                 if self._trouble is None:
                     _log.warning("Committed rows of %s wait on this disk: %s", self._stored.key, error)
-            except Exception as error:
-                self._give_up(error)
-                return
             with self._changed:
                 if trouble is None and self._trouble is not None:
                     _log.info("Committed rows of %s are in the store again.", self._stored.key)
@@ -724,8 +713,3 @@ class Copying:
             else:
                 self._changed.wait_for(lambda: self._stopping or self._waiting or self._asked > self._tried)
             return not self._stopping
-
-    def _give_up(self, error: Exception) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
