@@ -64,18 +64,18 @@ class HealthCheck:
 
     def _of(self, device: Device, listed: Mapping[str, GpuReading]) -> DeviceHealth:
         """What speaks against any one of several speaks against all of them together."""
-        each = [self._of_one(one, listed.get(one), device) for one in device.members]
-        return DeviceHealth(
-            tuple(why for one in each for why in one.refused), tuple(why for one in each for why in one.hot)
-        )
-
-    def _of_one(self, member: str, reading: GpuReading | None, device: Device) -> DeviceHealth:
-        if reading is not None:
-            return self.judge(reading)
-        if device.kind == "cpu" or device.given:
-            return DeviceHealth()  # NVML never knew it: nothing is known against it
-        lost = f"{member} is no longer listed by the driver: look at `nvidia-smi` and the kernel log."
-        return DeviceHealth((lost,))
+        refused: list[str] = []
+        hot: list[str] = []
+        for member in device.members:
+            if member in listed:
+                one = self.judge(listed[member])
+                refused += one.refused
+                hot += one.hot
+            elif device.kind != "cpu" and not device.given:  # else NVML never knew it
+                refused.append(
+                    f"{member} is no longer listed by the driver: look at `nvidia-smi` and the kernel log."
+                )
+        return DeviceHealth(tuple(refused), tuple(hot))
 
     def judge(self, reading: GpuReading) -> DeviceHealth:
         """The health that one reading tells; what a GPU does not report is not held against it."""

@@ -125,11 +125,8 @@ class HeldDevice:
 class Lease:
     """A device that this process holds until ``release``, the end of the ``with`` block, or its own death."""
 
-    def __init__(
-        self, device: Device, locks: Sequence[LockFile], record_paths: Sequence[Path], waited_seconds: float
-    ) -> None:
+    def __init__(self, device: Device, locks: Sequence[LockFile], record_paths: Sequence[Path]) -> None:
         self.device = device
-        self.waited_seconds = waited_seconds
         self._locks = locks
         self._record_paths = record_paths
         self._since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -203,9 +200,9 @@ class DeviceLeases:
             for device in self.devices:
                 locks = self._locks_if_sound(device, refused, log)
                 if locks is not None:
-                    waited = clock.monotonic() - started
-                    lease = Lease(device, locks, self._paths(device, ".json"), waited)
+                    lease = Lease(device, locks, self._paths(device, ".json"))
                     lease.hand_to(holder, log)
+                    waited = clock.monotonic() - started
                     log.info("%s (%s) is leased after %.0f s", device.id, device.name, waited)
                     return lease
             now = clock.monotonic()

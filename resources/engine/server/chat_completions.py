@@ -65,10 +65,7 @@ _TOO_LONG: Final = (
     "image(s) may be provided",  # vLLM's limit on images a prompt
     "images may be provided",
 )
-_OF_THE_REQUEST: Final = frozenset({400, 413, 415, 422})
-"""Statuses that blame the request, not the server."""
-
-_OUT_OF_MEMORY: Final = ("out of memory",)
+_OUT_OF_MEMORY: Final = "out of memory"
 
 MOST_BYTES: Final = 16 << 20
 """Limit of one answer. A longer one is no description."""
@@ -225,7 +222,7 @@ def refusal(
             f"the model server at {url} does not know what it is asked ({said}): the address must end in /v1,"
             f" and it must serve the model {model!r}; see VLM_ASSETS_SERVER_URL and VLM_ASSETS_SERVER_MODEL"
         )
-    if any(sign in plain for sign in _OUT_OF_MEMORY):
+    if _OUT_OF_MEMORY in plain:
         return RequestTooLargeError("out_of_memory", f"the model server has too little memory ({said})")
     if status in (400, 413, 422) and (status == 413 or any(sign in plain for sign in _TOO_LONG)):
         return RequestTooLargeError("prompt_too_long", f"too much for the model server ({said})")
@@ -233,7 +230,7 @@ def refusal(
         return FieldRefusedError(f"the model server does not take {', '.join(fields)} ({said})", fields)
     if status in (429, 503):
         return BusyServerError(f"the model server has too much to do ({said})", retry_after)
-    if status in _OF_THE_REQUEST:
+    if status in (400, 413, 415, 422):  # They blame the request, not the server.
         return EngineError(f"the model server refuses the request ({said})")
     # Redirections too, unpaid bills: whether all requests meet them is for the caller to find out.
     return FailingServerError(f"the model server failed ({said})")
@@ -326,7 +323,10 @@ async def read_answer(response: httpx2.Response, watch: TokenWatch) -> Answer:
         body = await first_bytes(response, MOST_BYTES)
         if len(body) > MOST_BYTES:
             raise FailingServerError(f"the answer has more than {MOST_BYTES} bytes")
-        _take_whole(building, body, kind)
+        whole = _object(body)
+        if not whole.get("choices") and not whole.get("error"):
+            raise FailingServerError(f"the answer ({kind or 'of no kind'}) holds no choice: {_shown(whole)}")
+        building.take(whole)
         watch.token()
         return building.finished()
     try:
@@ -401,17 +401,7 @@ class _Building:
         )
 
 
-def _take_whole(building: _Building, body: bytes, kind: str) -> None:
-    try:
-        event = _object(body.decode())
-    except UnicodeDecodeError:
-        raise FailingServerError(f"the answer is no text: {body[:40]!r}") from None
-    if not event.get("choices") and not event.get("error"):
-        raise FailingServerError(f"the answer ({kind or 'of no kind'}) holds no choice: {_shown(event)}")
-    building.take(event)
-
-
-def _object(text: str) -> Mapping[str, Any]:
+def _object(text: str | bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -424,7 +414,7 @@ def _object(text: str) -> Mapping[str, Any]:
 def _server_error(error: object) -> EngineError:
     said = error.get("message", error) if isinstance(error, Mapping) else error
     text = str(said)[:_SHOWN]
-    if "out of memory" in text.lower():
+    if _OUT_OF_MEMORY in text.lower():
         return RequestTooLargeError("out_of_memory", f"the model server has too little memory: {text}")
     return FailingServerError(f"the server broke off with an error: {text}")
 

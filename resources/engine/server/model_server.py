@@ -117,23 +117,23 @@ def _as_in_proc(host: str, port: int) -> str:
     return f"{struct.unpack('=I', socket.inet_aton(host))[0]:08X}:{port:04X}"
 
 
-def trouble(url: str, api_key: str | None, *, of_this_user: bool = False) -> str | None:
-    """None where the server at ``url`` (up to ``/v1``) is well and takes the key, else why not.
+def trouble(address: ServerAddress) -> str | None:
+    """None where the server is well and takes the key, else why not.
 
     Asked are ``/health`` beside ``/v1``, and ``/v1/models`` with the key: health is shown to anyone. Where
     there is no page of health, the models must be told; else it is enough that the key is taken, for
     transformers' server fails at the list of models on a machine without a cache of them. Proxies of the
-    environment are not used. of_this_user: see ServerAddress.
+    environment are not used.
     """
-    parts = urlsplit(url)
+    parts = urlsplit(address.url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = {"Authorization": f"Bearer {address.api_key}"} if address.api_key else {}
     path = parts.path.rstrip("/")
     try:
         connection = kind(parts.hostname or "", parts.port, timeout=LOOK_SECONDS)
 
         def ask(page: str) -> int:
-            if of_this_user and connection.sock is None:
+            if address.of_this_user and connection.sock is None:
                 connection.connect()
                 _wait_until_taken(connection)
             connection.request("GET", page, headers=headers)

@@ -94,8 +94,7 @@ class OwnedServer:
 
     def check(self) -> None:
         """Return where its processes live and it answers us. Raises ServerDownError."""
-        assert self._record is not None
-        wrong = self._trouble(self._record)
+        wrong = self._trouble()
         if wrong:
             raise ServerDownError(
                 f"The model server of {self._device.id} is down: {wrong}.{self._last_words()}"
@@ -138,7 +137,7 @@ class OwnedServer:
             if not wrong:
                 self._key = self._read_key()
                 record = self._record = self._ready()
-                wrong = self._trouble(record)
+                wrong = self._trouble()
             if not wrong:
                 _log.info(
                     "The model server of %s is used again after %.1f s: %s",
@@ -232,10 +231,12 @@ class OwnedServer:
         except OSError:
             return ""  # nothing then fits
 
-    def _trouble(self, record: ServerRecord) -> str:
+    def _trouble(self) -> str:
         """Why it cannot be worked with now, or nothing."""
+        record = self._record
+        assert record is not None
         if record.supervisor.lives() and record.server is not None and record.server.lives():
-            return trouble(record.url, self._key, of_this_user=True) or ""
+            return trouble(self.address) or ""
         return self._cause("its process is gone")
 
     def _cause(self, otherwise: str) -> str:

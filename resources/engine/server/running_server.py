@@ -214,7 +214,7 @@ class RunningServer:
 
     def _trouble(self) -> str | None:
         """Why it cannot be asked; None if it can. Raises EngineLostError if it serves another model."""
-        wrong = trouble(self._address.url, self._address.api_key)
+        wrong = trouble(self._address)
         if wrong is not None:
             return wrong
         try:

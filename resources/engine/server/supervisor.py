@@ -36,7 +36,13 @@ from pathlib import Path
 from typing import Any
 
 from resources.devices.loaded_servers import ServerFiles, ServerRecord
-from resources.engine.server.model_server import ANOTHER_USER, KEY_VARIABLE, NOT_OUR_KEY, trouble
+from resources.engine.server.model_server import (
+    ANOTHER_USER,
+    KEY_VARIABLE,
+    NOT_OUR_KEY,
+    ServerAddress,
+    trouble,
+)
 from resources.processes import ProcessIdentity, children, die_with, how_it_ended
 from resources.storage.files import write_replacing
 from resources.storage.lock_files import LockFile, taken
@@ -138,7 +144,7 @@ class Supervisor:
             if self._was_idle():
                 return f"nobody used it for {self._order.idle_seconds:.0f} s"
             if self._record.state == "starting":
-                wrong = trouble(self._record.url, self._order.key, of_this_user=True)
+                wrong = trouble(ServerAddress(self._record.url, self._order.key, of_this_user=True))
                 if wrong is None:
                     self._say(replace(self._record, state="ready"))
                 elif wrong.startswith(NOT_OUR_KEY):

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from resources.engine.server.model_server import ANOTHER_USER, belongs_to_this_user, trouble
+from resources.engine.server.model_server import ANOTHER_USER, ServerAddress, belongs_to_this_user, trouble
 
 
 @pytest.fixture(params=["127.0.0.1", "::"])
@@ -51,7 +51,8 @@ def test_another_users_process_at_the_port_gets_no_byte(
     taking.start()
     real = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: real + 1)
-    wrong = trouble(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "the-key", of_this_user=True)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    wrong = trouble(ServerAddress(url, "the-key", of_this_user=True))
     taking.join()
     assert wrong == f"{ANOTHER_USER} (uid {real}), and was sent nothing"
     assert got == [b""]

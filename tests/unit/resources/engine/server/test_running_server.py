@@ -95,7 +95,7 @@ def test_a_server_is_well_if_it_says_so_and_takes_our_key(
     serve: Serve, codes: dict[str, int], key: str, said: str | None
 ) -> None:
     """Health is asked of the server itself, with the key, and why not is a sentence."""
-    assert trouble(serve(codes), key) == said
+    assert trouble(ServerAddress(serve(codes), key)) == said
 
 
 def test_a_server_that_is_back_is_used_again(serve: Serve) -> None:
