@@ -1,4 +1,4 @@
-"""A real HTTP server that takes alerts, goes down, refuses or hangs."""
+"""A real HTTP server that takes alerts, goes down, refuses or hangs; sending to it without a command."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import threading
 import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from resources.alerts.alert import Message
+from resources.alerts.targets import Target
 
 _ID = re.compile(r"^Id: (\S+)$", re.MULTILINE)
 
@@ -98,3 +101,13 @@ class AlertReceiver:
                 left = deadline - time.monotonic()
                 assert left > 0, f"{len(self.messages)} of {count} messages after {seconds} s"
                 self.arrived.wait(left)
+
+
+def send_from_here(target: Target, message: Message, *, seconds: float) -> str | None:
+    """Send as ``targets.send`` does, with apprise in this process."""
+    import apprise
+
+    sender = apprise.Apprise(asset=apprise.AppriseAsset(storage_mode="memory"))
+    sender.add(target.url)
+    taken = sender.notify(message.body, message.title, message.type, body_format="text", timeout=seconds)
+    return None if taken else "it was refused"

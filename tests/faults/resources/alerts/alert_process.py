@@ -2,7 +2,7 @@
 
 It posts the alerts of its order, one by one, delivers, and kills itself before its Nth step (an SQL
 statement, a commit, a send, or the moment after one), or at a step of a name, or is killed after some
-seconds. It reports what it was promised.
+seconds. Apprise's command sends, or with ``send_from_here`` this process. It reports what it was promised.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from resources.alerts import delivery as module
 from resources.alerts.alert import Alert
 from resources.alerts.delivery import Delivered, Delivery
 from resources.alerts.outbox import Outbox
-from resources.alerts.targets import Target
+from resources.alerts.targets import Target, checked_targets
 from resources.state.database import ControlState
+from tests.alert_receiver import send_from_here
+
+# Apprise loads every service: here once, not in each child that sends by itself.
+checked_targets(["json://127.0.0.1"])
 
 
 def alert(number: int, at: float) -> Alert:
@@ -70,6 +74,8 @@ class Steps:
 def work(order: dict, report) -> None:
     """Post one by one, recover what the order says, deliver; report each as it is promised."""
     home = Path(order["home"])
+    if order.get("send_from_here"):
+        module.send = send_from_here
     steps = Steps(order.get("at", 0), order.get("kill_before"))
     steps.install()
     outbox = Outbox(ControlState(home / ".state"))

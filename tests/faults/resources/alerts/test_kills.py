@@ -32,8 +32,8 @@ def test_a_kill_at_every_step_of_delivery_loses_nothing_and_repeats_at_most_one(
         home = posters.new_home()
         del receiver.messages[:]
         posted = posters.run(home, numbers=[0, 1])
-        struck = posters.run(home, numbers=[], deliver=True, at=at)
-        posters.run(home, numbers=[], deliver=True)
+        struck = posters.run(home, numbers=[], deliver=True, send_from_here=True, at=at)
+        posters.run(home, numbers=[], deliver=True, send_from_here=True)
         assert set(receiver.ids) == set(posted.posted), at
         repeated = sum(count - 1 for count in receiver.repeated().values())
         assert repeated <= 1, (at, receiver.repeated())

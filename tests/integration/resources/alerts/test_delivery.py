@@ -9,11 +9,10 @@ import signal
 import time
 from dataclasses import replace
 
-import apprise
 import pytest
 
 from resources.alerts import delivery as module
-from resources.alerts.alert import DAY_SECONDS, Alert, Message
+from resources.alerts.alert import DAY_SECONDS, Alert
 from resources.alerts.delivery import (
     BURST,
     FIRST_WAIT_SECONDS,
@@ -24,8 +23,9 @@ from resources.alerts.delivery import (
     Delivery,
 )
 from resources.alerts.outbox import HISTORY_SECONDS, Outbox
-from resources.alerts.targets import Target, checked_targets, send
+from resources.alerts.targets import checked_targets, send
 from resources.state.database import ControlState, open_state
+from tests.alert_receiver import send_from_here
 
 NOW = 1_790_000_000.0
 SECRET = "s3cret-pw"
@@ -41,14 +41,6 @@ def in_this_process(monkeypatch) -> None:
 def by_command(in_this_process, monkeypatch) -> None:
     """Apprise's own command sends, as outside of tests."""
     monkeypatch.setattr(module, "send", send)
-
-
-def send_from_here(target: Target, message: Message, *, seconds: float) -> str | None:
-    """Send as ``targets.send`` does, with apprise in this process."""
-    sender = apprise.Apprise(asset=apprise.AppriseAsset(storage_mode="memory"))
-    sender.add(target.url)
-    taken = sender.notify(message.body, message.title, message.type, body_format="text", timeout=seconds)
-    return None if taken else "it was refused"
 
 
 def alert(number=0, **more) -> Alert:
