@@ -116,13 +116,14 @@ class Delivery:
         while left > _TIME_FOR_ONE and (found := self._state.write(claim)) is not None:
             claimed, message = found
             answer = send(target, message, seconds=left)
-            if answer is not None and claimed.tries > PATIENT_TRIES:
+            left = deadline - time.monotonic()
+            if answer is not None and claimed.tries > PATIENT_TRIES and left > _TIME_FOR_ONE:
                 answer = send(target, self._in_short(message), seconds=left)
+                left = deadline - time.monotonic()
             if answer is not None:
                 return told, f"{target.name} did not take a message: {answer}"
             told += 1
             self._state.write(partial(_mark_told, target=target.number, claimed=claimed, now=now))
-            left = deadline - time.monotonic()
         return told, ""
 
     def _message(self, connection: sa.Connection, claimed: _Next, address: str | None) -> Message:

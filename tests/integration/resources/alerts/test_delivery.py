@@ -25,6 +25,7 @@ from resources.alerts.delivery import (
 from resources.alerts.outbox import HISTORY_SECONDS, Outbox
 from resources.alerts.targets import checked_targets, send
 from resources.state.database import ControlState, open_state
+from resources.state.tables import alert_targets
 from tests.alert_receiver import send_from_here
 
 NOW = 1_790_000_000.0
@@ -118,8 +119,13 @@ def test_a_target_that_hangs_is_left_when_the_time_is_over(outbox, delivery, rec
     done = deliver(delivery, seconds=2.0)
     assert (done.told, done.waiting) == (0, 1)
     assert "no answer in time" in done.troubles[0]
+    often = alert_targets.update().values(tries=PATIENT_TRIES)
+    outbox.state.write(lambda connection: connection.execute(often).rowcount)
+    before = receiver.requests
+    deliver(delivery, NOW + 100, seconds=2.0)
+    assert receiver.requests == before + 1, "no time is left to say it in short"
     receiver.answer = 200
-    assert deliver(delivery, NOW + 100).told == 1
+    assert deliver(delivery, NOW + 1000).told == 1
     assert receiver.titles == ["alert 0"]
 
 
