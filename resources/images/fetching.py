@@ -65,7 +65,7 @@ Get = Callable[[str], bytes]
 def image_of(folder: S3Folder, name: str) -> bytes:
     """Fetch one image. Raises ImageError for its own fault, StoreAwayError for an outage."""
     try:
-        content = get_quickly(folder, name, most=MAX_OBJECT_BYTES)
+        content = get_quickly(folder, name)
     except tuple(_KINDS) as error:
         raise ImageError(_KINDS[type(error)], f"{error}.") from error
     if not content:
@@ -178,12 +178,12 @@ class Fetcher:
         return self._begun[0] is fetch or held < BYTES_AHEAD
 
 
-def get_quickly(folder: S3Folder, name: str, *, most: int) -> bytes:
+def get_quickly(folder: S3Folder, name: str) -> bytes:
     """The bytes of an object, verified. Raises what ``S3Folder.get`` does."""
     quick = _quick_bucket(client(), folder.bucket)
-    content = quick.get(folder.prefix + name, most)
+    content = quick.get(folder.prefix + name)
     if content is None:
-        content = folder.get(name, most=most)
+        content = folder.get(name, most=MAX_OBJECT_BYTES)
         quick.doubt(folder.address(name))
     else:
         quick.doubts = 0
@@ -199,13 +199,13 @@ class _QuickBucket:
         self._bucket = bucket
         self._store = self._opened()
 
-    def get(self, key: str, most: int) -> bytes | None:
+    def get(self, key: str) -> bytes | None:
         """The bytes, where their MD5 is the object's ETag; None for whatever else there may be."""
         if self._store is None or self.doubts >= MOST_DOUBTS:
             return None
         try:
             answer = self._store.get(key)
-            if answer.meta["size"] > most:
+            if answer.meta["size"] > MAX_OBJECT_BYTES:
                 return None
             content = bytes(answer.bytes())
             etag = str(answer.meta["e_tag"]).strip('"')

@@ -83,10 +83,6 @@ class CopyLag:
     bytes: int = 0
     since: float | None = None
 
-    def seconds(self, now: float) -> float:
-        """How old the oldest is."""
-        return 0.0 if self.since is None else max(0.0, now - self.since)
-
 
 @dataclass(frozen=True)
 class Head:

@@ -6,8 +6,6 @@ from resources.images import fetching
 from resources.images.fetching import get_quickly
 from resources.store.bucket import NoObjectError, ObjectTooLargeError
 
-MOST = 1 << 20
-
 NAMES = [
     "a b.jpg",
     "50%.jpg",
@@ -35,13 +33,13 @@ def test_any_name_is_that_object(bucket, s3_server):
     for number, name in enumerate(NAMES):
         own.put_object(Bucket=bucket.bucket, Key=bucket.prefix + name, Body=b"content %d" % number)
     for number, name in enumerate(NAMES):
-        assert get_quickly(bucket, name, most=MOST) == b"content %d" % number
+        assert get_quickly(bucket, name) == b"content %d" % number
 
 
 def test_an_image_costs_one_request(bucket, s3_server, s3_proxy):
     """Nothing is asked for twice."""
     put(bucket, s3_server, "1.jpg", b"x" * 100_000)
-    assert get_quickly(bucket, "1.jpg", most=MOST) == b"x" * 100_000
+    assert get_quickly(bucket, "1.jpg") == b"x" * 100_000
     assert asked(s3_proxy) == ["GET"]
 
 
@@ -55,17 +53,18 @@ def test_bytes_that_are_not_proved_are_read_again(bucket, s3_server, s3_proxy):
         return passing.pass_on(passing.forward(), b"wrong")
 
     s3_proxy.breaks(wrong_once)
-    assert get_quickly(bucket, "1.jpg", most=MOST) == b"right"
+    assert get_quickly(bucket, "1.jpg") == b"right"
     assert asked(s3_proxy) == ["GET", "GET"]
 
 
-def test_errors_are_those_of_the_ordinary_way(bucket, s3_server):
+def test_errors_are_those_of_the_ordinary_way(bucket, s3_server, monkeypatch):
     """A missing image is missing, and a huge one is not loaded."""
     put(bucket, s3_server, "1.jpg", b"x" * 100)
     with pytest.raises(NoObjectError):
-        get_quickly(bucket, "2.jpg", most=MOST)
+        get_quickly(bucket, "2.jpg")
+    monkeypatch.setattr(fetching, "MAX_OBJECT_BYTES", 99)
     with pytest.raises(ObjectTooLargeError):
-        get_quickly(bucket, "1.jpg", most=99)
+        get_quickly(bucket, "1.jpg")
 
 
 def test_a_bucket_whose_etags_prove_nothing_is_asked_once(bucket, s3_server, s3_proxy, monkeypatch, caplog):
@@ -80,7 +79,7 @@ def test_a_bucket_whose_etags_prove_nothing_is_asked_once(bucket, s3_server, s3_
 
     s3_proxy.breaks(other_etag)
     for _ in range(4):
-        assert get_quickly(bucket, "1.jpg", most=MOST) == b"x"
+        assert get_quickly(bucket, "1.jpg") == b"x"
     assert len(s3_proxy.requests) == 2 + 2 + 1 + 1
     (said,) = caplog.messages
     assert "by boto3 alone" in said
