@@ -23,12 +23,9 @@ _LONGEST_ANSWER = 300
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,30})://", re.IGNORECASE)
 
 
-_COMMAND = (
-    "import ctypes, os; ctypes.CDLL(None).prctl(1, 9); os.getppid() == {} or os._exit(1);"
-    " from apprise.cli import main; main()"
-)
-"""Apprise's command, which ends with the process of this pid (PR_SET_PDEATHSIG): a process that was killed
-cannot note what was sent, so another one sends it again."""
+_COMMAND = "from resources.processes import die_with; die_with({}); from apprise.cli import main; main()"
+"""Apprise's command, which ends with the process of this pid: one that was killed cannot note what was sent,
+so another one sends it again."""
 
 
 class AlertTargetError(ValueError):
