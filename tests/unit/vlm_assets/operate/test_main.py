@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import version
 
 import click
@@ -42,6 +43,7 @@ def test_what_a_terminal_cannot_show_is_shown_escaped(empty):
     assert r"\u2192 " in done.stdout
 
 
+@cache
 def commands() -> dict[str, click.Command]:
     """Every command by what a person types."""
     found = {}
