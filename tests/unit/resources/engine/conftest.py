@@ -1,6 +1,9 @@
 """A tiny Idefics3 with random weights and a byte-level tokenizer, saved as any model folder is."""
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -113,3 +116,28 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def opened_files() -> Callable[[Path], AbstractContextManager[set[str]]]:
+    """Collects the files under a folder that this process opens meanwhile.
+
+    One hook for all tests: a process keeps every hook until it ends.
+    """
+    folders: dict[str, set[str]] = {}
+
+    def hook(event: str, given: tuple) -> None:
+        if folders and event == "open":
+            for folder, opened in folders.items():
+                if str(given[0]).startswith(folder):
+                    opened.add(str(given[0]))
+
+    sys.addaudithook(hook)
+
+    @contextmanager
+    def collected(folder: Path) -> Iterator[set[str]]:
+        opened = folders[str(folder)] = set()
+        yield opened
+        del folders[str(folder)]
+
+    return collected

@@ -159,20 +159,13 @@ def test_vectors_do_not_depend_on_the_batch(embedder, kind, monkeypatch):
     assert np.abs(together - embedder.embed(TEXTS)).max() < allowed
 
 
-def test_what_the_library_opens_is_in_the_digest(dense):
+def test_what_the_library_opens_is_in_the_digest(dense, opened_files):
     """Every file of the folder that is opened while the model loads decides its revision."""
-    program = (
-        "import sys\nopened = set()\n"
-        "sys.addaudithook(lambda event, given: event == 'open' and opened.add(str(given[0])))\n"
-        "from resources.engine.model_source import ModelSource\n"
-        "from resources.engine.models.text_embedding import TextEmbedder\n"
-        "TextEmbedder(ModelSource(sys.argv[1]), device='cpu', pooling=None)\n"
-        "print('\\n'.join(name for name in opened if name.startswith(sys.argv[1])))\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", program, dense], capture_output=True, text=True, check=True)
-    opened = {path for path in ran.stdout.split() if Path(path).is_file()}
-    assert str(dense / "1_Pooling" / "config.json") in opened
-    assert opened <= {str(path) for path in deciding_files(dense)}
+    with opened_files(dense) as opened:
+        TextEmbedder(ModelSource(str(dense)), device="cpu", pooling=None)
+    files = {path for path in opened if Path(path).is_file()}
+    assert str(dense / "1_Pooling" / "config.json") in files
+    assert files <= {str(path) for path in deciding_files(dense)}
 
 
 def test_texts_that_are_cut_off_are_counted(bge):

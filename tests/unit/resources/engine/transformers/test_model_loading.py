@@ -282,22 +282,14 @@ def test_a_model_of_the_hub_is_held_to_the_same(sharded, monkeypatch):
         load_model(ModelSource("owner/name"), AutoModelForImageTextToText, device="cpu")
 
 
-def test_every_file_that_is_opened_is_in_the_revision(model_folder, tmp_path):
+def test_every_file_that_is_opened_is_in_the_revision(model_folder, tmp_path, opened_files):
     """The loader reads no file of a model that could change without another revision."""
+    from transformers import AutoModelForImageTextToText
+
     folder = shutil.copytree(model_folder, tmp_path / "model")
-    script = (
-        "import sys, json\n"
-        "opened = set()\n"
-        "sys.addaudithook(lambda event, args: opened.add(str(args[0])) if event == 'open' else None)\n"
-        "from transformers import AutoModelForImageTextToText\n"
-        "from resources.engine.model_source import ModelSource\n"
-        "from resources.engine.transformers.model_loading import load_model, load_processor\n"
-        "source = ModelSource(sys.argv[1])\n"
-        "load_processor(source), load_model(source, AutoModelForImageTextToText, device='cpu')\n"
-        "print(json.dumps(sorted(opened)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    opened = {path for path in json.loads(done.stdout.splitlines()[-1]) if path.startswith(str(tmp_path))}
+    source = ModelSource(str(folder))
+    with opened_files(tmp_path) as opened:
+        load_processor(source)
+        load_model(source, AutoModelForImageTextToText, device="cpu")
     assert len(opened) > 2
     assert opened <= {str(path) for path in deciding_files(folder)}
