@@ -18,7 +18,8 @@ _ID = re.compile(r"^Id: (\S+)$", re.MULTILINE)
 class AlertReceiver:
     """What a webhook of a person's is to us: apprise's ``json://``. answer: the status, or None to hang.
 
-    refused: titles that are never taken, whatever the answer to others is. times: unix seconds, a message's.
+    refused: titles that are never taken, whatever the answer to others is. hanging: titles at which it hangs.
+    times: unix seconds, a message's.
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,7 @@ class AlertReceiver:
         self.authorizations: list[str | None] = []
         self.answer: int | None = 200
         self.refused: tuple[str, ...] = ()
+        self.hanging: tuple[str, ...] = ()
         self.arrived = threading.Condition()
         self.asked = threading.Event()
         self.released = threading.Event()
@@ -45,7 +47,7 @@ class AlertReceiver:
                 receiver.authorizations.append(self.headers["Authorization"])
                 receiver.requests += 1
                 receiver.asked.set()
-                if receiver.answer is None:
+                if receiver.answer is None or message["title"] in receiver.hanging:
                     receiver.released.wait(60)
                     return
                 if message["title"] in receiver.refused:

@@ -86,9 +86,8 @@ class Delivery:
     def deliver(self, *, now: float, seconds: float, address: str | None) -> Delivered:
         """Tell every target what is new and what is due again.
 
-        now: unix seconds, by which back-off and storms are judged. seconds: after which what hangs is ended;
-        a text that often hangs gets as long again in short. address: of the pages, for links. Raises
-        ControlStateError where nothing can be written down.
+        now: unix seconds, by which back-off and storms are judged. seconds: after which what hangs is ended.
+        address: of the pages, for links. Raises ControlStateError where nothing can be written down.
         """
         numbers = {target.number for target in self.targets}
         known = self._state.read(lambda connection: set(connection.scalars(sa.select(_targets.c.target))))
@@ -115,9 +114,11 @@ class Delivery:
 
         while left > _TIME_FOR_ONE and (found := self._state.write(claim)) is not None:
             claimed, message = found
-            answer = send(target, message, seconds=left)
+            is_bad = claimed.tries > PATIENT_TRIES
+            # A target may hang at a bad text: half of the time is left for the short one.
+            answer = send(target, message, seconds=left / 2 if is_bad else left)
             left = deadline - time.monotonic()
-            if answer is not None and claimed.tries > PATIENT_TRIES and left > _TIME_FOR_ONE:
+            if answer is not None and is_bad and left > _TIME_FOR_ONE:
                 answer = send(target, self._in_short(message), seconds=left)
                 left = deadline - time.monotonic()
             if answer is not None:

@@ -233,7 +233,7 @@ def _pair(
 
 
 def _judged(said: Descriptions, right: Descriptions, fields: Collection[str]) -> dict[str, dict[str, bool]]:
-    """Of each property, whether each of its fields of which that is known is as it should be."""
+    """For each property, which of its fields are right; fields whose truth is not known are left out."""
     return {
         name: {
             key: same((said[name] or {}).get(key), value)

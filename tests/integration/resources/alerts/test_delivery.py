@@ -119,14 +119,21 @@ def test_a_target_that_hangs_is_left_when_the_time_is_over(outbox, delivery, rec
     done = deliver(delivery, seconds=2.0)
     assert (done.told, done.waiting) == (0, 1)
     assert "no answer in time" in done.troubles[0]
-    often = alert_targets.update().values(tries=PATIENT_TRIES)
-    outbox.state.write(lambda connection: connection.execute(often).rowcount)
-    before = receiver.requests
-    deliver(delivery, NOW + 100, seconds=2.0)
-    assert receiver.requests == before + 1, "no time is left to say it in short"
     receiver.answer = 200
     assert deliver(delivery, NOW + 1000).told == 1
     assert receiver.titles == ["alert 0"]
+
+
+@pytest.mark.usefixtures("by_command")
+def test_a_text_at_which_a_target_hangs_is_told_in_short_in_the_same_time(outbox, delivery, receiver):
+    """It holds no later alert up, and takes no more of the tick than any other."""
+    receiver.hanging = ("alert 0",)
+    outbox.post(alert())
+    deliver(delivery, seconds=2.0)
+    often = alert_targets.update().values(tries=PATIENT_TRIES)
+    outbox.state.write(lambda connection: connection.execute(often).rowcount)
+    assert deliver(delivery, NOW + 100, seconds=10.0).told == 1
+    assert receiver.titles == ["An alert that could not be sent here whole"]
 
 
 @pytest.mark.usefixtures("by_command")
