@@ -6,7 +6,7 @@ property_descriptions/KEY.parquet    finished partitions and nothing else: any r
 .staging/ASSET/                      temporary files before their rename
 .journal/ASSET/KEY/GENERATION/       work under way
 .quarantine/ASSET/KEY/               files that did not verify; never deleted by themselves
-.state/                              high-water marks, locks, leases, the control state
+.state/                              high-water marks, version marks, locks, leases, the control state
 .machine.json                        the machine that works here, of a home on a network file system
 """
 
@@ -119,6 +119,11 @@ class AssetFolders:
         return self.home.state / "high_water_marks" / self.name
 
     @cached_property
+    def version_marks(self) -> Path:
+        """Two copies of a mark for each file that was ever published."""
+        return self.home.state / "version_marks" / self.name
+
+    @cached_property
     def locks(self) -> Path:
         """A lock file for each partition that was ever published."""
         return self.home.state / "publication_locks" / self.name
@@ -166,6 +171,11 @@ class PartitionPaths:
     def version(self, number: int) -> Path:
         """The second copy of the published file (0), the version before it (1), the one before that (2)."""
         return self.asset.versions / f"{self.key}.{number}{_PARQUET}"
+
+    @property
+    def version_mark(self) -> Path:
+        """The newest version of the published file, apart from its record."""
+        return self.asset.version_marks / f"{self.key}.json"
 
     @property
     def publication_lock(self) -> Path:

@@ -1,0 +1,128 @@
+"""The version mark: the newest version of a file that was ever durable here, kept apart from that file.
+
+A file that was put back to an older version is whole, and its digest fits. Only something beside it can say
+that a newer one existed. The mark is never the truth about the data: a mark that is behind is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+from resources.storage.files import make_directory, write_replacing
+from resources.storage.sealed_json import BrokenSealError, read_sealed, sealed
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class VersionMark:
+    """The newest version of one file.
+
+    ``name`` says of which: ``ASSET/KEY``. ``sequence`` counts its versions from 1. ``digest`` is that of the
+    version's content. ``marked_at`` is UTC, ISO 8601.
+    """
+
+    name: str
+    sequence: int
+    digest: str
+    marked_at: str
+
+    @classmethod
+    def now(cls, name: str, sequence: int, digest: str) -> VersionMark:
+        """A mark for a version that is durable now."""
+        return cls(name, sequence, digest, datetime.now(UTC).isoformat(timespec="milliseconds"))
+
+
+@dataclass(frozen=True)
+class MarkReading:
+    """The highest mark in the two copies, and the copies that hold no mark of this name."""
+
+    mark: VersionMark | None
+    damaged: tuple[Path, ...]
+
+
+class Standing(StrEnum):
+    """How a file that verifies stands to its mark."""
+
+    CURRENT = "current"
+    """It is the version that was marked."""
+    NEWER = "newer"
+    """The mark is behind: a process was killed before it marked, or ``.state`` is an older copy."""
+    OLDER = "older"
+    """A newer version was durable here: this one was put back."""
+    OTHER = "other"
+    """It has the sequence number of the marked version, and is not that version."""
+
+
+def standing(mark: VersionMark | None, sequence: int, digest: str) -> Standing:
+    """Compare a version with the mark. Without a mark every version is a newer one."""
+    if mark is None or sequence > mark.sequence:
+        return Standing.NEWER
+    if sequence < mark.sequence:
+        return Standing.OLDER
+    return Standing.CURRENT if digest == mark.digest else Standing.OTHER
+
+
+def mark_copies(path: Path) -> tuple[Path, Path]:
+    """The two copies of a mark: ``path`` itself and one beside it."""
+    return path, path.with_name(f"{path.stem}.copy{path.suffix}")
+
+
+def read_version_mark(path: Path, *, name: str) -> MarkReading:
+    """Read both copies. A mark of another name counts as damaged: its file is in the wrong place.
+
+    Raises FormatVersionError where a newer version of this program wrote a copy.
+    """
+    readings = list(_read_copies(path, name))
+    marks = [mark for _, mark in readings if mark is not None]
+    damaged = tuple(copy for copy, mark in readings if mark is None)
+    return MarkReading(max(marks, key=lambda mark: mark.sequence, default=None), damaged)
+
+
+def raise_version_mark(path: Path, mark: VersionMark) -> bool:
+    """Have both copies say ``mark``, durably, unless they say a higher version: a mark is never lowered here.
+
+    Returns whether anything was written. Raises OSError, FormatVersionError. Only for the one process that
+    may write the marked file.
+    """
+    reading = read_version_mark(path, name=mark.name)
+    if reading.mark is not None and standing(reading.mark, mark.sequence, mark.digest) is not Standing.NEWER:
+        mark = reading.mark
+    return _write_copies(path, mark)
+
+
+def lower_version_mark(path: Path, mark: VersionMark) -> None:
+    """Have both copies say ``mark``, whatever they say: a person accepts that newer versions are gone."""
+    _write_copies(path, mark)
+
+
+def _read_copies(path: Path, name: str) -> Iterator[tuple[Path, VersionMark | None]]:
+    for copy in mark_copies(path):
+        try:
+            mark = VersionMark(**read_sealed(copy, format_=FORMAT))
+        except FileNotFoundError:
+            continue
+        except (BrokenSealError, OSError, TypeError):
+            yield copy, None
+        else:
+            yield copy, mark if mark.name == name else None
+
+
+def _write_copies(path: Path, mark: VersionMark) -> bool:
+    """Write the copies that differ, one after the other: a write that is torn leaves the other copy."""
+    data = sealed(asdict(mark), format_=FORMAT)
+    make_directory(path.parent)
+    is_written = False
+    for copy in mark_copies(path):
+        try:
+            is_written_already = copy.read_bytes() == data
+        except OSError:
+            is_written_already = False
+        if not is_written_already:
+            write_replacing(copy, data)
+            is_written = True
+    return is_written

@@ -1,0 +1,113 @@
+"""A version mark outlives damage to one copy, is never lowered by itself, and tells old from new."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from resources.storage.sealed_json import FormatVersionError, seal, unseal
+from resources.storage.version_mark import (
+    Standing,
+    VersionMark,
+    lower_version_mark,
+    mark_copies,
+    raise_version_mark,
+    read_version_mark,
+    standing,
+)
+
+NAME = "property_catalog/catalog"
+
+
+def mark(sequence: int, digest: str = "d", name: str = NAME) -> VersionMark:
+    return VersionMark.now(name, sequence, digest)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "digest", "wanted"),
+    [
+        (3, "d", Standing.CURRENT),
+        (3, "e", Standing.OTHER),
+        (2, "d", Standing.OLDER),
+        (2, "e", Standing.OLDER),
+        (4, "d", Standing.NEWER),
+        (4, "e", Standing.NEWER),
+    ],
+)
+def test_a_version_is_told_from_the_marked_one(sequence: int, digest: str, wanted: Standing) -> None:
+    """An older whole file is never taken for the newest one."""
+    assert standing(mark(3), sequence, digest) is wanted
+    assert standing(None, sequence, digest) is Standing.NEWER
+
+
+def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Both copies say the same; writing it again writes nothing."""
+    path, written = tmp_path / "marks" / "catalog.json", mark(3)
+    assert raise_version_mark(path, written)
+    assert read_version_mark(path, name=NAME).mark == written
+    assert [copy.read_bytes() for copy in mark_copies(path)] == [path.read_bytes()] * 2
+    assert not raise_version_mark(path, mark(3))
+    assert not raise_version_mark(path, mark(2))
+    assert read_version_mark(path, name=NAME).mark == written
+
+
+def test_a_mark_is_not_lowered_but_by_a_person(tmp_path: Path) -> None:
+    """A start that sees older data leaves the mark; accepting the loss lowers it."""
+    path = tmp_path / "catalog.json"
+    raise_version_mark(path, mark(5))
+    raise_version_mark(path, mark(4))
+    raise_version_mark(path, mark(5, "another"))
+    found = read_version_mark(path, name=NAME).mark
+    assert found is not None
+    assert (found.sequence, found.digest) == (5, "d")
+    lower_version_mark(path, mark(4))
+    found = read_version_mark(path, name=NAME).mark
+    assert found is not None
+    assert found.sequence == 4
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("damage", ["flip", "empty", "gone", "folder", "foreign", "older"])
+def test_one_copy_is_enough_and_the_other_comes_back(tmp_path: Path, number: int, damage: str) -> None:
+    """The highest readable copy counts; the next raise writes the damaged one anew."""
+    path, written = tmp_path / "catalog.json", mark(7)
+    raise_version_mark(path, written)
+    copy = mark_copies(path)[number]
+    if damage == "flip":
+        data = bytearray(copy.read_bytes())
+        data[len(data) // 2] ^= 1
+        copy.write_bytes(data)
+    elif damage == "empty":
+        copy.write_bytes(b"")
+    elif damage == "gone":
+        copy.unlink()
+    elif damage == "folder":
+        copy.unlink()
+        copy.mkdir()
+    elif damage == "foreign":
+        raise_version_mark(tmp_path / "other.json", mark(9, name="property_descriptions/0-9"))
+        copy.write_bytes((tmp_path / "other.json").read_bytes())
+    else:
+        raise_version_mark(tmp_path / "old.json", mark(6))
+        copy.write_bytes((tmp_path / "old.json").read_bytes())
+    reading = read_version_mark(path, name=NAME)
+    assert reading.mark == written
+    assert reading.damaged == (() if damage in ("gone", "older") else (copy,))
+    if damage == "folder":
+        copy.rmdir()
+    assert raise_version_mark(path, written)
+    assert copy.read_bytes() == mark_copies(path)[1 - number].read_bytes()
+
+
+def test_a_mark_of_a_newer_program_is_refused(tmp_path: Path) -> None:
+    """It is not damaged, and must not be written over."""
+    path = tmp_path / "catalog.json"
+    raise_version_mark(path, mark(1))
+    content = unseal(path.read_bytes())
+    path.write_bytes(seal(json.dumps({**content, "format": 99}).encode()))
+    before = path.read_bytes()
+    with pytest.raises(FormatVersionError, match="a newer version wrote it"):
+        raise_version_mark(path, mark(2))
+    assert path.read_bytes() == before
