@@ -38,7 +38,7 @@ class VersionMark:
 
 
 @dataclass(frozen=True)
-class MarkReading:
+class VersionMarkReading:
     """The highest mark in the two copies, and the copies that hold no mark of this name."""
 
     mark: VersionMark | None
@@ -72,7 +72,7 @@ def mark_copies(path: Path) -> tuple[Path, Path]:
     return path, path.with_name(f"{path.stem}.copy{path.suffix}")
 
 
-def read_version_mark(path: Path, *, name: str) -> MarkReading:
+def read_version_mark(path: Path, *, name: str) -> VersionMarkReading:
     """Read both copies. A mark of another name counts as damaged: its file is in the wrong place.
 
     Raises FormatVersionError where a newer version of this program wrote a copy.
@@ -80,7 +80,7 @@ def read_version_mark(path: Path, *, name: str) -> MarkReading:
     readings = list(_read_copies(path, name))
     marks = [mark for _, mark in readings if mark is not None]
     damaged = tuple(copy for copy, mark in readings if mark is None)
-    return MarkReading(max(marks, key=lambda mark: mark.sequence, default=None), damaged)
+    return VersionMarkReading(max(marks, key=lambda mark: mark.sequence, default=None), damaged)
 
 
 def raise_version_mark(path: Path, mark: VersionMark) -> bool:
