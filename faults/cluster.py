@@ -71,7 +71,7 @@ from vlm_assets.config.settings import load_settings
 settings = load_settings()
 launched = Path(sys.argv[2])
 if not launched.exists():
-    api = DagsterApi(running_address(settings.dagster_home))
+    api = DagsterApi(running_address(settings.dagster_home), settings.dagster_home)
     keys = [one.key for one in Catalog.open(settings.home).ranges]
     config = {{"ops": {{asset: {{"config": json.loads(sys.argv[1])}} for asset in {ASSETS!r}}}}}
     launched.write_text(api.launch_backfill({ASSETS!r}, keys, title="all", tags={{}}, run_config=config))
@@ -81,7 +81,10 @@ def is_unfinished():
     # Dagster, or its database, may be away: it goes on with the backfill when it is back.
     try:
         address = running_address(settings.dagster_home)
-        return address is None or DagsterApi(address).backfill(backfill, {ASSETS[0]!r}).unfinished
+        if address is None:
+            return True
+        api = DagsterApi(address, settings.dagster_home)
+        return api.backfill(backfill, {ASSETS[0]!r}).unfinished
     except DagsterApiError as error:
         print(error, flush=True)
         return True

@@ -22,7 +22,7 @@ from vlm_assets.assets.property_catalog import record_catalog
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, free_port
+from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server
 
 RANGE_SIZE = 6
 FIRST_RANGES = 3
@@ -107,9 +107,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         "VLM_ASSETS_COMMIT_SECONDS": "0.5",
         "VLM_ASSETS_ALERT_TARGETS": receiver.url(),
     }
-    with dagster_server(
-        home, dagster_home, port=free_port(3300), grace_seconds=10.0, environment=told
-    ) as server:
+    with dagster_server(home, dagster_home, port=3300, grace_seconds=10.0, environment=told) as server:
         server.start_pages()
         yield Desk(home, server, listing, receiver)
     receiver.down()

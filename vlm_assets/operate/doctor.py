@@ -543,11 +543,12 @@ def _dagster(settings: Settings) -> Said:
         silent = Ticks(control_state(settings)).silence(now=time.time())
         if silent is not None:
             yield "error", f"{silent.title}: {silent.found}. {silent.next_step}"
-        if DagsterApi(address).definitions_loaded():
+        api = DagsterApi(address, settings.dagster_home)
+        if api.definitions_loaded():
             yield "ok", f"Dagster runs at {address} and has the definitions."
         else:
             yield "error", f"Dagster at {address} does not have the definitions: see its log, start it again."
-        yield from queue_findings(DagsterApi(address), places(settings))
+        yield from queue_findings(api, places(settings))
         return
     environment = {**os.environ, f"{PREFIX}HOME": str(settings.home)}
     environment.pop("DAGSTER_HOME", None)

@@ -36,7 +36,7 @@ def metrics_of(settings: Settings) -> CollectorRegistry:
     descriptions = settings.descriptions.name
     standing = Outbox(control_state(settings)).open_subjects().values()
     alerts: Counter[str] = Counter(one.severity for one in standing)
-    runs = _runs(status.dagster)
+    runs = _runs(status.dagster, settings.dagster_home)
     gauges = _Gauges(str(settings.home))
     gauges.add("status_timestamp_seconds", "When these figures were read, in unix time.", status.at)
     gauges.add("properties", "Properties in the catalogue.", status.properties)
@@ -136,11 +136,11 @@ def _state_of(device: DeviceStatus) -> str:
     return "working" if device.partition is not None else "free" if device.is_here else "away"
 
 
-def _runs(address: str | None) -> dict[tuple[str, ...], float] | None:
+def _runs(address: str | None, dagster_home: Path) -> dict[tuple[str, ...], float] | None:
     """How many runs Dagster has in each status; None where it does not answer."""
     if address is None:
         return None
-    api = DagsterApi(address)
+    api = DagsterApi(address, dagster_home)
     try:
         return {(status.lower(),): api.runs_in(status) for status in RUN_STATUSES}
     except DagsterApiError:

@@ -491,7 +491,7 @@ def _compute(current: Settings, found: Audit, repairs: Sequence[Repair], tell: C
         )
         return False
     for one in wanted:
-        backfill = DagsterApi(address).launch_backfill(
+        backfill = DagsterApi(address, current.dagster_home).launch_backfill(
             one.assets,
             one.keys,
             title=f"repair: {len(one.keys)} partitions",

@@ -321,7 +321,7 @@ def run_partitions(
     with interruptible():
         try:
             console.print(f"Dagster runs on this home already: {address}")
-            work = _backfill(DagsterApi(address), settings, keys, run_config)
+            work = _backfill(DagsterApi(address, settings.dagster_home), settings, keys, run_config)
             summary = _follow(work, lambda: None, console)
         except KeyboardInterrupt:
             console.print(f"\nThe backfill goes on in {address}; `vlm-assets status` shows how far it is.")

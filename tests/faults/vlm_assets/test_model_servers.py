@@ -40,7 +40,7 @@ def test_the_end_of_dagster_ends_its_model_servers(home: Path) -> None:
     """After `make run`, or `vlm-assets serve`, nothing stays on the devices."""
     servers = LoadedServers(home / ".state")
     (home / "dagster").mkdir()
-    with dagster_server(home, home / "dagster", port=1, grace_seconds=0.5):
+    with dagster_server(home, home / "dagster", port=3770, grace_seconds=0.5):
         assert [one.device for one in servers.living()] == ["cpu-0"]
     assert not list(servers.living())
 

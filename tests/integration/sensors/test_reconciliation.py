@@ -24,7 +24,7 @@ from sensors.partition_history import PartitionHistory
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import dagster_server, free_port
+from vlm_assets.operate.dagster_server.server import dagster_server
 
 DESCRIPTIONS = "property_descriptions"
 PROPERTIES = 64
@@ -55,9 +55,7 @@ def serve(home: Path, *, slots: int = 2, devices: str = "cpu:2"):
     catalog = Catalog.open(home)
     prepare_dagster_home(home / "dagster", catalog_id=catalog.catalog_id, slots=slots)
     environment = {**STEPS, "VLM_ASSETS_DEVICES": devices}
-    return dagster_server(
-        home, home / "dagster", port=free_port(3500), grace_seconds=5.0, environment=environment
-    )
+    return dagster_server(home, home / "dagster", port=3500, grace_seconds=5.0, environment=environment)
 
 
 def wait_until(server, reached, what, seconds=240.0):

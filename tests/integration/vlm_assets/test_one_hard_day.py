@@ -50,9 +50,9 @@ class Day:
     @contextmanager
     def dagster(self) -> Iterator[DagsterServer]:
         """A running Dagster with its daemon, as `vlm-assets serve` starts it."""
-        port = prepare_home(self.home, self.dagster_home, slots=2, port=3500, console=Console(quiet=True))
+        prepare_home(self.home, self.dagster_home, slots=2, console=Console(quiet=True))
         with dagster_server(
-            self.home, self.dagster_home, port=port, grace_seconds=10.0, environment=SMALL_STEPS
+            self.home, self.dagster_home, port=3500, grace_seconds=10.0, environment=SMALL_STEPS
         ) as server:
             server.start_pages()
             server.start_daemon()

@@ -12,7 +12,7 @@ from resources.devices import leases
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.operate.audit import audit
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import dagster_server, free_port
+from vlm_assets.operate.dagster_server.server import dagster_server
 from vlm_assets.operate.main import app
 
 KEY = "000000000-000000007"
@@ -44,7 +44,7 @@ def test_a_repair_is_launched_in_the_running_dagster(materialized, monkeypatch):
     monkeypatch.setenv("VLM_ASSETS_DEVICES", "cpu:1")
     desk.file.unlink()
     desk.paths.version(0).unlink()
-    with dagster_server(home, dagster_home, port=free_port(3700)) as server:
+    with dagster_server(home, dagster_home, port=3700) as server:
         server.start_pages()
         done = CliRunner().invoke(app, ["repair", "--yes"])
         assert done.exit_code == 0, done.output

@@ -17,7 +17,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.operate.dagster_server.api import CodeLocationError
 from vlm_assets.operate.dagster_server.home import POOL, prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, free_port
+from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server
 from vlm_assets.operate.doctor import queue_findings
 from vlm_assets.operate.main import app
 
@@ -65,7 +65,7 @@ def running(listing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     ingest(first, home, range_size=1)
     dagster_home = home / "dagster"
     prepare_dagster_home(dagster_home, catalog_id=Catalog.open(home).catalog_id, slots=1)
-    with dagster_server(home, dagster_home, port=free_port(3400), grace_seconds=10.0) as server:
+    with dagster_server(home, dagster_home, port=3400, grace_seconds=10.0) as server:
         server.start_pages()
         yield Running(home, uneven, server)
 

@@ -22,7 +22,7 @@ from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_assets.config.settings import load_settings
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, free_port
+from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server
 
 DESCRIPTIONS = "property_descriptions"
 PROPERTIES = 500
@@ -75,9 +75,7 @@ def test_sigterm_commits_what_is_finished_and_the_next_start_goes_on(listing: Pa
     def holds(pid: int) -> bool:
         return any(held.record is not None and held.record.pid == pid for held in leases().holders())
 
-    with dagster_server(
-        home, dagster_home, port=free_port(3750), grace_seconds=10.0, environment=SETTINGS
-    ) as server:
+    with dagster_server(home, dagster_home, port=3750, grace_seconds=10.0, environment=SETTINGS) as server:
         server.start_pages()
         server.api.launch_backfill([DESCRIPTIONS], [KEY], title="first", tags={})
         server.start_daemon()

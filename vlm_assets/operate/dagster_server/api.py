@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vlm_assets.operate.dagster_server.home import running_address
+from vlm_assets.operate.dagster_server.home import HOME_HEADER, home_id, running_address
+
+if TYPE_CHECKING:
+    import httpx2
 
 LAUNCHED_BY = "vlm-assets/launched-by"
 """Tag of a backfill: which command launched it."""
@@ -24,6 +27,10 @@ class DagsterApiError(RuntimeError):
 
 class DagsterUnreachableError(DagsterApiError):
     """No webserver answers at the address (yet)."""
+
+
+class OtherHomeError(DagsterApiError):
+    """What answers at the address is not the Dagster of this home; nothing was asked of it."""
 
 
 class CodeLocationError(DagsterApiError):
@@ -71,21 +78,29 @@ class Queue:
 
 
 class DagsterApi:
-    """The Dagster whose pages are at ``url`` (http://127.0.0.1:3000)."""
+    """The Dagster of a ``dagster_home``, whose pages are at ``url`` (http://127.0.0.1:3000)."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, dagster_home: Path) -> None:
         self.url = url
+        self._dagster_home = dagster_home
 
     def ask(self, query: str, **variables: object) -> dict[str, Any]:
-        """The data of a GraphQL query. Raises DagsterUnreachableError, DagsterApiError."""
+        """The data of a GraphQL query. Raises DagsterUnreachableError, OtherHomeError, DagsterApiError.
+
+        The server says first whose pages these are: the Dagster of another home is asked nothing.
+        """
         import httpx2
 
         asked = {"query": query, "variables": variables}
         try:
+            mark = {HOME_HEADER: home_id(self._dagster_home)}
             # Loopback: a proxy from the environment would only be in the way.
-            response = httpx2.post(f"{self.url}/graphql", json=asked, timeout=_SECONDS, trust_env=False)
-        except httpx2.HTTPError as error:
+            with httpx2.Client(base_url=self.url, headers=mark, timeout=_SECONDS, trust_env=False) as client:
+                self._refuse_other_home(client.get("/server_info"), mark)
+                response = client.post("/graphql", json=asked)
+        except (httpx2.HTTPError, OSError) as error:
             raise DagsterUnreachableError(f"Dagster does not answer at {self.url}: {error}") from error
+        self._refuse_other_home(response, mark)
         if response.is_error:
             raise DagsterApiError(f"{self.url} answered {response.status_code}: {response.text[:2000]!r}")
         answer = response.json()
@@ -93,6 +108,14 @@ class DagsterApi:
             raise DagsterApiError("; ".join(str(error["message"]) for error in answer["errors"]))
         data: dict[str, Any] = answer["data"]
         return data
+
+    def _refuse_other_home(self, response: httpx2.Response, mark: Mapping[str, str]) -> None:
+        if response.headers.get(HOME_HEADER) != mark[HOME_HEADER]:
+            raise OtherHomeError(
+                f"At {self.url} the Dagster of another home answers, or another program, not the one of"
+                f" {self._dagster_home}. Nothing was asked of it and nothing was changed. Start this home's"
+                " Dagster on another port: `vlm-assets serve --port PORT`."
+            )
 
     def definitions_loaded(self) -> bool:
         """Whether the definitions are there. Raises CodeLocationError where they failed to load."""
@@ -281,7 +304,7 @@ def reload_running(dagster_home: Path) -> str:
     if address is None:
         return BY_HAND
     try:
-        DagsterApi(address).reload_definitions()
+        DagsterApi(address, dagster_home).reload_definitions()
     except DagsterApiError as error:
         why = str(error).rstrip(".")
         return f"Dagster at {address} did not take the new ranges: {why}. Try Deployment > Reload there."

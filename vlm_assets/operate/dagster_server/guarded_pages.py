@@ -1,7 +1,7 @@
 """Dagster's pages behind a guard, which judges who may ask them, from which page, and in which form.
 
-``python -m vlm_assets.operate.dagster_server.guarded_pages HOST PORT WORKSPACE`` is the process that
-``make run`` and ``vlm-assets serve`` start.
+``python -m vlm_assets.operate.dagster_server.guarded_pages SOCKET WORKSPACE`` is the process that
+``make run`` and ``vlm-assets serve`` start. SOCKET: the number of an inherited socket that listens already.
 
 The pages have no login and listen on loopback. A browser on this machine can reach them on behalf of any web
 site that it shows. So a request is judged by headers that a foreign site's script can neither set nor omit:
@@ -12,12 +12,16 @@ site that it shows. So a request is judged by headers that a foreign site's scri
 - ``Sec-Fetch-Site``: another site may open a page (a link in a mail), and do nothing else.
 - A request that changes something must be ``application/json``. A browser sends that to another origin only
   after a preflight request, which is refused here.
+- ``X-Vlm-Assets-Home``, which our own commands send, must be the id of the home whose pages these are. Each
+  answer has it too, so that no command asks another home's Dagster on a port that has changed hands.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import socket
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -28,6 +32,7 @@ from starlette.responses import PlainTextResponse
 
 from sensors.dagster_internals.pages import GRAPHQL, REPORTS, pages
 from vlm_assets.config.settings import current_settings
+from vlm_assets.operate.dagster_server.home import HOME_HEADER, home_id
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -45,7 +50,7 @@ class WebGuard:
 
     allowed_hosts: names under which the pages may be asked, beside the loopback names. posted: paths that
     answer POST only, whatever the application itself would do with a GET. with_header: beginnings of paths
-    that need the header ``X-Vlm-Assets``.
+    that need the header ``X-Vlm-Assets``. home_id: of the home whose pages these are (``home.home_id``).
     """
 
     def __init__(
@@ -55,11 +60,16 @@ class WebGuard:
         allowed_hosts: Collection[str] = (),
         posted: Collection[str] = (),
         with_header: Collection[str] = (),
+        home_id: str | None = None,
     ) -> None:
         self._app = app
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._posted = frozenset(posted)
         self._with_header = tuple(with_header)
+        self._home_id = home_id
+        self._answer_headers = [(b"x-frame-options", b"SAMEORIGIN")]
+        if home_id is not None:
+            self._answer_headers.append((HOME_HEADER.encode(), home_id.encode()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request or websocket."""
@@ -68,16 +78,19 @@ class WebGuard:
             return
         refusal = self._refusal(scope)
         if refusal is None:
-            await self._app(scope, receive, _unframed(send))
+            await self._app(scope, receive, self._with_answer_headers(send))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal[1][:120]})
         else:
             answer = PlainTextResponse(f"{refusal[1]}\n", refusal[0], {"cache-control": "no-store"})
-            await answer(scope, receive, send)
+            await answer(scope, receive, self._with_answer_headers(send))
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         """The status and the sentence of a refusal; None for a request that may pass."""
         headers = Headers(scope=scope)
+        asked_home = _only(headers, HOME_HEADER)
+        if asked_home is not None and asked_home != self._home_id:
+            return 421, "These are the pages of another home. Nothing was done."
         host = _only(headers, "host")
         if host is None or not self._is_allowed(host):
             return 403, (
@@ -107,6 +120,19 @@ class WebGuard:
             return 415, "A request that changes something must be of the content type application/json."
         return None
 
+    def _with_answer_headers(self, send: Send) -> Send:
+        """Say whose pages these are, and let no other site show one inside its own.
+
+        A person would click on a page inside another one unknowingly.
+        """
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), *self._answer_headers]
+            await send(message)
+
+        return with_headers
+
     def _is_allowed(self, host: str) -> bool:
         matched = _HOST.fullmatch(host)
         if matched is None:
@@ -126,27 +152,21 @@ def _only(headers: Headers, name: str, missing: str | None = None) -> str | None
     return missing if not found else ", ".join(found)
 
 
-def _unframed(send: Send) -> Send:
-    """Let no other site show a page inside its own, where a person would click on it unknowingly."""
-
-    async def with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", []), (b"x-frame-options", b"SAMEORIGIN")]
-        await send(message)
-
-    return with_headers
-
-
 def main(arguments: Sequence[str]) -> None:
     """Serve the pages until SIGTERM."""
     import uvicorn
 
-    host, port, workspace = arguments
-    with pages(Path(workspace)) as app:
+    descriptor, workspace = arguments
+    with socket.socket(fileno=int(descriptor)) as listening, pages(Path(workspace)) as app:
+        listening.set_inheritable(False)
         guarded = WebGuard(
-            app, allowed_hosts=current_settings().hosts, posted=[GRAPHQL], with_header=[REPORTS]
+            app,
+            allowed_hosts=current_settings().hosts,
+            posted=[GRAPHQL],
+            with_header=[REPORTS],
+            home_id=home_id(Path(os.environ["DAGSTER_HOME"])),
         )
-        uvicorn.run(guarded, host=host, port=int(port), log_level="warning")
+        uvicorn.Server(uvicorn.Config(guarded, log_level="warning")).run(sockets=[listening])
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ _CATALOG_ID = "catalog_id"
 _LOCK = "running.lock"
 _LOOK_SECONDS = 0.2
 
+HOME_HEADER = "x-vlm-assets-home"
+"""Header of each request and each answer: the ``home_id`` of the home that is meant, or that answers."""
+
 POOL = "gpu"
 """The concurrency pool of every run that needs a device."""
 
@@ -175,6 +178,16 @@ def only_dagster(dagster_home: Path, *, wait_seconds: float) -> Iterator[LockFil
 def note_address(dagster_home: Path, url: str) -> None:
     """Say in the lock's file who holds it and where its pages are."""
     (dagster_home / _LOCK).write_text(json.dumps({"pid": os.getpid(), "url": url}))
+
+
+def home_id(dagster_home: Path) -> str:
+    """What tells this Dagster home from all others of this machine, over restarts: the lock's inode.
+
+    A copy of a home has another one, as have two homes with one catalogue; it cannot be lost or copied.
+    Raises OSError where no Dagster has run on this home yet.
+    """
+    status = (dagster_home / _LOCK).stat()
+    return f"{status.st_dev}-{status.st_ino}"
 
 
 def running_address(dagster_home: Path) -> str | None:

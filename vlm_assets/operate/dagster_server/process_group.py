@@ -90,8 +90,12 @@ class ProcessGroup:
         environment: Mapping[str, str],
         directory: Path,
         log: Path,
+        pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start a process of the group in ``directory``; its output goes to ``log``, after what is there."""
+        """Start a process of the group in ``directory``; its output goes to ``log``, after what is there.
+
+        pass_fds: file descriptors that it inherits under the same numbers.
+        """
         # Appending: whatever the children hold open, they write at the end of what is left of it.
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -102,6 +106,7 @@ class ProcessGroup:
                 env=dict(environment),
                 cwd=directory,
                 process_group=self.id,
+                pass_fds=pass_fds,
             )
         self._children.append(_Child(name, process, os.pidfd_open(process.pid), log))
 

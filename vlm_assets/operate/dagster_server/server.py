@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,7 +83,7 @@ class DagsterServer:
         self,
         group: ProcessGroup,
         *,
-        port: int,
+        listening: socket.socket,
         dagster_home: Path,
         scratch: Path,
         environment: Mapping[str, str],
@@ -92,12 +92,12 @@ class DagsterServer:
         # Not "logs": Dagster empties a folder of that name.
         self.logs = dagster_home / "process_logs"
         self.logs.mkdir(exist_ok=True)
-        self.api = DagsterApi(f"http://{_HOST}:{port}")
+        self.api = DagsterApi(_address_of(listening), dagster_home)
         self._environment = environment
-        self._port = port
+        self._listening = listening
         self._socket = scratch / "code-server"
         self._workspace = scratch / "workspace.yaml"
-        self._dagster_home = dagster_home
+        self.dagster_home = dagster_home
         self._next_look = 0.0
         self._next_look_at_databases = 0.0
         self._workspace.write_text(
@@ -127,8 +127,11 @@ class DagsterServer:
         self._start(
             "webserver",
             sys.executable, "-m", "vlm_assets.operate.dagster_server.guarded_pages",
-            _HOST, str(self._port), self._workspace,
+            str(self._listening.fileno()), self._workspace,
+            pass_fds=[self._listening.fileno()],
         )  # fmt: skip
+        # The webserver's alone from here on: who asks is refused, not kept waiting, once that has ended.
+        self._listening.close()
         while not self._loaded():
             self.group.watch(_LOOK_SECONDS)
 
@@ -164,7 +167,7 @@ class DagsterServer:
         began = time.monotonic()
         if began < self._next_look_at_databases:
             return
-        for one in damages(self._dagster_home):
+        for one in damages(self.dagster_home):
             raise DamagedDatabaseError(
                 f"Dagster's database {one.path} is damaged ({one.why}). Finished work is safe. Start Dagster"
                 " again: the database is set aside and a new one is filled from disk."
@@ -189,7 +192,7 @@ class DagsterServer:
         except DagsterUnreachableError:
             return False
 
-    def _start(self, name: str, *command: str | Path) -> None:
+    def _start(self, name: str, *command: str | Path, pass_fds: Sequence[int] = ()) -> None:
         log = self.logs / f"{name}.log"
         if log.exists():
             log.replace(log.with_suffix(".log.1"))
@@ -199,9 +202,14 @@ class DagsterServer:
             environment=self._environment,
             # Not the person's folder: Dagster puts it first on the module path, where a folder named
             # resources would shadow ours. The checkout's own is there for a schema module in it.
-            directory=CHECKOUT if IS_CHECKOUT else self._dagster_home,
+            directory=CHECKOUT if IS_CHECKOUT else self.dagster_home,
             log=log,
+            pass_fds=pass_fds,
         )
+
+
+def _address_of(listening: socket.socket) -> str:
+    return f"http://{_HOST}:{listening.getsockname()[1]}"
 
 
 def _program(name: str) -> Path:
@@ -220,12 +228,14 @@ def dagster_server(
 ) -> Iterator[DagsterServer]:
     """The Dagster of a prepared ``dagster_home``, nothing started yet; all of it ends with the context.
 
-    So do the model servers of the home. environment: in addition to this process's own. Raises
+    So do the model servers of the home. port: for the pages; where it is taken, the next one that is free.
+    It is this Dagster's from here on. environment: in addition to this process's own. Raises
     DagsterHomeError.
     """
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(only_dagster(dagster_home, wait_seconds=grace_seconds + 5.0))
         stack.enter_context(only_machine_that_serves(control_state(load_settings(home=home))))
+        listening = stack.enter_context(_listen(port))
         # A socket's path may have 107 characters, so it cannot lie in the home.
         scratch = Path(tempfile.mkdtemp(prefix="vlm-assets-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
@@ -234,7 +244,7 @@ def dagster_server(
         group = stack.enter_context(ProcessGroup(grace_seconds=grace_seconds, keep_open=lock.fileno()))
         server = DagsterServer(
             group,
-            port=port,
+            listening=listening,
             dagster_home=dagster_home,
             scratch=scratch,
             environment={
@@ -251,25 +261,24 @@ def dagster_server(
         yield server
 
 
-def free_port(wanted: int) -> int:
-    """``wanted`` if nothing listens there on loopback, else the next one that is free."""
-    for port in range(wanted, wanted + _PORTS_TRIED):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((_HOST, port))
-            except (OSError, OverflowError):
-                continue
-            return port
+def _listen(port: int) -> socket.socket:
+    """Listen on a port of loopback, or on the next one that is free.
+
+    Listening from the first moment: a port that is only probed is another process's a moment later. Raises
+    DagsterHomeError.
+    """
+    for number in range(port, port + _PORTS_TRIED):
+        with contextlib.suppress(OSError, OverflowError):
+            return socket.create_server((_HOST, number))
     raise DagsterHomeError(
-        f"Ports {wanted} to {wanted + _PORTS_TRIED - 1} are all taken; name a free one with --port."
+        f"Ports {port} to {port + _PORTS_TRIED - 1} are all taken; name a free one with --port."
     )
 
 
 def serve_page(
     app: ASGIApp, *, allowed_hosts: Collection[str], port: int, ready: Callable[[str], None]
 ) -> None:
-    """Serve a page of our own behind the guard, on ``free_port(port)`` of loopback, until Ctrl-C.
+    """Serve a page of our own behind the guard, on this port of loopback or the next free one, until Ctrl-C.
 
     ready: told its address once a browser may ask for it.
     """
@@ -277,14 +286,14 @@ def serve_page(
 
     from vlm_assets.operate.dagster_server.guarded_pages import WebGuard
 
-    with socket.create_server((_HOST, free_port(port))) as listening:
-        ready(f"http://{_HOST}:{listening.getsockname()[1]}")
+    with _listen(port) as listening:
+        ready(_address_of(listening))
         guarded = WebGuard(app, allowed_hosts=allowed_hosts)
         uvicorn.Server(uvicorn.Config(guarded, log_level="warning")).run(sockets=[listening])
 
 
-def prepare_home(home: Path, dagster_home: Path, *, slots: int, port: int, console: Console) -> int:
-    """Make Dagster's state fit the home's catalogue; gives the port that is free.
+def prepare_home(home: Path, dagster_home: Path, *, slots: int, console: Console) -> None:
+    """Make Dagster's state fit the home's catalogue.
 
     Raises CatalogError, DagsterHomeError, UnusableHomeError.
     """
@@ -295,10 +304,6 @@ def prepare_home(home: Path, dagster_home: Path, *, slots: int, port: int, conso
     place = ClusterPlace.of(load_settings(home=home))
     prepare_dagster_home(dagster_home, catalog_id=catalog.catalog_id, slots=slots, cluster=place)
     record_catalog(dagster_home, catalog)
-    found = free_port(port)
-    if found != port:
-        console.print(f"Port {port} is taken; this Dagster listens on {found}.")
-    return found
 
 
 def _renew_damaged_databases(home: Path, dagster_home: Path, console: Console) -> None:
@@ -342,13 +347,13 @@ def running_dagster(
     environment: of Dagster's processes, in addition to this one's. Raises CatalogError, DagsterHomeError.
     """
     home, dagster_home, grace = settings.home, settings.dagster_home, settings.grace_seconds
-    found = prepare_home(home, dagster_home, slots=device_slots(settings), port=port, console=console)
+    prepare_home(home, dagster_home, slots=device_slots(settings), console=console)
     with (
         interruptible(),
-        dagster_server(
-            home, dagster_home, port=found, grace_seconds=grace, environment=environment
-        ) as server,
+        dagster_server(home, dagster_home, port=port, grace_seconds=grace, environment=environment) as server,
     ):
+        if not server.address.endswith(f":{port}"):
+            console.print(f"Port {port} is taken; the pages of this home are at {server.address}.")
         try:
             yield server
         except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server, free_port
+from vlm_assets.operate.dagster_server.server import DagsterServer, dagster_server
 from vlm_assets.operate.main import app
 
 DESCRIPTIONS, EMBEDDINGS = "property_descriptions", "property_embeddings"
@@ -108,9 +108,7 @@ def running(
         "VLM_ASSETS_COMMIT_SECONDS": "0.5",
     }
     with (
-        dagster_server(
-            home, dagster_home, port=free_port(3500), grace_seconds=10.0, environment=told
-        ) as server,
+        dagster_server(home, dagster_home, port=3500, grace_seconds=10.0, environment=told) as server,
         dg.DagsterInstance.from_config(str(dagster_home)) as instance,
     ):
         server.start_pages()

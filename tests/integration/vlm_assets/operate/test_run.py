@@ -20,7 +20,6 @@ from vlm_assets.automation.dataset_progress import progress_metadata
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.settings import load_settings
-from vlm_assets.operate.dagster_server.server import free_port
 from vlm_assets.operate.run import INTERRUPTED, run_backfill
 from vlm_assets.operate.status import read_status
 
@@ -64,7 +63,7 @@ def test_interrupted_backfill_is_gone_on_with(tmp_path: Path) -> None:
     terminal = io.StringIO()
     code = run_backfill(
         load_settings(home=home),
-        port=free_port(3500),
+        port=3500,
         exit_when_done=True,
         console=Console(file=terminal, soft_wrap=True),
     )
@@ -104,7 +103,7 @@ def test_run_uses_the_dagster_that_runs_and_takes_the_tail_when_asked(tmp_path: 
         return done.stdout
 
     serving = subprocess.Popen(
-        [PROGRAM, "serve", "--port", str(free_port(3600))], env=environment, stdout=subprocess.PIPE, text=True
+        [PROGRAM, "serve", "--port", "3600"], env=environment, stdout=subprocess.PIPE, text=True
     )
     try:
         assert serving.stdout is not None

@@ -30,7 +30,7 @@ def test_a_second_machine_is_refused_and_changes_nothing(home, monkeypatch):
     for begin in (
         lambda: claim_home(home),
         lambda: only_ingest(home.root, "a test").__enter__(),
-        lambda: prepare_home(home.root, home.root / "dagster", slots=1, port=0, console=None),
+        lambda: prepare_home(home.root, home.root / "dagster", slots=1, console=None),
     ):
         with pytest.raises(UnusableHomeError, match=rf"belongs to {here}.* VLM_ASSETS_STORE .* remove "):
             begin()

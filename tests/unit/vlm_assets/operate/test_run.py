@@ -79,7 +79,9 @@ def test_what_is_published_already_is_left_alone(dataset):
 
 
 def summary_of(dataset) -> tuple[bool, str]:
-    work = Backfill(DagsterApi("http://127.0.0.1:9"), dataset.settings, dataset.keys)
+    work = Backfill(
+        DagsterApi("http://127.0.0.1:9", dataset.settings.dagster_home), dataset.settings, dataset.keys
+    )
     found = BackfillSummary(dataset.keys, [], work.status(), [], None)
     console = Console(file=io.StringIO(), width=200)
     found.print(console)

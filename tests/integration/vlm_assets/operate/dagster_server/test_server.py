@@ -44,10 +44,10 @@ def address_when_up(served: subprocess.Popen) -> str:
     raise AssertionError("it ended")
 
 
-def wait_until_published(address: str) -> None:
+def wait_until_published(api: DagsterApi) -> None:
     """Until Dagster shows the published partition as done, which the reconciliation sensor tells it."""
     deadline = time.monotonic() + 240.0
-    while KEY not in DagsterApi(address).partition_keys("property_descriptions").materialized:
+    while KEY not in api.partition_keys("property_descriptions").materialized:
         assert time.monotonic() < deadline
         time.sleep(1.0)
 
@@ -58,18 +58,18 @@ def test_one_dagster_serves_a_home_until_it_is_told_to_end(desk, served) -> None
 
     Pages, daemon and schedules are up, and SIGTERM leaves no process behind.
     """
-    address = address_when_up(served)
-    assert DagsterApi(address).definitions_loaded()
+    dagster_home = desk.settings.dagster_home
+    api = DagsterApi(address_when_up(served), dagster_home)
+    assert api.definitions_loaded()
     second = subprocess.run(command(desk), capture_output=True, text=True, timeout=120)
     assert second.returncode == 1
     assert "already" in second.stderr
 
-    wait_until_published(address)
-    dagster_home = desk.settings.dagster_home
+    wait_until_published(api)
     for name in ("runs.db", "runs/index.db"):
         with (dagster_home / "history" / name).open("r+b") as database:
             database.write(b"\0not a database\0" * 300)
-    wait_until_published(address_when_up(served))
+    wait_until_published(DagsterApi(address_when_up(served), dagster_home))
     (aside,) = dagster_home.glob("history.damaged-*")
     assert (aside / "runs.db").read_bytes().startswith(b"\0not a database")
     alerts = Outbox(open_state(desk.settings.state_directory)).open_subjects()

@@ -1,7 +1,10 @@
 """Dagster's state: seeded, bound to one catalogue, run by one Dagster at a time; damage set aside by name."""
 
 import io
+import shutil
+import socket
 import sqlite3
+from contextlib import ExitStack
 from pathlib import Path
 
 import dagster as dg
@@ -15,6 +18,7 @@ from vlm_assets.operate.dagster_server.home import (
     DagsterHomeError,
     claim_for_catalog,
     damages,
+    home_id,
     names_aside,
     note_address,
     only_dagster,
@@ -22,7 +26,7 @@ from vlm_assets.operate.dagster_server.home import (
     running_address,
     set_databases_aside,
 )
-from vlm_assets.operate.dagster_server.server import prepare_home
+from vlm_assets.operate.dagster_server.server import dagster_server, prepare_home
 from vlm_assets.operate.terminal import TerminalConsole
 
 
@@ -115,7 +119,7 @@ def flip_a_page(database):
 def start(dataset):
     console = TerminalConsole(file=io.StringIO(), soft_wrap=True)
     settings = dataset.settings
-    prepare_home(settings.home, settings.dagster_home, slots=1, port=3900, console=console)
+    prepare_home(settings.home, settings.dagster_home, slots=1, console=console)
     return console.file.getvalue()
 
 
@@ -176,3 +180,37 @@ def test_a_locked_database_is_not_damaged(dagster_home):
         connection.execute("BEGIN EXCLUSIVE")
         assert damages(dagster_home) == []
     connection.close()
+
+
+def test_two_homes_started_at_once_never_share_a_port(dataset, tmp_path):
+    """Each has its port before anything of it starts: no command finds the other home's pages at its own."""
+    other = tmp_path / "other"
+    with ExitStack() as stack:
+        servers = []
+        for home in (dataset.settings.home, other):
+            dagster_home = home / "dagster"
+            dagster_home.mkdir(parents=True, exist_ok=True)
+            servers.append(
+                stack.enter_context(dagster_server(home, dagster_home, port=3960, grace_seconds=1.0))
+            )
+        first, second = (server.address for server in servers)
+        assert first != second
+        assert running_address(servers[0].dagster_home) == first
+        for address in (first, second):
+            _, _, port = address.rpartition(":")
+            socket.create_connection(("127.0.0.1", int(port)), timeout=5).close()
+    with dagster_server(
+        other, other / "dagster", port=int(second.rpartition(":")[2]), grace_seconds=1.0
+    ) as again:
+        assert again.address == second, "the port is free again at once"
+
+
+def test_a_copy_of_a_home_has_an_id_of_its_own(tmp_path):
+    """A home that was copied for a trial is another home, though its catalogue is the same."""
+    with only_dagster(tmp_path, wait_seconds=0.0):
+        before = home_id(tmp_path)
+    copy = shutil.copytree(tmp_path, tmp_path / "copy")
+    assert home_id(copy) != before
+    with only_dagster(tmp_path, wait_seconds=0.0):
+        note_address(tmp_path, "http://127.0.0.1:3000")
+        assert home_id(tmp_path) == before
