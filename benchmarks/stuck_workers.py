@@ -28,7 +28,7 @@ from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import build_gpu
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.operate.dagster_server.home import prepare_dagster_home
-from vlm_assets.operate.dagster_server.server import dagster_server, free_port
+from vlm_assets.operate.dagster_server.server import dagster_server
 
 COMMITS = 3
 DEVICE, PYTHON = "device", "python"
@@ -102,9 +102,7 @@ def main() -> None:
             flush=True,
         )
         environment = {"VLM_ASSETS_DEVICES": devices}
-        with dagster_server(
-            settings.home, dagster_home, port=free_port(3700), environment=environment
-        ) as server:
+        with dagster_server(settings.home, dagster_home, port=3700, environment=environment) as server:
             server.start_pages()
             server.start_daemon()
             pairs = [(kind, learned) for kind in (DEVICE, PYTHON) for learned in given.learned]
