@@ -50,14 +50,15 @@ class Calls(Counter[str]):
 def main() -> None:
     """Print the modules that work for each property, then those that work once a partition."""
     with tempfile.TemporaryDirectory() as folder:
-        small, large = (_calls(Path(folder) / str(size), size) for size in SIZES)
+        small, large = (calls_of_modules(Path(folder) / str(size), size) for size in SIZES)
     grown = {name for name in large if large[name] - small[name] >= SIZES[1] // SIZES[0]}
     for title, names in (("each property or batch", grown), ("once a partition", {*small, *large} - grown)):
         print(f"{title}: {len(names)} modules")
         print("".join(f"  {name}\n" for name in sorted(names)))
 
 
-def _calls(folder: Path, size: int) -> Calls:
+def calls_of_modules(folder: Path, size: int) -> Calls:
+    """The calls in a run that describes one partition of so many properties, in a home below the folder."""
     folder.mkdir()
     source = write_example(folder, properties=size, seed=7)
     images = json.loads(source.read_text().splitlines()[0])["images"][:2]

@@ -6,9 +6,10 @@ that differs. What does not: the catalogue, which every machine takes from the s
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from resources.storage.sealed_json import BrokenSealError, refuse_newer_format, sealed, unseal
@@ -23,6 +24,7 @@ ACCEPT_COMMAND = "vlm-assets repair --accept-settings"
 
 _OF_THE_PARTITION = frozenset({CATALOGUE_SLICE, TEXTS})
 _MOST_BYTES = 1 << 20
+_PACKAGES = frozenset({"vlm_assets", "sensors", "resources"})
 
 
 class MachineDiffersError(StoreError):
@@ -35,7 +37,7 @@ def refuse_other_settings(store: S3Folder, asset: str, parts: Mapping[str, str],
     parts: of a fingerprint of the asset. Raises MachineDiffersError, StoreError.
     """
     ours = {name: part for name, part in parts.items() if name not in _OF_THE_PARTITION}
-    ours["code"] = code_digest()
+    ours["code"] = code_digest(asset)
     name, said = _name(asset), {"of": f"{socket.gethostname()}:{home}", "parts": ours}
     if store.head(name) is None:
         store.prove()
@@ -102,13 +104,42 @@ def accept_settings(store: S3Folder, assets: tuple[str, ...]) -> None:
         store.delete(_name(asset))
 
 
-def code_digest() -> str:
-    """A digest of the source files that make rows."""
-    found = {}
-    for package in ("resources", "vlm_assets"):
-        for path in sorted((CHECKOUT / package).rglob("*.py")):
-            found[str(path.relative_to(CHECKOUT))] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return digest_of(found)
+def code_digest(asset: str, checkout: Path = CHECKOUT) -> str:
+    """A digest of the source files that make the asset's rows."""
+    sources = sources_of_rows(asset, checkout)
+    return digest_of({name: hashlib.sha256((checkout / name).read_bytes()).hexdigest() for name in sources})
+
+
+def sources_of_rows(asset: str, checkout: Path = CHECKOUT) -> list[str]:
+    """The files of this program that a materialization of the asset may run, relative to the checkout.
+
+    They are the asset's module and all that it imports, directly or not, inside functions too. The watchers
+    and the commands are not among them: what makes a row imports none of these.
+    """
+    sources: set[str] = set()
+    to_read = [f"vlm_assets.assets.{asset}"]
+    while to_read:
+        name = to_read.pop().replace(".", "/")
+        for source in (f"{name}.py", f"{name}/__init__.py"):
+            if source not in sources and (checkout / source).is_file():
+                sources.add(source)
+                to_read += _imports(checkout / source)
+    return sorted(sources)
+
+
+def _imports(source: Path) -> Iterator[str]:
+    """The modules of this program that a file imports, and the packages that they are in."""
+    for node in ast.walk(ast.parse(source.read_bytes())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            # What is taken out of a package by name may be a module too.
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            if name.partition(".")[0] in _PACKAGES:
+                parts = name.split(".")
+                yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 def _name(asset: str) -> str:

@@ -272,7 +272,7 @@ def test_whatever_differs_is_named_and_nothing_is_computed(machines, bucket, mon
     for name in parts:
         with pytest.raises(MachineDiffersError, match=rf"in {name} \("):
             refuse({**parts, name: "another"}, settings.home)
-    monkeypatch.setattr(stored_settings, "code_digest", lambda: "another")
+    monkeypatch.setattr(stored_settings, "code_digest", lambda asset: "another")
     with pytest.raises(MachineDiffersError, match=r"in code \("):
         refuse(parts, settings.home)
 

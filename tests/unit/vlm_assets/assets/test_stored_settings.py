@@ -1,0 +1,65 @@
+"""Which files of the program all machines over one store must have alike: those that make rows."""
+
+import shutil
+
+import pytest
+
+from vlm_assets.assets.stored_settings import code_digest, sources_of_rows
+from vlm_assets.config.settings import CHECKOUT
+
+MAKES_ROWS = {
+    "property_descriptions": (
+        "resources/engine/prompt.py",
+        "resources/engine/ladder.py",
+        "resources/engine/schema.py",
+        "resources/engine/transformers/guided.py",
+        "resources/engine/server/chat_completions.py",
+        "resources/images/images.py",
+        "resources/images/worker.py",
+        "resources/journal/segments.py",
+        "vlm_assets/assets/property_descriptions.py",
+        "vlm_assets/__init__.py",
+    ),
+    "property_embeddings": (
+        "resources/engine/models/text_embedding.py",
+        "vlm_assets/assets/property_embeddings.py",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of the program, to change."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for package in ("resources", "sensors", "vlm_assets"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(CHECKOUT / package, folder / package, ignore=ignored)
+    return folder
+
+
+def changed_digest(asset, checkout, names):
+    """The digest with a comment added to some files, which are then put back."""
+    before = {name: (checkout / name).read_bytes() for name in names}
+    for name, content in before.items():
+        (checkout / name).write_bytes(content + b"# A typo is mended.\n")
+    try:
+        return code_digest(asset, checkout)
+    finally:
+        for name, content in before.items():
+            (checkout / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("asset", MAKES_ROWS)
+def test_only_a_change_in_what_makes_rows_parts_the_machines(asset, checkout):
+    """A typo that is mended in the doctor on one machine makes no other machine refuse its runs."""
+    same = code_digest(asset)
+    watching = ("vlm_assets/operate/doctor.py", "sensors/alerts.py", "vlm_assets/definitions.py")
+    assert changed_digest(asset, checkout, watching) == same, "wherever the checkout lies"
+    for name in MAKES_ROWS[asset][:2]:
+        assert changed_digest(asset, checkout, [name]) != same, name
+
+
+@pytest.mark.parametrize("asset", MAKES_ROWS)
+def test_all_that_decides_a_row_counts(asset):
+    """Prompt, schema, ladder, guided decoding, images, journal: with other code, other rows may come out."""
+    assert set(MAKES_ROWS[asset]) <= set(sources_of_rows(asset))
