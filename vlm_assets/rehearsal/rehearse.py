@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import random
 import shutil
@@ -13,11 +14,11 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ import sqlalchemy as sa
 import typer
 
 from resources.state.tables import alert_events
+from resources.storage.files import write_replacing
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.catalog.catalog_copies import publish_catalog
 from vlm_assets.catalog.catalog_file import SCHEMA, CatalogHeader, CatalogWriter
@@ -56,6 +58,8 @@ _MOST_DAYS = 30.0
 """Beyond twice the planned time, after which a rehearsal is over whatever is left."""
 
 _MEAN_IMAGES = 9.5
+
+_OF_THE_PICTURE = frozenset({"spans", "struck", "progress"})
 
 _DAYS, _DEVICES, _NODES = 25.0, 10, 4
 """Of a run of which nothing was measured."""
@@ -101,6 +105,10 @@ class Rehearsal(Findings):
     seconds: float
     struck: list[Fault]
 
+    def as_json(self) -> dict[str, Any]:
+        """All but what only the picture shows."""
+        return {name: value for name, value in vars(self).items() if name not in _OF_THE_PICTURE}
+
     @property
     def nothing_is_lost(self) -> bool:
         """Whether each property came out exactly once."""
@@ -112,18 +120,48 @@ class Rehearsal(Findings):
         return f"{took} against {planned} without faults ({self.days_simulated / self.days_planned - 1:+.1%})"
 
 
-def rehearse(settings: Settings, scenario: Scenario, *, began: float | None = None) -> Rehearsal:
+def rehearse(
+    settings: Settings, scenario: Scenario, each_day: Callable[[Rehearsal], None] = lambda result: None
+) -> Rehearsal:
     """Rehearse a run under these settings in a home that is thrown away. Raises CatalogError.
 
-    Nothing of the settings' own home is changed: only its catalogue is read.
+    Nothing of the settings' own home is changed: only its catalogue is read. each_day: is given the result so
+    far after each simulated day.
     """
-    began = time.monotonic() if began is None else began
+    began = time.monotonic()
     with _home(settings, scenario) as own:
         catalog = Catalog.open(own.home)
         pace, seconds, devices, nodes, assumed = _planned(settings, own, catalog, scenario)
         count = round(4 * seconds / DAY) if scenario.faults is None else scenario.faults
         chance = random.Random(scenario.seed)  # noqa: S311 - repeatable, not secret
         faults = draw_faults(chance, count=count, seconds=seconds)
+
+        def result() -> Rehearsal:
+            findings = simulation.findings
+            ended = max((at for at, _ in findings.progress), default=simulation.clock.now)
+            raised_alerts = sa.select(alert_events.c.kind).where(alert_events.c.what == "raised")
+            raised = Counter(
+                simulation.state.read(lambda connection: connection.scalars(raised_alerts).all())
+            )
+            return Rehearsal(
+                **vars(findings),
+                seed=scenario.seed,
+                properties=catalog.rows,
+                partitions=len(catalog.ranges),
+                devices=devices,
+                nodes=nodes,
+                assumed=assumed,
+                alerts=sum(raised.values()),
+                days_planned=round(seconds / DAY, 6),
+                days_simulated=round((ended - _START) / DAY, 6),
+                unfinished=len(catalog.ranges) - findings.published,
+                faults=dict(sorted(Counter(one.kind.value for one in faults).items())),
+                alerts_by_kind=dict(sorted(raised.items())),
+                open_alerts=dict(simulation.open_alerts),
+                seconds=round(time.monotonic() - began, 1),
+                struck=faults,
+            )
+
         simulation = Simulation(
             own,
             seed=scenario.seed,
@@ -133,31 +171,13 @@ def rehearse(settings: Settings, scenario: Scenario, *, began: float | None = No
             start=_START,
             faults=faults,
             most_seconds=2 * seconds + _MOST_DAYS * DAY,
+            each_day=lambda: each_day(result()),
         )
-        found = simulation.run()
-        ended = max((at for at, _ in found.progress), default=simulation.clock.now)
-        told = sa.select(alert_events.c.kind).where(alert_events.c.what == "raised")
-        raised = Counter(simulation.state.read(lambda connection: connection.scalars(told).all()))
+        simulation.run()
         lost, doubled = _compared(own, catalog)
-        found.lost, found.doubled = found.lost + lost, found.doubled + doubled
-        return Rehearsal(
-            **vars(found),
-            seed=scenario.seed,
-            properties=catalog.rows,
-            partitions=len(catalog.ranges),
-            devices=devices,
-            nodes=nodes,
-            assumed=assumed,
-            alerts=sum(raised.values()),
-            days_planned=round(seconds / DAY, 6),
-            days_simulated=round((ended - _START) / DAY, 6),
-            unfinished=len(catalog.ranges) - found.published,
-            faults=dict(sorted(Counter(one.kind.value for one in faults).items())),
-            alerts_by_kind=dict(sorted(raised.items())),
-            open_alerts=dict(simulation.open_alerts),
-            seconds=round(time.monotonic() - began, 1),
-            struck=faults,
-        )
+        simulation.findings.lost += lost
+        simulation.findings.doubled += doubled
+        return result()
 
 
 def _planned(
@@ -348,16 +368,32 @@ def rehearse_command(
     Nothing of the home is changed. Exit code 1 if a row is lost or doubled, or a partition is left over.
     """
     scenario = Scenario(seed, days, devices, nodes, faults, properties)
-    found = rehearse(chosen_settings(home), scenario)
-    if picture is not None:
-        picture.write_bytes(draw_timeline(found))
-    if as_json:
-        shown = asdict(found)
-        say_as_json({name: shown[name] for name in shown if name not in ("spans", "struck", "progress")})
-    else:
-        _show(found, picture)
+    with _result_so_far() as each_day:
+        found = rehearse(chosen_settings(home), scenario, each_day)
+        if picture is not None:
+            picture.write_bytes(draw_timeline(found))
+        if as_json:
+            say_as_json(found.as_json())
+        else:
+            _show(found, picture)
     if not found.nothing_is_lost:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _result_so_far() -> Iterator[Callable[[Rehearsal], None]]:
+    """Gives what keeps a result in a file, whose place is said. The file goes when all went well."""
+    files: list[Path] = []
+
+    def keep(result: Rehearsal) -> None:
+        if not files:
+            files.append(Path(tempfile.mkdtemp(prefix="vlm-assets-rehearsed-")) / "rehearsal.json")
+            say(f"The result so far is in {files[0]}, as of the last simulated day.", err=True)
+        write_replacing(files[0], json.dumps(result.as_json(), indent=2).encode())
+
+    yield keep
+    for file in files:
+        shutil.rmtree(file.parent)
 
 
 def _show(found: Rehearsal, picture: Path | None) -> None:
@@ -381,4 +417,7 @@ def _show(found: Rehearsal, picture: Path | None) -> None:
     say(
         f"Alerts: {found.alerts} ({told}). A person put {counted(found.by_hand, 'partitions')} right by hand."
     )
+    if found.errors:
+        names = ", ".join(f"{count} {name}" for name, count in sorted(found.errors.items()))
+        say(f"Processes that ended with an error of their own: {names}.")
     say(f"Rehearsed in {found.seconds:.0f} s." + (f" Timeline: {picture}" if picture else ""))

@@ -134,7 +134,10 @@ class Findings:
 
 
 class Simulation:
-    """One rehearsal. settings: of a home of its own, with a catalogue. pace: what runs take."""
+    """One rehearsal. settings: of a home of its own, with a catalogue. pace: what runs take.
+
+    each_day: called whenever another simulated day is over.
+    """
 
     def __init__(
         self,
@@ -147,6 +150,7 @@ class Simulation:
         start: float,
         faults: Sequence[Fault],
         most_seconds: float,
+        each_day: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.catalog = Catalog.open(settings.home)
@@ -163,6 +167,7 @@ class Simulation:
         self.node_of = {one.id: n % nodes for n, one in enumerate(self.devices)}
         self.speed = {one.id: self.chance.uniform(0.97, 1.03) for one in self.devices}
         self._pace, self._stop = pace, start + most_seconds
+        self._each_day, self._day_ends = each_day, start + DAY
         self._publishing = _PUBLISHING * pace.base_seconds
         # As a run would advise where a batch takes longer.
         most = math.inf if settings.batch_images == "auto" else settings.batch_images
@@ -262,6 +267,9 @@ class Simulation:
         self.clock.now = max(self.clock.now, at)
         happen()
         self._dispatch()
+        if self.clock.now >= self._day_ends:
+            self._day_ends = self.clock.now + DAY
+            self._each_day()
         return True
 
     def _at(self, when: float, happen: Callable[[], None]) -> None:

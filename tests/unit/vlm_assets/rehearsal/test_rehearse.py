@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +80,41 @@ def test_the_same_seed_is_replayed_exactly_in_another_process(tmp_path):
         said.append(json.loads(done.stdout) | {"seconds": 0})
     assert said[0] == said[1]
     assert said[0].keys() >= {"lost", "doubled", "recomputed", "alerts", "days_simulated"}
+
+
+@pytest.fixture
+def temporary_folder(tmp_path, monkeypatch):
+    """Where the command keeps its result while it works."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("VLM_ASSETS_RANGE_SIZE", "10")
+    return folder
+
+
+def rehearse_as_json(home, days, faults):
+    asked = ["rehearse", "--home", str(home), "--properties", "40", "--days", days, "--faults", faults]
+    return CliRunner().invoke(app, [*asked, "--devices", "1", "--nodes", "1", "--json"])
+
+
+def test_a_partition_that_had_an_error_is_counted_in_the_json(settings, temporary_folder, monkeypatch):
+    """A process that ends with an error of its own in the rehearsed month costs nobody the report of it."""
+    monkeypatch.setattr(PartitionLife, "live", lambda *_, **__: (0, "DiskFullError"))
+    result = rehearse_as_json(settings.home, "0.2", "3")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["errors"]["DiskFullError"] > 0
+
+
+def test_a_rehearsal_that_breaks_leaves_the_days_that_were_over(settings, temporary_folder, monkeypatch):
+    """Minutes of work are not lost by an error near the end, and the place of the result was said."""
+    assert rehearse_as_json(settings.home, "1.5", "0").exit_code == 0
+    assert not list(temporary_folder.iterdir()), "a whole result is on the terminal, and nowhere else"
+    monkeypatch.setattr(rehearse_module, "_compared", lambda *_: 1 / 0)
+    result = rehearse_as_json(settings.home, "1.5", "0")
+    assert isinstance(result.exception, ZeroDivisionError)
+    (file,) = temporary_folder.glob("*/rehearsal.json")
+    assert f"so far is in {file}" in result.stderr
+    assert 0 < json.loads(file.read_text())["rows"] < 40
 
 
 def test_a_scenario_that_cannot_be_is_refused(settings):
