@@ -54,6 +54,7 @@ from resources.training.training_plan import (
     write_samples,
 )
 from resources.training.training_store import StoredCheckpoints, StoredModel
+from vlm_assets.assets import markdown
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.materialize import Metadata
 from vlm_assets.assets.run_watch import end_if_paused, note_run, wait_for_store, wait_while_paused
@@ -525,8 +526,14 @@ class TrainingWork:
         """What a person reads of a finished variant."""
         record = read_record(self.paths) or {}
         figures = record.get("figures", {})
-        table = "\n".join(
-            ["| field | right |", "|---|--:|", *(f"| {k} | {v:.2%} |" for k, v in figures.items())]
+        shares = [(name, f"{share:.2%}") for name, share in figures.items()]
+        right = (
+            markdown.paragraphs(
+                markdown.sentence(f"Of {record['asked']}:"),
+                markdown.table(("field", "right"), shares, numbers=True),
+            )
+            if figures
+            else markdown.Markdown("Not measured.")
         )
         return {
             "done": dg.MetadataValue.text(said),
@@ -537,7 +544,7 @@ class TrainingWork:
             "seconds": dg.MetadataValue.float(round(float(record.get("seconds", 0.0)), 1)),
             "starts": dg.MetadataValue.int(int(record.get("starts", 0))),
             "batches skipped": dg.MetadataValue.int(int(record.get("skipped", 0))),
-            "right": dg.MetadataValue.md(f"Of {record['asked']}:\n\n{table}" if figures else "Not measured."),
+            "right": markdown.metadata(right),
             "fingerprint": dg.MetadataValue.text(self.fingerprint.digest),
         }
 

@@ -6,12 +6,9 @@ about 10 KB per property. Thumbnails are made elsewhere: this module decodes no 
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import heapq
 import io
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +19,7 @@ import pyarrow.compute as pc
 from PIL import Image, ImageDraw
 
 from resources.publishing.partition_rows import PartitionRows
+from vlm_assets.assets.markdown import Markdown, escape, paragraphs, picture, table
 
 THUMBNAIL_HEIGHT = 88
 """Pixels; a thumbnail is at most twice as wide."""
@@ -30,8 +28,6 @@ IMAGES_A_PROPERTY = 6
 
 _GAP = 4
 _PLACEHOLDER = (214, 210, 202)
-_LONGEST_TEXT = 600
-_LONGEST_WORD = 48
 _MOST_ITEMS = 12
 
 SAMPLED = 4
@@ -61,39 +57,39 @@ class SheetRow:
     error: str | None
 
 
-def contact_sheet(rows: Sequence[SheetRow]) -> str:
+def contact_sheet(rows: Sequence[SheetRow]) -> Markdown:
     """Markdown of all rows; images are JPEG data URIs."""
-    return "\n\n---\n\n".join(_property(row) for row in rows) or "No property to show."
+    return Markdown("\n\n---\n\n".join(_property(row) for row in rows) or "No property to show.")
 
 
-def shown_id(property_id: str) -> str:
+def shown_id(property_id: str) -> Markdown:
     """An id as markdown. Quotes show spaces at its ends; spaces in a row stay as many as they are."""
-    text = _escaped(property_id, longest=None).replace("  ", "\N{NO-BREAK SPACE}" * 2)
-    return text if property_id == property_id.strip() else f"“{text}”"
+    text = escape(property_id, longest=None).replace("  ", "\N{NO-BREAK SPACE}" * 2)
+    return Markdown(text if property_id == property_id.strip() else f"“{text}”")
 
 
-def _property(row: SheetRow) -> str:
-    picture = f"![images of the property](data:image/jpeg;base64,{_strip(row.thumbnails)})"
-    return f"**{shown_id(row.property_id)}**\n\n{picture}\n\n{_answer(row)}"
+def _property(row: SheetRow) -> Markdown:
+    images = picture(_strip(row.thumbnails), alt="images of the property", kind="jpeg")
+    return paragraphs(Markdown(f"**{shown_id(row.property_id)}**"), images, _answer(row))
 
 
-def _answer(row: SheetRow) -> str:
+def _answer(row: SheetRow) -> Markdown:
     if row.description is None:
-        return f"*failed*: {_escaped(row.error or 'no reason recorded')}"
+        return Markdown(f"*failed*: {escape(row.error or 'no reason recorded')}")
     prose, facts, nested = [], [], []
     for name, value in row.description.items():
         said = f"{_name(name)}: {_said(value)}"
         if isinstance(value, str) and " " in value:
-            prose.append(_escaped(value))
+            prose.append(escape(value))
         elif isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str)):
             nested.append(f"- {said}")
         else:
             facts.append(said)
-    return "\n\n".join(part for part in (*prose, " · ".join(facts), "\n".join(nested)) if part)
+    return paragraphs(*prose, Markdown(" · ".join(facts)), Markdown("\n".join(nested)))
 
 
 def _name(name: object) -> str:
-    return _escaped(str(name).replace("_", " "))
+    return escape(str(name).replace("_", " "))
 
 
 def _said(value: object, *, inside: bool = False) -> str:
@@ -103,7 +99,7 @@ def _said(value: object, *, inside: bool = False) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
-        return _escaped(value if " " in value else value.replace("_", " "))
+        return escape(value if " " in value else value.replace("_", " "))
     if isinstance(value, Mapping):
         parts = [f"{_name(name)} {_said(part, inside=True)}" for name, part in value.items()]
         return f"({', '.join(parts)})" if inside else ", ".join(parts)
@@ -111,27 +107,10 @@ def _said(value: object, *, inside: bool = False) -> str:
         parts = [_said(part, inside=True) for part in value[:_MOST_ITEMS]]
         more = len(value) - _MOST_ITEMS
         return ", ".join([*parts, *([f"{more} more"] if more > 0 else [])])
-    return _escaped(str(value))
+    return escape(str(value))
 
 
-def _escaped(text: str, *, longest: int | None = _LONGEST_TEXT) -> str:
-    """Any text as plain markdown on one line: no markup, nothing invisible, no word wider than the page."""
-    if longest is not None and len(text) > longest:
-        text = f"{text[:longest]} …"
-    text = re.sub(r"[\r\n\t]+", " ", text)
-    text = re.sub(rf"\S{{{_LONGEST_WORD}}}(?=\S)", lambda found: f"{found[0]}\N{ZERO WIDTH SPACE}", text)
-    return "".join(_letter(letter) for letter in text)
-
-
-def _letter(letter: str) -> str:
-    if letter in r"\`*_{}[]<>()#+!|~&":
-        return f"\\{letter}"
-    if letter != "\N{ZERO WIDTH SPACE}" and unicodedata.category(letter) in ("Cc", "Cf", "Zl", "Zp"):
-        return f"\\\\u{ord(letter):04x}"
-    return letter
-
-
-def _strip(thumbnails: Sequence[bytes | None]) -> str:
+def _strip(thumbnails: Sequence[bytes | None]) -> bytes:
     images = [_opened(one) for one in thumbnails[:IMAGES_A_PROPERTY]] or [_blank()]
     width = sum(image.width for image in images) + _GAP * (len(images) - 1)
     strip = Image.new("RGB", (width, THUMBNAIL_HEIGHT), "white")
@@ -141,7 +120,7 @@ def _strip(thumbnails: Sequence[bytes | None]) -> str:
         left += image.width + _GAP
     stream = io.BytesIO()
     strip.save(stream, "JPEG", quality=72)
-    return base64.b64encode(stream.getvalue()).decode("ascii")
+    return stream.getvalue()
 
 
 def _opened(thumbnail: bytes | None) -> Image.Image:
@@ -177,25 +156,25 @@ class PartitionQuality:
     failed: list[Row] = field(default_factory=list)
     """The first failed rows, at most as many as are named."""
 
-    def table(self) -> str:
+    def table(self) -> Markdown:
         """Markdown for a person."""
         failed = sum(self.failed_by_kind.values())
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.failed_by_kind.most_common())
-        lines = [
+        lines: list[tuple[str, str]] = [
             ("described", f"{self.ok:,} of {self.rows:,} properties ({self.ok / max(1, self.rows):.1%})"),
             ("failed", f"{failed:,} ({kinds})" if failed else "none"),
         ]
         if failed:
             named = [shown_id(row["property_id"]) for row in self.failed[:_NAMED]]
             more = [f"{failed - len(named):,} more"] if failed > len(named) else []
-            lines.append(("which", ", ".join([*named, *more])))
+            lines.append(("which", Markdown(", ".join([*named, *more]))))
         images = f"{self.images_failed:,} of {self.images_seen + self.images_failed:,}"
         of = f"{self.properties_with_failed_images:,} propert"
         of += "y" if self.properties_with_failed_images == 1 else "ies"
         lines.append(("images left out", f"{images}, in {of}" if self.images_failed else "none"))
         if self.asked_again:
             lines.append(("asked more than once", f"{self.asked_again:,} properties"))
-        return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {said} |" for name, said in lines)])
+        return table(("", ""), lines)
 
 
 def read_quality(rows: PartitionRows) -> PartitionQuality:

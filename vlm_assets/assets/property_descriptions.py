@@ -50,6 +50,7 @@ from resources.images.thumbnails import make_thumbnails
 from resources.images.worker_pool import WorkerPool
 from resources.journal.journal import Journal
 from resources.publishing.partition_rows import PartitionRows
+from vlm_assets.assets import markdown
 from vlm_assets.assets.checks import (
     DESCRIPTION_CHECKS,
     Acceptance,
@@ -502,8 +503,8 @@ class DescriptionWork:
         quality = read_quality(PartitionRows(file))
         looked_at = [*quality.sample, *quality.failed[:FAILED_SHOWN]]
         return {
-            "contact sheet": dg.MetadataValue.md(contact_sheet(self._sheet_rows(looked_at))),
-            "quality": dg.MetadataValue.md(quality.table()),
+            "contact sheet": markdown.metadata(contact_sheet(self._sheet_rows(looked_at))),
+            "quality": markdown.metadata(quality.table()),
             "expected": dg.MetadataValue.int(len(self.ids)),
             "ok": dg.MetadataValue.int(quality.ok),
             "failed": dg.MetadataValue.int(quality.rows - quality.ok),

@@ -42,6 +42,8 @@ from resources.state.sqlite_file import ControlStateError
 from resources.state.workers import Phase, WorkerBeat
 from resources.store.bucket import StoreAwayError
 from sensors.dagster_internals.patience import without_waiting
+from vlm_assets.assets import markdown
+from vlm_assets.assets.markdown import Markdown
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import control_state
@@ -314,9 +316,9 @@ class WorkTime:
         numbers: dict[str, dg.MetadataValue] = {
             f"seconds {name}": dg.MetadataValue.float(round(value, 3)) for name, value in seconds.items()
         }
-        return {**numbers, "where the time went": dg.MetadataValue.md(self.table())}
+        return {**numbers, "where the time went": markdown.metadata(self.table())}
 
-    def table(self) -> str:
+    def table(self) -> Markdown:
         """Shares of the whole: what the device did, what it waited for, and what went on beside it."""
         spent = self.feeding
         phases = dict(self.phases)
@@ -340,16 +342,13 @@ class WorkTime:
             "decoding images": spent.decoding,
             "processor": spent.preparing,
         }
+        times = {**parts, **{f"beside it: {name}": seconds for name, seconds in beside.items()}}
         rows = [
-            *(_row(name, seconds, self.total) for name, seconds in parts.items()),
-            *(_row(f"*beside it:* {name}", seconds, self.total) for name, seconds in beside.items()),
+            (name, f"{seconds:.1f}", f"{seconds / self.total:.1%}")
+            for name, seconds in times.items()
+            if seconds >= 0.0005 * self.total > 0
         ]
-        return "\n".join(["| | s | share |", "|---|--:|--:|", *filter(None, rows)])
-
-
-def _row(name: str, seconds: float, total: float) -> str:
-    """A line of the table; none for what took no time."""
-    return f"| {name} | {seconds:.1f} | {seconds / total:.1%} |" if seconds >= 0.0005 * total > 0 else ""
+        return markdown.table(("", "s", "share"), rows, numbers=True)
 
 
 class ImagesAwayError(RuntimeError):

@@ -17,6 +17,8 @@ from resources.state.workers import Workers
 from sensors.dagster_internals.events import DagsterFacts
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
+from vlm_assets.assets import markdown
+from vlm_assets.assets.markdown import Markdown, table
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
@@ -41,13 +43,14 @@ class AuditOptions(dg.Config):
     deep: bool = False
 
 
-def audit_table(found: Audit) -> str:
-    """The counts of each asset, as markdown."""
+def audit_table(found: Audit) -> Markdown:
+    """The counts of each asset."""
     head = ("", "expected", "ok", "failed", "missing", "duplicate", "foreign", "not yet published")
-    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    rows: list[tuple[object, ...]] = []
     for asset in found.assets:
         total = found.total(asset)
-        numbers = (
+        row = (
+            asset,
             total.expected,
             total.ok,
             total.failed,
@@ -56,23 +59,24 @@ def audit_table(found: Audit) -> str:
             total.foreign,
             total.not_yet,
         )
-        lines.append(f"| {asset} | {' | '.join(map(str, numbers))} |")
-    return "\n".join(lines)
+        rows.append(row)
+    return table(head, rows)
 
 
 def audit_metadata(found: Audit) -> dict[str, dg.MetadataValue]:
     """What a person wants to know of an audit; the numbers are plotted over time."""
     problems = [
-        f"- {one.asset} {one.key or ''}: {one.sentence}" for one in (*found.wrong, *found.warnings)[:SHOWN]
+        f"{problem.asset} {problem.key or ''}: {problem.sentence}"
+        for problem in (*found.wrong, *found.warnings)[:SHOWN]
     ]
     metadata: dict[str, dg.MetadataValue] = {
         "verdict": dg.MetadataValue.text(found.verdict()),
-        "counts": dg.MetadataValue.md(audit_table(found)),
+        "counts": markdown.metadata(audit_table(found)),
         "problems": dg.MetadataValue.int(len(found.wrong)),
         "warnings": dg.MetadataValue.int(len(found.warnings)),
     }
     if problems:
-        metadata["found"] = dg.MetadataValue.md("\n".join(problems))
+        metadata["found"] = markdown.metadata(markdown.bullets(problems))
     for asset in found.assets:
         metadata[f"{asset}: partitions done"] = dg.MetadataValue.int(found.partitions_in(asset, State.DONE))
     return metadata

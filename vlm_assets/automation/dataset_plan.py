@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from vlm_assets.assets import markdown
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import (
     build_gpu,
@@ -32,7 +33,7 @@ def plan_metadata(plan: "Plan") -> dict[str, dg.MetadataValue]:
     low, high = (duration(one * _DAY) for one in plan.days_band)
     # A list: the page cuts a table of sixteen devices off at its right side.
     what_if = [
-        f"- {row}: {', '.join(f'{duration(one * _DAY)} on {count}' for count, one in days.items())}"
+        f"{row}: {', '.join(f'{duration(one * _DAY)} on {count}' for count, one in days.items())}"
         for row, days in plan.what_if.items()
     ]
     metadata: dict[str, dg.MetadataValue] = {
@@ -40,7 +41,7 @@ def plan_metadata(plan: "Plan") -> dict[str, dg.MetadataValue]:
             f"{plan.properties:,} properties, {plan.images:,} images, {plan.partitions:,} partitions:"
             f" {low} to {high} on {plan.devices} devices"
         ),
-        "what if": dg.MetadataValue.md("\n".join(what_if)),
+        "what if": markdown.metadata(markdown.bullets(what_if)),
         "days": dg.MetadataValue.float(float(f"{plan.days:.4g}")),
         "failures expected": dg.MetadataValue.float(float(f"{plan.failures_expected:.4g}")),
         "odds of no failure": dg.MetadataValue.float(round(plan.no_failure, 4)),
@@ -50,7 +51,7 @@ def plan_metadata(plan: "Plan") -> dict[str, dg.MetadataValue]:
         "disk free (bytes)": dg.MetadataValue.int(plan.disk_free_bytes),
     }
     if plan.notes:
-        metadata["notes"] = dg.MetadataValue.md("\n".join(f"- {one}" for one in plan.notes))
+        metadata["notes"] = markdown.metadata(markdown.bullets(plan.notes))
     if plan.compared is not None:
         metadata["the last plan"] = dg.MetadataValue.text(plan.compared.sentence())
     return metadata

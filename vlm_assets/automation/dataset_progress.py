@@ -7,10 +7,8 @@ to rest. What does not: what is known (``operate/status.py``) and the drawing (`
 
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 
-import base64
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from resources.state.pause import pause_of
 from resources.state.workers import Workers
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
+from vlm_assets.assets import markdown
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.config.resource_settings import control_state
@@ -49,12 +48,12 @@ def _first_upper(sentence: str) -> str:
 
 def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
     """What a person wants to know; the numbers are plotted over time."""
-    encoded = base64.b64encode(picture_of(status)).decode("ascii")
+    picture = markdown.picture(picture_of(status), alt="all partitions")
     described = [one for one in status.partitions if one.asset == status.assets[0]]
     properties = sum(one.usable_rows for one in described)
     metadata: dict[str, dg.MetadataValue] = {
-        "progress": dg.MetadataValue.md(f"![all partitions](data:image/png;base64,{encoded})"),
-        "what happens next": dg.MetadataValue.md("\n".join(f"- {step}" for step in status.next_steps)),
+        "progress": markdown.metadata(picture),
+        "what happens next": markdown.metadata(markdown.bullets(status.next_steps)),
         "percent described": dg.MetadataValue.float(round(100.0 * properties / max(1, status.properties), 2)),
         "properties described": dg.MetadataValue.int(properties),
         "properties/s": dg.MetadataValue.float(round(status.properties_per_second or 0.0, 2)),
@@ -66,14 +65,14 @@ def progress_metadata(status: Status) -> dict[str, dg.MetadataValue]:
     if status.seconds_left is not None:
         metadata["hours left"] = dg.MetadataValue.float(round(status.seconds_left / 3600, 2))
     if status.failed_by_kind:
-        metadata["failed rows by kind"] = dg.MetadataValue.md(
-            "\n".join(["| kind | rows |", "| --- | --- |", *_rows(status.failed_by_kind)])
+        metadata["failed rows by kind"] = markdown.metadata(
+            markdown.table(("kind", "rows"), status.failed_by_kind.items())
         )
     for state in State:
         count = sum(1 for one in described if one.state is state)
         metadata[f"partitions {state.value}"] = dg.MetadataValue.int(count)
     if status.warnings:
-        metadata["could not be read"] = dg.MetadataValue.md("\n".join(f"- {one}" for one in status.warnings))
+        metadata["could not be read"] = markdown.metadata(markdown.bullets(status.warnings))
     return metadata
 
 
@@ -160,10 +159,6 @@ def build_progress_sensor(settings: Settings, progress: dg.AssetsDefinition) -> 
         ticks=Ticks(state),
         target=progress,
     )
-
-
-def _rows(counts: Mapping[str, int]) -> list[str]:
-    return [f"| {kind} | {count} |" for kind, count in counts.items()]
 
 
 def _what_moved(settings: Settings) -> str:

@@ -4,8 +4,6 @@ What lives here: Dagster's side, and when it is looked at by itself: once what w
 else every six hours; and the picture. What does not: what is found (``operate/quality.py``).
 """
 
-import base64
-
 # No postponed annotations here: Dagster reads an asset's parameters from its real ones.
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +17,8 @@ from resources.state.pause import pause_of
 from resources.state.workers import Workers
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
+from vlm_assets.assets import markdown
+from vlm_assets.assets.markdown import Markdown, escape, table
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
@@ -38,19 +38,19 @@ _CHECKS = {
 _SHOWN, _SHOWN_VALUES = 20, 4
 
 
-def quality_table(found: Quality, reviewed: Accuracy) -> str:
-    """Each field, its most frequent answers, its nulls, and how often it is right, as markdown."""
+def quality_table(found: Quality, reviewed: Accuracy) -> Markdown:
+    """Each field, its most frequent answers, its nulls, and how often it is right."""
     right = {name: f"{share.sentence()} of {share.of:,} reviewed" for name, share in reviewed.fields.items()}
     right |= {name: f"{share.sentence()} of {share.of:,}" for name, share in found.agreement.items()}
-    lines = ["| field | answers | null | right |", "| --- | --- | --: | --- |"]
+    rows = []
     for name, one in found.fields.items():
         total = max(1, found.ok - one.nulls)
         shown = [f"{value} {count / total:.0%}" for value, count in islice(one.counts.items(), _SHOWN_VALUES)]
         if one.kind == "texts":
             shown = [f"{count} times {value[:60]}" for value, count in islice(one.counts.items(), 1)]
-        said = ", ".join(shown).replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {name} | {said} | {one.nulls / max(1, found.ok):.1%} | {right.get(name, '')} |")
-    return "\n".join(lines)
+        nulls = f"{one.nulls / max(1, found.ok):.1%}"
+        rows.append((name, escape(", ".join(shown)), nulls, right.get(name, "")))
+    return table(("field", "answers", "null", "right"), rows)
 
 
 def quality_metadata(found: Quality, reviewed: Accuracy) -> dict[str, dg.MetadataValue]:
@@ -58,15 +58,10 @@ def quality_metadata(found: Quality, reviewed: Accuracy) -> dict[str, dg.Metadat
     picture = quality_picture(found)
     metadata: dict[str, dg.MetadataValue] = {}
     if picture is not None:
-        image = base64.b64encode(picture).decode()
-        metadata["picture"] = dg.MetadataValue.md(
-            f"![what the descriptions say](data:image/png;base64,{image})"
-        )
-    metadata["fields"] = dg.MetadataValue.md(quality_table(found, reviewed))
+        metadata["picture"] = markdown.metadata(markdown.picture(picture, alt="what the descriptions say"))
+    metadata["fields"] = markdown.metadata(quality_table(found, reviewed))
     if found.findings:
-        metadata["odd"] = dg.MetadataValue.md(
-            "\n".join(f"- {_sentence(one)}" for one in found.findings[:_SHOWN])
-        )
+        metadata["odd"] = markdown.metadata(markdown.bullets(map(_sentence, found.findings[:_SHOWN])))
     metadata["findings"] = dg.MetadataValue.int(len(found.findings))
     metadata["described"] = dg.MetadataValue.int(found.ok)
     metadata["failed"] = dg.MetadataValue.int(sum(found.failed.values()))
@@ -78,7 +73,7 @@ def quality_metadata(found: Quality, reviewed: Accuracy) -> dict[str, dg.Metadat
         metadata["review"] = dg.MetadataValue.text(reviewed.note)
     metadata["partitions"] = dg.MetadataValue.int(len(found.published))
     if found.unread:
-        metadata["could not be read"] = dg.MetadataValue.md("\n".join(f"- {one}" for one in found.unread))
+        metadata["could not be read"] = markdown.metadata(markdown.bullets(found.unread))
     return metadata
 
 

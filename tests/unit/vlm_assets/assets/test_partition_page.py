@@ -172,7 +172,7 @@ def test_everything_is_counted(quality):
     assert (found.rows, found.ok, dict(found.failed_by_kind)) == (100, 80, {"timeout": 5, "no_image": 15})
     table = found.table()
     assert "| described | 80 of 100 properties (80.0%) |" in table
-    assert "| failed | 20 (no_image 15, timeout 5) |" in table
+    assert "| failed | 20 (no\\_image 15, timeout 5) |" in table
     assert "| which | p60, p61, p62, p63, p64, p65, p66, p67, p68, p69, 10 more |" in table
     assert "| images left out | 2 of 720, in 1 property |" in table
     assert "| asked more than once | 3 properties |" in table

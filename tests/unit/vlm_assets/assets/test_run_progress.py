@@ -129,9 +129,9 @@ def test_the_shares_are_those_of_the_whole():
         "rows": "2.0%",
         "waiting for commit": "3.0%",
         "else": "5.0%",
-        "*beside it:* reading images": "50.0%",
-        "*beside it:* decoding images": "300.0%",
-        "*beside it:* processor": "90.0%",
+        "beside it: reading images": "50.0%",
+        "beside it: decoding images": "300.0%",
+        "beside it: processor": "90.0%",
     }
 
 

@@ -32,7 +32,7 @@ def test_a_whole_dataset_passes_its_check(materialize):
     (check,) = done.get_asset_check_evaluations()
     assert check.passed
     (event,) = done.asset_materializations_for_node("dataset_audit")
-    assert "| property_descriptions | 9 | 8 | 1 | 0 | 0 | 0 | 0 |" in event.metadata["counts"].value
+    assert "| property\\_descriptions | 9 | 8 | 1 | 0 | 0 | 0 | 0 |" in event.metadata["counts"].value
     assert event.metadata["problems"].value == 0
 
 
