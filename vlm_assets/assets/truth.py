@@ -1,14 +1,13 @@
-"""What is right of some properties, by a truth file or a person's review, and how far answers agree.
+"""What is right of some properties, by a truth file or a person's review.
 
-What lives here: reading both, and shares with their intervals. What does not: when two values mean the same
-(``resources/engine/schema.py``), and who compares what (``operate/compare.py``, ``operate/quality.py``).
+What lives here: reading both. What does not: when two values mean the same (``resources/engine/schema.py``),
+and who compares what (``operate/compare.py``, ``operate/quality.py``).
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from resources.storage.sealed_json import FormatVersionError, refuse_newer_format
-
-_Z: Final = 1.959964
-"""Of a 95% interval."""
 
 REVIEWS: Final = "review.jsonl"
 """The home's file of verdicts."""
@@ -68,30 +64,6 @@ class FieldVerdict:
             "description": self.known,
         }
         return (json.dumps(said, ensure_ascii=False) + "\n").encode()
-
-
-@dataclass(frozen=True)
-class Share:
-    """A share of so many, with its 95% interval."""
-
-    share: float
-    low: float
-    high: float
-    of: int
-
-    def sentence(self) -> str:
-        """For people."""
-        return f"{self.share:.0%} ({self.low:.0%} to {self.high:.0%})" if self.of else "none"
-
-
-def wilson(count: int, of: int) -> Share:
-    """A share with Wilson's interval, which is sound for few and for none of them."""
-    if not of:
-        return Share(0.0, 0.0, 1.0, 0)
-    share, z2 = count / of, _Z * _Z
-    middle = (share + z2 / (2 * of)) / (1 + z2 / of)
-    half = _Z * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of)) / (1 + z2 / of)
-    return Share(share, max(0.0, middle - half), min(1.0, middle + half), of)
 
 
 def read_truth(path: Path, *, hard_too: bool = True) -> dict[str, dict[str, Any]]:

@@ -12,19 +12,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Final
 
-import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from resources.engine.ladder import Described
 from resources.engine.schema import load_schema, same
-from vlm_assets.assets.truth import Descriptions, Share, TruthError, read_truth, wilson
+from vlm_assets.assets.truth import Descriptions, TruthError, read_truth
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import Settings, load_settings
 from vlm_assets.operate.html_page import Card, page, thumbnails, write_page
+from vlm_assets.operate.intervals import Difference, Share, mean_share, paired_difference, wilson
 from vlm_assets.operate.measurement import Trial, run_trial, sample
 from vlm_assets.operate.terminal import (
     AsJson,
@@ -39,7 +39,6 @@ from vlm_assets.operate.terminal import (
     visible_line,
 )
 
-_DRAWS: Final = 2000
 _SHOWN: Final = 40
 _IMAGES: Final = 6
 _HEIGHT: Final = 120
@@ -63,8 +62,7 @@ class Result:
     """How one variant did.
 
     failed: properties without a description; invalid: whose first answer was none. overall: of all fields
-    that it was asked for, a failed property having all of them wrong; its interval comes from drawing
-    properties, since the fields of one are not independent. with_itself: asked twice, or None.
+    that it was asked for, a failed property having all of them wrong. with_itself: asked twice, or None.
     """
 
     name: str
@@ -92,7 +90,7 @@ class Pair:
     second: str
     agreement: Share
     fields: Mapping[str, Share]
-    better_by: tuple[float, float, float] | None
+    better_by: Difference | None
 
 
 @dataclass(frozen=True)
@@ -212,9 +210,9 @@ def _result(
         properties_per_second=trial.properties_per_second,
         days=trial.days,
         cost=cost,
-        overall=_drawn(_shares(judged)) if truths else None,
+        overall=_mean_share(judged) if truths else None,
         fields=_by_field(judged),
-        with_itself=None if alike is None else _drawn(_shares(alike)),
+        with_itself=None if alike is None else _mean_share(alike),
     )
 
 
@@ -225,11 +223,10 @@ def _pair(
     better = None
     if truths:
         of_one, of_other = (_shares(_judged(said, truths, both)) for said in (one, other))
-        better = _interval(
-            [of_one[name] - of_other[name] for name in sorted(of_one.keys() & of_other.keys())]
-        )
+        names = sorted(of_one.keys() & of_other.keys())
+        better = paired_difference([of_one[name] for name in names], [of_other[name] for name in names])
     alike = _judged(one, other, both)
-    return Pair(first.name, second.name, _drawn(_shares(alike)), _by_field(alike), better)
+    return Pair(first.name, second.name, _mean_share(alike), _by_field(alike), better)
 
 
 def _judged(said: Descriptions, right: Descriptions, fields: Collection[str]) -> dict[str, dict[str, bool]]:
@@ -259,26 +256,8 @@ def _shares(judged: Mapping[str, Mapping[str, bool]]) -> dict[str, float]:
     return {name: fmean(fields.values()) for name, fields in judged.items() if fields}
 
 
-def _drawn(shares: Mapping[str, float]) -> Share:
-    middle, low, high = _interval(list(shares.values()))
-    return Share(middle, low, high, len(shares))
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean with a 95% interval from drawing the values anew (bootstrap, the same draws each time).
-
-    Where all are alike, drawing says nothing: the interval is Wilson's.
-    """
-    if not values:
-        return 0.0, 0.0, 1.0
-    found = np.asarray(values)
-    mean = float(found.mean())
-    if float(found.std()) < 1e-12 and 0.0 <= mean <= 1.0:
-        of_all = wilson(round(mean * len(values)), len(values))
-        return mean, min(mean, of_all.low), max(mean, of_all.high)
-    drawn = np.random.default_rng(0).choice(found, (_DRAWS, len(found))).mean(axis=1)
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return mean, float(low), float(high)
+def _mean_share(judged: Mapping[str, Mapping[str, bool]]) -> Share:
+    return mean_share(list(_shares(judged).values()))
 
 
 def _differing(
@@ -318,10 +297,7 @@ def tables(found: Comparison) -> list[tuple[str, list[str], list[list[str]]]]:
         shown.append(("Fields that are right", ["", *names], rows))
     pairs = []
     for one in found.pairs:
-        better = ""
-        if one.better_by is not None:
-            middle, low, high = one.better_by
-            better = f"{middle:+.1%} ({low:+.1%} to {high:+.1%})"
+        better = "" if one.better_by is None else one.better_by.sentence()
         pairs.append([f"{one.first} and {one.second}", one.agreement.sentence(), better])
     return [*shown, ("Agreement", ["", "fields alike", "first better by"], pairs)]
 

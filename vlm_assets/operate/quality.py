@@ -29,10 +29,11 @@ from resources.publishing.partition_files import RecordDamagedError
 from resources.publishing.published import PublishedPartitions
 from resources.state.tables import quality_summaries
 from vlm_assets.assets.fingerprint import digest_of
-from vlm_assets.assets.truth import Descriptions, Share, read_truth, wilson
+from vlm_assets.assets.truth import Descriptions, read_truth
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_assets.operate.intervals import Share, wilson
 from vlm_assets.operate.terminal import CommandError
 
 CONTRADICTIONS = "CONTRADICTIONS"

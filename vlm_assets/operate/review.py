@@ -26,9 +26,10 @@ import pyarrow.parquet as pq
 from resources.storage.files import make_directory, sync_directory, write_replacing
 from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.assets.partition import INPUTS
-from vlm_assets.assets.truth import REVIEWS, FieldVerdict, Share, verdicts, wilson
+from vlm_assets.assets.truth import REVIEWS, FieldVerdict, verdicts
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
+from vlm_assets.operate.intervals import Share, wilson
 from vlm_assets.operate.published_table import published_records
 from vlm_assets.operate.quality import look_at_quality
 from vlm_assets.operate.terminal import CommandError

@@ -85,7 +85,7 @@ def test_two_variants_are_held_against_the_truth_and_each_other(desk, compared, 
     assert "hard" not in ours["fields"]
     assert ours["days"] > 0
     (pair,) = said["pairs"]
-    low, high = pair["better_by"][1:]
+    low, high = pair["better_by"]["low"], pair["better_by"]["high"]
     assert low <= ours["overall"]["share"] - other["overall"]["share"] <= high
     written = page.read_text()
     assert said["disagreements"]
