@@ -305,6 +305,19 @@ class PublishedPartitions:
             raise FileDamagedError(f"Partition {key}: {damage.sentence} {PUT_BACK}")
         return PartitionRows(partition.published, record)
 
+    def read_earlier(self, key: str, notes: list[str]) -> Iterator[PartitionRows]:
+        """The rows of the versions before the published one that are whole, newest first.
+
+        Raises PublishedError, OSError. What an interrupted publication left is settled first, and noted.
+        """
+        partition = PartitionFiles(self.asset, key)
+        with partition.locked(self._lock_seconds):
+            manifest, repairs = partition.settle()
+        notes += repairs
+        for number, version in enumerate(manifest.previous, start=1):
+            if partition.holds(partition.slot(number), version):
+                yield PartitionRows(partition.slot(number), version)
+
     def set_aside(self, key: str) -> tuple[str, ...]:
         """Move every file of a partition into ``.quarantine``: it then counts as never published.
 

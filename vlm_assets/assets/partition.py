@@ -22,12 +22,13 @@ from resources.journal.journal import Journal
 from resources.journal.journal_errors import SegmentUnreadableError
 from resources.journal.segments import segment_paths, verified_rows
 from resources.publishing.partition_files import NotPublishedError, PublishedError, PublishedRecord
+from resources.publishing.partition_rows import PartitionRows
 from resources.publishing.published import PublishedPartitions
 from resources.storage.layout import PartitionPaths
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.config.settings import Settings
 
-OK = "ok"
+OK, FAILED = "ok", "failed"
 
 MOST_TRIES = 3
 """How often a property is tried that fails for a reason that may pass."""
@@ -115,31 +116,29 @@ def adopt_rows(
     *,
     failed_too: bool,
 ) -> tuple[int, list[str]]:
-    """Take the ok rows that other generations, or what is published, made from the same inputs.
+    """Take the ok rows made from the same inputs: of other generations, and of what is or was published.
 
-    inputs: of each id, the digest of all that decides its row. failed_too: the failed rows of what is
-    published as well. Returns how many were taken, and sentences about files that do not read: their rows are
-    computed again. Interrupted, it is done again: only missing rows are taken.
+    The two versions before the published one are asked last, so going back to settings of before computes
+    nothing that still lies there. inputs: of each id, the digest of all that decides its row. failed_too: the
+    failed rows of published versions as well. Returns how many were taken, and sentences about files that do
+    not read: their rows are computed again. Interrupted, it is done again: only missing rows are taken.
     """
-    if not journal.missing_ids:
-        return 0, []
     schema, notes = journal.schema, list[str]()
     adopted = 0
-    for status in ("ok", "failed") if failed_too else ("ok",):
-        donors = _published_rows(published, partition.key, notes)
-        if status == OK:
-            donors = chain(_other_journals(partition, journal.generation, notes), donors)
-        for table in donors:
-            missing = journal.missing_ids
-            rows = zip(*(table[name].to_pylist() for name in ("property_id", "status", INPUTS)), strict=True)
-            fits = [
-                one in missing and found == status and inputs[one] == made_of for one, found, made_of in rows
-            ]
-            if any(fits):
-                taken = table.filter(pa.array(fits)).select(schema.names).cast(schema)
-                journal.submit(_with_fingerprint(taken, partition.fingerprint.digest))
-                journal.flush()
-                adopted += taken.num_rows
+    statuses = {OK, FAILED} if failed_too else {OK}
+    donors = chain(
+        ((rows, {OK}) for rows in _other_journals(partition, journal.generation, notes)),
+        ((rows, statuses) for rows in _published_rows(published, partition.key, notes)),
+    )
+    while (missing := journal.missing_ids) and (donor := next(donors, None)) is not None:
+        table, usable = donor
+        rows = zip(*(table[name].to_pylist() for name in ("property_id", "status", INPUTS)), strict=True)
+        fits = [one in missing and found in usable and inputs[one] == made_of for one, found, made_of in rows]
+        if any(fits):
+            taken = table.filter(pa.array(fits)).select(schema.names).cast(schema)
+            journal.submit(_with_fingerprint(taken, partition.fingerprint.digest))
+            journal.flush()
+            adopted += taken.num_rows
     return adopted, list(dict.fromkeys(notes))
 
 
@@ -153,13 +152,26 @@ def _other_journals(partition: Partition, generation: str, notes: list[str]) -> 
 
 
 def _published_rows(published: PublishedPartitions, key: str, notes: list[str]) -> Iterator[pa.Table]:
+    """The rows of what is published, then those of the versions before it, newest first."""
     try:
-        for batch in published.read(key).iter_batches():
-            yield pa.Table.from_batches([batch])
+        yield from _tables(published.read(key), notes)
     except NotPublishedError:
         return
-    except (PublishedError, OSError, pa.ArrowException) as error:
+    except (PublishedError, OSError) as error:
         notes.append(f"{error} Its rows are not adopted.")
+    try:
+        for version in published.read_earlier(key, notes):
+            yield from _tables(version, notes)
+    except (PublishedError, OSError) as error:
+        notes.append(f"{error} The rows of earlier versions are not adopted.")
+
+
+def _tables(rows: PartitionRows, notes: list[str]) -> Iterator[pa.Table]:
+    try:
+        for batch in rows.iter_batches():
+            yield pa.Table.from_batches([batch])
+    except (OSError, pa.ArrowException) as error:
+        notes.append(f"{rows.path}: {error} Its rows are not adopted.")
 
 
 def _with_fingerprint(rows: pa.Table, fingerprint: str) -> pa.Table:
