@@ -423,12 +423,12 @@ class PartitionStates:
             )
         elif changed == (CATALOGUE_SLICE,):
             sentence = (
-                "The catalogue's rows of this range were updated after it was published. Materialize it to"
-                " describe its properties anew."
+                "The catalogue's rows of this range were updated after it was published."
+                f" `vlm-assets run {wanted.key}` describes what changed."
             )
         elif changed:
             names = ", ".join(name.replace("_", " ") for name in changed)
-            sentence = f"It was made with another {names}. Materialize it if it should change."
+            sentence = f"It was made with another {names}. `vlm-assets run {wanted.key}` makes it anew."
         if not changed:
             return (), []
         return changed, [Problem(kind, asset.name, wanted.key, sentence, str(asset.published))]

@@ -64,12 +64,14 @@ class Backfill:
     keys: Sequence[str]
     run_config: Mapping[str, object] = field(default_factory=dict)
     """Of each run that it launches."""
+    stale_too: bool = False
+    """Whether a partition that was made under other settings counts as work to do."""
     followed: list[str] = field(default_factory=list)
     """Ids of the Dagster backfills that this one continues or has launched."""
 
     def begin(self) -> str:
         """Continue unfinished backfills; launch one for the partitions that they lack. Says what it did."""
-        incomplete = self.status().incomplete_keys.intersection(self.keys)
+        incomplete = self.status().keys_left(stale_too=self.stale_too).intersection(self.keys)
         if not self.keys:
             return "Nothing to do: there is no such partition."
         if not incomplete:
@@ -182,9 +184,13 @@ class _BarAndState(Progress):
 
 @dataclass(frozen=True)
 class BackfillSummary:
-    """How a backfill of some partitions (``keys``) ended. status: of the home, when it had ended."""
+    """How a backfill of some partitions (``keys``) ended.
+
+    left_keys: those that are not complete. status: of the home, when it had ended.
+    """
 
     keys: Sequence[str]
+    left_keys: frozenset[str]
     failed_keys: Sequence[str]
     status: Status
     failing: Sequence[FailingCheck]
@@ -193,7 +199,7 @@ class BackfillSummary:
     @property
     def complete(self) -> int:
         """How many of the partitions are complete."""
-        return len(frozenset(self.keys) - self.status.incomplete_keys)
+        return len(frozenset(self.keys) - self.left_keys)
 
     @property
     def ok(self) -> bool:
@@ -271,6 +277,7 @@ def run_backfill(
     port: int = 3000,
     keys: KeysOf | None = None,
     run_config: Mapping[str, object] | None = None,
+    stale_too: bool = False,
     exit_when_done: bool = False,
     accuracy: Callable[[], str | None] = lambda: None,
     environment: Mapping[str, str] | None = None,
@@ -280,6 +287,7 @@ def run_backfill(
 
     The code is 0 if every partition asked for is complete and no check of them failed with ERROR, 1
     otherwise, and 130 after Ctrl-C. keys: the partitions, all unless given. run_config: of each run.
+    stale_too: whether stale partitions among them are made anew.
     accuracy: a sentence about the finished output, or None. environment: of Dagster's processes, in addition
     to this one's.
 
@@ -290,7 +298,7 @@ def run_backfill(
     summary: BackfillSummary | None = None
     with running_dagster(settings, port=port, console=console, environment=environment) as server:
         server.start_pages(console)
-        work = _backfill(server.api, settings, keys, run_config)
+        work = _backfill(server.api, settings, keys, run_config, stale_too=stale_too)
         summary = _follow(work, accuracy, console, start=server.start_daemon, watch=server.watch)
         if not exit_when_done:
             where_to_click(console, server.address)
@@ -304,6 +312,7 @@ def run_partitions(
     port: int,
     keys: KeysOf | None,
     run_config: Mapping[str, object] | None = None,
+    stale_too: bool = False,
     console: Console,
 ) -> int:
     """Materialize partitions in the Dagster that runs on the home, else in one that is started for it.
@@ -315,13 +324,21 @@ def run_partitions(
     if address is None:
         refuse_at_start(settings, lambda said: console.print(escape(said)))
         return run_backfill(
-            settings, port=port, keys=keys, run_config=run_config, exit_when_done=True, console=console
+            settings,
+            port=port,
+            keys=keys,
+            run_config=run_config,
+            stale_too=stale_too,
+            exit_when_done=True,
+            console=console,
         )
     summary: BackfillSummary | None = None
     with interruptible():
         try:
             console.print(f"Dagster runs on this home already: {address}")
-            work = _backfill(DagsterApi(address, settings.dagster_home), settings, keys, run_config)
+            work = _backfill(
+                DagsterApi(address, settings.dagster_home), settings, keys, run_config, stale_too=stale_too
+            )
             summary = _follow(work, lambda: None, console)
         except KeyboardInterrupt:
             console.print(f"\nThe backfill goes on in {address}; `vlm-assets status` shows how far it is.")
@@ -329,10 +346,15 @@ def run_partitions(
 
 
 def _backfill(
-    api: DagsterApi, settings: Settings, keys: KeysOf | None, run_config: Mapping[str, object] | None
+    api: DagsterApi,
+    settings: Settings,
+    keys: KeysOf | None,
+    run_config: Mapping[str, object] | None,
+    *,
+    stale_too: bool,
 ) -> Backfill:
     wanted = keys(api) if keys is not None else all_keys(settings.home)
-    return Backfill(api, settings, wanted, run_config or {})
+    return Backfill(api, settings, wanted, run_config or {}, stale_too)
 
 
 def _code(summary: BackfillSummary | None) -> int:
@@ -364,10 +386,12 @@ def _follow(
                 now = work.progress()
                 line.show(now, *work.rate())
     failing = [check for asset in ASSETS for check in work.api.failing_checks(asset)]
+    status = work.status()
     summary = BackfillSummary(
         keys=work.keys,
+        left_keys=status.keys_left(stale_too=work.stale_too),
         failed_keys=sorted(work.progress().failed),
-        status=work.status(),
+        status=status,
         failing=[check for check in failing if check.partition in work.keys],
         accuracy=accuracy(),
     )
@@ -382,7 +406,8 @@ _RUN_EXAMPLES = """\b
 vlm-assets run                      every partition that is not complete
 vlm-assets run --missing            and the last properties, too few to fill one
 vlm-assets run --failed             partitions that failed
-vlm-assets run 000000000-000000999  this partition"""
+vlm-assets run --stale              partitions that were made with other settings, or from other images
+vlm-assets run 000000000-000000999  this partition, if it is not complete or stale"""
 
 
 @app.command("run", epilog=_RUN_EXAMPLES)
@@ -390,6 +415,10 @@ def run_command(
     keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Partitions, by key.")] = None,
     home: Home = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only partitions that failed.")] = False,
+    stale: Annotated[
+        bool,
+        typer.Option("--stale", help="Only partitions that are stale: they are made anew."),
+    ] = False,
     missing: Annotated[
         bool,
         typer.Option(
@@ -403,10 +432,12 @@ def run_command(
 
     Uses the Dagster that runs on this home, or starts one for as long as it takes.
     Finished work is kept, so the command can be repeated at any time.
+    A stale partition is left as it is unless it is named or --stale is given. Rows whose inputs are the same
+    are kept then too, those of the two versions before included.
     Exit code 0 if all these partitions are complete, 1 if not, 130 after Ctrl-C.
     """
-    if bool(keys) + failed + missing > 1:
-        raise typer.BadParameter("Give keys, or --failed, or --missing: one of the three.")
+    if bool(keys) + failed + stale + missing > 1:
+        raise typer.BadParameter("Give keys, or --failed, or --stale, or --missing: one of the four.")
     current = chosen_settings(home)
     require_models(current)
     status = read_status(current, Catalog.open(current.home))
@@ -419,18 +450,28 @@ def run_command(
         console.print(f"The last {len(closed)} properties are partition {closed.key} now.")
         if running_address(current.dagster_home) is not None:
             console.print(reload_running(current.dagster_home))
-    elif status.waiting_in_tail and not keys and not failed:
+    elif status.waiting_in_tail and not (keys or failed or stale):
         console.print(
             f"In no partition yet: {status.waiting_in_tail} properties, too few to fill one."
             " `vlm-assets run --missing` takes them too."
         )
-    wanted = _chosen(current, status, keys or [], failed=failed)
-    raise typer.Exit(run_partitions(current, port=port, keys=wanted, console=console))
+    wanted = _chosen(current, status, keys or [], failed=failed, stale=stale)
+    stale_too = bool(keys) or stale
+    if stale_too and status.stale_unknown:
+        for sentence in status.stale_unknown:
+            say(sentence, fg="yellow", err=True)
+        if not keys and not status.stale_keys:
+            raise typer.Exit(1)
+    raise typer.Exit(run_partitions(current, port=port, keys=wanted, stale_too=stale_too, console=console))
 
 
-def _chosen(current: Settings, status: Status, keys: list[str], *, failed: bool) -> KeysOf | None:
+def _chosen(
+    current: Settings, status: Status, keys: list[str], *, failed: bool, stale: bool
+) -> KeysOf | None:
     """The partitions that the arguments name; None: all. Raises CatalogError."""
 
+    if stale:
+        return lambda api: sorted(status.stale_keys)
     if keys:
         known = known_keys(current.home, keys)
         return lambda api: known

@@ -105,7 +105,8 @@ class Status:
     seconds_left: of all descriptions at this rate. done_again: what was tried again by itself and came right
     since ``done_again_since`` (unix seconds), oldest first. open_alerts: titles of what was told and is not
     right again, oldest first. paused, dagster: since when and why it is paused, and where Dagster runs; None
-    where not. warnings: what could not be read. variants: the models to train, what waits first. uncopied:
+    where not. warnings: what could not be read. stale_unknown: the sentences among them that say why nobody
+    knows which partitions of an asset are stale. variants: the models to train, what waits first. uncopied:
     committed segments that wait for the store; uncopied_seconds: how long the oldest of them does.
     """
 
@@ -129,6 +130,7 @@ class Status:
     warnings: tuple[str, ...]
     next_steps: tuple[str, ...]
     published: Mapping[str, PublishedRows] = field(repr=False)
+    stale_unknown: tuple[str, ...] = ()
     variants: tuple[VariantStatus, ...] = ()
     uncopied: int = 0
     uncopied_seconds: float = 0.0
@@ -137,10 +139,15 @@ class Status:
         """Partitions of an asset in each state."""
         return Counter(one.state for one in self.partitions if one.asset == asset)
 
+    def keys_left(self, *, stale_too: bool = False) -> frozenset[str]:
+        """Partitions that are not complete in each asset. stale_too: or that would come out otherwise now."""
+        stale = self.stale_keys if stale_too else frozenset[str]()
+        return stale.union(one.key for one in self.partitions if not one.is_complete)
+
     @property
-    def incomplete_keys(self) -> frozenset[str]:
-        """Partitions that are not complete in each asset."""
-        return frozenset(one.key for one in self.partitions if not one.is_complete)
+    def stale_keys(self) -> frozenset[str]:
+        """Partitions that are stale in either asset."""
+        return frozenset(one.key for one in self.partitions if one.state is State.STALE)
 
     @property
     def order(self) -> list[PartitionStatus]:
@@ -199,18 +206,18 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
         for key in asset.published_keys()
         if key not in keys
     ]
-    unknown = [
+    stale_unknown = tuple(
         f"Whether {name} are stale is unknown: {trouble}"
         for name in (settings.descriptions.name, settings.embeddings.name)
         if (trouble := states.meanings.of_asset(name).trouble)
-    ]
+    )
     if verified.unread:
         foreign.append(f"{verified.unread} published files are not read yet: look again.")
     if withdrawal_note(settings.state_directory).exists():
-        unknown.append(
+        foreign.append(
             "A withdrawal was cut short, so what it should remove is not all gone: `vlm-assets withdraw`."
         )
-    warnings = (*unread, *untold, *notes.unread, *foreign, *unknown)
+    warnings = (*unread, *untold, *notes.unread, *foreign, *stale_unknown)
     return Status(
         home=str(settings.home),
         at=now,
@@ -234,6 +241,7 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
         paused=paused,
         dagster=dagster,
         warnings=warnings,
+        stale_unknown=stale_unknown,
         next_steps=_next_steps(
             partitions, catalog.waiting, open_alerts, paused, dagster, is_well=not warnings
         ),
@@ -416,5 +424,5 @@ _STEPS: Mapping[State, str] = {
     State.DAMAGED: "damaged: `vlm-assets repair` puts them back.",
     State.LOST: "lack committed rows: put their files back, or give the rows up with `vlm-assets repair`.",
     State.STALE: "stale: made with another catalogue, settings or texts than now. They stay readable;"
-    " materialize those that should change.",
+    " `vlm-assets run --stale` makes them anew, `vlm-assets run KEY` one of them.",
 }

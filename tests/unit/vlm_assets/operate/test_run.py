@@ -1,6 +1,7 @@
-"""What ``publish`` says before anything is launched, and a backfill when it has ended."""
+"""What ``publish`` says and ``run`` chooses before anything is launched, and a backfill when it has ended."""
 
 import io
+import json
 
 import pyarrow as pa
 import pytest
@@ -8,9 +9,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from resources.journal.journal import Journal
+from vlm_assets.assets.fingerprint import Meaning, Meanings
+from vlm_assets.catalog.ingest import ingest
+from vlm_assets.operate import run as run_module
 from vlm_assets.operate.dagster_server.api import DagsterApi
 from vlm_assets.operate.main import app
 from vlm_assets.operate.run import Backfill, BackfillSummary
+from vlm_assets.operate.status import read_status
 
 ROWS = pa.schema(
     [
@@ -82,7 +87,8 @@ def summary_of(dataset) -> tuple[bool, str]:
     work = Backfill(
         DagsterApi("http://127.0.0.1:9", dataset.settings.dagster_home), dataset.settings, dataset.keys
     )
-    found = BackfillSummary(dataset.keys, [], work.status(), [], None)
+    status = work.status()
+    found = BackfillSummary(dataset.keys, status.keys_left(), [], status, [], None)
     console = Console(file=io.StringIO(), width=200)
     found.print(console)
     return found.ok, console.file.getvalue()
@@ -98,3 +104,74 @@ def test_the_summary_counts_what_status_calls_complete(dataset) -> None:
     ok, said = summary_of(dataset)
     assert not ok
     assert f"{count - 1} of {count} partitions are complete." in said
+
+
+class LaunchedKeys(DagsterApi):
+    """A Dagster without anything under way, which notes what it is asked to launch."""
+
+    def __init__(self):
+        self.keys = []
+
+    def unfinished_backfills(self, asset):
+        return []
+
+    def launch_backfill(self, assets, keys, **_):
+        self.keys = list(keys)
+        return "b"
+
+
+@pytest.fixture
+def launched_by(dataset, monkeypatch, tmp_path):
+    """Runs `run` with some arguments where the third range alone is stale; gives its output and launches."""
+    (tmp_path / "new.jpg").write_bytes(b"not a picture, but there")
+    update = tmp_path / "update.jsonl"
+    update.write_text(json.dumps({"property_id": "p7", "images": ["new.jpg"]}) + "\n")
+    ingest(update, dataset.settings.home, update=True)
+    monkeypatch.setattr(run_module, "require_models", lambda settings: None)
+    monkeypatch.setenv("VLM_ASSETS_MODEL", "example")
+
+    def launched(*arguments):
+        api = LaunchedKeys()
+
+        def run_partitions(settings, *, keys, stale_too, **_):
+            print(run_module._backfill(api, settings, keys, None, stale_too=stale_too).begin())
+            return 0
+
+        monkeypatch.setattr(run_module, "run_partitions", run_partitions)
+        asked = ["run", "--home", str(dataset.settings.home), *arguments]
+        return CliRunner().invoke(app, asked), api.keys
+
+    return launched
+
+
+def test_a_stale_partition_is_made_anew_only_where_a_person_asks(launched_by, dataset):
+    """Named by its key, or with --stale; finished work is never computed again by the plain command."""
+    first, _, third = dataset.keys
+    for arguments, keys in (((), []), ((first,), []), ((third,), [third]), (("--stale",), [third])):
+        done, launched = launched_by(*arguments)
+        assert done.exit_code == 0, done.output
+        assert launched == keys, arguments
+        assert ("Nothing to do" in done.output) == (not keys)
+
+
+def test_a_stale_partition_that_was_named_is_not_complete(dataset, launched_by):
+    """The exit code and the summary of `run KEY` count it as left over until it is made anew."""
+    third = dataset.keys[2]
+    status = read_status(dataset.settings, dataset.catalog)
+    left = status.keys_left(stale_too=True)
+    assert (left, status.keys_left()) == ({third}, frozenset())
+    assert not BackfillSummary([third], left, [], status, [], None).ok
+
+
+def test_what_is_stale_is_not_guessed_at(dataset, launched_by, monkeypatch):
+    """Where the model cannot be asked what it is, --stale launches nothing, says why, and fails."""
+
+    def unknown():
+        raise ValueError("the server does not answer")
+
+    monkeypatch.setattr(Meanings, "of", classmethod(lambda cls, _: cls(Meaning(unknown), Meaning(unknown))))
+    dataset.describe(dataset.keys[2], text="made of the new image")
+    dataset.embed(dataset.keys[2])
+    done, launched = launched_by("--stale")
+    assert (done.exit_code, launched) == (1, [])
+    assert "the server does not answer" in done.stderr
