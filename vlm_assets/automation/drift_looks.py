@@ -99,7 +99,7 @@ class DriftLooks:
         if self.made_from is not None:
             cost = f"{found.expected} descriptions to embed"
         names = ", ".join(name.replace("_", " ") for name in found.changed)
-        step = "It stays readable as it is. Materialize it by hand if it should change; nothing else does."
+        step = f"It stays readable as it is. `vlm-assets run {found.key}` makes it anew; nothing else does."
         if TEXTS in found.changed:
             step = "Materialize it: `vlm-assets run` does so too."
         return Verdict(

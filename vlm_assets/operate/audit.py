@@ -258,7 +258,7 @@ def _settings_differ(asset: str, looked: Sequence[PartitionState]) -> Iterator[P
     )
     sentence = (
         f"Partitions were made with {len(groups)} different settings ({', '.join(differing)} differ):"
-        f" {shares}. Materialize the ones that should change."
+        f" {shares}. `vlm-assets run --stale` makes those anew that are not of the settings now."
     )
     yield Problem(Kind.SETTINGS_DIFFER, asset, None, sentence)
 
