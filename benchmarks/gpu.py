@@ -317,7 +317,8 @@ def main() -> None:
             say(f"\n== {case}   ({deadline - time.monotonic():.0f} s left)")
             if time.monotonic() > deadline - 2 * options.seconds:
                 say("   left out: the time is up")
-                results["cases"].append({"case": asdict(case), "error": "left out: the time is up"})
+                left_out = {"case": asdict(case), "error": "left out: the time is up", "left_out": True}
+                results["cases"].append(left_out)
                 continue
             try:
                 result = run_case(bench, case)
@@ -336,7 +337,10 @@ def main() -> None:
         bench.model = None
         bench.free()  # the whole device is for the processes that come now
         ran = subprocess.run(_of_partitions(options), check=False)
-        sys.exit(ran.returncode)
+        if ran.returncode:
+            sys.exit(ran.returncode)
+    if failed := [case for case in results["cases"] if "engine" not in case and not case.get("left_out")]:
+        sys.exit(f"bench-gpu: {len(failed)} of {len(results['cases'])} cases failed; see above")
 
 
 def _of_partitions(options: argparse.Namespace) -> list[str]:

@@ -56,6 +56,11 @@ def device_failure(error: BaseException) -> str | None:
     return None
 
 
+def is_impossible_result(error: BaseException) -> bool:
+    """Whether the error, or what caused it, is an ImpossibleResultError."""
+    return any(isinstance(one, ImpossibleResultError) for one in _causes(error))
+
+
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """The error's causes, the first one first, and then itself."""
     chain: list[BaseException] = []

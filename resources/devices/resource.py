@@ -16,7 +16,7 @@ from pathlib import Path
 from resources.devices.find import Device, DriverNvml, find_devices, grouped
 from resources.devices.health import HealthCheck
 from resources.devices.leases import DeviceLeases, Lease, LeaseHolder, NoDeviceFreeError, lease_for_process
-from resources.devices.left_out import ImpossibleResultError, LeftOutDevices, at_work_on, device_failure
+from resources.devices.left_out import LeftOutDevices, at_work_on, device_failure, is_impossible_result
 from resources.devices.loaded_servers import LoadedServerError, LoadedServers
 from resources.state.database import ControlState, open_state
 
@@ -128,7 +128,7 @@ class GpuResource:
                 device.id,
                 occurrence=at_work_on(asset, partition),
                 why=why,
-                on_one_device=isinstance(error, ImpossibleResultError),
+                on_one_device=is_impossible_result(error),
             ):
                 log.error("%s has failed twice and is left out from now on.", device.id)
             raise

@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from resources.devices.left_out import ImpossibleResultError
 from resources.engine.protocol import (
     Answer,
     Attempt,
     Engine,
     EngineError,
     EngineLostError,
+    ImpossibleScoresError,
     InvalidDescription,
     RequestTooLargeError,
 )
@@ -33,7 +35,11 @@ if TYPE_CHECKING:
 RAW_TEXT_LIMIT = 4000
 """Characters of a refused answer that are kept in the row."""
 
-TRANSIENT_KINDS: Final[frozenset[str]] = TRANSIENT_IMAGE_KINDS | {"engine_error", "out_of_memory"}
+TRANSIENT_KINDS: Final[frozenset[str]] = TRANSIENT_IMAGE_KINDS | {
+    "engine_error",
+    "impossible_scores",
+    "out_of_memory",
+}
 """Kinds of failed rows that another try may cure: of the moment, the device or the disk.
 
 All others go to a person. An answer that the model gave after the whole ladder (``truncated``,
@@ -60,8 +66,8 @@ class Described:
     """The terminal result for one property.
 
     error_kind: ``invalid_json``, ``schema_mismatch``, ``truncated``, ``repetition``, ``prompt_too_long``,
-    ``out_of_memory``, ``engine_error``; without any readable image ``no_images`` or the commonest kind of
-    image failure. raw_text: the last answer, where it failed. images_seen: images in the attempt that counts.
+    ``out_of_memory``, ``impossible_scores``, ``engine_error``; without any readable image ``no_images`` or the
+    commonest kind of image failure. raw_text: the last answer, where it failed. images_seen: images in the attempt that counts.
     fewer_images: why the attempt that counts was shown fewer images than could be read; None: it was not.
     prompt_tokens, output_tokens: over all attempts. seconds: this property's share of the engine's time.
     """
@@ -194,7 +200,7 @@ def next_attempt(
         if fitting is not None:
             fewer = replace(fewer, images=max(1, min(fitting, shown - 1)))
         return fewer if shown > 1 else None
-    if kind == "engine_error" or attempt.images is not None:
+    if kind in ("engine_error", "impossible_scores") or attempt.images is not None:
         return None
     more_tokens = 2 * max_new_tokens
     if kind == "truncated" and attempt.max_new_tokens < more_tokens:
@@ -242,6 +248,8 @@ def _outcome(answer: Answer | Exception, seconds: float) -> _Outcome:
         return _Outcome(seconds, answer=answer)
     if isinstance(answer, RequestTooLargeError):
         return _Outcome(seconds, kind=answer.kind, error=str(answer), images=answer.images)
+    if isinstance(answer, ImpossibleScoresError):
+        return _Outcome(seconds, kind="impossible_scores", error=str(answer))
     # An engine's own words about one property need no class before them.
     said = str(answer) if type(answer) is EngineError else f"{type(answer).__name__}: {answer}"
     return _Outcome(seconds, kind="engine_error", error=said)
@@ -305,13 +313,18 @@ class AnswerGuard:
         """Count the answers of a batch. Raises GarbageOutputError.
 
         A property without a readable image never reached the model (it has no attempt) and does not count.
+        Where most were refused for impossible scores, the cause is an ImpossibleResultError, which is noted
+        against the device.
         """
         self._last.extend(one for one in described if one.attempts)
         refused = [one for one in self._last if one.status == "failed"]
         if len(self._last) < WINDOW or len(refused) <= self._most * WINDOW:
             return
-        kinds = ", ".join(
-            f"{count} {kind}" for kind, count in Counter(str(one.error_kind) for one in refused).most_common()
+        counts = Counter(str(one.error_kind) for one in refused)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+        impossible = counts["impossible_scores"]
+        cause = ImpossibleResultError(
+            f"The model computed NaN or infinity for {impossible} of the last {WINDOW} properties"
         )
         example = refused[-1]
         raise GarbageOutputError(
@@ -321,4 +334,4 @@ class AnswerGuard:
             " stays. Look at the device (`vlm-assets devices`, `nvidia-smi`), and at the model, its revision,"
             " the prompt and the schema with `vlm-assets try`; then materialize the partition with"
             " `retry_failed: true`. If such answers are to be expected: VLM_ASSETS_INVALID_SHARE_STOP=1."
-        )
+        ) from (cause if 2 * impossible > len(refused) else None)

@@ -43,6 +43,16 @@ class RequestTooLargeError(EngineError):
         super().__init__(message)
 
 
+class ImpossibleScoresError(EngineError):
+    """The model computes no numbers (NaN, infinity) for a property: its weights or the device are damaged."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model computes NaN or infinity for this property: its weights or the device are damaged, or"
+            " its numbers overflow in this precision; try another revision or device"
+        )
+
+
 class EngineLostError(EngineError):
     """The device or the process's memory is lost: nothing asked of this engine can be answered any more."""
 

@@ -4,7 +4,8 @@ What lives here: the loop for ``generate(custom_generate=…)``, the answers whi
 steps: a token at a time with a cache that grows, out of which rows are cut; and several tokens at a time, the
 last one and guesses of the next. What does not: what may be said, and the guesses (guided.py). Without a cut
 and without guesses the loop chooses what transformers' own greedy loop chooses, token for token; with them
-only rounding differs, as between batches of different sizes. Terms: speculative decoding, verified greedily;
+only rounding differs, as between batches of different sizes. Scores that are no numbers end the batch with
+ImpossibleScoresError, whichever step computes them. Terms: speculative decoding, verified greedily;
 n-grams, as in prompt lookup.
 
 Where a guess was wrong its keys and values stay in the cache as a hole, which no mask shows: rows of a batch
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from resources.engine.protocol import ImpossibleScoresError
 from resources.engine.transformers.guided import Drafts, Guide
 
 if TYPE_CHECKING:
@@ -99,9 +101,11 @@ class AnswersSoFar:
 
         logits: of the rows that the model computes [rows, vocabulary]; they may be overwritten afterwards.
         process: a logits processor, which always sees the whole batch; what has left, with scores of zero.
+        Raises ImpossibleScoresError.
         """
         import torch
 
+        sound = are_sound(logits)
         scores = logits.to(copy=True, dtype=torch.float32, device=self.computed.device)
         if self._places is not None:
             whole = scores.new_zeros(len(self._whole), scores.shape[-1])
@@ -109,6 +113,8 @@ class AnswersSoFar:
             scores = whole
         chosen = process(self.sequences, scores).argmax(dim=-1)
         on_host = chosen.to("cpu")
+        if not sound:  # Asked only now: the answer waits for the device, beside which the grammar works.
+            raise ImpossibleScoresError
         end = self._whole[:, self.prompt_tokens + self.said]
         torch.where(self._is_open, on_host, end, out=end)
         tokens: list[int] = on_host.tolist()
@@ -279,7 +285,10 @@ class DraftedSteps:
             drafts.learn(answers.of(row), 1)
 
     def go_on(self, answers: AnswersSoFar, process: Process) -> None:
-        """Have each open answer go on. The guide does what ``process`` would do."""
+        """Have each open answer go on. The guide does what ``process`` would do.
+
+        Raises ImpossibleScoresError, for scores after a wrong guess too: a sound device computes no such.
+        """
         if _worth_a_cut(answers):
             self._leave_the_open(answers)
         still = frozenset(answers.open)
@@ -289,11 +298,10 @@ class DraftedSteps:
         ]
         logits = self._logits([answers.of(row)[-1] for row in answers.rows], drafts)
         at_open = [at for at, row in enumerate(answers.rows) if row in still]
-        said = self._guide.go_on(
-            answers.open,
-            [drafts[at] for at in at_open],
-            logits if len(at_open) == len(logits) else logits[at_open],
-        )
+        scores = logits if len(at_open) == len(logits) else logits[at_open]
+        if not are_sound(scores):
+            raise ImpossibleScoresError
+        said = self._guide.go_on(answers.open, [drafts[at] for at in at_open], scores)
         answers.append(dict(zip(answers.open, said, strict=True)))
         kept = [0] * len(drafts)
         for at, tokens in zip(at_open, said, strict=True):
@@ -374,6 +382,15 @@ class DraftedSteps:
             name: value.index_select(0, kept) if len(value) > 1 else value
             for name, value in self._types.items()
         }
+
+
+def are_sound(scores: torch.Tensor) -> torch.Tensor:
+    """Whether a softmax of scores [..., vocabulary] gives probabilities, as one truth on their device.
+
+    It gives none where the largest is NaN or infinite. Not a test of each score: models and grammars exclude
+    tokens by minus infinity.
+    """
+    return scores.amax(dim=-1).isfinite().all()
 
 
 def _worth_a_cut(answers: AnswersSoFar) -> bool:

@@ -22,6 +22,7 @@ from resources.engine.protocol import (
     EngineLostError,
     ImageLimits,
     ImageTokens,
+    ImpossibleScoresError,
     ModelLoadError,
     RequestTooLargeError,
     sampling_seed,
@@ -32,7 +33,7 @@ from resources.engine.transformers.attention import (
     attend_to_images_by_length,
     prefer_flash_attention,
 )
-from resources.engine.transformers.greedy_decoding import GreedyDecoding
+from resources.engine.transformers.greedy_decoding import GreedyDecoding, are_sound
 from resources.engine.transformers.guided import Drafts, Grammar, Guide, SampledBatch
 from resources.engine.transformers.image_tokens import fitted_processor
 from resources.engine.transformers.model_inputs import InputPreparation, ModelInputs
@@ -74,6 +75,8 @@ class TransformersEngine:
 
     image_tokens: ImageTokens | None
     """What images cost; None where it is not known."""
+
+    _keeps_language_layers = False
 
     def __init__(
         self,
@@ -241,8 +244,8 @@ class TransformersEngine:
         prompts = list(itertools.compress(inputs.prompt_tokens, inputs.fitting))
         limits = [self._room(tokens, attempt) for tokens in prompts]
         guide = self._grammar.for_batch(len(batch))
-        # The guide first: it works on the host while the device makes the scores. The other waits for these.
-        processors: list[Any] = [guide, _refuse_nan]
+        # Our own loop looks at the scores itself, beside the grammar.
+        processors: list[Any] = [guide] if self._decodes_itself else [_refuse_impossible, guide]
         # The guide is all that decides about a token then: the generation's own settings are empty.
         guesses = self._drafts.most > 0 and attempt.temperature == 0 and isinstance(guide, Guide)
         if attempt.temperature > 0:
@@ -329,16 +332,14 @@ class TransformersEngine:
         )
 
 
-def _refuse_nan(input_ids: Any, scores: Any) -> Any:
-    """A logits processor that raises EngineError where the model computes no numbers.
+def _refuse_impossible(input_ids: Any, scores: Any) -> Any:
+    """A logits processor that raises ImpossibleScoresError where the model computes no numbers.
 
-    Without it the first token of the vocabulary is chosen again and again, as the likeliest of all.
+    Without it the first token that the grammar allows is chosen again and again, and the answer fits the
+    schema.
     """
-    if scores.isnan().any():
-        raise EngineError(
-            "the model computes NaN for this property: its weights or the device are damaged, or its numbers"
-            " overflow in this precision; try another revision or device"
-        )
+    if not are_sound(scores):
+        raise ImpossibleScoresError
     return scores
 
 

@@ -1,23 +1,70 @@
-"""The GPU benchmark with its tiny models on a CPU: it goes on working as the engine changes."""
+"""The GPU benchmark with its tiny models on a CPU: it goes on working as the engine changes.
+
+One case is always measured. All of them, and whole partitions, are marked long: two minutes of two cores.
+"""
 
 import argparse
 import json
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_loops import render_jpegs
+from benchmarks import gpu
+from benchmarks.gpu_loops import Bench, render_jpegs
+from benchmarks.gpu_meter import Ceilings
+from benchmarks.gpu_models import SHAPES
 from benchmarks.gpu_partitions import prepare
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.settings import load_settings
 
 ROOT = Path(__file__).parents[3]
 
-# Two minutes of two cores for what `make bench-gpu` does itself where there is a GPU.
-pytestmark = pytest.mark.long
+
+def test_a_case_is_measured(tmp_path, request):
+    """Guards: an engine that could not be closed left every case without a figure. All cases: below."""
+    import torch
+
+    threads = torch.get_num_threads()
+    request.addfinalizer(lambda: torch.set_num_threads(threads))
+    torch.set_num_threads(1)
+    deadline = time.monotonic() + 600
+    ceilings = Ceilings(1e9, 1e9, 1e9, 1e9)
+    bench = Bench("cpu", 1, 0.1, deadline, render_jpegs(tmp_path, 3, (160, 120), 1), ceilings)
+    case = replace(gpu.TINY_CASES[3], output_tokens=8, batch=2)
+    result = gpu.run_case(bench, case)
+    assert not [name for name in result if "error" in name or "failed" in name]
+    assert result["engine"]["images_per_second"] > 0 < result["plain"]["images_per_second"]
+
+
+def test_each_option_makes_cases(monkeypatch):
+    """The grids and what the options name are cases of models that there are."""
+    options = ["--model", "tiny-qwen2.5-vl", "tiny-gemma3", "--side", "56", "--images", "1", "2"]
+    options += ["--output-tokens", "8", "--alike", "0", "50", "--batch", "2", "--plain", "--profile"]
+    for given, count in (([], len(gpu.CASES)), (["--tiny"], len(gpu.TINY_CASES)), (["--tiny", *options], 8)):
+        monkeypatch.setattr(sys, "argv", ["bench-gpu", *given])
+        cases = gpu._cases(gpu._options())
+        assert len({str(case) for case in cases}) == len(cases) == count
+        assert {case.model for case in cases} <= SHAPES.keys()
+
+
+def test_a_case_without_figures_fails_the_command(tmp_path, monkeypatch):
+    """What measured nothing does not end as a success."""
+
+    def run_case(bench, case):
+        raise RuntimeError("CUDA error: no kernel image")
+
+    monkeypatch.setattr(gpu, "run_case", run_case)
+    monkeypatch.setattr(gpu, "measure_ceilings", lambda device: Ceilings(1e9, 1e9, 1e9, 1e9))
+    monkeypatch.setattr(gpu, "render_jpegs", lambda *_: [__file__])
+    options = ["--device", "cpu", "--tiny", "--partitions", "0", "--output", str(tmp_path / "gpu.json")]
+    monkeypatch.setattr(sys, "argv", ["bench-gpu", *options])
+    with pytest.raises(SystemExit, match="5 of 5 cases failed"):
+        gpu.main()
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +84,7 @@ def results(tmp_path_factory):
     return json.loads(output.read_text())
 
 
+@pytest.mark.long
 def test_every_case_is_measured(results):
     """No family of models falls out of the benchmark unnoticed, and where a batch's time goes adds up."""
     assert len(results["cases"]) == 5
@@ -49,6 +97,7 @@ def test_every_case_is_measured(results):
         assert all(spent > -0.01 for spent in engine["stage_seconds"].values())
 
 
+@pytest.mark.long
 def test_the_same_work_is_compared(results):
     """The engine and plain generation see the same tiles and write answers of the same lengths."""
     compared = [case for case in results["cases"] if "plain" in case and not case["case"]["alike"]]
@@ -60,6 +109,7 @@ def test_the_same_work_is_compared(results):
         assert engine["generate_seconds_per_property"] > 0 < plain["generate_seconds_per_property"]
 
 
+@pytest.mark.long
 def test_guesses_are_compared_with_plain_generation(results):
     """Where answers are alike for the most part, the engine says them in fewer steps, and all steps count."""
     (case,) = (case for case in results["cases"] if case["case"]["alike"])
@@ -71,6 +121,7 @@ def test_guesses_are_compared_with_plain_generation(results):
     assert prompts == {tokens for tokens, _, _ in plain["prompts_padded_rows_steps"]}
 
 
+@pytest.mark.long
 def test_whole_partitions_are_measured(tmp_path):
     """What a partition takes with start-up and embedder comes from the product's own runs, two of them."""
     output = tmp_path / "partitions.json"
@@ -91,6 +142,7 @@ def test_whole_partitions_are_measured(tmp_path):
     assert found["arithmetic_share"] > 0
 
 
+@pytest.mark.long
 def test_a_resident_vllm_is_not_refused(tmp_path):
     """The home that ours with vLLM describes names an embedder, without which a run of ours is refused."""
     options = argparse.Namespace(tiny=True, device="cpu", properties=2)

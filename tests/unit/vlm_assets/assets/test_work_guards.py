@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from resources.devices.find import Device
 from resources.devices.left_out import ImpossibleResultError
 from resources.devices.resource import GpuResource
 from resources.engine.ladder import (
@@ -143,6 +144,23 @@ def test_a_sudden_rise_of_invalid_answers_stops_the_partition():
         guard.take([INVALID])
     assert "What is committed stays" in str(told.value)
     assert "retry_failed" in str(told.value)
+
+
+@pytest.mark.parametrize(("kind", "failures"), [("impossible_scores", 1), ("invalid_json", 0)])
+def test_answers_without_numbers_are_held_against_the_device(tmp_path, kind, failures):
+    """Once, on the first device alone: the next may do the same, and then it is the model."""
+    refused = [dataclasses.replace(INVALID, error_kind=kind)] * WINDOW
+    gpu = GpuResource(leases_directory=str(tmp_path / ".state" / "leases"))
+    for name in ("GPU-1", "GPU-2"):
+        device = Device(name, "cuda", "GPU", None, name)
+        with (
+            pytest.raises(GarbageOutputError),
+            gpu.blamed(device, asset="a", partition="0", log=logging.getLogger()),
+        ):
+            AnswerGuard(0.5).take(refused)
+    records = gpu.left_out().records()
+    assert [len(records[name].failures) for name in records] == [1] * failures
+    assert all("NaN or infinity for 40 of the last 40" in one.failures[0].why for one in records.values())
 
 
 def test_bad_images_are_no_garbage():

@@ -16,10 +16,12 @@ from resources.engine.protocol import (
     EngineError,
     EngineLostError,
     ImageLimits,
+    ImpossibleScoresError,
     RequestTooLargeError,
 )
 from resources.engine.schema import DescriptionSchema
 from resources.engine.transformers import model_inputs
+from resources.engine.transformers.guided import Drafts
 from resources.engine.transformers.transformers_engine import TransformersEngine
 
 GREEDY = Attempt(number=1, max_new_tokens=60)
@@ -281,18 +283,80 @@ def test_a_property_that_the_processor_refuses_costs_itself_alone(engine, batch)
     assert (type(error), str(error)) == (EngineError, "ValueError: too wide")
 
 
-def test_a_model_that_computes_no_numbers_is_said_to(engine, batch, load_property):
-    """Guards: a model full of NaN is not told as one that repeats itself, and costs no retries."""
+WAYS = {
+    "greedily": {},
+    "with guesses": {"_drafts": 5},
+    "by transformers' own loop": {"_decodes_itself": False},
+}
+"""Ways of decoding, as what an engine is told for them."""
+
+
+@pytest.fixture(params=WAYS)
+def decoding(request, engine, monkeypatch):
+    """The engine, which decodes in one of its ways."""
+    for name, value in WAYS[request.param].items():
+        monkeypatch.setattr(engine, name, Drafts(value) if name == "_drafts" else value)
+    return engine
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_are_no_numbers_give_no_answer(decoding, batch, value, temperature):
+    """However an answer is decoded: the grammar would make one of NaN that fits the schema."""
     import torch
 
-    weights = engine._model.get_output_embeddings().weight
-    sound = weights.detach().clone()
-    with torch.no_grad():
-        weights.fill_(float("nan"))
+    attempt = Attempt(number=1, max_new_tokens=60, temperature=temperature)
+    bias = torch.nn.Parameter(torch.full((352,), float(value)))
+    head = decoding._model.get_output_embeddings()
+    head.bias = bias
     try:
-        described = describe_batch(engine, SCHEMA, batch[:2], 60)
+        with pytest.raises(ImpossibleScoresError, match="the model computes NaN or infinity"):
+            decoding.describe(batch[:2], attempt=attempt)
+        described = describe_batch(decoding, SCHEMA, batch[:2], 60)
     finally:
-        with torch.no_grad():
-            weights.copy_(sound)
-    assert [(one.error_kind, one.attempts) for one in described] == [("engine_error", 1)] * 2
-    assert all("the model computes NaN" in one.error for one in described)
+        head.bias = None
+    assert [(one.error_kind, one.attempts) for one in described] == [("impossible_scores", 1)] * 2
+
+
+@pytest.mark.parametrize(("in_prompt", "guesses", "first"), [(1, 0, -1), (0, 0, -1), (0, 5, 0), (0, 5, 1)])
+def test_a_property_without_numbers_costs_its_batch_nothing(
+    engine, load_property, monkeypatch, in_prompt, guesses, first
+):
+    """NaN in one row, in its prompt, from a later step on or only after a guess: it alone fails.
+
+    first: of the places of a step, the first with NaN.
+    """
+    monkeypatch.setattr(engine, "_drafts", Drafts(guesses))
+    batch = [load_property("a", 1), load_property("sick", 20), load_property("b", 2)]
+    expected = describe_batch(engine, SCHEMA, batch, 60)
+    assert {one.status for one in expected} == {"ok"}
+    beyond = (expected[0].prompt_tokens + expected[1].prompt_tokens) // 2
+    spoilt = []
+
+    def spoil(model, arguments, named, outputs):
+        """Only the second property has come so far, whatever the batch and its order."""
+        positions, width = named["position_ids"], named["input_ids"].shape[1]
+        sick = (positions.amax(dim=-1) > beyond).expand(len(outputs.logits))
+        if in_prompt == (width > 6) and (in_prompt or positions.max() > beyond + 10):
+            outputs.logits[sick, first:] = float("nan")
+            spoilt.append(bool(outputs.logits.isnan().any()))
+
+    hook = engine._model.register_forward_hook(spoil, with_kwargs=True)
+    try:
+        described = describe_batch(engine, SCHEMA, batch, 60)
+    finally:
+        hook.remove()
+    assert any(spoilt)
+    assert [one.error_kind for one in described] == [None, "impossible_scores", None]
+    assert [described[at].description for at in (0, 2)] == [expected[at].description for at in (0, 2)]
+
+
+def test_an_engine_around_a_model_is_closed(engine, batch):
+    """What the benchmarks do with a model in memory: describe and close, with nothing left behind."""
+    with engine._inputs._a_processor() as processor:
+        around = TransformersEngine.around(
+            engine._model, processor, grammar=engine._grammar, prompt=Prompt("Describe."), device="cpu"
+        )
+    assert len(around.describe(batch[:1], attempt=GREEDY)) == 1
+    around.close()
+    assert not hasattr(around, "_model")
