@@ -7,9 +7,12 @@ count as devices of their own).
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 _CLUSTER_MARKERS = {"SLURM_JOB_ID": "Slurm job", "VLM_RAY_RUN": "Ray run"}
@@ -248,6 +251,29 @@ def _slot_count(wanted: str, cores: int) -> int:
     return int(number)
 
 
+def torch_trouble(nvml: DriverNvml) -> str | None:
+    """Why the installed torch cannot use this machine's GPUs; None where nothing speaks against it.
+
+    Reads torch's files and asks the driver: torch is not imported, and nothing is put on a GPU.
+    """
+    spec = importlib.util.find_spec("torch")
+    version = Path(spec.origin).with_name("version.py").read_text() if spec and spec.origin else ""
+    built = re.search(r"^cuda\b[^=\n]*= '(\d+)\.(\d+)", version, re.MULTILINE)
+    if built is None:
+        return (
+            "The installed torch is built for CPUs alone: install the CUDA build of the version in"
+            " constraints.txt, or set VLM_ASSETS_DEVICES=cpu."
+        )
+    driver = nvml.cuda_version()
+    # Within a major version a newer build runs on an older driver.
+    if driver is not None and driver[0] < int(built[1]):
+        return (
+            f"The NVIDIA driver runs CUDA {driver[0]}.{driver[1]} and the installed torch is built for CUDA"
+            f" {built[1]}.{built[2]}: update the driver, or install torch's build for CUDA {driver[0]}."
+        )
+    return None
+
+
 def _setting_help(wanted: str) -> str:
     return (
         f"{wanted!r} does not name devices. VLM_ASSETS_DEVICES is one of: auto, given, cpu, cpu:2 (two CPU "
@@ -288,6 +314,18 @@ class Nvml(Protocol):
 
 class DriverNvml:
     """NVML through nvidia-ml-py, opened and closed at each reading, so that no state outlives a GPU reset."""
+
+    def cuda_version(self) -> tuple[int, int] | None:
+        """The newest CUDA that the driver runs, major and minor; None where it does not say."""
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+            version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            return None
+        return version // 1000, version % 1000 // 10
 
     def readings(self) -> list[GpuReading]:
         """Read every GPU. Raises DeviceError where a driver is installed and does not answer."""
@@ -377,13 +415,13 @@ def _mig_handles(pynvml: Any, handle: Any) -> list[Any]:
 
 
 def _ask(pynvml: Any, question: Callable[[], Any]) -> Any:
-    """The answer, or None where this GPU or driver does not report it (consumer cards have no ECC)."""
+    """The answer, or None where there is none: consumer cards have no ECC, older drivers fewer questions.
+
+    Only what says that the GPU itself is gone is raised: a GPU is needed, an optional reading is not.
+    """
     try:
         return question()
-    except (
-        pynvml.NVMLError_NotSupported,
-        pynvml.NVMLError_NoPermission,
-        pynvml.NVMLError_FunctionNotFound,
-        pynvml.NVMLError_InvalidArgument,  # an older driver that does not know a field id
-    ):
+    except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired):
+        raise
+    except Exception:  # what a driver of next year, or another nvidia-ml-py, raises is unforeseen
         return None

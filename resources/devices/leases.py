@@ -375,6 +375,28 @@ def pin(device: Device, environment: MutableMapping[str, str] = os.environ) -> N
         environment.setdefault("OMP_NUM_THREADS", str(device.threads))
 
 
+def refuse_another_gpu(device: Device) -> None:
+    """Raise DeviceError where torch computes on another GPU than the leased one.
+
+    To be asked once torch has a GPU. A container or a proxy driver may show other GPUs than NVML lists, and
+    two runs would then share one. Only whole GPUs are compared: torch and NVML name MIG instances each in
+    their own way, and a cluster's device may have no UUID.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not device.id.startswith("GPU-"):
+        return
+    uuids = [
+        getattr(torch.cuda.get_device_properties(at), "uuid", None) for at in range(torch.cuda.device_count())
+    ]
+    computed_on = [f"GPU-{str(uuid).removeprefix('GPU-')}" for uuid in uuids if uuid is not None]
+    if len(computed_on) == len(uuids) and computed_on != list(device.members):
+        raise DeviceError(
+            f"{device.id} is leased, and torch computes on {', '.join(computed_on)}. Nothing was described."
+            " Something between this process and the driver shows it other GPUs: look at what sets"
+            " CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES here, and compare `nvidia-smi -L`."
+        )
+
+
 def _renew_in_forked_child() -> None:
     global _lock
     _lock = threading.Lock()  # another thread of the parent may have held it

@@ -66,8 +66,9 @@ class Described:
     """The terminal result for one property.
 
     error_kind: ``invalid_json``, ``schema_mismatch``, ``truncated``, ``repetition``, ``prompt_too_long``,
-    ``out_of_memory``, ``impossible_scores``, ``engine_error``; without any readable image ``no_images`` or the
-    commonest kind of image failure. raw_text: the last answer, where it failed. images_seen: images in the attempt that counts.
+    ``out_of_memory``, ``impossible_scores``, ``engine_error``; without any readable image ``no_images`` or
+    the commonest kind of image failure. raw_text: the last answer, where it failed. images_seen: images in
+    the attempt that counts.
     fewer_images: why the attempt that counts was shown fewer images than could be read; None: it was not.
     prompt_tokens, output_tokens: over all attempts. seconds: this property's share of the engine's time.
     """

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 import typer
 from PIL import Image
 
-from resources.devices.find import DriverNvml
+from resources.devices.find import DriverNvml, torch_trouble
 from resources.devices.health import HealthCheck
 from resources.devices.leases import NoDeviceFreeError
 from resources.engine.prompt import build_prompt
@@ -223,6 +223,8 @@ def _devices(settings: Settings) -> Said:
     holders = {one.device.id for one in gpu.leases().holders()}
     left_out = gpu.left_out().left_out()
     weights = weight_bytes(settings)
+    if has_gpu and (trouble := torch_trouble(DriverNvml())) is not None:
+        yield "error", trouble
     for device in devices:
         found = health[device.id]
         reading = readings.get(device.id)

@@ -7,13 +7,13 @@ not: which files a text embedder may have (``sentence_modules.py``), the text of
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from resources.devices.find import Device
+from resources.devices.leases import refuse_another_gpu
 from resources.engine.model_source import MODULES, ModelSource, embedding_modules, exact_revision
 from resources.engine.models.sentence_modules import SentenceModules, model_files, read_modules
 from resources.engine.protocol import ModelLoadError
@@ -23,6 +23,7 @@ from resources.engine.transformers.model_loading import (
     load_sentence_transformer,
     load_tokenizer,
     read_json,
+    release_memory,
     take_language_layers,
 )
 
@@ -75,8 +76,10 @@ class TextEmbeddingModel:
         return int(load_config(self.source).get_text_config().hidden_size) if not modules else modules.width
 
     def load(self, device: Device) -> TextEmbedder:
-        """An embedder on the leased device. Raises ModelLoadError."""
-        return TextEmbedder(self.source, device=device.kind, pooling=self.pooling)
+        """An embedder on the leased device. Raises ModelLoadError, and DeviceError as the describer does."""
+        embedder = TextEmbedder(self.source, device=device.kind, pooling=self.pooling)
+        refuse_another_gpu(device)
+        return embedder
 
     def weight_bytes(self) -> int:
         """Bytes of its weights, those of a hub's model downloaded. Raises ModelLoadError."""
@@ -135,12 +138,8 @@ class TextEmbedder:
 
     def close(self) -> None:
         """Give the model's memory back. The embedder cannot be used afterwards."""
-        import torch
-
         del self._encoder
-        gc.collect()
-        if self._device == "cuda":
-            torch.cuda.empty_cache()
+        release_memory(self._device)
 
 
 def _modules(source: ModelSource, pooling: Pooling | None) -> SentenceModules | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from resources.devices.find import Device
+from resources.devices.leases import refuse_another_gpu
 from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.prompt import Prompt
 from resources.engine.protocol import ModelLoadError
@@ -190,7 +191,7 @@ class VisionLanguageModel:
     def load(self, device: Device, *, schema: DescriptionSchema, prompt: Prompt) -> Engine:
         """An engine on the leased device, or one whose server answers by then.
 
-        Raises ModelLoadError, LoadedServerError.
+        Raises ModelLoadError, LoadedServerError, and DeviceError where torch has another GPU.
         """
         if self.server is not None:
             return self._server_engine(self.server, device, schema, prompt)
@@ -202,7 +203,7 @@ class VisionLanguageModel:
             )
         from resources.engine.transformers.transformers_engine import TransformersEngine
 
-        return TransformersEngine(
+        engine = TransformersEngine(
             self.source,
             schema=schema,
             prompt=prompt,
@@ -211,6 +212,8 @@ class VisionLanguageModel:
             limits=self.limits,
             keeps_language_layers=self.keeps_language_layers,
         )
+        refuse_another_gpu(device)
+        return engine
 
     def _server_engine(
         self, settings: ServerSettings, device: Device, schema: DescriptionSchema, prompt: Prompt

@@ -8,6 +8,7 @@ the time, as torchvision's processors would, whose build for the CPU's torch is 
 from __future__ import annotations
 
 import hashlib
+import logging
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,11 +19,17 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+_log = logging.getLogger(__name__)
+
 _FILTERS: Final = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of the filters that torch has too."""
 
-_RESIZED: Final = "0fcb8fc8a3022f6e"
-"""Digest of a picture that torch has resized by each filter. Another torch or another kind of CPU may bring
+_RESIZED: Final = {
+    "lanczos": "a77a1b8fc5a5f0f5",
+    "bilinear": "89ac03de606c639a",
+    "bicubic": "b2f7d72f4ee20970",
+}
+"""Digests of a picture that torch has resized by each filter. Another torch or another kind of CPU may bring
 another kernel. Where its pixels are others, DECODING must be raised, or this machine must not describe."""
 
 
@@ -31,16 +38,42 @@ def made_fast(image_processor: Any) -> Any:
 
     Pixels differ from Pillow's by a level or two of 256, in one byte of two hundred. Raises ModelLoadError
     where torch makes other pixels on this machine than elsewhere: the fingerprint would not tell them apart.
+    Only the family's own filter is looked at; one that this torch lacks (lanczos in 2.11) is left to Pillow.
     """
     from transformers.image_processing_backends import PilBackend
 
     family: Any = type(image_processor)
     if issubclass(family, PilBackend):
+        resample = getattr(image_processor, "resample", None)
+        number = 2 if resample is None else int(resample)
+        _resizes_alike(number)  # It is refused here, before any image is.
         image_processor.__class__ = _fast(family)
     return image_processor
 
 
-def resized_digest() -> str:
+@cache
+def _resizes_alike(number: int) -> bool:
+    """Whether torch has this filter of Pillow's, with the pixels of all machines. Raises ModelLoadError."""
+    import torch
+
+    mode = _FILTERS.get(number)
+    if mode is None:
+        return False
+    try:
+        digest = resized_digest(mode)
+    except (NotImplementedError, ValueError, RuntimeError) as error:
+        _log.warning("torch %s does not resize by %s; Pillow does: %s", torch.__version__, mode, error)
+        return False
+    if digest != _RESIZED[mode]:
+        raise ModelLoadError(
+            f"torch {torch.__version__} resizes an image to other pixels on this machine than it should, and"
+            " the rows would count as the same; install the torch that constraints.txt names, or use another"
+            " kind of machine"
+        )
+    return True
+
+
+def resized_digest(mode: str) -> str:
     """A digest of a picture that torch resizes here, smaller and larger, in both orders of memory."""
     import torch
 
@@ -49,10 +82,9 @@ def resized_digest() -> str:
     digest = hashlib.sha256()
     for order in (torch.contiguous_format, torch.channels_last):
         shown = picture.contiguous(memory_format=order)
-        for mode in _FILTERS.values():
-            for size in ((97, 141), (300, 200)):
-                made = torch.nn.functional.interpolate(shown, size=size, mode=mode, antialias=True)
-                digest.update(made.contiguous().numpy().tobytes())
+        for size in ((97, 141), (300, 200)):
+            made = torch.nn.functional.interpolate(shown, size=size, mode=mode, antialias=True)
+            digest.update(made.contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -61,23 +93,21 @@ def _fast(family: Any) -> Any:
     import torch
     from transformers.image_processing_backends import PilBackend
 
-    if resized_digest() != _RESIZED:
-        raise ModelLoadError(
-            f"torch {torch.__version__} resizes an image to other pixels on this machine than it should, and"
-            " the rows would count as the same; install the torch that constraints.txt names, or use another"
-            " kind of machine"
-        )
-
     class Fast(PilBackend):  # type: ignore[misc]  # transformers is not typed
         """Stands between a family's image processor and Pillow."""
 
         def resize(self, image: Any, size: Any, resample: Any = None, **more: Any) -> Any:
             """An image [channels, height, width] of bytes in another size."""
-            mode = _FILTERS.get(2 if resample is None else int(resample))
-            if mode is None or not (size.height and size.width) or image.dtype != "uint8" or more:
+            number = 2 if resample is None else int(resample)
+            if (
+                not _resizes_alike(number)
+                or not (size.height and size.width)
+                or image.dtype != "uint8"
+                or more
+            ):
                 return super().resize(image, size, resample=resample, **more)
             return torch.nn.functional.interpolate(
-                _tensor(image)[None], size=(size.height, size.width), mode=mode, antialias=True
+                _tensor(image)[None], size=(size.height, size.width), mode=_FILTERS[number], antialias=True
             )[0].numpy()
 
         def rescale(self, image: Any, scale: float, **_: Any) -> Any:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from resources.engine.protocol import EngineError
 from resources.engine.transformers.collation import collated
 from resources.engine.transformers.image_tokens import processed
+from resources.engine.transformers.model_loading import empty_host_cache
 
 if TYPE_CHECKING:
     import torch
@@ -143,7 +144,7 @@ def _pinned(tensors: Any) -> Any:
     if sum(one.nbytes for one in pinnable.values()) > PINNED_BYTES:
         return tensors
     if torch.cuda.host_memory_stats().get("allocated_bytes.current", 0) > PINNED_BYTES:
-        torch.accelerator.empty_host_cache()
+        empty_host_cache()
     tensors.update({name: one.pin_memory() for name, one in pinnable.items()})
     return tensors
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from resources.engine.model_source import (
 from resources.engine.protocol import ModelLoadError
 from resources.engine.transformers.attention import avoid_attention_with_plans
 from resources.engine.transformers.fast_images import made_fast
+
+_log = logging.getLogger(__name__)
 
 _TELL_WHAT_IS_LEFT = frozenset({"duckdb", "triton", "xgrammar"})
 """Modules that complain when the interpreter ends (nanobind's)."""
@@ -238,7 +241,45 @@ def _prepare_device(source: ModelSource, device: str) -> None:
             " CPUs alone. Install the CUDA build of the version in constraints.txt into .venv, or set"
             " VLM_ASSETS_DEVICES=cpu."
         )
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        # Too old a driver, a fabric manager that does not run, a GPU that fell off the bus.
+        raise ModelLoadError(
+            f"model {source.name}: CUDA does not answer torch {torch.__version__}:"
+            f" {' '.join(str(error).split())[:300]} Nothing was described. Look at `nvidia-smi` and the"
+            " kernel log; a driver older than torch's build must be updated."
+        ) from error
     avoid_attention_with_plans()
+
+
+def release_memory(device: str) -> None:
+    """Give back what nobody holds any more: a GPU's memory, and the host's that was pinned for it.
+
+    After an error of the device this fails too. It is logged and not raised: what is told is the first error.
+    """
+    gc.collect()
+    if device == "cpu":
+        return
+    import torch
+
+    try:
+        torch.cuda.empty_cache()
+        empty_host_cache()
+    except RuntimeError as error:
+        _log.warning("The memory of the device could not be given back: %s", error)
+
+
+def empty_host_cache() -> None:
+    """Give the host's memory back that torch keeps pinned and nobody uses."""
+    import torch
+
+    # torch 2.11 has it under another name.
+    empty = getattr(torch.accelerator, "empty_host_cache", None) or getattr(
+        torch._C, "_host_emptyCache", None
+    )
+    if empty is not None:
+        empty()
 
 
 def refuse_what_vllm_does_not_load(source: ModelSource) -> None:

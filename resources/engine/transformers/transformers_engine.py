@@ -7,7 +7,6 @@ tokens (greedy_decoding.py, guided.py), retries (ladder.py).
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import time
@@ -37,7 +36,11 @@ from resources.engine.transformers.greedy_decoding import GreedyDecoding, are_so
 from resources.engine.transformers.guided import Drafts, Grammar, Guide, SampledBatch
 from resources.engine.transformers.image_tokens import fitted_processor
 from resources.engine.transformers.model_inputs import InputPreparation, ModelInputs
-from resources.engine.transformers.model_loading import keep_language_layers, load_model
+from resources.engine.transformers.model_loading import (
+    keep_language_layers,
+    load_model,
+    release_memory,
+)
 
 if TYPE_CHECKING:
     from resources.engine.prompt import Prompt
@@ -193,23 +196,16 @@ class TransformersEngine:
 
     def close(self) -> None:
         """Give memory back: the model's, but for layers that are kept, and the host's, pinned for inputs."""
-        import torch
-
         if self._keeps_language_layers:
             attend_as_shipped(self._model)
             keep_language_layers(self._model, self.revision, self._device)
         del self._model, self._grammar, self._inputs
-        gc.collect()
-        if self._device == "cuda":
-            torch.cuda.empty_cache()
-            torch.accelerator.empty_host_cache()
+        release_memory(self._device)
 
     def _answered_or_none(
         self, batch: Sequence[LoadedProperty], attempt: Attempt
     ) -> list[Answer | EngineError] | None:
         """The answers, or None where the device's memory did not hold the batch."""
-        import torch
-
         try:
             return self._answers(batch, attempt)
         except MemoryError as error:
@@ -220,9 +216,7 @@ class TransformersEngine:
                     raise EngineLostError(f"the device is lost: {error}") from error
                 raise
         # Only here is the exception gone, and with its traceback the tensors that filled the memory.
-        gc.collect()
-        if self._device == "cuda":
-            torch.cuda.empty_cache()
+        release_memory(self._device)
         return None
 
     def _answers(self, batch: Sequence[LoadedProperty], attempt: Attempt) -> list[Answer | EngineError]:

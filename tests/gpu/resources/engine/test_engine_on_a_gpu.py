@@ -22,7 +22,7 @@ from resources.engine.models.text_embedding import TextEmbedder
 from resources.engine.prompt import build_prompt
 from resources.engine.schema import description_text, load_schema
 from resources.engine.transformers.guided import SampledBatch
-from resources.engine.transformers.model_loading import load_model
+from resources.engine.transformers.model_loading import empty_host_cache, load_model
 from resources.engine.transformers.transformers_engine import TransformersEngine
 from resources.images.images import LoadedProperty
 
@@ -146,7 +146,7 @@ def test_pinned_memory_is_returned(schema, properties):
         return torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
 
     engine = loaded(schema)
-    torch.accelerator.empty_host_cache()
+    empty_host_cache()
     before = pinned()
     engine.prepare(properties, attempt=_first())
     assert pinned() > before

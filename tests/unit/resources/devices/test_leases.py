@@ -10,22 +10,28 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
-from resources.devices.find import Device, GpuReading, find_devices, grouped
+from resources.devices.find import Device, DeviceError, GpuReading, find_devices, grouped
 from resources.devices.leases import (
     DeviceLeases,
     LeaseDirectoryError,
     LeaseHolder,
     LeaseRecord,
     NoDeviceFreeError,
+    refuse_another_gpu,
 )
 from resources.devices.resource import GpuResource
+from resources.engine.models.text_embedding import TextEmbeddingModel
+from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.processes import process_start
 
 LOG = logging.getLogger("test_leases")
@@ -295,3 +301,49 @@ def test_runs_that_each_want_two_do_not_wait_for_each_other(tmp_path: Path) -> N
         one.join()
     assert len(done) == 6
     assert set(done) <= {"GPU-0+GPU-1", "GPU-2+GPU-3"}
+
+
+@pytest.mark.parametrize(
+    ("leased", "computed_on", "refused"),
+    [
+        ("GPU-aa", ["aa"], False),
+        ("GPU-aa", ["GPU-aa"], False),
+        ("GPU-aa", ["bb"], True),
+        ("GPU-aa", ["aa", "bb"], True),
+        ("GPU-aa+GPU-bb", ["aa", "bb"], False),
+        ("MIG-aa", ["bb"], False),
+        ("given-17-0", ["bb"], False),
+        ("GPU-aa", [None], False),
+        ("cpu-0", ["bb"], False),
+    ],
+)
+def test_torch_computes_on_what_is_leased(
+    monkeypatch: pytest.MonkeyPatch, leased: str, computed_on: list[str | None], refused: bool
+) -> None:
+    """Where a container shows this process another GPU, two runs would share one: refused before a row."""
+    cuda = SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: len(computed_on),
+        get_device_properties=lambda at: SimpleNamespace(uuid=computed_on[at]),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    device = Device(leased, "cpu" if leased == "cpu-0" else "cuda", "A100", None, leased)
+    with pytest.raises(DeviceError, match="Nothing was described") if refused else nullcontext():
+        refuse_another_gpu(device)
+
+
+@pytest.mark.parametrize("kind", ["describer", "embedder"])
+def test_nothing_is_loaded_on_another_gpu(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Both models compare as soon as torch has a GPU."""
+    monkeypatch.setattr("resources.engine.transformers.transformers_engine.TransformersEngine", Mock())
+    monkeypatch.setattr("resources.engine.models.text_embedding.TextEmbedder", Mock())
+    properties = SimpleNamespace(uuid="bb")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda at: properties)
+    device = Device("GPU-aa", "cuda", "A100", None, "GPU-aa")
+    with pytest.raises(DeviceError, match="GPU-aa is leased, and torch computes on GPU-bb"):
+        if kind == "describer":
+            VisionLanguageModel("m").load(device, schema=Mock(), prompt=Mock())
+        else:
+            TextEmbeddingModel("m", pooling="mean").load(device)

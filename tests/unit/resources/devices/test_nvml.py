@@ -6,13 +6,15 @@ Against a real driver it is tested in tests/gpu.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
 
-from resources.devices.find import DeviceError, DriverNvml, GpuReading
+from resources.devices.find import Device, DeviceError, DriverNvml, GpuReading, torch_trouble
+from resources.devices.health import HealthCheck
 
 
 class SimulatedDriver:
@@ -148,6 +150,56 @@ def test_a_question_that_breaks_is_a_fault_of_that_gpu(install: Install) -> None
     install(SimulatedDriver({**DATA_CENTRE, "ecc": reset}))
     (reading,) = DriverNvml().readings()
     assert (reading.uuid, reading.fault) == ("GPU-a", "NVML says: GPU requires restart")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN), AttributeError("no such function"), OSError("gone")],
+)
+@pytest.mark.parametrize("reading", ["ecc", "fields", "throttles", "temperature", "mig", "memory"])
+def test_an_unforeseen_error_of_an_optional_reading_says_nothing(
+    install: Install, reading: str, error: Exception
+) -> None:
+    """Guards: a sound GPU is not passed over because its driver, or nvidia-ml-py, fails at one question."""
+    install(SimulatedDriver({**DATA_CENTRE, "fields": field(0, 0), "ecc": 0, "throttles": 0, reading: error}))
+    (gpu,) = DriverNvml().readings()
+    assert (gpu.uuid, gpu.fault) == ("GPU-a", None)
+    assert HealthCheck(DriverNvml(), min_free_bytes=1)(Device("GPU-a", "cuda", "", None, "GPU-a")) == ()
+
+
+@pytest.mark.parametrize(
+    ("built", "driver", "sentence"),
+    [
+        ("'13.0'", 13000, None),
+        ("'13.2'", 13000, None),
+        ("'13.0'", 12080, "runs CUDA 12.8 and the installed torch is built for CUDA 13.0: update the driver"),
+        ("'12.9'", 13000, None),
+        ("None", 13000, "built for CPUs alone: install the CUDA build"),
+        ("'13.0'", pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN), None),
+    ],
+)
+def test_a_driver_older_than_the_build_is_named(
+    install: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    built: str,
+    driver: int | Exception,
+    sentence: str | None,
+) -> None:
+    """Before a run fails at its model: by torch's own files, without importing it."""
+    install(SimulatedDriver(DATA_CENTRE))
+    (tmp_path / "version.py").write_text(f"__version__ = '2.13.0'\ncuda: Optional[str] = {built}\n")
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+
+    def ask() -> int:
+        if isinstance(driver, Exception):
+            raise driver
+        return driver
+
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", ask)
+    trouble = torch_trouble(DriverNvml())
+    assert trouble is None if sentence is None else sentence in str(trouble)
 
 
 def test_mig_instances_stand_for_their_gpu(install: Install) -> None:

@@ -293,3 +293,29 @@ def test_every_file_that_is_opened_is_in_the_revision(model_folder, tmp_path, op
         load_model(source, AutoModelForImageTextToText, device="cpu")
     assert len(opened) > 2
     assert opened <= {str(path) for path in deciding_files(folder)}
+
+
+def test_cuda_that_does_not_answer_is_one_sentence(torch, model_folder, monkeypatch):
+    """A driver older than torch's build, or one that hangs back, is named with what to do."""
+    from transformers import AutoModelForImageTextToText
+
+    def init():
+        raise RuntimeError("The NVIDIA driver on your system is too old\n(found version 12040).")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(ModelLoadError, match=r"CUDA does not answer torch .* too old \(found version 12040"):
+        load_model(ModelSource(str(model_folder)), AutoModelForImageTextToText, device="cuda")
+
+
+def test_an_older_torch_gives_pinned_memory_back_too(torch, monkeypatch):
+    """torch 2.11 has no ``torch.accelerator.empty_host_cache``; under its name there, or not at all."""
+    called = []
+    monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: called.append("new"), raising=False)
+    model_loading.empty_host_cache()
+    monkeypatch.delattr(torch.accelerator, "empty_host_cache")
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: called.append("old"), raising=False)
+    model_loading.empty_host_cache()
+    monkeypatch.delattr(torch._C, "_host_emptyCache")
+    model_loading.empty_host_cache()
+    assert called == ["new", "old"]

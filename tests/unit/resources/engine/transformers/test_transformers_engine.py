@@ -8,6 +8,7 @@ from typing import Literal
 import pydantic
 import pytest
 
+from resources.engine.feeding import Feeding
 from resources.engine.ladder import describe_batch
 from resources.engine.model_source import ModelSource, exact_revision
 from resources.engine.prompt import Prompt
@@ -359,4 +360,26 @@ def test_an_engine_around_a_model_is_closed(engine, batch):
         )
     assert len(around.describe(batch[:1], attempt=GREEDY)) == 1
     around.close()
+    assert not hasattr(around, "_model")
+
+
+def test_closing_after_a_device_error_keeps_that_error(engine, batch, monkeypatch):
+    """A lost device fails at giving memory back as well; what is told is how it was lost."""
+    import torch
+
+    def lost(*_, **__):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    with engine._inputs._a_processor() as processor:
+        around = TransformersEngine.around(
+            engine._model, processor, grammar=engine._grammar, prompt=Prompt("Describe."), device="cpu"
+        )
+    around._device = "cuda"
+    monkeypatch.setattr(engine._model, "generate", lambda **_: lost())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lost)
+    with (
+        pytest.raises(EngineLostError, match="illegal memory access"),
+        Feeding(around, SCHEMA, 60, end_batches=lambda: None) as feeding,
+    ):
+        list(feeding.described([batch]))
     assert not hasattr(around, "_model")
