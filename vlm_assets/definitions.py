@@ -12,6 +12,7 @@ from pathlib import Path
 
 import dagster as dg
 
+from resources.storage.files import restrict_umask
 from resources.store.bucket import StoreAwayError
 from vlm_assets.assets import property_catalog as catalog_asset
 from vlm_assets.assets import property_descriptions, property_embeddings
@@ -107,5 +108,6 @@ def _look_at_dagster_home(settings: Settings) -> None:
         claim_for_catalog(Path(dagster_home), Catalog.open(settings.home).catalog_id)
 
 
+restrict_umask()
 _look_at_dagster_home(current_settings())
 defs = build_defs(current_settings())

@@ -93,6 +93,7 @@ class Copies:
         self._remove_old_leftovers()
         temporary = temporary_name(self.directory / "state.db")
         try:
+            temporary.touch(mode=0o600)
             with closing(sqlite3.connect(temporary, isolation_level=None)) as copied:
                 prepare(copied)
                 source.backup(copied)

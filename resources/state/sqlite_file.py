@@ -165,6 +165,8 @@ class SqliteFile:
             left.unlink(missing_ok=True)
         temporary = temporary_name(self.path)
         try:
+            # For this account alone, as SQLite then makes the files beside it: who reads them could lock it.
+            temporary.touch(mode=0o600)
             if start is not None:
                 temporary.write_bytes(start)
             with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:

@@ -71,14 +71,20 @@ def exchange(staged: Path, standing: Path) -> None:
     sync_directory(staged.parent)
 
 
+def restrict_umask() -> None:
+    """Let nobody else write what this process makes, whatever umask the person's shell has."""
+    os.umask(os.umask(0o077) | 0o022)
+
+
 def make_directory(directory: Path) -> None:
     """Create a directory and its missing parents, each made durable in the one above it.
 
+    A hidden one is made for this account alone: who may open a lock file can hold its lock, and so stop us.
     One that exists is made durable too: whoever created it may have died before doing so.
     """
     if not directory.is_dir():
         make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(mode=0o700 if directory.name.startswith(".") else 0o777, exist_ok=True)
     try:
         sync_directory(directory.parent)
     except PermissionError:

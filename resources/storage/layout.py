@@ -12,7 +12,9 @@ property_descriptions/KEY.parquet    finished partitions and nothing else: any r
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +32,7 @@ _VERSIONS, _STAGING, _JOURNAL, _QUARANTINE, _STATE = (
 )
 _WORKING_FOLDERS = (_VERSIONS, _STAGING, _JOURNAL, _QUARANTINE)
 _PARQUET = ".parquet"
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class UnusableHomeError(Exception):
@@ -51,6 +54,26 @@ class Home:
     def claim(self) -> Path:
         """Which machine works here, where the home is on a network file system."""
         return self.root / ".machine.json"
+
+    def close_to_others(self) -> None:
+        """Take from other accounts the right to enter the working folders that are there, where we may."""
+        for folder in self._private_folders():
+            with contextlib.suppress(OSError):
+                if stat.S_IMODE(folder.stat().st_mode) & _OTHERS:
+                    folder.chmod(0o700)
+
+    def open_to_others(self) -> Iterator[Path]:
+        """The home where others may write in it, and each working folder that they may enter."""
+        with contextlib.suppress(FileNotFoundError):
+            if self.root.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                yield self.root
+        for folder in self._private_folders():
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_IMODE(folder.stat().st_mode) & _OTHERS:
+                    yield folder
+
+    def _private_folders(self) -> Iterator[Path]:
+        return (self.root / name for name in (*_WORKING_FOLDERS, _STATE))
 
     def asset(self, name: str) -> AssetFolders:
         """The folders of one asset, such as ``property_descriptions``."""

@@ -28,12 +28,12 @@ class LockFile:
         flags = os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._descriptor: int | None
         try:
-            self._descriptor = os.open(path, flags | os.O_RDWR, 0o644)
+            self._descriptor = os.open(path, flags | os.O_RDWR, 0o600)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
             # Another user's, or mounted to read: on a local disk that is enough to lock.
-            self._descriptor = os.open(path, flags | os.O_RDONLY, 0o644)
+            self._descriptor = os.open(path, flags | os.O_RDONLY, 0o600)
         _open.add(self)
 
     @property

@@ -432,6 +432,7 @@ def load_settings(**overrides: object) -> Settings:
         )
     try:
         settings.layout.refuse_unusable()
+        settings.layout.close_to_others()
     except UnusableHomeError as error:
         raise SettingsError(f"{PREFIX}HOME: {error}") from error
     return settings

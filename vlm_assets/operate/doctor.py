@@ -9,6 +9,8 @@ import ctypes
 import math
 import os
 import resource
+import shlex
+import stat
 import subprocess
 import sys
 import time
@@ -43,7 +45,7 @@ from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.image_root import InvalidImagePathError
 from vlm_assets.config.engine_choice import require_models
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model, control_state
-from vlm_assets.config.settings import CHECKOUT, IS_CHECKOUT, PREFIX, Settings
+from vlm_assets.config.settings import CHECKOUT, ENV_FILE, IS_CHECKOUT, PREFIX, Settings
 from vlm_assets.operate.dagster_server.api import DagsterApi
 from vlm_assets.operate.dagster_server.home import POOL, damages, running_address
 from vlm_assets.operate.measurement import COPIES, kept, run_trial, sample
@@ -107,6 +109,30 @@ def _settings(settings: Settings) -> Said:
     yield from wrong
     if not wrong:
         yield "ok", "No setting contradicts another; the schema makes a prompt."
+
+
+def _neighbours(settings: Settings) -> Said:
+    """Other accounts of this machine: what of ours they may write, enter or read."""
+    folders = [*settings.layout.open_to_others()]
+    if settings.dagster_home.is_dir() and stat.S_IMODE(settings.dagster_home.stat().st_mode) & 0o077:
+        folders.append(settings.dagster_home)
+    for folder in folders:
+        right = "go-w" if folder == settings.home else "go-rwx"
+        yield (
+            "error",
+            f"Other accounts of this machine may write in or enter {folder}: they could stop the service or"
+            f" replace what is in it. Close it to them: {shlex.join(['chmod', right, str(folder)])}",
+        )
+    mode = ENV_FILE.stat().st_mode if ENV_FILE.is_file() else 0
+    if mode & 0o077:
+        yield (
+            "error" if mode & 0o022 else "warning",
+            f"Other accounts of this machine may {'write' if mode & 0o022 else 'read'} {ENV_FILE}, which"
+            " decides what runs and may hold secrets. Close it to them:"
+            f" {shlex.join(['chmod', '600', str(ENV_FILE)])}",
+        )
+    elif not folders:
+        yield "ok", "No other account of this machine may write in the home or read its settings."
 
 
 def contradictions(settings: Settings) -> Said:
@@ -597,6 +623,7 @@ def queue_findings(api: DagsterApi, devices: int) -> Said:
 
 QUICK: Final[dict[str, Callable[[Settings], Said]]] = {
     "settings": _settings,
+    "neighbours": _neighbours,
     "catalogue": _catalogue,
     "space": _space,
     "devices": _devices,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from resources.storage.files import restrict_umask
 from vlm_assets.config.settings import PREFIX, SettingsError
 from vlm_assets.operate.terminal import (
     AsJson,
@@ -96,6 +97,7 @@ def main() -> None:
     be read or written. What a terminal cannot show, or would obey, is shown escaped, in tracebacks and log
     records too.
     """
+    restrict_umask()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -89,6 +89,8 @@ class ClusterPlace:
 def seed_settings(dagster_home: Path, cluster: ClusterPlace | None) -> None:
     """Give a home Dagster's settings; what a person changed in them stays. Raises DagsterHomeError."""
     make_directory(dagster_home)
+    # Its databases and locks are for this account alone: who may read them can hold their locks.
+    dagster_home.chmod(0o700)
     settings = dagster_home / "dagster.yaml"
     if not settings.exists():
         text = _TEMPLATE.read_text()

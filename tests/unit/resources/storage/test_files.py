@@ -86,3 +86,18 @@ def test_a_temporary_name_that_is_taken_is_refused(tmp_path, monkeypatch, write)
     with pytest.raises(DurableWriteError):
         write(tmp_path / "file", b"second")
     assert (tmp_path / "another").read_bytes() == b"first"
+
+
+def test_working_folders_are_for_this_account_alone(tmp_path):
+    """Whatever umask a shell had: who may enter them could hold our locks, and stop us."""
+    before = os.umask(0)
+    try:
+        files.restrict_umask()
+        files.make_directory(tmp_path / "home" / ".state" / "locks")
+        files.make_directory(tmp_path / "home" / "property_catalog")
+    finally:
+        os.umask(before)
+    modes = {
+        name: (tmp_path / "home" / name).stat().st_mode & 0o777 for name in (".state", "property_catalog")
+    }
+    assert modes == {".state": 0o700, "property_catalog": 0o755}
