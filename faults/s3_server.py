@@ -151,6 +151,19 @@ class S3Server:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    def flip(self, content: bytes) -> None:
+        """Flip a bit of an object with this content where the server keeps it: ETag and checksum stay."""
+        flipped = 0
+        for volume in self.folder.rglob("*.dat"):
+            data = bytearray(volume.read_bytes())
+            at = -1
+            while (at := data.find(content, at + 1)) >= 0:
+                with volume.open("r+b") as stream:
+                    stream.seek(at + len(content) // 2)
+                    stream.write(bytes([content[len(content) // 2] ^ 1]))
+                flipped += 1
+        assert flipped, "no volume holds these bytes"
+
     def client(self) -> Any:
         """A client of its own, beside the one that is tested."""
         return client_of(self.port, self.address)

@@ -2,7 +2,8 @@
 
 What lives here: the tick that finds what changed on disk, asks what that means, and tells Dagster as a result
 of the check ``published_file``. What does not: comparing a file with its record and the catalogue, which is
-handed in, and putting anything right (the scheduled re-materialization, which verifies and restores).
+handed in, and putting anything right (the scheduled re-materialization, which verifies and restores; what
+is wrong in the store alone is put back by the look at it, which is handed in too).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -143,6 +144,9 @@ class DriftWatched(Protocol):
     def look_again(self, key: str) -> Verdict | None:
         """The verdict where only the expectation changed."""
 
+    def look_at_store(self) -> tuple[Mapping[str, str], list[str]]:
+        """What is wrong with it in the store, in a sentence for each partition, and what was done there."""
+
     def expectation(self) -> str:
         """A digest of all that a published file is compared with beside its record; cheap."""
 
@@ -194,13 +198,16 @@ class DriftWatcher:
         snapshot = Snapshot.read(self.outbox.state, watched.asset.name)
         expectation = watched.expectation()
         standing = signatures(watched.asset, made_from=watched.made_from)
+        troubles, said = watched.look_at_store()
+        for key, sentence in troubles.items():
+            digest = hashlib.sha256(sentence.encode()).hexdigest()[:16]
+            standing[key] = f"{standing.get(key, '')} {digest}"
         changed = [key for key in watched.keys if _is_changed(snapshot, key, standing, expectation)]
         if not changed:
-            return []
+            return said
         # Whatever a run is about to publish is looked at when it has ended.
         busy = {worker.partition for worker in self.workers.living()}
         failed_before = failing(watched.asset.name) if snapshot.is_lost else ()
-        said: list[str] = []
         owed: dict[str, Verdict] = {}
         looked = read = 0
         is_incomplete = False

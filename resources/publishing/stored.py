@@ -23,11 +23,15 @@ from resources.publishing.partition_files import (
     PendingPublication,
     PublishedError,
     PublishedRecord,
+    RecordDamagedError,
 )
 from resources.storage import files
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
-from resources.store.bucket import S3Folder, Stored, TakenError
+from resources.store.bucket import NoObjectError, ObjectDamagedError, S3Folder, Stored, TakenError
 
+_PUT_BACK = (
+    "Did a lifecycle rule or a person change it? `vlm-assets repair` puts it back from a machine that has it."
+)
 _RECORD_BYTES = 64 << 20
 _FILE_BYTES = 5 << 30
 """As much as a store takes in one put."""
@@ -65,22 +69,106 @@ class StoredPartitions:
             if theirs.published is not None and theirs.published.sha256 == record.sha256:
                 # The store has it. What is pending there is another machine's, and is not to be taken back.
                 if theirs.pending is None:
-                    self._put_file(partition.published, record, fence=(partition, at))
+                    self._mend(partition, theirs, at)
                 return
             self._refuse_overtaken(ours, self._standing(partition, theirs))
-            # What is damaged or gone here is `verify`'s to tell of: it keeps no newer version from the store.
-            kept = [
-                (number, version)
-                for number, version in enumerate(ours.previous, start=1)
-                if partition.holds(partition.slot(number), version)
-            ]
-            ours = replace(ours, previous=tuple(version for _, version in kept))
-            intent = replace(theirs, pending=PendingPublication(record, ours.previous))
-            at = self._put(self._name(partition.record_path), intent.to_bytes(), over=at)
-            for number, version in kept:
-                self._put_file(partition.slot(number), version, fence=(partition, at))
-            self._put_file(partition.published, record, fence=(partition, at))
-            self._put(self._name(partition.record_path), ours.to_bytes(), over=at)
+            self._publish(partition, ours, theirs, at)
+
+    def put_back(self, key: str) -> tuple[str, ...]:
+        """Have the store hold, to the byte, what its record stands for; reads all of it there.
+
+        What is missing or damaged there is put from a whole file here, the record too. Returns what was
+        done, in sentences. Raises PublishedError where this machine does not have what is missing.
+        """
+        self._store.prove()
+        partition = PartitionFiles(self._asset, key)
+        with partition.locked(LOCK_SECONDS):
+            theirs, at, damage = self._record_or_damage(partition)
+            if self._standing(partition, theirs) is not None:
+                return self._mend(partition, theirs, at)
+            ours, _ = partition.settle()
+            file = self._store.head(self._name(partition.published))
+            versions = [version for version in (ours.published, *ours.previous) if version is not None]
+            # Which version the store had, only its file can say then.
+            if ours.published is None or (file and file.sha256 not in {one.sha256 for one in versions}):
+                raise PublishedError(
+                    f"partition {key}: {damage or 'the store has no record of it.'} This machine does not"
+                    " have the version that was published there. Nothing was changed. Run `vlm-assets repair`"
+                    " on the machine that published it."
+                )
+            self._publish(partition, ours, theirs, at)
+            standing, at = self._record(partition)
+            record = self._store.address(self._name(partition.record_path))
+            return (f"{record} was put back.", *self._mend(partition, standing, at))
+
+    def _publish(
+        self, partition: PartitionFiles, ours: PartitionVersions, theirs: PartitionVersions, at: Stored | None
+    ) -> None:
+        """Put what is published here in place of the store's version."""
+        record = ours.published
+        assert record is not None
+        # What is damaged or gone here is `verify`'s to tell of: it keeps no newer version from the store.
+        kept = [
+            (number, version)
+            for number, version in enumerate(ours.previous, start=1)
+            if partition.holds(partition.slot(number), version)
+        ]
+        ours = replace(ours, previous=tuple(version for _, version in kept))
+        intent = replace(theirs, pending=PendingPublication(record, ours.previous))
+        at = self._put(self._name(partition.record_path), intent.to_bytes(), over=at)
+        for number, version in kept:
+            self._put_file(partition.slot(number), version, fence=(partition, at))
+        self._put_file(partition.published, record, fence=(partition, at))
+        self._put(self._name(partition.record_path), ours.to_bytes(), over=at)
+
+    def _mend(
+        self, partition: PartitionFiles, theirs: PartitionVersions, at: Stored | None
+    ) -> tuple[str, ...]:
+        """Put every object that is not, to the byte, what the store's record says; says which.
+
+        Raises PublishedError where nobody here has the published file's bytes.
+        """
+        record = self._standing(partition, theirs)
+        assert record is not None
+        # While a publication is under way its machine moves the earlier versions.
+        previous = () if theirs.pending is not None else theirs.previous
+        notes = []
+        for number, version in enumerate((record, *previous)):
+            path = partition.slot(number) if number else partition.published
+            wrong = self._wrong(path, version, deep=True)
+            if wrong is None:
+                continue
+            here = (partition.published, *map(partition.slot, VERSION_NUMBERS))
+            source = next((file for file in here if partition.holds(file, version)), None)
+            if source is not None:
+                self._put_file(path, version, fence=(partition, at), source=source, is_damaged=True)
+                notes.append(f"{wrong} It was put back from {source}.")
+            elif number == 0:
+                raise PublishedError(
+                    f"partition {partition.key}: {wrong} This machine has no whole file of version"
+                    f" {version.sequence} (digest {version.sha256[:12]}). Nothing was changed. Run"
+                    " `vlm-assets repair` on a machine that published it, or put it back from a version of"
+                    " the bucket."
+                )
+        return tuple(notes)
+
+    def _wrong(self, path: Path, version: PublishedRecord, *, deep: bool) -> str | None:
+        """What is wrong with a file in the store, in a sentence. deep: its bytes are read."""
+        name = self._name(path)
+        found = self._store.head(name)
+        what = f"{self._store.address(name)} (version {version.sequence}, digest {version.sha256[:12]})"
+        if found is None:
+            return f"{what} is not there."
+        if found.sha256 != version.sha256:
+            return f"{what} is not what its record stands for."
+        if deep:
+            try:
+                self._store.get_whole(name, version.sha256, most=_FILE_BYTES)
+            except NoObjectError:
+                return f"{what} is not there."
+            except ObjectDamagedError as error:
+                return f"{what} is damaged: {error}."
+        return None
 
     def pull(self, key: str) -> tuple[str, ...]:
         """Take over what another machine has published; what stood here becomes the version before it.
@@ -119,21 +207,24 @@ class StoredPartitions:
             *notes,
         )
 
-    def trouble(self, key: str) -> str | None:
-        """What is wrong with a partition in the store, in a sentence; None where nothing is."""
+    def trouble(self, key: str, *, deep: bool = False) -> str | None:
+        """What is wrong with a partition in the store, in a sentence; None where nothing is.
+
+        deep: the published file is read to the byte; else its checksum is asked for.
+        """
         partition = PartitionFiles(self._asset, key)
-        record = self.published(key)
-        if record is None:
-            return f"{self._store.address(self._name(partition.record_path))} is not there: no record."
-        found = self._store.head(self._name(partition.published))
-        if found is not None and found.sha256 == record.sha256:
-            return None
-        state = "is not there" if found is None else "is not what its record stands for"
-        return (
-            f"{self._store.address(self._name(partition.published))} {state} (version {record.sequence},"
-            f" digest {record.sha256[:12]}). Did a lifecycle rule or a person change it? Materialize the"
-            " partition on a machine that published it: it is put there again."
-        )
+        while True:
+            theirs, at, damage = self._record_or_damage(partition)
+            record = self._standing(partition, theirs)
+            where = self._store.address(self._name(partition.record_path))
+            wrong: str | None
+            if record is None:
+                wrong = damage or f"{where} is not there: no record."
+            else:
+                wrong = self._wrong(partition.published, record, deep=deep)
+            # Another machine may have published in between: then it is asked again.
+            if wrong is None or self._store.head(self._name(partition.record_path)) == at:
+                return wrong and f"{wrong} {_PUT_BACK}"
 
     def published(self, key: str) -> PublishedRecord | None:
         """What the store says is published."""
@@ -170,6 +261,20 @@ class StoredPartitions:
             )
         return PartitionVersions.from_bytes(content, key=partition.key), at
 
+    def _record_or_damage(
+        self, partition: PartitionFiles
+    ) -> tuple[PartitionVersions, Stored | None, str | None]:
+        """As ``_record``; one that is damaged counts as none, and a sentence says what is wrong with it."""
+        name = self._name(partition.record_path)
+        at = self._store.head(name)
+        if at is None:
+            return PartitionVersions(partition.key), None, None
+        try:
+            content = self._store.get_whole(name, at.sha256 or "", most=_RECORD_BYTES)
+            return PartitionVersions.from_bytes(content, key=partition.key), at, None
+        except (ObjectDamagedError, NoObjectError, RecordDamagedError) as error:
+            return PartitionVersions(partition.key), at, f"The record is damaged: {error}."
+
     def _standing(self, partition: PartitionFiles, theirs: PartitionVersions) -> PublishedRecord | None:
         """What the store has published: a pending version counts once its file is there."""
         if theirs.pending is not None:
@@ -203,16 +308,23 @@ class StoredPartitions:
             )
 
     def _put_file(
-        self, path: Path, record: PublishedRecord, *, fence: tuple[PartitionFiles, Stored | None]
+        self,
+        path: Path,
+        record: PublishedRecord,
+        *,
+        fence: tuple[PartitionFiles, Stored | None],
+        source: Path | None = None,
+        is_damaged: bool = False,
     ) -> None:
+        """Have the store hold a file, from ``source`` where it is given. is_damaged: it is put anew."""
         partition, at = fence
         name = self._name(path)
         content: bytes | None = None
         while True:
             found = self._store.head(name)
-            if found is not None and found.sha256 == record.sha256:
+            if found is not None and found.sha256 == record.sha256 and not is_damaged:
                 return
-            content = content or path.read_bytes()
+            content = content or (source or path).read_bytes()
             if hashlib.sha256(content).hexdigest() != record.sha256:
                 raise FileDamagedError(f"{path} is not what its record says: it was not copied.")
             # Another machine may still have had a put under way for an older record: it cannot have a second.
@@ -224,7 +336,9 @@ class StoredPartitions:
             try:
                 self._store.put(name, content, over=found)
             except TakenError:
-                continue
+                is_damaged = False
+            else:
+                return
 
     def _put(self, name: str, content: bytes, *, over: Stored | None) -> Stored:
         try:

@@ -32,6 +32,9 @@ CONNECT_SECONDS: Final = 5.0
 SILENCE_SECONDS: Final = 20.0
 """After which a store that says nothing more counts as down."""
 
+_ONE_OBJECT_SECONDS = 3.0
+"""For which an object that the store does not give is asked for again, before another one is tried."""
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 
 CONNECTIONS: Final = 32
@@ -103,6 +106,12 @@ class ListedObject:
     name: str
     size: int
     modified: datetime
+    etag: str
+
+    @property
+    def signature(self) -> str:
+        """What changes when the object is put again."""
+        return f"{self.etag} {self.size} {self.modified.timestamp():.3f}"
 
 
 @dataclass(frozen=True)
@@ -133,8 +142,10 @@ class S3Folder:
         """The full address of an object in it."""
         return f"s3://{self.bucket}/{self.prefix}{name}"
 
-    def get(self, name: str, *, most: int) -> bytes:
+    def get(self, name: str, *, most: int, patience: float | None = None) -> bytes:
         """The bytes of an object, their length and checksum verified.
+
+        patience: seconds for which it is asked again; PATIENCE_SECONDS unless given.
 
         Raises NoObjectError, ObjectDeniedError, ObjectTooLargeError, ObjectDamagedError, StoreAwayError.
         """
@@ -152,8 +163,25 @@ class S3Folder:
 
         for _ in range(_DAMAGED_ATTEMPTS - 1):
             with contextlib.suppress(ObjectDamagedError):
-                return _asked(where, read)
-        return _asked(where, read)
+                return _asked(where, read, patience=patience)
+        return _asked(where, read, patience=patience)
+
+    def get_whole(self, name: str, sha256: str, *, most: int) -> bytes:
+        """The bytes of an object, which must have this digest.
+
+        A store whose disk lost some bytes answers with an error of its own. So an object counts as damaged,
+        too, if it cannot be read while the store takes and gives another one. Raises as ``get``.
+        """
+        try:
+            content = self.get(name, most=most, patience=_ONE_OBJECT_SECONDS)
+        except StoreAwayError as error:
+            _prove(self)
+            raise ObjectDamagedError(
+                f"{self.address(name)} cannot be read, though the store answers: {error}"
+            ) from error
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise ObjectDamagedError(f"{self.address(name)} holds other bytes than were put there")
+        return content
 
     def peek(self, name: str, count: int = 1) -> tuple[bytes, int]:
         """The first ``count`` bytes of an object, and its size. Raises as ``get`` does.
@@ -251,7 +279,8 @@ class S3Folder:
             # A page is asked for again by its token: botocore's paginator would end at the first error.
             page = _asked(self.address(below), partial(client().list_objects_v2, **asked), listing=True)
             for one in page.get("Contents", ()):
-                yield ListedObject(one["Key"].removeprefix(self.prefix), one["Size"], one["LastModified"])
+                name = one["Key"].removeprefix(self.prefix)
+                yield ListedObject(name, one["Size"], one["LastModified"], one["ETag"])
             if not page.get("IsTruncated"):
                 return
             asked["ContinuationToken"] = page["NextContinuationToken"]
@@ -348,9 +377,12 @@ def endpoint() -> str | None:
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
-def _asked(where: str, request: Callable[[], T], *, listing: bool = False) -> T:
+def _asked(
+    where: str, request: Callable[[], T], *, listing: bool = False, patience: float | None = None
+) -> T:
     """What a request brings; repeated with back-off while the store does not answer, or throttles."""
-    until, pause = time.monotonic() + PATIENCE_SECONDS, _FIRST_PAUSE
+    seconds = PATIENCE_SECONDS if patience is None else patience
+    until, pause = time.monotonic() + seconds, _FIRST_PAUSE
     while True:
         try:
             with _meaning(where, listing=listing):

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 
 from resources.journal.high_water_mark import read_marks
 from resources.journal.inspection import JournalInspection, inspect_journals
@@ -109,7 +110,9 @@ class Kind(StrEnum):
     SETTINGS_DIFFER = "settings_differ"
     UNKNOWN_FILE = "unknown_file"
     STORE = "store"
-    """What is published, or committed, is missing or damaged in the store."""
+    """What is published is missing or damaged in the store."""
+    STORE_JOURNAL = "store_journal"
+    """What is committed is missing or damaged in the store."""
     STORE_UNREAD = "store_unread"
     STORE_LEFTOVER = "store_leftover"
 
@@ -228,6 +231,7 @@ class PartitionStates:
 
     deep: read every byte of files, copies and journals. verified: files that need not be read again; None:
     every published file that is asked about is read. meanings: what the settings mean now; computed once.
+    stored: what is wrong in the store, a sentence for each asset and partition.
     """
 
     def __init__(
@@ -238,7 +242,9 @@ class PartitionStates:
         meanings: Meanings | None = None,
         verified: VerifiedFiles | None = None,
         deep: bool = False,
+        stored: Mapping[tuple[str, str], str] = MappingProxyType({}),
     ) -> None:
+        self._stored = stored
         self._catalog = catalog
         self._ranges = {one.key: one for one in catalog.ranges}
         self._described, self._embedded = settings.descriptions, settings.embeddings
@@ -257,7 +263,8 @@ class PartitionStates:
             described: PartitionState | None = None
             for asset in assets:
                 is_running = (asset.name, wanted.key) in running
-                if wanted.key in touched[asset.name] or is_running:
+                in_doubt = (asset.name, wanted.key) in self._stored
+                if wanted.key in touched[asset.name] or is_running or in_doubt:
                     one = self._state(asset, wanted, is_running=is_running, described=described)
                 else:
                     one = _untouched(asset, wanted)
@@ -313,6 +320,9 @@ class PartitionStates:
             found = replace(found, state=state, changed=changed, problems=(*found.problems, *problems))
         elif not found.problems:
             found = self._unfinished(asset, found, check=not is_running)
+        if sentence := self._stored.get((asset.name, wanted.key)):
+            problem = Problem(Kind.STORE, asset.name, wanted.key, sentence)
+            found = replace(found, problems=(*found.problems, problem))
         wrong = [one for one in found.problems if not one.kind.is_warning]
         damaged = [one for one in wrong if one.kind is not Kind.DESCRIPTIONS_DIFFER]
         if is_running:
@@ -468,9 +478,10 @@ def committed_rows(asset: AssetFolders, key: str) -> int:
 
 
 def _lost_rows(asset: AssetFolders, key: str, found: JournalInspection) -> Problem:
+    why = f": {'; '.join(found.troubles)}" if found.troubles else ""
     sentence = (
         f"{found.promised} rows are committed, and its journal (generation {found.generation}) holds"
-        f" {found.rows} of them: {'; '.join(found.troubles)}. A start stops before it computes anything. Put"
+        f" {found.rows} of them{why}. A start stops before it computes anything. Put"
         f" the files back, or give the rows up: `{ACCEPT_LOSS_COMMAND} {key}`."
     )
     folder = asset.partition(key).journal(found.generation)

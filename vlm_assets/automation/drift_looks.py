@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from resources.publishing.partition_files import FindingKind, PublishedRecord
 from resources.storage.layout import AssetFolders
+from resources.store.bucket import StoreError
 from sensors.published_file_drift import SOUND, STALE, Verdict
 from vlm_assets.assets.fingerprint import TEXTS, Meanings, digest_of
 from vlm_assets.assets.partition_state import Kind, PartitionState, PartitionStates, VerifiedFiles
 from vlm_assets.catalog.catalog import Catalog, catalog_path
 from vlm_assets.config.settings import Settings
 from vlm_assets.operate.expected_cost import ExpectedCost
+from vlm_assets.operate.store_looks import READ_EACH_LOOK, store_looks
+
+_STORE_SECONDS = 10.0
+"""Of a tick, for looking at the store; what is left is looked at in the next ticks."""
 
 _FILE_KINDS = {
     FindingKind.MISSING: "deleted",
@@ -30,6 +35,7 @@ _KINDS = {
     Kind.SECOND_COPY: "second copy damaged",
     Kind.JOURNAL: "committed rows lost",
     Kind.IDS: "row count",
+    Kind.STORE: "damaged in the store",
 }
 _WARNINGS = (Kind.RECORD_COPY, Kind.SECOND_COPY)
 _RESTORE = (
@@ -41,6 +47,8 @@ _NEXT_STEP = {
     Kind.RECORD: "Run `vlm-assets repair`: it says what it would do.",
     Kind.JOURNAL: "Run `vlm-assets status`.",
     Kind.IDS: "Materialize the partition with `recompute: true`.",
+    Kind.STORE: "The next look puts it back if this machine has it. Else run `vlm-assets repair` on one"
+    " that has it.",
 }
 
 
@@ -53,11 +61,30 @@ class DriftLooks:
     keys: Sequence[str]
     meanings: Meanings
     _opened: dict[tuple[int, int], Catalog] = field(default_factory=dict)
+    _stored: dict[tuple[str, str], str] = field(default_factory=dict)
+    """What was wrong in the store at the last look."""
 
     @property
     def made_from(self) -> AssetFolders | None:
         """The asset whose published rows this one follows from."""
         return self.settings.descriptions if self.asset == self.settings.embeddings else None
+
+    def look_at_store(self) -> tuple[Mapping[str, str], list[str]]:
+        """List the objects in the store, ask for what changed, read a few, and put back what was wrong.
+
+        Returns what is wrong, in a sentence for each partition, and what was done or could not be.
+        """
+        looks = store_looks(self.settings).get(self.asset.name)
+        if looks is None:
+            return {}, []
+        try:
+            notes = looks.look(seconds=_STORE_SECONDS, read=READ_EACH_LOOK, mend=True)
+        except StoreError as error:
+            notes = [str(error)]
+        troubles = looks.troubles()
+        self._stored.clear()
+        self._stored.update({(self.asset.name, key): trouble for key, trouble in troubles.items()})
+        return troubles, notes
 
     def expectation(self) -> str:
         """Digest of the catalogue's version and the settings."""
@@ -74,7 +101,9 @@ class DriftLooks:
         return self._verdict(self._states(VerifiedFiles(None, seconds=0.0)).of(self.asset.name, key))
 
     def _states(self, verified: VerifiedFiles | None) -> PartitionStates:
-        return PartitionStates(self.settings, self._catalog(), meanings=self.meanings, verified=verified)
+        return PartitionStates(
+            self.settings, self._catalog(), meanings=self.meanings, verified=verified, stored=self._stored
+        )
 
     def _verdict(self, found: PartitionState) -> Verdict | None:
         problems = {problem.kind: problem for problem in found.problems}

@@ -6,6 +6,7 @@ What does not live here: what a sensor decides (``sensors``), the verdict on a p
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from resources.state.nodes import Nodes
 from resources.state.pause import pause_of
 from resources.state.workers import Workers
 from resources.storage.layout import AssetFolders
+from resources.store.bucket import StoreError
 from sensors.alerts import AlertScan, build_alerts_sensor
 from sensors.cancels import Cancels
 from sensors.catalog_watch import CatalogWatch, build_catalog_watch_sensor
@@ -40,6 +42,7 @@ from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, last_put_back
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import IngestBusyError, close_tail
+from vlm_assets.catalog.stored_catalog import put_back_catalog
 from vlm_assets.config.engine_choice import chosen_engine
 from vlm_assets.config.resource_settings import build_gpu, control_state
 from vlm_assets.config.settings import Settings
@@ -69,7 +72,7 @@ def build_sensors(settings: Settings, keys: Sequence[str]) -> list[dg.SensorDefi
     assets = (settings.descriptions, settings.embeddings)
     drift = build_drift_watcher(settings, keys, workers, outbox)
     catalog = CatalogWatch(
-        compare=lambda: _compare_catalogs(settings.home),
+        compare=lambda: _compare_catalogs(settings),
         last_put_back=lambda: last_put_back(settings.home),
         errors=CatalogError,
         outbox=outbox,
@@ -185,10 +188,15 @@ def build_drift_watcher(
     return DriftWatcher(looks, workers, outbox)
 
 
-def _compare_catalogs(home: Path) -> None:
-    """Put a damaged copy of the catalogue right. Without a catalogue there is nothing to do."""
-    if catalog_path(home).exists() or backup_paths(home)[0].exists():
-        check_copies(home)
+def _compare_catalogs(settings: Settings) -> None:
+    """Put a damaged copy of the catalogue right, the store's too. Without one there is nothing to do."""
+    home = settings.home
+    if not catalog_path(home).exists() and not backup_paths(home)[0].exists():
+        return
+    check_copies(home)
+    if settings.store is not None:
+        with contextlib.suppress(StoreError):
+            put_back_catalog(home, settings.store)
 
 
 def close_old_tail(settings: Settings, *, now: float) -> str | None:

@@ -13,12 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from resources.storage.files import sha256_of
-from resources.store.bucket import S3Folder, Stored, TakenError
+from resources.store.bucket import ObjectDamagedError, S3Folder, Stored, TakenError
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
 from vlm_assets.catalog.catalog_copies import CatalogUnreadableError, publish_catalog
 from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogError, CatalogHeader
 
-_NAME = "property_catalog/catalog.parquet"
+CATALOG = "property_catalog"
+"""The asset of the catalogue."""
+
+_NAME = f"{CATALOG}/catalog.parquet"
 _MOST_BYTES = 5 << 30
 
 
@@ -55,6 +58,51 @@ def pull_catalog(home: Path, store: S3Folder | None) -> Stored | None:
         )
     publish_catalog(home, data)
     return there
+
+
+def stored_catalog_trouble(home: Path, store: S3Folder, *, deep: bool) -> str | None:
+    """What is wrong with the store's catalogue, in a sentence; None where nothing is, or none is here yet.
+
+    deep: its bytes are read if it is the one that is here. Raises CatalogError, StoreError.
+    """
+    there = store.head(_NAME)
+    try:
+        here = Catalog.open(home)
+    except CatalogMissingError:
+        return None
+    where = store.address(_NAME)
+    if there is None:
+        return f"{where} is not there."
+    digest = sha256_of(here.path)
+    if there.sha256 != digest:
+        # Another one: it is taken over by the next run if it is newer, and refused by it if it is not.
+        try:
+            _header(store.get(_NAME, most=_MOST_BYTES), store, there)
+        except CatalogUnreadableError as error:
+            return str(error)
+        return None
+    if deep:
+        try:
+            store.get_whole(_NAME, digest, most=_MOST_BYTES)
+        except ObjectDamagedError as error:
+            return f"{error}."
+    return None
+
+
+def put_back_catalog(home: Path, store: S3Folder) -> list[str]:
+    """Have the store hold the catalogue to the byte; says what was put.
+
+    A damaged one that was not the home's is left alone: a person decides which one counts. Raises
+    CatalogError, StoreError.
+    """
+    trouble = stored_catalog_trouble(home, store, deep=True)
+    if trouble is None:
+        return []
+    here, there = Catalog.open(home).path, store.head(_NAME)
+    if there is not None and there.sha256 != sha256_of(here):
+        raise CatalogUnreadableError(trouble)
+    put_catalog(store, here.read_bytes(), over=there)
+    return [f"{trouble} It was put back from {here}."]
 
 
 def extend_catalog(home: Path, data: bytes, *, store: S3Folder | None, over: Stored | None) -> None:

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from resources.storage.files import TEMPORARY_SUFFIX
 from resources.storage.layout import AssetFolders
+from resources.store.bucket import StoreError
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS
 from vlm_assets.assets.partition_state import (
     Kind,
@@ -33,6 +34,7 @@ from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_row
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.settings import Settings
 from vlm_assets.operate.store_contents import store_problems
+from vlm_assets.operate.store_looks import store_looks
 from vlm_assets.operate.terminal import (
     AsJson,
     Deep,
@@ -149,7 +151,8 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
     descriptions, embeddings = (asset.name for asset in assets)
     keys = frozenset(one.key for one in catalog.ranges)
     verified = VerifiedFiles(settings.state_directory, seconds=math.inf)
-    states = PartitionStates(settings, catalog, verified=verified, deep=deep).all()
+    stored, of_store = _look_at_store(settings, deep=deep)
+    states = PartitionStates(settings, catalog, verified=verified, deep=deep, stored=stored).all()
     files = [
         RowsFile(one.asset, one.key, one.path, one.record.fingerprint if one.record else None)
         for one in states
@@ -167,8 +170,21 @@ def audit(settings: Settings, catalog: Catalog, *, deep: bool = False) -> Audit:
     for asset in assets:
         problems += foreign_files(asset, keys)
         problems += _settings_differ(asset.name, states)
-    problems += store_problems(settings, states, deep=deep)
+    problems += of_store
     return Audit(str(settings.home), deep, (descriptions, embeddings), tuple(partitions), tuple(problems))
+
+
+def _look_at_store(settings: Settings, *, deep: bool) -> tuple[dict[tuple[str, str], str], list[Problem]]:
+    """What is wrong with published files in the store, by asset and partition; and its other problems."""
+    stored: dict[tuple[str, str], str] = {}
+    try:
+        for asset, looks in store_looks(settings).items():
+            looks.look(deep=deep)
+            stored |= {(asset, key): trouble for key, trouble in looks.troubles().items()}
+        return stored, list(store_problems(settings, deep=deep))
+    except StoreError as error:
+        unread = Problem(Kind.STORE_UNREAD, settings.descriptions.name, None, str(error), str(settings.store))
+        return stored, [unread]
 
 
 def _expected(catalog: Catalog) -> Iterator[pa.Table]:

@@ -29,7 +29,7 @@ from resources.publishing.published import PublishedPartitions
 from resources.publishing.stored import StoredPartitions
 from resources.state.workers import Workers
 from resources.storage import files
-from resources.store.bucket import S3Folder
+from resources.store.bucket import S3Folder, StoreError
 from resources.store.stored_journal import (
     Copying,
     HeadDamagedError,
@@ -40,8 +40,9 @@ from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.assets.partition_state import Kind, Problem, State
 from vlm_assets.assets.stored_settings import accept_settings as forget_settings
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ranges import PropertyRange
-from vlm_assets.catalog.stored_catalog import pull_catalog
+from vlm_assets.catalog.stored_catalog import pull_catalog, put_back_catalog
 from vlm_assets.config.resource_settings import (
     build_gpu,
     build_text_embedding_model,
@@ -52,6 +53,7 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.operate.audit import Audit, audit
 from vlm_assets.operate.dagster_server.api import LAUNCHED_BY, DagsterApi
 from vlm_assets.operate.dagster_server.home import running_address
+from vlm_assets.operate.store_looks import store_looks
 from vlm_assets.operate.terminal import (
     AsJson,
     Deep,
@@ -76,6 +78,8 @@ class Way(StrEnum):
 
     RESTORE = "restore"
     """From the whole copy of the two; a publication that was interrupted is settled."""
+    PUT_BACK = "put back into the store"
+    """From a whole file of this machine."""
     SET_ASIDE = "set aside"
     """Moved into the quarantine: a file that readers must not read."""
     COMPUTE = "compute again"
@@ -125,6 +129,8 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
     for problem in found.problems:
         if problem.key is not None:
             by_partition[problem.asset, problem.key].append(problem)
+        elif problem.kind is Kind.STORE:
+            repairs.append(Repair(problem.asset, None, Way.PUT_BACK, (problem.sentence,)))
         elif problem.kind is Kind.FOREIGN_FILE and problem.path:
             path = Path(problem.path)
             way = Way.SET_ASIDE if path.is_file() else Way.BY_HAND
@@ -145,7 +151,11 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
 
 def _of_partition(files_: PartitionFiles, asset: str, problems: Sequence[Problem]) -> Iterator[Repair]:
     kinds = {one.kind for one in problems}
-    why = tuple(one.sentence for one in problems if not one.kind.is_warning or one.kind is Kind.PENDING)
+    why = tuple(
+        one.sentence
+        for one in problems
+        if (not one.kind.is_warning or one.kind is Kind.PENDING) and one.kind is not Kind.STORE
+    )
     if Kind.JOURNAL in kinds:
         yield Repair(asset, files_.key, Way.BY_HAND, why)
     elif Kind.RECORD in kinds:
@@ -165,8 +175,11 @@ def _of_partition(files_: PartitionFiles, asset: str, problems: Sequence[Problem
             yield Repair(asset, files_.key, Way.COMPUTE, (*why, *lost))
     elif Kind.DESCRIPTIONS_DIFFER in kinds:
         yield Repair(asset, files_.key, Way.COMPUTE, why)
-    elif Kind.STORE in kinds:
+    elif Kind.STORE_JOURNAL in kinds:
         yield Repair(asset, files_.key, Way.BY_HAND, why)
+    if Kind.STORE in kinds:
+        sentences = tuple(one.sentence for one in problems if one.kind is Kind.STORE)
+        yield Repair(asset, files_.key, Way.PUT_BACK, sentences)
 
 
 def _without_consequences(
@@ -207,9 +220,16 @@ def _refused(found: Audit) -> Iterator[Repair]:
 def put_right(settings: Settings, repair: Repair) -> list[str]:
     """Do the part of a repair that needs no device; says what was done.
 
-    Nothing is deleted: what is damaged or foreign goes into the quarantine. Raises PublishedError, OSError.
+    Nothing is deleted: what is damaged or foreign goes into the quarantine. Raises PublishedError, OSError,
+    CatalogError, StoreError.
     """
     asset = settings.layout.asset(repair.asset)
+    if repair.way is Way.PUT_BACK and settings.store is not None:
+        if repair.key is None:
+            return put_back_catalog(settings.home, settings.store)
+        done = StoredPartitions(asset, settings.store).put_back(repair.key)
+        store_looks(settings)[repair.asset].forget(repair.key)
+        return [*done] or [f"Partition {repair.key} of {repair.asset} is whole in {settings.store}."]
     if repair.way is Way.SET_ASIDE and repair.path is not None:
         return [f"{repair.path} was moved to {files.set_aside(repair.path, asset.quarantine)}."]
     if repair.key is None:
@@ -472,7 +492,7 @@ def _put_right(current: Settings, repairs: Sequence[Repair], tell: Callable[[str
         try:
             for sentence in put_right(current, one):
                 tell(sentence)
-        except (PublishedError, OSError) as error:
+        except (PublishedError, CatalogError, StoreError, OSError) as error:
             done = False
             tell(f"Not repaired: {one.asset} {one.key or one.path}: {error}")
         done = done and one.way is not Way.BY_HAND

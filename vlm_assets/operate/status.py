@@ -30,6 +30,7 @@ from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.operate.dagster_server.home import running_address
 from vlm_assets.operate.expected_cost import ExpectedCost, Rate, measure
+from vlm_assets.operate.store_looks import store_troubles
 from vlm_assets.operate.variant_status import VariantStatus, variant_status
 
 WAITING = frozenset({State.INTERRUPTED, State.FAILED, State.REFUSED, State.DAMAGED, State.NOT_STARTED})
@@ -174,7 +175,8 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     workers = [worker for worker in Workers(state).living() if worker.partition]
     notes = RetryNotes.read(state, since=since)
     verified = VerifiedFiles(settings.state_directory)
-    states = PartitionStates(settings, catalog, verified=verified)
+    stored = store_troubles(settings)
+    states = PartitionStates(settings, catalog, verified=verified, stored=stored.sentences)
     found = [_with_failures(settings, notes.beside(one)) for one in states.all()]
     verified.save()
     described = [one for one in found if one.asset == settings.descriptions.name]
@@ -213,6 +215,8 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
     )
     if verified.unread:
         foreign.append(f"{verified.unread} published files are not read yet: look again.")
+    if stored.warning is not None:
+        foreign.append(stored.warning)
     if withdrawal_note(settings.state_directory).exists():
         foreign.append(
             "A withdrawal was cut short, so what it should remove is not all gone: `vlm-assets withdraw`."

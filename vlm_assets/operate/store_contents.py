@@ -1,10 +1,12 @@
-"""What the store holds, against its own records and what is published here: for audit and prune."""
+"""What the store holds of work under way and of the catalogue: for audit and prune.
+
+What is published there is looked at by ``store_looks.py``.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from resources.journal.high_water_mark import read_mark
@@ -12,17 +14,16 @@ from resources.publishing.partition_files import PublishedError
 from resources.publishing.stored import StoredPartitions
 from resources.storage.layout import AssetFolders
 from resources.storage.sealed_json import FormatVersionError
-from resources.store.bucket import ListedObject, S3Folder, StoreError
+from resources.store.bucket import ListedObject, S3Folder
 from resources.store.stored_journal import HEAD, HeadDamagedError, StoredJournal
 from resources.training.training_plan import TrainingError
 from resources.training.training_store import StoredModel
-from vlm_assets.assets.partition_state import Kind, PartitionState, Problem
+from vlm_assets.assets.partition_state import Kind, Problem
+from vlm_assets.catalog.stored_catalog import CATALOG, stored_catalog_trouble
 from vlm_assets.config.settings import Settings
 
 DESCRIPTION_MODEL = "description_model"
 """The asset of trained models, named here for commands that do without Dagster."""
-
-_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -39,26 +40,20 @@ class StoredLeftover:
     bytes: int
 
 
-def store_problems(settings: Settings, states: Sequence[PartitionState], *, deep: bool) -> Iterator[Problem]:
-    """What is wrong in the store, or worth knowing; nothing where none is set.
+def store_problems(settings: Settings, *, deep: bool) -> Iterator[Problem]:
+    """What is wrong with the store's catalogue and committed rows, or worth knowing; nothing without a store.
 
-    deep: compare the digests of all published files there with their records; else of those whose size is not
-    that of what is published here.
+    deep: the catalogue is read to the byte. Raises StoreError.
     """
     if (store := settings.store) is None:
         return
-    try:
-        for asset in (settings.descriptions, settings.embeddings):
-            here = {one.key: one.record.bytes for one in states if one.asset == asset.name and one.record}
-            listed = {
-                name.rpartition("/")[2].removesuffix(".parquet"): size
-                for name, size in store.names(f"{asset.name}/")
-                if name.endswith(".parquet")
-            }
-            yield from _published_problems(asset, store, here, listed, deep=deep)
-            yield from _journal_problems(asset, store, listed)
-    except StoreError as error:
-        yield Problem(Kind.STORE_UNREAD, settings.descriptions.name, None, str(error), str(store))
+    if trouble := stored_catalog_trouble(settings.home, store, deep=deep):
+        yield Problem(Kind.STORE, CATALOG, None, trouble, str(store))
+    for asset in (settings.descriptions, settings.embeddings):
+        published = {
+            name.rpartition("/")[2].removesuffix(".parquet") for name, _ in store.names(f"{asset.name}/")
+        }
+        yield from _journal_problems(asset, store, published)
 
 
 def store_leftovers(settings: Settings) -> list[StoredLeftover]:
@@ -100,24 +95,6 @@ def remove_leftovers(settings: Settings, leftovers: Sequence[StoredLeftover]) ->
             yield f"Removed {one.objects} objects below {journal.where.removesuffix(HEAD)}."
 
 
-def _published_problems(
-    asset: AssetFolders, store: S3Folder, here: dict[str, int], listed: dict[str, int], *, deep: bool
-) -> Iterator[Problem]:
-    doubtful = sorted({*here, *listed} if deep else (key for key in here if listed.get(key) != here[key]))
-    stored = StoredPartitions(asset, store)
-
-    def look(key: str) -> str | None:
-        try:
-            return stored.trouble(key)
-        except PublishedError as error:
-            return f"{error}"
-
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="audit-store") as pool:
-        for key, trouble in zip(doubtful, pool.map(look, doubtful), strict=True):
-            if trouble is not None:
-                yield Problem(Kind.STORE, asset.name, key, trouble, str(store))
-
-
 def _journal_problems(asset: AssetFolders, store: S3Folder, published: Collection[str]) -> Iterator[Problem]:
     for (key, generation), sizes in _journals(asset, store).items():
         if key in published and not sizes.keys() - {HEAD}:
@@ -126,7 +103,7 @@ def _journal_problems(asset: AssetFolders, store: S3Folder, published: Collectio
         try:
             manifest = journal.look()
         except HeadDamagedError as error:
-            yield Problem(Kind.STORE, asset.name, key, str(error), journal.where)
+            yield Problem(Kind.STORE_JOURNAL, asset.name, key, str(error), journal.where)
             continue
         if sizes.keys() - {HEAD} and _is_closed(asset, store, key, generation):
             sentence = (
@@ -139,7 +116,7 @@ def _journal_problems(asset: AssetFolders, store: S3Folder, published: Collectio
                 " person remove it? The machine that has the rows puts it back when the partition is started"
                 " there."
             )
-            yield Problem(Kind.STORE, asset.name, key, sentence, journal.where)
+            yield Problem(Kind.STORE_JOURNAL, asset.name, key, sentence, journal.where)
         elif lost := [one for one in manifest.segments if not journal.holds(one)] if manifest else []:
             rows = sum(one.rows for one in lost)
             sentence = (
@@ -147,7 +124,7 @@ def _journal_problems(asset: AssetFolders, store: S3Folder, published: Collectio
                 f" bytes are, such as {lost[0].name}. The machine that computed them puts them back when the"
                 " partition is started there."
             )
-            yield Problem(Kind.STORE, asset.name, key, sentence, journal.where)
+            yield Problem(Kind.STORE_JOURNAL, asset.name, key, sentence, journal.where)
 
 
 def _journals(asset: AssetFolders, store: S3Folder) -> dict[tuple[str, str], dict[str, int]]:

@@ -98,6 +98,7 @@ class Month:
             made_from=None,
             look=self.verdict,
             look_again=self.verdict,
+            look_at_store=lambda: ({}, []),
             expectation=lambda: "the settings",
         )
         self.drift = DriftWatcher([drift], self, self.outbox, monotonic=self.clock)

@@ -1,5 +1,8 @@
 """What audit, prune and withdraw see and do in a real S3 store, beside what they do in a home."""
 
+import itertools
+import threading
+import time
 from contextlib import suppress
 from datetime import timedelta
 
@@ -7,18 +10,29 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from resources.alerts.outbox import Outbox
 from resources.journal.journal import Journal
+from resources.publishing.partition_files import PublishedError
 from resources.publishing.stored import StoredPartitions
+from resources.state.workers import Workers
+from resources.storage.layout import Home
 from resources.storage.sealed_json import sealed
 from resources.store import bucket as bucket_module
 from resources.store.bucket import client
 from resources.store.stored_journal import HEAD, StoredJournal
-from vlm_assets.assets.partition_state import Kind
+from vlm_assets.assets.partition_state import Kind, State
+from vlm_assets.automation.sensors import build_drift_watcher
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.stored_catalog import pull_catalog
+from vlm_assets.config.resource_settings import control_state
+from vlm_assets.operate import store_looks as store_looks_module
 from vlm_assets.operate.audit import audit
-from vlm_assets.operate.prune import plan_prune, remove
+from vlm_assets.operate.prune import plan_prune
+from vlm_assets.operate.prune import remove as remove_here
+from vlm_assets.operate.repair import Way, plan_repairs, put_right
+from vlm_assets.operate.status import read_status
 from vlm_assets.operate.store_contents import remove_leftovers
+from vlm_assets.operate.store_looks import StoreLooks
 from vlm_assets.operate.withdraw import pending_withdrawal, plan_withdrawal, withdraw
 
 KEY, SECOND = "000000000-000000007", "000000008-000000015"
@@ -76,11 +90,11 @@ def test_the_audit_names_what_is_missing_or_changed_in_the_store(machine, bucket
     at = bucket.head(name)
     bucket.put(name, b"x" * at.size, over=at)
     wrong = (Kind.STORE, ASSETS[0], KEY)
-    assert (problems(machine), problems(machine, deep=True)) == ([], [wrong])
+    assert (problems(machine), problems(machine, deep=True)) == ([wrong], [wrong])
     bucket.delete(name)
     (segment,) = (one for one, _ in bucket.names(".journal/") if "segment" in one)
     bucket.delete(segment)
-    assert problems(machine) == [wrong, (Kind.STORE, ASSETS[0], SECOND)]
+    assert problems(machine) == [wrong, (Kind.STORE_JOURNAL, ASSETS[0], SECOND)]
     put(machine)
     stored.there.clear()
     stored.copy()
@@ -89,6 +103,169 @@ def test_the_audit_names_what_is_missing_or_changed_in_the_store(machine, bucket
     client.cache_clear()
     s3_proxy.breaks(lambda passing: passing.answer(503, "SlowDown"))
     assert problems(machine) == [(Kind.STORE_UNREAD, ASSETS[0], None)]
+
+
+CATALOG = "property_catalog/catalog.parquet"
+
+
+def remove(bucket, proxy, name):
+    bucket.delete(name)
+
+
+def overwrite(bucket, proxy, name):
+    at = bucket.head(name)
+    bucket.put(name, b"x" * at.size, over=at)
+
+
+def rot(bucket, proxy, name):
+    """What the server answers where its disk changed a bit: all is well but the bytes, until they are put."""
+
+    def breaks(passing):
+        if passing.path.partition("?")[0].endswith(name):
+            if passing.command == "PUT":
+                proxy.heal()
+            return passing.command == "GET" and passing.answer(500, "InternalError")
+        return False
+
+    proxy.breaks(breaks)
+
+
+def flip_on_the_way(bucket, proxy, name):
+    """Bytes that are not those of the checksum that comes with them."""
+
+    def breaks(passing):
+        if passing.path.partition("?")[0].endswith(name):
+            if passing.command == "PUT":
+                proxy.heal()
+            if passing.command == "GET":
+                answer = passing.forward()
+                return passing.pass_on(answer, bytes([answer.content[0] ^ 1]) + answer.content[1:])
+        return False
+
+    proxy.breaks(breaks)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Nobody waits long for an object that the store does not give."""
+    monkeypatch.setattr(bucket_module, "_ONE_OBJECT_SECONDS", 0.0)
+
+
+def repair(machine, **how):
+    """What ``vlm-assets repair --yes`` does; the ways it took."""
+    found = audit(machine.settings, Catalog.open(machine.settings.home), **how)
+    repairs = plan_repairs(machine.settings, found)
+    for one in repairs:
+        put_right(machine.settings, one)
+    return [(one.asset, one.key, one.way) for one in repairs]
+
+
+@pytest.mark.published(*ASSETS)
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(
+    ("harm", "name"),
+    [
+        *itertools.product((remove, overwrite, rot, flip_on_the_way), FILES[:2]),
+        (remove, CATALOG),
+        (rot, CATALOG),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+def test_repair_puts_back_what_the_store_lost_or_changed(machine, bucket, s3_proxy, harm, name):
+    """File, record and catalogue, from a machine that has them, without a computed row."""
+    before = bucket.get(name, most=1 << 30)
+    harm(bucket, s3_proxy, name)
+    asset, key = (name.split("/")[0], None) if name == CATALOG else (ASSETS[0], KEY)
+    assert repair(machine, deep=True) == [(asset, key, Way.PUT_BACK)]
+    assert bucket.get(name, most=1 << 30) == before
+    assert problems(machine, deep=True) == []
+    assert repair(machine, deep=True) == []
+
+
+@pytest.mark.published(*ASSETS)
+@pytest.mark.usefixtures("hasty")
+def test_earlier_versions_are_put_back_with_a_file(machine, bucket):
+    """What a lifecycle rule took of a partition comes back whole, not its newest file alone."""
+    assert machine.materialize(config={"recompute": True}).success
+    put(machine)
+    for name in (EARLIER[0], FILES[0]):
+        bucket.delete(name)
+    assert repair(machine) == [(ASSETS[0], KEY, Way.PUT_BACK)]
+    assert [bucket.head(name) is not None for name in (EARLIER[0], FILES[0])] == [True, True]
+
+
+@pytest.mark.published(*ASSETS)
+def test_a_machine_without_the_file_names_who_can_put_it_back(machine, bucket, tmp_path):
+    """It changes nothing there: an older file of its own must not take the place of the one that is lost."""
+    bucket.delete(FILES[0])
+    alone = StoredPartitions(Home(tmp_path / "other").asset(ASSETS[0]), bucket)
+    with pytest.raises(PublishedError, match="on a machine that published it"):
+        alone.put_back(KEY)
+    bucket.delete(FILES[1])
+    with pytest.raises(PublishedError, match="on the machine that published it"):
+        alone.put_back(KEY)
+    assert [bucket.head(one) for one in FILES[:2]] == [None, None]
+
+
+@pytest.mark.published(*ASSETS)
+@pytest.mark.usefixtures("hasty")
+def test_the_drift_sensor_tells_of_damage_in_the_store_and_puts_it_back(machine, bucket, s3_proxy):
+    """A lost object is seen at the next look, one that rotted under its ETag when its bytes' turn comes."""
+    settings = machine.settings
+    state = control_state(settings)
+    keys = [one.key for one in Catalog.open(settings.home).ranges]
+    watcher = build_drift_watcher(settings, keys, Workers(state), Outbox(state))
+
+    def tick():
+        told = []
+        watcher.look(lambda *one: told.append(one), lambda asset: (), time.time())
+        return [(asset, key, verdict.kind) for asset, key, verdict, _ in told]
+
+    def counted():
+        status = read_status(settings, Catalog.open(settings.home))
+        (one,) = (one for one in status.partitions if (one.asset, one.key) == (ASSETS[0], KEY))
+        return one.state, one.is_complete
+
+    assert tick() == []
+    assert counted() == (State.DONE, True)
+    for harm in (remove, rot):
+        harm(bucket, s3_proxy, FILES[0])
+        assert tick() == [(ASSETS[0], KEY, "damaged in the store")], harm.__name__
+        assert counted() == (State.DAMAGED, False)
+        assert problems(machine) == [(Kind.STORE, ASSETS[0], KEY)], "nobody needs --deep to be told"
+        assert tick() == [(ASSETS[0], KEY, "sound")]
+        assert counted() == (State.DONE, True)
+        assert problems(machine, deep=True) == []
+
+
+@pytest.mark.published(*ASSETS)
+def test_status_sees_at_once_what_the_store_lost_and_waits_for_no_store(machine, bucket, monkeypatch):
+    """Without Dagster nobody else looks; a store that says nothing holds up no terminal."""
+    bucket.delete(FILES[0])
+    catalog = Catalog.open(machine.settings.home)
+    status = read_status(machine.settings, catalog)
+    assert status.counts(ASSETS[0])[State.DAMAGED] == 1
+    assert KEY in status.incomplete_keys, "`run KEY` has something to do"
+    monkeypatch.setattr(store_looks_module, "_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(store_looks_module, "_ANSWER_SECONDS", 0.2)
+    silent = threading.Event()
+    monkeypatch.setattr(StoreLooks, "look", lambda *_, **__: silent.wait(60))
+    status = read_status(machine.settings, catalog)
+    silent.set()
+    assert status.counts(ASSETS[0])[State.DAMAGED] == 1, "what is known stays known"
+    assert any("does not answer" in one for one in status.warnings)
+
+
+@pytest.mark.long
+@pytest.mark.published(*ASSETS)
+@pytest.mark.usefixtures("hasty")
+def test_a_materialization_puts_back_what_rotted_on_the_servers_disk(machine, bucket, s3_server):
+    """It reads every byte there, whatever ETag and checksum say. The server retries a bad block for 10 s."""
+    before, at = bucket.get(FILES[0], most=1 << 30), bucket.head(FILES[0])
+    s3_server.flip(before)
+    assert bucket.head(FILES[0]) == at
+    put(machine)
+    assert bucket.get(FILES[0], most=1 << 30) == before
 
 
 @pytest.mark.published(*ASSETS)
@@ -107,7 +284,7 @@ def test_prune_removes_from_the_store_what_nobody_goes_on_with(machine, bucket):
     catalog = Catalog.open(machine.settings.home)
     plan = plan_prune(machine.settings, catalog)
     assert [(one.key, one.objects) for one in plan.in_store] == [(KEY, 1)]
-    said = [*remove(machine.settings, plan.removals), *remove_leftovers(machine.settings, plan.in_store)]
+    said = [*remove_here(machine.settings, plan.removals), *remove_leftovers(machine.settings, plan.in_store)]
     assert any("earlier versions" in one for one in said)
     assert [one for one, _ in bucket.names(f"{closed}/")] == [f"{closed}/{HEAD}"]
     assert [one for one, _ in bucket.names(f".journal/{ASSETS[0]}/{SECOND}/")] == before
