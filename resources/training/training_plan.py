@@ -54,7 +54,8 @@ class TrainingPlan:
     optimizer step, computed in ``microbatches`` whatever the number of ranks. held_out: share of the ids that
     is never trained on. evaluate: held-out properties described at the end. patience: epochs without a better
     metric after which it stops; the best weights count then. workers, checkpoint_seconds, threads, ranks:
-    how it is computed. copies: the address in a store where checkpoints are copied to.
+    how it is computed. copies: the address in a store where checkpoints are copied to. parts: digests of all
+    that decides the result, by name: what tells this training from one under another plan.
     """
 
     variant: str
@@ -81,6 +82,7 @@ class TrainingPlan:
     revision: str | None = None
     trust_remote_code: bool = False
     limits: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def source(self) -> ModelSource:

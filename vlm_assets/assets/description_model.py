@@ -26,7 +26,8 @@ from resources.devices.find import DeviceError
 from resources.devices.leases import LeaseHolder, NoDeviceFreeError
 from resources.devices.resource import GpuResource
 from resources.engine.model_source import ModelSource, exact_revision
-from resources.engine.prompt import build_prompt
+from resources.engine.prompt import Prompt, build_prompt
+from resources.engine.protocol import EngineError
 from resources.engine.schema import load_schema
 from resources.run_tags import NO_ATTEMPT
 from resources.state.withdrawing import being_withdrawn
@@ -41,7 +42,7 @@ from resources.storage.sealed_json import (
     write_sealed,
 )
 from resources.store.bucket import S3Folder, StoreAwayError, UnfitStoreError
-from resources.training.checkpoints import Checkpoints, step_in
+from resources.training.checkpoints import Checkpoints, newest_state, step_in
 from resources.training.rank import PLAN
 from resources.training.rank_processes import RankProcesses
 from resources.training.rank_watch import StepLimits
@@ -66,6 +67,8 @@ from vlm_assets.config.variants import Variant, read_variants
 
 ASSET = "description_model"
 HISTORY = "training.jsonl"
+_TRAINING = "training"
+"""The part of a fingerprint for the numbers and names in the file of variants."""
 _REPORT_SECONDS = 30.0
 _BEAT_SECONDS = 2.0
 _LOCK_SECONDS = 15.0
@@ -118,6 +121,12 @@ def build_description_model(settings: Settings, *, upstream: str) -> dg.AssetsDe
                     said = "Complete and unchanged: every file is as it was written. No device was needed."
                     context.log.info(said)
                     return dg.MaterializeResult(metadata=work.metadata(said))
+                if another_plan := work.left_behind():
+                    context.log.warning(another_plan)
+                    said_of = {"another plan": dg.MetadataValue.text(another_plan)}
+                    context.log_event(
+                        dg.AssetObservation(asset_key=context.asset_key, partition=name, metadata=said_of)
+                    )
                 work.prepare()
                 holder = LeaseHolder(context.run.run_id, name, ASSET)
                 with work.devices(gpu, holder, context) as devices:
@@ -290,34 +299,14 @@ class TrainingWork:
     @classmethod
     def of(cls, settings: Settings, name: str, variant: Variant) -> Self:
         """The work of a variant. Raises TrainingError, CatalogError, SchemaError, ModelLoadError."""
-        schema = load_schema(settings.description_schema)
-        prompt = build_prompt(schema, settings.prompt)
         samples: list[Any] = []
         data = variant.data
         if not is_name(data):
             samples, data = training_samples(settings, variant)
         base = variant.base_model
         paths = _folders(settings).partition(name)
-        vision = build_vision_language_model(settings)
-        source = ModelSource(base, None, settings.trust_remote_code, settings.state_directory / "models")
-        revision = base if is_name(base) else exact_revision(source)
-        limits = asdict(vision.limits) if vision.limits is not None else {}
-        values = variant.model_dump(
-            exclude={"base", "data", "partitions", "microbatches", "threads", "ranks", "workers"}
-            | {"evaluate", "checkpoint_seconds"}
-        )
-        fingerprint = Fingerprint(
-            {
-                "base": revision,
-                "data": data,
-                "schema": schema.digest,
-                "prompt": prompt.digest,
-                "images": json.dumps(limits, sort_keys=True),
-                "training": json.dumps(
-                    {**values, "microbatches": variant.parts, "threads": variant.threads}, sort_keys=True
-                ),
-            }
-        )
+        prompt, limits, parts = _parts_of_settings(settings, variant)
+        fingerprint = Fingerprint({"base": _base_revision(settings, variant), "data": data, **parts})
         plan = TrainingPlan(
             variant=name,
             base=base,
@@ -329,7 +318,8 @@ class TrainingWork:
             revision=None,
             trust_remote_code=settings.trust_remote_code,
             limits=limits,
-            **values,
+            parts=dict(fingerprint.parts),
+            **_values(variant),
             **variant.model_dump(include={"threads", "ranks", "workers", "evaluate", "checkpoint_seconds"}),
         )
         return cls(settings, name, plan, fingerprint, tuple(samples))
@@ -406,6 +396,33 @@ class TrainingWork:
                     break
                 found.append(more.device.visible)
             yield found
+
+    def left_behind(self) -> str:
+        """What was made or begun under another plan, and what becomes of it; empty where there is nothing."""
+        sentences = []
+        record = read_record(self.paths)
+        if record is not None and record["fingerprint"] != self.fingerprint.digest:
+            changed = changed_parts(record["parts"], self.fingerprint.parts)
+            sentences.append(
+                f"The published model of {self.name} ({record['step']} steps) is of another plan"
+                f" ({', '.join(changed)} changed). It stays until the new one is complete, which takes its"
+                f" place; then it is kept as {self._kept}."
+            )
+        for folder in sorted(self.paths.journals.glob("*")):
+            is_published = record is not None and folder.name == record["fingerprint"]
+            state = newest_state(folder / "checkpoints")
+            if folder == self.folder or is_published or state is None:
+                continue
+            changed = changed_parts(begun_parts(folder), self.fingerprint.parts)
+            sentences.append(
+                f"{state['step']} steps under another plan ({', '.join(changed)} changed) are left behind in"
+                f" {folder}. Under that plan they go on; they are removed when the new model is published."
+            )
+        if sentences:
+            state = newest_state(self.folder / "checkpoints")
+            begins = "begins anew at step 0" if state is None else f"goes on at step {state['step']}"
+            sentences.append(f"This training {begins}.")
+        return " ".join(sentences)
 
     def prepare(self) -> None:
         """Write down what the ranks read. The plan is written anew at each start: a home may have moved."""
@@ -576,6 +593,66 @@ def read_record(paths: PartitionPaths) -> Mapping[str, Any] | None:
     except (FileNotFoundError, BrokenSealError):
         # Without it the finished training is published again from its last checkpoint: the same bytes.
         return None
+
+
+def changed_parts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The names of what decides a training's result and is not as before; for numbers of the file theirs."""
+    names = [name for name in sorted(now) if name != _TRAINING and before.get(name) != now[name]]
+    values, values_before = (json.loads(parts.get(_TRAINING, "{}")) for parts in (now, before))
+    return names + [name for name in sorted(values) if values_before.get(name) != values[name]]
+
+
+def begun_parts(folder: Path) -> Mapping[str, str]:
+    """What decided the result of a training that was begun; empty where its plan does not say so."""
+    try:
+        parts: Mapping[str, str] = json.loads((folder / PLAN).read_bytes()).get("parts", {})
+    except (OSError, ValueError):
+        return {}
+    return parts
+
+
+def changed_settings(before: Mapping[str, str], settings: Settings, variant: Variant) -> list[str]:
+    """As ``changed_parts``, without a look at the data; empty where nobody knows what it was before.
+
+    A base whose files cannot be read now counts as the same. Raises SchemaError.
+    """
+    if not before:
+        return []
+    _, _, now = _parts_of_settings(settings, variant)
+    with contextlib.suppress(EngineError, ValueError, OSError):
+        now["base"] = _base_revision(settings, variant)
+    return changed_parts(before, now)
+
+
+def _base_revision(settings: Settings, variant: Variant) -> str:
+    """What the base model is, wherever it lies. Raises ModelLoadError."""
+    base = variant.base_model
+    source = ModelSource(base, None, settings.trust_remote_code, settings.state_directory / "models")
+    return base if is_name(base) else exact_revision(source)
+
+
+def _parts_of_settings(
+    settings: Settings, variant: Variant
+) -> tuple[Prompt, Mapping[str, Any], dict[str, str]]:
+    """The prompt, the limits of images, and the parts of the fingerprint that the settings decide."""
+    schema = load_schema(settings.description_schema)
+    prompt = build_prompt(schema, settings.prompt)
+    vision = build_vision_language_model(settings)
+    limits = asdict(vision.limits) if vision.limits is not None else {}
+    values = {**_values(variant), "microbatches": variant.parts, "threads": variant.threads}
+    parts = {
+        "schema": schema.digest,
+        "prompt": prompt.digest,
+        "images": json.dumps(limits, sort_keys=True),
+        _TRAINING: json.dumps(values, sort_keys=True),
+    }
+    return prompt, limits, parts
+
+
+def _values(variant: Variant) -> dict[str, Any]:
+    """The numbers and names of the file of variants that decide the result."""
+    elsewhere = {"base", "data", "partitions", "microbatches", "threads", "ranks", "workers"}
+    return variant.model_dump(exclude=elsewhere | {"evaluate", "checkpoint_seconds"})
 
 
 def _is_whole(folder: Path, record: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from resources.storage.layout import PartitionPaths
 from resources.storage.sealed_json import FormatVersionError
 from resources.training.checkpoints import newest_state
 from resources.training.rank import PLAN
-from vlm_assets.assets.description_model import ASSET, read_record
+from vlm_assets.assets.description_model import ASSET, begun_parts, changed_settings, read_record
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
 from vlm_assets.config.variants import Variant, read_variants
@@ -25,11 +25,12 @@ class VariantStatus:
     """One variant. step, steps: finished and in all; epoch, epochs: the same in passes over the data.
 
     metric: of the finished model, or the best so far. seconds_left: at the pace so far; None where unknown.
-    turn: 1 runs first, by VLM_ASSETS_VARIANTS_ORDER; None where it does not wait. note: why it is refused.
+    turn: 1 runs first, by VLM_ASSETS_VARIANTS_ORDER; None where it does not wait. note: why it is refused, or
+    what begins anew because the plan changed. Other data under the same name is seen by the next run alone.
     """
 
     name: str
-    state: Literal["done", "running", "interrupted", "never started", "refused"]
+    state: Literal["done", "running", "interrupted", "never started", "plan changed", "refused"]
     step: int = 0
     steps: int | None = None
     epoch: int = 0
@@ -52,8 +53,8 @@ class VariantStatus:
             return f"done (metric {self.metric:.4f})" if self.metric is not None else "done"
         if self.state == "never started":
             return self.state
-        if self.state == "refused":
-            return f"refused: {self.note}"
+        if self.state in ("refused", "plan changed"):
+            return f"{self.state}: {self.note}"
         at = f"{self.state} at epoch {self.epoch} of {self.epochs} ({self.percent:.1f}%)"
         return at if self.metric is None else f"{at}, metric {self.metric:.4f} so far"
 
@@ -65,10 +66,9 @@ def variant_status(settings: Settings) -> tuple[VariantStatus, ...]:
     }
     variants = read_variants(settings)
     found = [
-        _status(settings.layout.asset(ASSET).partition(name), variant, is_running=name in running)
-        for name, variant in variants.items()
+        _status(settings, name, variant, is_running=name in running) for name, variant in variants.items()
     ]
-    waiting = [one for one in found if one.state in ("interrupted", "never started")]
+    waiting = [one for one in found if one.state in ("interrupted", "never started", "plan changed")]
     if settings.variants_order == "heaviest":
         left = _expected_seconds_left(found, variants)
         waiting.sort(key=lambda one: -left[one.name])
@@ -96,13 +96,20 @@ def _expected_seconds_left(
     }
 
 
-def _status(paths: PartitionPaths, variant: Variant, *, is_running: bool) -> VariantStatus:
-    name = paths.key
+def _status(settings: Settings, name: str, variant: Variant, *, is_running: bool) -> VariantStatus:
+    paths = settings.layout.asset(ASSET).partition(name)
     try:
         record = read_record(paths)
     except FormatVersionError as error:
         return VariantStatus(name, "refused", note=str(error))
     folder = _begun(paths, None if record is None else str(record["fingerprint"]))
+    if not is_running:
+        begun = [] if folder is None else changed_settings(begun_parts(folder), settings, variant)
+        published = [] if record is None else changed_settings(record.get("parts", {}), settings, variant)
+        if record is not None and begun and not published:
+            folder = None  # Back at the plan of what is published.
+        elif changed := begun or (published if folder is None else []):
+            return _begins_anew(name, variant, folder, changed, record)
     if folder is None and record is not None and not is_running:
         return VariantStatus(name, "done", step=record["step"], steps=record["step"], metric=record["metric"])
     state: dict[str, Any] = (newest_state(folder / "checkpoints") if folder else None) or {}
@@ -123,6 +130,19 @@ def _status(paths: PartitionPaths, variant: Variant, *, is_running: bool) -> Var
         metric=state.get("best"),
         seconds_left=(steps - step) * state["seconds"] / step if steps and step else None,
     )
+
+
+def _begins_anew(
+    name: str, variant: Variant, folder: Path | None, changed: list[str], record: Mapping[str, Any] | None
+) -> VariantStatus:
+    """A variant whose plan is another one now. folder: of the training that was under way."""
+    notes = [f"{', '.join(changed)}. The next run begins anew at step 0"]
+    if folder is not None:
+        step = (newest_state(folder / "checkpoints") or {}).get("step", 0)
+        notes.append(f"{step} steps are left behind in {folder}")
+    if record is not None:
+        notes.append("the published model stays until the new one is complete")
+    return VariantStatus(name, "plan changed", steps=variant.steps, note="; ".join(notes))
 
 
 def _begun(paths: PartitionPaths, published: str | None) -> Path | None:

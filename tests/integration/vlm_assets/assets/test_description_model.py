@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import dagster as dg
 import pytest
+import torch
 
 from resources.devices.leases import NoDeviceFreeError
 from resources.devices.resource import GpuResource
@@ -12,12 +13,15 @@ from resources.engine.model_source import ModelSource, exact_revision
 from resources.run_tags import NO_ATTEMPT
 from resources.state.withdrawing import begin_withdrawal
 from resources.storage.lock_files import taken
-from resources.storage.sealed_json import read_sealed
+from resources.storage.sealed_json import read_sealed, write_sealed
+from resources.training.checkpoints import Checkpoints
+from resources.training.state import TrainingState
 from vlm_assets.assets import description_model
-from vlm_assets.assets.description_model import ASSET
+from vlm_assets.assets.description_model import ASSET, TrainingWork
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.config.resource_settings import control_state
+from vlm_assets.config.variants import read_variants
 from vlm_assets.operate.withdraw import plan_withdrawal, withdraw
 
 VARIANTS = """
@@ -142,3 +146,35 @@ def test_without_a_free_device_it_is_no_attempt(training_desk):
     assert not done.success
     run_id = done.result.run_id
     assert training_desk.instance.get_run_by_id(run_id).tags[NO_ATTEMPT] == run_id
+
+
+def test_what_another_plan_leaves_behind_is_said_before_a_device_is_asked_for(training_desk):
+    """The published model and the steps under way, which values changed, and where the training begins."""
+    settings = training_desk.settings
+    work = TrainingWork.of(settings, "tiny", read_variants(settings)["tiny"])
+    work.prepare()
+    checkpoints = Checkpoints(work.folder / "checkpoints", work.paths.quarantine)
+    checkpoints.sweep()
+    checkpoints.write(TrainingState(2, 8), {"a": torch.zeros(1)})
+    published = {"fingerprint": "a", "parts": {**work.fingerprint.parts, "schema": "b"}, "step": 3}
+    write_sealed(work.paths.record, {**published, "files": {"model.safetensors": "c"}})
+    settings.variants.write_text(VARIANTS.replace("steps: 3", "steps: 4").replace("seed: 1, e", "seed: 2, e"))
+    nothing = NoDeviceFree(leases_directory=str(settings.state_directory / "leases"))
+
+    def another_plan_of(done):
+        """What the log of a run that failed has of it as an event."""
+        assert "No device came free" in done.failure
+        events = [one.dagster_event for one in training_desk.instance.all_logs(done.result.run_id)]
+        (event,) = [one for one in events if one and one.event_type_value == "ASSET_OBSERVATION"]
+        return event.asset_observation_data.asset_observation.metadata["another plan"].value
+
+    done = training_desk.materialize(ASSET, key="tiny", gpu=nothing)
+    said = another_plan_of(done)
+    assert "model of tiny (3 steps) is of another plan (schema, seed, steps changed)" in said
+    assert f"2 steps under another plan (seed, steps changed) are left behind in {work.folder}." in said
+    assert said.endswith("This training begins anew at step 0.")
+    settings.variants.write_text(VARIANTS)
+    again = training_desk.materialize(ASSET, key="tiny", gpu=nothing)
+    assert observed(again, "another plan")[0]["another plan"].value.endswith(
+        "This training goes on at step 2."
+    )

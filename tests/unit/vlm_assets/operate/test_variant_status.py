@@ -1,6 +1,8 @@
 """The triage of variants comes from the disk alone: after a reboot nothing else is there."""
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from resources.storage.sealed_json import write_sealed
 from resources.training.checkpoints import Checkpoints
 from resources.training.rank import PLAN
 from resources.training.state import TrainingState
-from vlm_assets.assets.description_model import ASSET
+from vlm_assets.assets.description_model import ASSET, TrainingWork
 from vlm_assets.config.settings import Settings, load_settings
+from vlm_assets.config.variants import read_variants
 from vlm_assets.operate.variant_status import variant_status
 
 NAMES = ("published", "early", "late", "new")
@@ -19,19 +22,21 @@ NAMES = ("published", "early", "late", "new")
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    values = "{base: example, epochs: 150, batch: 10}"
+    values = f"{{base: example, data: '{__name__}:samples', epochs: 150, batch: 10}}"
     lines = "".join(f"  {name}: {values}\n" for name in NAMES)
     (tmp_path / "variants.yaml").write_text(f"variants:\n{lines}")
     return load_settings(home=tmp_path / "home", variants=tmp_path / "variants.yaml")
 
 
-def begin(settings: Settings, name: str, *, step: int, generation: str = "a") -> None:
+def begin(
+    settings: Settings, name: str, *, step: int, generation: str = "a", parts: Mapping[str, str] | None = None
+) -> None:
     """A training of 40 samples an epoch, killed after a step."""
     paths = settings.layout.asset(ASSET).partition(name)
     folder = paths.journal(generation)
     checkpoints = Checkpoints(folder / "checkpoints", paths.quarantine)
     checkpoints.sweep()
-    (folder / PLAN).write_text("{}")
+    (folder / PLAN).write_text(json.dumps({"parts": parts or {}}))
     state = TrainingState(step, 10 * step, best=0.25, seconds=2.0 * step, count=40)
     checkpoints.write(state, {"a": torch.zeros(1)})
 
@@ -70,6 +75,42 @@ def test_a_training_begun_anew_is_no_finished_one(settings: Settings) -> None:
     begin(settings, "published", step=30, generation="b")
     os.utime(paths.journal("b") / PLAN)
     assert next(one for one in variant_status(settings) if one.name == "published").state == "interrupted"
+
+
+def test_a_variant_whose_plan_changed_is_told_before_it_begins_anew(settings: Settings) -> None:
+    """Which values changed, what is left behind, what stays; back at the plan of before, all is as it was."""
+    variants = read_variants(settings)
+    parts = {
+        name: dict(TrainingWork.of(settings, name, one).fingerprint.parts) for name, one in variants.items()
+    }
+    folder = settings.layout.asset(ASSET).partition("published")
+    write_sealed(
+        folder.record, {"fingerprint": "a", "parts": parts["published"], "step": 600, "metric": 0.125}
+    )
+    begin(settings, "late", step=389, parts=parts["late"])
+
+    def sentences(**change: object) -> dict[str, str]:
+        assert settings.variants is not None
+        values = {"base": "example", "data": f"{__name__}:samples"}
+        lines = {name: json.dumps({**values, "epochs": 150, "batch": 10, **change}) for name in NAMES}
+        settings.variants.write_text("variants:\n" + "".join(f"  {n}: {line}\n" for n, line in lines.items()))
+        return {one.name: one.sentence() for one in variant_status(settings)}
+
+    changed = sentences(batch=8, seed=3)
+    left = settings.layout.asset(ASSET).partition("late").journal("a")
+    assert changed["late"] == (
+        f"plan changed: batch, seed. The next run begins anew at step 0; 389 steps are left behind in {left}"
+    )
+    assert changed["published"] == (
+        "plan changed: batch, seed. The next run begins anew at step 0; the published model stays until the"
+        " new one is complete"
+    )
+    assert "plan changed: base." in sentences(base="tests.unit:another")["published"]
+    back = sentences()
+    assert back["late"].startswith("interrupted at epoch 98")
+    assert back["published"] == "done (metric 0.1250)"
+    begin(settings, "published", step=30, generation="b", parts=parts["published"] | {"base": "another"})
+    assert sentences()["published"] == "done (metric 0.1250)"
 
 
 def test_a_record_of_a_newer_version_is_refused_and_told(settings: Settings) -> None:
