@@ -28,11 +28,11 @@ _PUT_BACK, _LOST = "property_catalog/put_back", "property_catalog/lost"
 class CatalogWatch:
     """What a tick does. compare: puts the damaged copy right, or raises the error that says what to do.
 
-    last_put_back: when the catalogue was last put back (unix seconds), and a sentence about it.
+    last_put_back: when the catalogue was last put right (unix seconds), a title and a sentence about it.
     """
 
     compare: Callable[[], None]
-    last_put_back: Callable[[], tuple[float, str] | None]
+    last_put_back: Callable[[], tuple[float, str, str] | None]
     errors: type[Exception]
     outbox: Outbox
     _compared_at: float = field(default=float("-inf"), init=False)
@@ -53,9 +53,8 @@ class CatalogWatch:
         repair = self.last_put_back()
         if repair is None or now - repair[0] >= DAY_SECONDS:
             return "The catalogue and its second copy are alike."
-        at, sentence = repair
-        step = f"{sentence} Look at the disk's health."
-        title = "The catalogue was damaged and was put back"
+        at, title, sentence = repair
+        step = f"{sentence} Look at the disk's health, and at what else may be an older copy."
         self._post(_PUT_BACK, title, f"{at}", step, now, lasts=DAY_SECONDS)
         return sentence
 

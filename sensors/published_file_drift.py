@@ -373,8 +373,12 @@ def signatures(asset: AssetFolders, *, made_from: AssetFolders | None = None) ->
 
 
 def foreign_names(asset: AssetFolders, keys: Collection[str]) -> list[str]:
-    """Names of parquet files that are no partition's but that whoever reads ``*.parquet`` reads too."""
-    return [name for name in asset.published_keys() if name not in keys and not name.startswith(".")]
+    """Names of parquet files that are no partition's but that whoever reads ``*.parquet`` reads too.
+
+    What has a record was published: if no key is its own, the catalogue is what is wrong, not the file.
+    """
+    expected = asset.recorded_keys().union(keys)
+    return [name for name in asset.published_keys() if name not in expected and not name.startswith(".")]
 
 
 def _entries(folder: Path, ending: str) -> Iterator[tuple[str, str]]:

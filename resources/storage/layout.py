@@ -79,6 +79,11 @@ class Home:
         """The folders of one asset, such as ``property_descriptions``."""
         return AssetFolders(self, name)
 
+    def recorded_keys(self) -> set[str]:
+        """The keys that have a record in any asset. Raises OSError."""
+        assets = [self.asset(folder.name) for folder in _folders_in(self.root / _VERSIONS)]
+        return {key for asset in assets for key in asset.recorded_keys()}
+
     def refuse_unusable(self) -> None:
         """Raise UnusableHomeError where files would move between devices.
 
@@ -158,6 +163,10 @@ class AssetFolders:
     def published_keys(self) -> list[str]:
         """The keys of the files that readers see now, sorted. Raises OSError."""
         return _stems(self.published, _PARQUET)
+
+    def recorded_keys(self) -> set[str]:
+        """The keys that have a record of what was published, whether it reads or not. Raises OSError."""
+        return {name.partition(".")[0] for name in _names_in(self.versions) if name.endswith(".json")}
 
     def touched_keys(self) -> set[str]:
         """The keys that have anything: a file, a version, a record, a journal, a high-water mark."""

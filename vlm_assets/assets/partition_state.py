@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -96,7 +96,9 @@ class Kind(StrEnum):
     JOURNAL = "journal"
     """Committed rows of unfinished work are missing."""
     FOREIGN_FILE = "foreign_file"
-    """A parquet file among the published ones that is no partition of the catalogue."""
+    """A parquet file among the published ones that is no partition of the catalogue and has no record."""
+    UNLISTED = "unlisted"
+    """A partition was published, and the catalogue does not list it: the catalogue is what is wrong."""
     COLUMNS = "columns"
     IDS = "ids"
     """The ids are not those of the catalogue, each once, each ok or failed."""
@@ -459,6 +461,28 @@ class PartitionStates:
         if rows >= found.expected:
             state = State.REFUSED
         return replace(found, state=state, rows=rows)
+
+
+def stray_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Problem]:
+    """Files among an asset's published ones that are no partition of the catalogue. Raises OSError."""
+    listed, recorded = frozenset(keys), asset.recorded_keys()
+    for key in asset.published_keys():
+        path = asset.partition(key).published
+        if key in listed:
+            continue
+        if key in recorded:
+            sentence = (
+                f"{path} was published, and the catalogue does not list its range: the catalogue is an older"
+                " version. Leave the file where it is. Ingest your listings again, which gives its properties"
+                " the same numbers, or put the newer catalogue back: `vlm-assets repair --catalog FILE`."
+            )
+            yield Problem(Kind.UNLISTED, asset.name, None, sentence, str(path))
+        else:
+            sentence = (
+                f"{path} is no partition of the catalogue, but whoever reads {asset.published}/*.parquet"
+                " reads it too."
+            )
+            yield Problem(Kind.FOREIGN_FILE, asset.name, None, sentence, str(path))
 
 
 def _untouched(asset: AssetFolders, wanted: PropertyRange) -> PartitionState:

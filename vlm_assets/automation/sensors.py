@@ -39,7 +39,7 @@ from vlm_assets.assets.fingerprint import Meanings
 from vlm_assets.automation.drift_looks import DriftLooks
 from vlm_assets.automation.retries import ASSETS
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path, check_copies, last_put_back
+from vlm_assets.catalog.catalog_copies import check_copies, has_catalog, last_put_back
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import IngestBusyError, close_tail
 from vlm_assets.catalog.stored_catalog import put_back_catalog
@@ -191,7 +191,7 @@ def build_drift_watcher(
 def _compare_catalogs(settings: Settings) -> None:
     """Put a damaged copy of the catalogue right, the store's too. Without one there is nothing to do."""
     home = settings.home
-    if not catalog_path(home).exists() and not backup_paths(home)[0].exists():
+    if not has_catalog(home):
         return
     check_copies(home)
     if settings.store is not None:

@@ -1,8 +1,8 @@
 """The property catalogue of a home: one row per property, in an order that never changes.
 
-Reading it: the ranges (the partitions), the unfilled tail, and verified rows. A damaged catalogue is put back
-from its second copy, wherever a reader meets the damage. ``catalog_file.py`` has the format, ``ingest.py``
-makes and extends the catalogue.
+Reading it: the ranges (the partitions), the unfilled tail, and verified rows. A catalogue that is damaged, or
+an older version, is put back from its second copy, wherever a reader meets that. ``catalog_file.py`` has the
+format, ``ingest.py`` makes and extends the catalogue.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import pyarrow.parquet as pq
 from resources.store.bucket import place_of
 from vlm_assets.catalog.catalog_copies import (
     CatalogUnreadableError,
-    backup_paths,
     catalog_path,
+    has_catalog,
+    newest_header,
     put_back,
     unreadable,
 )
@@ -34,7 +35,6 @@ from vlm_assets.catalog.catalog_file import (
     UNREADABLE,
     CatalogError,
     CatalogHeader,
-    read_header,
     read_range,
     stream_rows,
 )
@@ -74,18 +74,17 @@ class Catalog:
 
     @classmethod
     def open(cls, home: Path) -> Catalog:
-        """Open the catalogue of a home by its footer alone; a damaged one is put back first.
+        """Open the catalogue of a home by its footer alone; a damaged or older one is put back first.
 
         Raises CatalogMissingError if this home never had one, CatalogUnreadableError, which names the
-        backups, if neither it nor its second copy is whole, and CatalogFormatError.
+        backups, if neither it nor its second copy is whole and the newest version, and CatalogFormatError.
         """
         path = catalog_path(home)
-        if not path.exists() and not any(backup.exists() for backup in backup_paths(home)):
+        if not has_catalog(home):
             raise CatalogMissingError(
                 f"There is no catalogue in {home}. Make one: vlm-assets ingest SOURCE --home {home}"
             )
-        header = _healed(home, lambda: read_header(path), "its header")
-        return cls(home=home.absolute(), path=path.absolute(), header=header)
+        return cls(home=home.absolute(), path=path.absolute(), header=newest_header(home))
 
     def verify(self) -> None:
         """Read all rows and compare them with their digests. Raises CatalogUnreadableError."""
@@ -183,7 +182,7 @@ class Catalog:
             try:
                 yield from islice(self._stream(count), done, None)
             except UNREADABLE as again:
-                raise unreadable(self.home, f"its rows do not read: {again}") from again
+                raise unreadable(self.home, f"cannot be read: its rows do not read: {again}") from again
 
     def image_counts(self) -> npt.NDArray[np.int64]:
         """The number of images of each property, by ordinal; reads one column."""
@@ -265,7 +264,7 @@ def _healed(home: Path, read: Callable[[], _Read], what: str) -> _Read:
     try:
         return read()
     except UNREADABLE as error:
-        raise unreadable(home, f"{what} cannot be read ({error})") from error
+        raise unreadable(home, f"cannot be read: {what} cannot be read ({error})") from error
 
 
 __all__ = [

@@ -85,7 +85,8 @@ class CatalogHeader:
     """The header in the footer.
 
     ``image_root`` is relative to the home, absolute, or an address on S3. ``sequence`` counts the changes of
-    the catalogue, from 1. ``digests``: SHA-256 of the rows of each range.
+    the catalogue, from 1. ``digests``: SHA-256 of the rows of each range. ``sha256``: of the header as it
+    stands in the file, which covers all rows; empty before it is written.
     """
 
     catalog_id: str
@@ -95,6 +96,7 @@ class CatalogHeader:
     ranges: tuple[PropertyRange, ...] = field(repr=False)
     digests: tuple[str, ...] = field(repr=False)
     tail: Tail | None = None
+    sha256: str = field(default="", compare=False, repr=False)
 
     @property
     def rows(self) -> int:
@@ -133,7 +135,8 @@ class CatalogHeader:
         body = pairs.get(_HEADER_KEY)
         if body is None:
             raise ValueError("it is a parquet file, but not a catalogue")
-        if hashlib.sha256(body).hexdigest().encode() != pairs.get(_HEADER_DIGEST_KEY):
+        sha256 = hashlib.sha256(body).hexdigest()
+        if sha256.encode() != pairs.get(_HEADER_DIGEST_KEY):
             raise ValueError("its header is not what was written")
         fields = json.loads(body)
         try:
@@ -150,6 +153,7 @@ class CatalogHeader:
             ranges=ranges,
             digests=tuple(digest for _, _, digest in fields["ranges"]),
             tail=tail and Tail(PropertyRange(tail[0], tail[1]), tail[2], tail[3]),
+            sha256=sha256,
         )
         stop = 0
         for one, _ in header.slices(with_tail=True):
@@ -161,9 +165,9 @@ class CatalogHeader:
         return header
 
 
-def read_header(path: Path) -> CatalogHeader:
-    """The header of a catalogue file. Raises UNREADABLE and CatalogFormatError."""
-    return CatalogHeader.from_footer(pq.read_metadata(path))
+def read_header(file: Path | Any) -> CatalogHeader:
+    """The header of a catalogue file, or of an open one. Raises UNREADABLE and CatalogFormatError."""
+    return CatalogHeader.from_footer(pq.read_metadata(file))
 
 
 def verify_file(path: Path) -> CatalogHeader:

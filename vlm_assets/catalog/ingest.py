@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from resources.storage.layout import Home
 from resources.storage.lock_files import taken
 from resources.store.bucket import Place, S3Folder
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.catalog_copies import backup_paths, renew_second_copy
+from vlm_assets.catalog.catalog_copies import catalog_folders, check_copies
 from vlm_assets.catalog.catalog_file import (
     SCHEMA,
     CatalogHeader,
@@ -47,7 +48,13 @@ from vlm_assets.catalog.listing import (
     ReadingOptions,
     open_listing,
 )
-from vlm_assets.catalog.ranges import ORDINAL_LIMIT, PropertyRange, cut_ranges
+from vlm_assets.catalog.published_ids import (
+    PublishedIds,
+    numbered_as_published,
+    refuse_unlisted,
+    unlisted_ids,
+)
+from vlm_assets.catalog.ranges import ORDINAL_LIMIT, PropertyRange, cut_around
 from vlm_assets.catalog.stored_catalog import extend_catalog, pull_catalog
 
 DEFAULT_RANGE_SIZE = 1000
@@ -145,7 +152,7 @@ class IngestReport:
                 f"The ranges that were there keep their size of {self.range_size_before} properties, for what"
                 f" is catalogued never moves; {self.range_size_asked} a range is the size of new properties'"
                 " ranges alone. For another size of all, before their first run: remove"
-                f" {self.catalog.parent} and {backup_paths(self.home)[0].parent}, and ingest again."
+                f" {', '.join(map(str, catalog_folders(self.home)))}, and ingest again."
             )
         if self.changed_not_taken:
             said.append(
@@ -246,7 +253,8 @@ def ingest(
             counts = len(listed.codes), len(listed.sizes)
             progress(IngestProgress("writing the catalogue", listing.total, listing.total, *counts))
 
-            merge = _Merge(listed, update, close)
+            unlisted = unlisted_ids(home, known, store)
+            merge = _Merge(listed, update, close, unlisted, source)
             header = _header(known, home, root, range_size)
             moved = known is not None and header.image_root != known.header.image_root
             data = merge.next_catalog(known, header)
@@ -261,7 +269,7 @@ def ingest(
             if written:
                 extend_catalog(home, data, store=store, over=there)
             else:
-                renew_second_copy(home)
+                check_copies(home)
             before = header.range_size if known is None else known.header.range_size
             report = _report(Catalog.open(home), merge, listing, problems, max_images)
             return replace(
@@ -285,6 +293,7 @@ def close_tail(home: Path, store: S3Folder | None = None) -> PropertyRange | Non
         known = Catalog.open(home)
         if known.tail is None:
             return None
+        refuse_unlisted(home, known)
         writer = CatalogWriter()
         for one, table in known.slices(with_tail=True):
             writer.add(one, table)
@@ -300,6 +309,8 @@ class _Merge:
     listed: ListedImages
     update: bool
     close: bool
+    unlisted: Sequence[PublishedIds]
+    source: Place
     unchanged: int = 0
     new: int = 0
     readable_before: bool = False
@@ -333,23 +344,27 @@ class _Merge:
             for name, code in self.listed.codes.items():
                 if tombstone_id(known.catalog_id, name) in self.withdrawn:
                     is_new[code] = False
-        codes = np.flatnonzero(is_new)
-        self.new = len(codes)
-        stop = rows + len(codes)
+        ids = numbered_as_published(
+            self.unlisted,
+            list(compress(self.listed.codes, is_new)),
+            tail=before_tail["property_id"].to_pylist(),
+            start=rows,
+            source=self.source,
+        )
+        self.new = len(ids)
+        stop = rows + len(ids)
         if stop > ORDINAL_LIMIT:
             raise ListingError(f"a catalogue holds {ORDINAL_LIMIT} properties at most; this makes {stop}")
-        ids = list(self.listed.codes)
 
         def rows_of(one: PropertyRange) -> Any:
             known_rows = before_tail.slice(one.start - closed, max(0, min(one.stop, rows) - one.start))
-            some = codes[max(0, one.start - rows) : max(0, one.stop - rows)]
-            ordinals = pa.array(np.arange(one.stop - len(some), one.stop))
-            names = pa.array([ids[code] for code in some], pa.string())
-            columns = [ordinals, names, *self.listed.images_of(some)]
-            return pa.concat_tables([known_rows, _rows(columns)])
+            some = ids[max(0, one.start - rows) : max(0, one.stop - rows)]
+            return pa.concat_tables([known_rows, self._new_rows(one.stop - len(some), some)])
 
-        cut = cut_ranges(closed, stop, header.range_size)
+        published = [one.range for one in self.unlisted]
+        cut = cut_around(closed, stop, header.range_size, published)
         unfilled = bool(cut) and len(cut[-1]) < header.range_size and not self.close
+        unfilled = unfilled and cut[-1] not in published
         self.new_ranges = cut[:-1] if unfilled else cut
         for one in self.new_ranges:
             writer.add(one, rows_of(one))
@@ -359,6 +374,17 @@ class _Merge:
             since = known_tail.since if known_tail is not None and tail.start < rows else time.time()
             writer.add_tail(tail, rows_of(tail), since=since)
         return writer.finish(header)
+
+    def _new_rows(self, start: int, ids: Sequence[str]) -> Any:
+        """The rows of new properties from this ordinal on. A published tombstone has no images."""
+        listed = [id_ for id_ in ids if id_ in self.listed.codes]
+        images = self.listed.images_of(np.array([self.listed.codes[id_] for id_ in listed], dtype=np.int64))
+        if len(listed) < len(ids):
+            of_id = dict(zip(listed, zip(*(some.to_pylist() for some in images), strict=True), strict=True))
+            uris, sizes = zip(*(of_id.get(id_, ([], [])) for id_ in ids), strict=True)
+            images = pa.array(uris, SCHEMA.field(2).type), pa.array(sizes, SCHEMA.field(3).type)
+        ordinals = pa.array(np.arange(start, start + len(ids)))
+        return _rows([ordinals, pa.array(ids, pa.string()), *images])
 
     def _with_changes(self, one: PropertyRange, table: Any, codes: Codes, *, in_tail: bool) -> Any:
         """The rows of a known range, or of the tail, in the next catalogue; notes what changed in them."""

@@ -62,6 +62,15 @@ class PropertyRange:
         return cls(int(match[1]), int(match[2]) + 1)
 
 
+def cut_around(start: int, stop: int, size: int, fixed: Sequence[PropertyRange]) -> tuple[PropertyRange, ...]:
+    """Cut ``[start, stop)`` as ``cut_ranges`` does, with these ranges, in order, among the others."""
+    cut: list[PropertyRange] = []
+    for one in fixed:
+        cut += [*cut_ranges(start, one.start, size), one]
+        start = one.stop
+    return (*cut, *cut_ranges(start, stop, size))
+
+
 def cut_ranges(start: int, stop: int, size: int) -> tuple[PropertyRange, ...]:
     """Cut ``[start, stop)`` into ranges of ``size``; the last one ends at ``stop``. No range where empty."""
     if size < 1:

@@ -1,7 +1,8 @@
 """The catalogue in an S3 store: the one from which every machine numbers properties.
 
 The store's is changed first, on the condition that it is still the one that was extended; then the home's. So
-two ingests at once cannot both succeed, and a home is never ahead of the store.
+two ingests at once cannot both succeed, and a home is never ahead of the store. A store that is behind a home
+was put back to an older version, which nothing takes over.
 """
 
 from __future__ import annotations
@@ -15,14 +16,21 @@ import pyarrow.parquet as pq
 from resources.storage.files import sha256_of
 from resources.store.bucket import ObjectDamagedError, S3Folder, Stored, TakenError
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
-from vlm_assets.catalog.catalog_copies import CatalogUnreadableError, publish_catalog
+from vlm_assets.catalog.catalog_copies import (
+    CatalogUnreadableError,
+    catalog_path,
+    choose_command,
+    publish_catalog,
+    replace_catalog,
+    trouble_of,
+)
 from vlm_assets.catalog.catalog_file import UNREADABLE, CatalogError, CatalogHeader
 
 CATALOG = "property_catalog"
 """The asset of the catalogue."""
 
-_NAME = f"{CATALOG}/catalog.parquet"
-_MOST_BYTES = 5 << 30
+CATALOG_NAME = f"{CATALOG}/catalog.parquet"
+MOST_BYTES = 5 << 30
 
 
 def pull_catalog(home: Path, store: S3Folder | None) -> Stored | None:
@@ -32,30 +40,29 @@ def pull_catalog(home: Path, store: S3Folder | None) -> Stored | None:
     """
     if store is None:
         return None
-    there = store.head(_NAME)
+    there = store.head(CATALOG_NAME)
+    here, unreadable_here = None, None
     try:
         here = Catalog.open(home)
     except CatalogMissingError:
-        here = None
+        pass
+    except CatalogUnreadableError as error:
+        unreadable_here = error
     if there is None:
+        if unreadable_here is not None:
+            raise unreadable_here
         return None if here is None else put_catalog(store, here.path.read_bytes(), over=None)
     if here is not None and there.sha256 == sha256_of(here.path):
         return there
-    data = store.get(_NAME, most=_MOST_BYTES)
-    header = _header(data, store, there)
-    if here is not None and here.catalog_id != header.catalog_id:
-        raise CatalogError(
-            f"{store} is the store of another home: its catalogue is {header.catalog_id}, and the one in"
-            f" {home} is {here.catalog_id}. Nothing was changed. Give each home a prefix of its own in"
-            " VLM_ASSETS_STORE."
-        )
-    if here is not None and here.header.sequence >= header.sequence:
-        raise CatalogError(
-            f"The catalogue in {home} (change {here.header.sequence}) is not the one that {store} holds"
-            f" (change {header.sequence}), and does not come before it. Nothing was changed. If this home was"
-            " extended while no store was set, or the store was put back from an older copy: compare both,"
-            f" and move the one that is wrong away ({here.path}, or {store.address(_NAME)})."
-        )
+    data = store.get(CATALOG_NAME, most=MOST_BYTES)
+    header = _header(home, data, store, there)
+    if unreadable_here is not None:
+        if trouble_of(home, header) is not None:
+            raise unreadable_here
+        replace_catalog(home, data)
+        return there
+    if here is not None and (contradiction := _contradiction(here, header, store)) is not None:
+        raise CatalogError(contradiction)
     publish_catalog(home, data)
     return there
 
@@ -65,25 +72,25 @@ def stored_catalog_trouble(home: Path, store: S3Folder, *, deep: bool) -> str | 
 
     deep: its bytes are read if it is the one that is here. Raises CatalogError, StoreError.
     """
-    there = store.head(_NAME)
+    there = store.head(CATALOG_NAME)
     try:
         here = Catalog.open(home)
     except CatalogMissingError:
         return None
-    where = store.address(_NAME)
+    where = store.address(CATALOG_NAME)
     if there is None:
         return f"{where} is not there."
     digest = sha256_of(here.path)
     if there.sha256 != digest:
-        # Another one: it is taken over by the next run if it is newer, and refused by it if it is not.
+        # Another one, which the next run takes over if it is newer.
         try:
-            _header(store.get(_NAME, most=_MOST_BYTES), store, there)
+            header = _header(home, store.get(CATALOG_NAME, most=MOST_BYTES), store, there)
         except CatalogUnreadableError as error:
             return str(error)
-        return None
+        return _contradiction(here, header, store)
     if deep:
         try:
-            store.get_whole(_NAME, digest, most=_MOST_BYTES)
+            store.get_whole(CATALOG_NAME, digest, most=MOST_BYTES)
         except ObjectDamagedError as error:
             return f"{error}."
     return None
@@ -98,11 +105,31 @@ def put_back_catalog(home: Path, store: S3Folder) -> list[str]:
     trouble = stored_catalog_trouble(home, store, deep=True)
     if trouble is None:
         return []
-    here, there = Catalog.open(home).path, store.head(_NAME)
+    here, there = Catalog.open(home).path, store.head(CATALOG_NAME)
     if there is not None and there.sha256 != sha256_of(here):
         raise CatalogUnreadableError(trouble)
     put_catalog(store, here.read_bytes(), over=there)
     return [f"{trouble} It was put back from {here}."]
+
+
+def _contradiction(here: Catalog, header: CatalogHeader, store: S3Folder) -> str | None:
+    """Why the store's catalogue, which is not the home's, does not take its place; None where it does."""
+    if here.catalog_id != header.catalog_id:
+        return (
+            f"{store} is the store of another home: its catalogue is {header.catalog_id}, and the one in"
+            f" {here.home} is {here.catalog_id}. Nothing was changed. Give each home a prefix of its own in"
+            " VLM_ASSETS_STORE."
+        )
+    if here.header.sequence < header.sequence:
+        return None
+    return (
+        f"The catalogue in {here.home} (ingest {here.header.sequence}, {here.rows} properties) is not the one"
+        f" that {store} holds (ingest {header.sequence}, {header.rows} properties), and does not come before"
+        " it: the store was put back to an older version, or this home was extended while no store was set."
+        " Nothing was changed. Say which of them is true; each command checks it and says what it lacks:"
+        f" {choose_command(here.home, here.path)} takes this home's,"
+        f" {choose_command(here.home, store.address(CATALOG_NAME))} the store's."
+    )
 
 
 def extend_catalog(home: Path, data: bytes, *, store: S3Folder | None, over: Stored | None) -> None:
@@ -119,7 +146,7 @@ def put_catalog(store: S3Folder, data: bytes, *, over: Stored | None) -> Stored:
     """Put a catalogue into the store in place of the one that was extended. Raises CatalogError."""
     store.prove()
     try:
-        return store.put(_NAME, data, over=over)
+        return store.put(CATALOG_NAME, data, over=over)
     except TakenError as error:
         raise CatalogError(
             f"Another machine changed the catalogue in {store} at the same time. Nothing was changed there or"
@@ -127,13 +154,13 @@ def put_catalog(store: S3Folder, data: bytes, *, over: Stored | None) -> Stored:
         ) from error
 
 
-def _header(data: bytes, store: S3Folder, there: Stored) -> CatalogHeader:
+def _header(home: Path, data: bytes, store: S3Folder, there: Stored) -> CatalogHeader:
     try:
         if hashlib.sha256(data).hexdigest() != there.sha256:
             raise ValueError("its bytes are not those that its checksum stands for")
         return CatalogHeader.from_footer(pq.read_metadata(pa.BufferReader(data)))
     except UNREADABLE as error:
         raise CatalogUnreadableError(
-            f"{store.address(_NAME)} cannot be read: {error}. Nothing was changed. Put it back from a version"
-            " of the bucket; a machine that has the catalogue puts it back where the object is removed."
+            f"{store.address(CATALOG_NAME)} cannot be read: {error}. Nothing was changed. If this home"
+            f" has it, this checks that and puts it there: {choose_command(home, catalog_path(home))}"
         ) from error

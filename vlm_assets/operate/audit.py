@@ -29,6 +29,7 @@ from vlm_assets.assets.partition_state import (
     Problem,
     State,
     VerifiedFiles,
+    stray_files,
 )
 from vlm_assets.assets.row_counts import Counted, RowCounts, RowsFile, count_rows
 from vlm_assets.catalog.catalog import Catalog
@@ -281,16 +282,9 @@ def _settings_differ(asset: str, looked: Sequence[PartitionState]) -> Iterator[P
 
 def foreign_files(asset: AssetFolders, keys: Collection[str]) -> Iterator[Problem]:
     """What lies in an asset's folders and belongs to no partition of the catalogue."""
-    known = frozenset(keys)
-    for path in _entries(asset.published):
-        if path.suffix != ".parquet":
-            yield _unknown(asset.name, path)
-        elif path.stem not in known:
-            sentence = (
-                f"{path} is no partition of the catalogue, but whoever reads {asset.published}/*.parquet"
-                " reads it too."
-            )
-            yield Problem(Kind.FOREIGN_FILE, asset.name, None, sentence, str(path))
+    yield from stray_files(asset, keys)
+    yield from (_unknown(asset.name, path) for path in _entries(asset.published) if path.suffix != ".parquet")
+    known = asset.recorded_keys().union(keys)
     for folder, pattern in (
         (asset.versions, r"(?P<key>[^.]+)(\.copy)?\.json|(?P<version_of>[^.]+)\.[012]\.parquet"),
         (asset.staging, rf"\.(?P<key>[^.]+)\..*{re.escape(TEMPORARY_SUFFIX)}"),

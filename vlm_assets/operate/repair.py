@@ -40,7 +40,9 @@ from vlm_assets.assets.fingerprint import TEXTS
 from vlm_assets.assets.partition_state import Kind, Problem, State
 from vlm_assets.assets.stored_settings import accept_settings as forget_settings
 from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_copies import quarantine
 from vlm_assets.catalog.catalog_file import CatalogError
+from vlm_assets.catalog.chosen_catalog import check_catalog, put_in_place
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.catalog.stored_catalog import pull_catalog, put_back_catalog
 from vlm_assets.config.resource_settings import (
@@ -135,6 +137,8 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
             path = Path(problem.path)
             way = Way.SET_ASIDE if path.is_file() else Way.BY_HAND
             repairs.append(Repair(problem.asset, None, way, (problem.sentence,), path))
+        elif problem.kind is Kind.UNLISTED:
+            repairs.append(Repair(problem.asset, None, Way.BY_HAND, (problem.sentence,)))
     for (asset, key), problems in by_partition.items():
         repairs += _of_partition(PartitionFiles(settings.layout.asset(asset), key), asset, problems)
     repairs = _without_consequences(repairs, settings, descriptions, embeddings)
@@ -422,6 +426,13 @@ def repair_command(
         str | None,
         typer.Option(metavar="KEY", help="Give up this partition's committed rows that cannot be restored."),
     ] = None,
+    catalog: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Make this file, or object on S3, the catalogue. It is checked first.",
+        ),
+    ] = None,
     accept_settings: Annotated[
         bool,
         typer.Option(
@@ -440,6 +451,8 @@ def repair_command(
     Exit code 1 if anything is wrong still.
     """
     current = chosen_settings(home)
+    if catalog is not None:
+        raise typer.Exit(_choose_catalog(current, catalog, yes))
     if accept_settings:
         if current.store is not None:
             forget_settings(current.store, (current.descriptions.name, current.embeddings.name))
@@ -523,6 +536,20 @@ def _compute(current: Settings, found: Audit, repairs: Sequence[Repair], tell: C
             f" {address}/runs/b/{backfill}"
         )
     return True
+
+
+def _choose_catalog(current: Settings, place: str, yes: bool) -> int:
+    chosen = check_catalog(current.home, place, current.store)
+    for sentence in chosen.sentences():
+        say(sentence)
+    if not agreed(f"Make it the catalogue of {current.home}?", yes):
+        return 1
+    header = put_in_place(current.home, chosen, current.store)
+    say(
+        f"It is the catalogue now, as ingest {header.sequence}. What stood there is kept in"
+        f" {quarantine(current.home)}."
+    )
+    return 0
 
 
 def _accept_loss(current: Settings, key: str, yes: bool) -> int:

@@ -22,7 +22,15 @@ from resources.state.sqlite_file import ControlStateError
 from resources.state.workers import Worker, Workers
 from sensors.cancels import Cancel, Cancels
 from sensors.retry_ledger import Attempts, DoneAgain, Entry, done_again_since
-from vlm_assets.assets.partition_state import MEANING, PartitionState, PartitionStates, State, VerifiedFiles
+from vlm_assets.assets.partition_state import (
+    MEANING,
+    Kind,
+    PartitionState,
+    PartitionStates,
+    State,
+    VerifiedFiles,
+    stray_files,
+)
 from vlm_assets.assets.published_rows import FailedRow, PublishedRows, first_failed, unpublished_failures
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_file import withdrawal_note
@@ -203,10 +211,11 @@ def read_status(settings: Settings, catalog: Catalog, *, since: float | None = N
         kinds.update(rows.failed)
     keys = frozenset(one.key for one in catalog.ranges)
     foreign = [
-        f"{asset.published / key}.parquet is no partition: `vlm-assets repair` moves it away."
+        one.sentence
+        if one.kind is Kind.UNLISTED
+        else f"{one.path} is no partition: `vlm-assets repair` moves it away."
         for asset in (settings.descriptions, settings.embeddings)
-        for key in asset.published_keys()
-        if key not in keys
+        for one in stray_files(asset, keys)
     ]
     stale_unknown = tuple(
         f"Whether {name} are stale is unknown: {trouble}"

@@ -27,7 +27,7 @@ import typer
 
 from resources.state.tables import alert_events
 from resources.storage.files import write_replacing
-from vlm_assets.catalog.catalog import Catalog, catalog_path
+from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.catalog_copies import publish_catalog
 from vlm_assets.catalog.catalog_file import SCHEMA, CatalogHeader, CatalogWriter
 from vlm_assets.catalog.ranges import cut_ranges
@@ -224,9 +224,7 @@ def _home(settings: Settings, scenario: Scenario) -> Iterator[Settings]:
         alone = {"store": None, "state_url": None, "ray_address": None}
         own = settings.model_copy(update={"home": Path(folder), **alone})
         if scenario.properties is None:
-            known = Catalog.open(settings.home)
-            catalog_path(own.home).parent.mkdir()
-            shutil.copyfile(known.path, catalog_path(own.home))
+            publish_catalog(own.home, Catalog.open(settings.home).path.read_bytes())
         else:
             publish_catalog(own.home, _made_up(scenario, settings.range_size or 1000))
         yield own

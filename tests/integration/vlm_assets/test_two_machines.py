@@ -1,5 +1,6 @@
 """Two homes over one real S3 store: either goes on where the other one published."""
 
+import json
 import re
 import socket
 from dataclasses import replace
@@ -28,6 +29,7 @@ from vlm_assets.assets.stored_settings import (
 )
 from vlm_assets.automation.retries import _Files
 from vlm_assets.catalog.catalog import Catalog, CatalogMissingError
+from vlm_assets.catalog.catalog_copies import backup_paths, catalog_path
 from vlm_assets.catalog.catalog_file import CatalogError
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.stored_catalog import pull_catalog, put_catalog
@@ -350,3 +352,51 @@ def test_another_home_is_refused_at_the_same_prefix(machines, listing, bucket, t
     ):
         with pytest.raises(CatalogError, match="a prefix of its own"):
             ask()
+
+
+def test_a_store_that_was_put_back_is_not_taken_over(machines, listing, bucket):
+    """An older catalogue in the store stops every machine that knows a newer one, and two commands decide."""
+    first, second = (one.settings for one in machines)
+    pull_catalog(first.home, bucket)
+    ingest(listing, first.home, store=bucket)
+    name = "property_catalog/catalog.parquet"
+    older = bucket.get(name, most=1 << 30)
+    grown = listing.with_name(f"grown{listing.suffix}")
+    grown.write_text(listing.read_text() + json.dumps({"property_id": "late", "images": []}) + "\n")
+    ingest(grown, first.home, store=bucket, update=True)
+    newer = bucket.get(name, most=1 << 30)
+    pull_catalog(second.home, bucket)
+
+    def holds(data):
+        return bucket.get(name, most=1 << 30) == data
+
+    def repair(settings, place):
+        command = ["repair", "--home", str(settings.home), "--catalog", str(place), "--yes"]
+        return CliRunner().invoke(app, command, env={"VLM_ASSETS_STORE": str(bucket)}, catch_exceptions=False)
+
+    for settings in (first, second):
+        bucket.put(name, older, over=bucket.head(name))
+        for act in (
+            lambda home: pull_catalog(home, bucket),
+            lambda home: ingest(grown, home, store=bucket, update=True),
+        ):
+            with pytest.raises(CatalogError, match="does not come before it: the store was put back"):
+                act(settings.home)
+        assert Catalog.open(settings.home).path.read_bytes() == newer
+        assert holds(older)
+        done = repair(settings, Catalog.open(settings.home).path)
+        assert done.exit_code == 0, done.output
+        assert holds(newer)
+        pull_catalog(settings.home, bucket)
+    # A home that lost its newest catalogue takes it from the store.
+    for path in (catalog_path(first.home), backup_paths(first.home)[0]):
+        path.write_bytes(older)
+    pull_catalog(first.home, bucket)
+    assert Catalog.open(first.home).path.read_bytes() == newer
+    # The other answer: the store's older one is true, and is the newest from now on, for all.
+    bucket.put(name, older, over=bucket.head(name))
+    done = repair(first, bucket.address(name))
+    assert done.exit_code == 0, done.output
+    pull_catalog(second.home, bucket)
+    assert Catalog.open(second.home).header == Catalog.open(first.home).header
+    assert Catalog.open(second.home).find("late") is None

@@ -104,8 +104,8 @@ def test_another_range_size_says_that_what_is_catalogued_keeps_its_own(tree: Pat
     (said,) = [one for one in ingest(tree, home, range_size=3).sentences() if "keep their size" in one]
     assert "keep their size of 2 properties" in said
     assert "3 a range is the size of new" in said
-    folders = f"{home / 'property_catalog'} and {home / '.versions' / 'property_catalog'}"
-    assert f"remove {folders}, and ingest again" in said
+    folders = [home / name / "property_catalog" for name in ("", ".versions", ".state/version_marks")]
+    assert f"remove {', '.join(map(str, folders))}, and ingest again" in said
     assert [len(one) for one in Catalog.open(home).ranges] == [2, 2, 1]
     some = next(one for one in tree.iterdir() if one.is_dir())
     for name in ("new-1", "new-2", "new-3"):
@@ -114,6 +114,10 @@ def test_another_range_size_says_that_what_is_catalogued_keeps_its_own(tree: Pat
     assert any("keep their size of 2" in one for one in grown.sentences())
     assert [len(one) for one in Catalog.open(home).ranges] == [2, 2, 1, 3]
     assert not any("keep their size" in one for one in ingest(tree, home, range_size=3).sentences())
+    for folder in folders:
+        shutil.rmtree(folder)
+    ingest(tree, home, range_size=3)
+    assert Catalog.open(home).header.range_size == 3
 
 
 def test_ingesting_the_same_again_changes_nothing(tree: Path, tmp_path: Path) -> None:

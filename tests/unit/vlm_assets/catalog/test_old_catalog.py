@@ -1,0 +1,209 @@
+"""A catalogue that was put back to an older version is whole, and is not believed: the newer one is true."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.vlm_assets.catalog.test_catalog import damage_rows, list_properties
+from vlm_assets.catalog.catalog import Catalog, CatalogMissingError, CatalogUnreadableError
+from vlm_assets.catalog.catalog_copies import (
+    backup_paths,
+    catalog_path,
+    check_copies,
+    last_put_back,
+    mark_path,
+    publish_catalog,
+    quarantine,
+)
+from vlm_assets.catalog.ingest import close_tail, ingest
+
+
+def add(listing: Path, home: Path) -> None:
+    """Ingest a listing, wherever it lies: in partitions of 5, with images that are not there."""
+    ingest(listing, home, range_size=5, image_root=Path("/"))
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The home as it was after each of three ingests, of 10, 20 and 30 properties."""
+    folder = tmp_path_factory.mktemp("versions")
+    homes = {}
+    for number in (1, 2, 3):
+        add(list_properties(folder, 10 * number), folder / "home")
+        homes[number] = folder / str(number)
+        shutil.copytree(folder / "home", homes[number])
+    return homes
+
+
+@pytest.fixture
+def home(versions: dict[int, Path], tmp_path: Path) -> Path:
+    """The home of the third ingest, which a test may change."""
+    shutil.copytree(versions[3], tmp_path / "home")
+    return tmp_path / "home"
+
+
+FILES: dict[str, Callable[[Path], tuple[Path, ...]]] = {
+    "catalogue": lambda home: (catalog_path(home),),
+    "second copy": lambda home: (backup_paths(home)[0],),
+    "version before": lambda home: (backup_paths(home)[1],),
+    "mark": lambda home: tuple(mark_path(home).parent.iterdir()),
+}
+
+
+def put_back(home: Path, older: Path, *names: str) -> None:
+    """Have some files of a home be those of an older copy of it; gone where that had none."""
+    for name in names:
+        for path in FILES[name](home):
+            path.unlink(missing_ok=True)
+            if (older / path.relative_to(home)).exists():
+                shutil.copyfile(older / path.relative_to(home), path)
+
+
+_SETS = [
+    names
+    for count in (1, 2, 3)
+    for names in itertools.combinations(FILES, count)
+    # Nothing that is left knows of a newer version then.
+    if not {"catalogue", "second copy", "mark"} <= set(names)
+]
+
+READS: dict[str, Callable[[Path], object]] = {
+    "open": Catalog.open,
+    "compare": check_copies,
+    "ingest": lambda home: add(list_properties(home.parent, 30), home),
+    "close": close_tail,
+}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("names", _SETS, ids=str)
+def test_what_is_put_back_is_put_right_or_stops_everything(
+    home: Path, versions: dict[int, Path], names: tuple[str, ...], read: str, number: int
+) -> None:
+    """As long as the catalogue or its second copy is the newest, it wins; else the mark stops everything."""
+    newest = catalog_path(home).read_bytes()
+    put_back(home, versions[number], *names)
+    before = {path: path.read_bytes() for path in (catalog_path(home), backup_paths(home)[0])}
+    if {"catalogue", "second copy"} <= set(names):
+        with pytest.raises(CatalogUnreadableError, match="is an older version: ingest"):
+            READS[read](home)
+        assert {path: path.read_bytes() for path in before} == before
+        return
+    READS[read](home)
+    assert catalog_path(home).read_bytes() == newest
+    check_copies(home)
+    assert backup_paths(home)[0].read_bytes() == newest
+    if "catalogue" in names:
+        assert before[catalog_path(home)] in [
+            path.read_bytes() for path in quarantine(home).glob("*parquet*")
+        ]
+        title, sentence = last_put_back(home)[1:]
+        assert title == "The catalogue was an older version and was put back"
+        assert ".quarantine" in sentence
+
+
+def test_a_kill_between_the_catalogue_and_its_mark_is_explained(
+    home: Path, versions: dict[int, Path], tmp_path: Path
+) -> None:
+    """A mark that is one version behind is raised in silence; one that is further behind is told, once."""
+    put_back(home, versions[2], "mark")
+    Catalog.open(home)
+    assert last_put_back(home) is None
+    put_back(home, versions[2], "catalogue", "second copy")
+    with pytest.raises(CatalogUnreadableError, match="ingest 3 was durable here"):
+        Catalog.open(home)
+    shutil.copytree(versions[3], tmp_path / "other")
+    put_back(tmp_path / "other", versions[1], "mark")
+    for _ in range(2):
+        Catalog.open(tmp_path / "other")
+    title, sentence = last_put_back(tmp_path / "other")[1:]
+    assert title == "The catalogue's version mark was behind"
+    assert "is ingest 3, and its mark in" in sentence
+    assert "said 1: .state was lost, or is an older copy" in sentence
+
+
+def test_a_lost_mark_is_written_again_and_told(home: Path) -> None:
+    """Without a mark the catalogue is believed, and is marked from then on."""
+    shutil.rmtree(mark_path(home).parent)
+    Catalog.open(home)
+    assert "said nothing" in last_put_back(home)[2]
+    assert mark_path(home).is_file()
+
+
+def test_a_mark_that_cannot_be_written_stops_no_reader(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves the mark behind; what the catalogue holds is read all the same."""
+    shutil.rmtree(mark_path(home).parent)
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("vlm_assets.catalog.catalog_copies.write_replacing", refuse)
+    monkeypatch.setattr("resources.storage.version_mark.write_replacing", refuse)
+    assert Catalog.open(home).rows == 30
+
+
+def test_the_catalogue_of_another_home_is_not_believed(home: Path, tmp_path: Path) -> None:
+    """However new it is: the mark says which catalogue this home's is; without a mark nothing is taken."""
+    mine = catalog_path(home).read_bytes()
+    for count in (1, 2, 3, 4):
+        add(list_properties(tmp_path, count), tmp_path / "other")
+    foreign = catalog_path(tmp_path / "other").read_bytes()
+    catalog_path(home).write_bytes(foreign)
+    assert Catalog.open(home).rows == 30
+    assert catalog_path(home).read_bytes() == mine
+    with pytest.raises(CatalogUnreadableError, match="is not the catalogue that was ingest 3 of this home"):
+        publish_catalog(home, foreign)
+    catalog_path(home).write_bytes(foreign)
+    shutil.rmtree(mark_path(home).parent)
+    with pytest.raises(CatalogUnreadableError, match="is of another home than its second copy"):
+        Catalog.open(home)
+    assert catalog_path(home).read_bytes() == foreign
+    assert backup_paths(home)[0].read_bytes() == mine
+
+
+def test_two_versions_of_one_number_are_told_apart(home: Path, tmp_path: Path) -> None:
+    """The mark says which is true; without it nothing is overwritten."""
+    mine = catalog_path(home).read_bytes()
+    shutil.copytree(home, tmp_path / "fork")
+    put_back(tmp_path / "fork", tmp_path / "nothing", "mark")
+    for path in (catalog_path(tmp_path / "fork"), backup_paths(tmp_path / "fork")[0]):
+        shutil.copyfile(backup_paths(home)[1], path)
+    add(list_properties(tmp_path, 27), tmp_path / "fork")
+    fork = catalog_path(tmp_path / "fork").read_bytes()
+    catalog_path(home).write_bytes(fork)
+    assert Catalog.open(home).rows == 30
+    assert catalog_path(home).read_bytes() == mine
+    catalog_path(home).write_bytes(fork)
+    shutil.rmtree(mark_path(home).parent)
+    with pytest.raises(CatalogUnreadableError, match="are both ingest 3, with different properties"):
+        Catalog.open(home)
+    assert (catalog_path(home).read_bytes(), backup_paths(home)[0].read_bytes()) == (fork, mine)
+
+
+def test_a_newer_second_copy_that_is_damaged_is_set_aside(home: Path, versions: dict[int, Path]) -> None:
+    """The catalogue goes on by itself, and what was found is kept."""
+    put_back(home, versions[2], "catalogue", "mark")
+    damage_rows(backup_paths(home)[0])
+    damaged = backup_paths(home)[0].read_bytes()
+    assert Catalog.open(home).rows == 20
+    assert [path.read_bytes() for path in quarantine(home).glob("*parquet*")] == [damaged]
+    check_copies(home)
+    assert backup_paths(home)[0].read_bytes() == catalog_path(home).read_bytes()
+
+
+def test_a_home_that_had_a_catalogue_is_not_a_new_home(home: Path) -> None:
+    """With all files gone the mark still says that there was one: nothing is numbered anew by itself."""
+    for name in ("catalogue", "second copy", "version before"):
+        for path in FILES[name](home):
+            path.unlink()
+    with pytest.raises(CatalogUnreadableError, match="it is gone"):
+        add(list_properties(home.parent, 30), home)
+    shutil.rmtree(mark_path(home).parent)
+    with pytest.raises(CatalogMissingError):
+        Catalog.open(home)

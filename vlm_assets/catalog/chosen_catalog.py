@@ -1,0 +1,134 @@
+"""A catalogue that a person names as the true one: checked, compared with what is known, and put in place.
+
+An older version becomes the newest by a new number, so that nothing ever goes back: marks, copies and other
+machines take it over as they do every change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from resources.storage.layout import Home
+from resources.store.bucket import S3Folder, Stored
+from vlm_assets.catalog.catalog_copies import known_version, replace_catalog, trouble_of
+from vlm_assets.catalog.catalog_file import (
+    UNREADABLE,
+    CatalogError,
+    CatalogHeader,
+    CatalogWriter,
+    stream_rows,
+)
+from vlm_assets.catalog.ingest import only_ingest
+from vlm_assets.catalog.stored_catalog import CATALOG_NAME, MOST_BYTES, put_catalog
+
+
+@dataclass(frozen=True)
+class ChosenCatalog:
+    """A whole catalogue, and what is known of newer ones. newest: the highest sequence number."""
+
+    place: str
+    header: CatalogHeader
+    newest: int
+    unlisted: tuple[str, ...]
+    data: bytes = field(repr=False)
+    over: Stored | None = field(repr=False)
+
+    def sentences(self) -> list[str]:
+        """What a person must know before it is put in place."""
+        said = [f"{self.place} is whole: ingest {self.header.sequence}, with {self.header.rows} properties."]
+        if self.header.sequence < self.newest:
+            said.append(
+                f"It is an older version: the newest that is known of is ingest {self.newest}. Properties and"
+                " changes that came later are not in it: ingest your listings again afterwards."
+            )
+        if self.unlisted:
+            said.append(
+                f"Published, and not in it: {', '.join(self.unlisted[:5])}"
+                + (f" and {len(self.unlisted) - 5} more" if len(self.unlisted) > 5 else "")
+                + ". These files stay where they are, and the next ingest gives their properties the same"
+                " numbers."
+            )
+        return said
+
+
+def check_catalog(home: Path, place: str, store: S3Folder | None = None) -> ChosenCatalog:
+    """Read a file or an object wholly and compare it with what is known here; changes nothing.
+
+    Raises CatalogError, StoreError.
+    """
+    data = _bytes_of(place)
+    header = _verified(place, data)
+    catalog_id, newest = known_version(home)
+    over = None
+    if store is not None and (over := store.head(CATALOG_NAME)) is not None:
+        try:
+            stored = _verified(store.address(CATALOG_NAME), store.get(CATALOG_NAME, most=MOST_BYTES))
+        except CatalogError:
+            pass  # What cannot be read there is what is to be replaced.
+        else:
+            catalog_id, newest = catalog_id or stored.catalog_id, max(newest, stored.sequence)
+    if catalog_id not in (None, header.catalog_id):
+        raise CatalogError(
+            f"{place} is the catalogue of another home ({header.catalog_id}); this home's is {catalog_id}."
+            " Nothing was changed."
+        )
+    keys = {one.key for one in header.ranges}
+    published = Home(home).recorded_keys()
+    return ChosenCatalog(place, header, newest, tuple(sorted(published - keys)), data, over)
+
+
+def put_in_place(home: Path, chosen: ChosenCatalog, store: S3Folder | None = None) -> CatalogHeader:
+    """Make it the catalogue of this home and of its store, under a new number if it is not the newest.
+
+    Files that stand there go into the quarantine. Raises IngestBusyError, CatalogError, StoreError, OSError.
+    """
+    header, data = chosen.header, chosen.data
+    with only_ingest(home, "putting a catalogue in place"):
+        if header.sequence < chosen.newest or trouble_of(home, header) is not None:
+            header = replace(header, sequence=chosen.newest + 1)
+            data = _renumbered(data, header)
+        if store is not None:
+            put_catalog(store, data, over=chosen.over)
+        replace_catalog(home, data)
+    return header
+
+
+def _bytes_of(place: str) -> bytes:
+    try:
+        if place.startswith("s3://"):
+            folder, _, name = place.rpartition("/")
+            return S3Folder.parse(folder).get(name, most=MOST_BYTES)
+        return Path(place).read_bytes()
+    except (OSError, ValueError) as error:
+        raise CatalogError(f"{place} cannot be read: {error}. Nothing was changed.") from error
+
+
+def _verified(place: str, data: bytes) -> CatalogHeader:
+    try:
+        with _opened(data) as file:
+            header = CatalogHeader.from_footer(file.metadata)
+            for _ in stream_rows(file, header):
+                pass
+    except UNREADABLE as error:
+        raise CatalogError(f"{place} is no whole catalogue: {error}. Nothing was changed.") from error
+    return header
+
+
+def _renumbered(data: bytes, header: CatalogHeader) -> bytes:
+    writer = CatalogWriter()
+    with _opened(data) as file:
+        for one, rows in stream_rows(file, header):
+            if header.tail is not None and one == header.tail.range:
+                writer.add_tail(one, rows, since=header.tail.since)
+            else:
+                writer.add(one, rows)
+    return writer.finish(header)
+
+
+def _opened(data: bytes) -> Any:
+    return pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)

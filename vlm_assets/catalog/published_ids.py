@@ -1,0 +1,124 @@
+"""Ids that are published and that the catalogue does not list: an ingest gives them their own ordinals again.
+
+A catalogue that is an older version lacks ranges that were described since. Their files say which property
+has which ordinal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from resources.publishing.published import PublishedPartitions
+from resources.publishing.stored import StoredPartitions
+from resources.storage.layout import Home
+from resources.store.bucket import S3Folder
+from vlm_assets.catalog.catalog import Catalog
+from vlm_assets.catalog.catalog_file import CatalogError, is_tombstone
+from vlm_assets.catalog.ranges import InvalidRangeError, PropertyRange
+
+_PARTITIONED = ("property_descriptions", "property_embeddings")
+
+
+@dataclass(frozen=True)
+class PublishedIds:
+    """The ids of one published range, by ordinal. path: of the file that says so."""
+
+    range: PropertyRange
+    ids: tuple[str, ...]
+    path: Path
+
+
+def unlisted_ids(home: Path, catalog: Catalog | None, store: S3Folder | None = None) -> list[PublishedIds]:
+    """The published ranges that a catalogue does not list, in order; None: there is no catalogue.
+
+    Damaged files are put back from their second copies, and those of the store are fetched. Raises
+    CatalogError where such a range lies across others, PublishedError, StoreError, OSError.
+    """
+    ranges = {one.key: one for one in catalog.ranges} if catalog is not None else {}
+    found: dict[str, PublishedIds] = {}
+    for name in _PARTITIONED:
+        asset = Home(home).asset(name)
+        if store is not None:
+            for key in {Path(entry).stem for entry, _ in store.names(f"{name}/")}.difference(ranges):
+                StoredPartitions(asset, store).pull(key)
+        published = PublishedPartitions(asset)
+        for key in asset.recorded_keys().difference(ranges, found):
+            if (ids := _ids_of(published, key)) is not None:
+                found[key] = ids
+    unlisted = sorted(found.values(), key=lambda one: one.range.start)
+    closed = max((one.stop for one in ranges.values()), default=0)
+    for one in unlisted:
+        if one.range.start < closed:
+            raise CatalogError(
+                f"{one.path} is published, and its range lies across others. Nothing was changed. It is of"
+                " another catalogue: bring that one back with `vlm-assets repair --catalog FILE`, or move the"
+                " file and its record away."
+            )
+        closed = one.range.stop
+    return unlisted
+
+
+def refuse_unlisted(home: Path, catalog: Catalog) -> None:
+    """Raise CatalogError where published ranges are not in the catalogue: only an ingest numbers them."""
+    if unlisted := unlisted_ids(home, catalog):
+        raise CatalogError(
+            f"{unlisted[0].path} is published, and the catalogue does not list its range: it is an older"
+            " version. Nothing was changed. Ingest your listings again first: their properties get the same"
+            " numbers."
+        )
+
+
+def numbered_as_published(
+    unlisted: Sequence[PublishedIds], new: Sequence[str], *, tail: Sequence[str], start: int, source: object
+) -> list[str]:
+    """New ids in the order of their ordinals, the first of which is ``start``: published ones keep theirs.
+
+    tail: the ids of the unfilled tail, whose ordinals come just before. Raises CatalogError.
+    """
+    if not unlisted:
+        return list(new)
+    own = {one.range.start + at: id_ for one in unlisted for at, id_ in enumerate(one.ids)}
+    by_ordinal = dict(enumerate(tail, start - len(tail)))
+    for ordinal, id_ in own.items():
+        if by_ordinal.get(ordinal, id_) != id_ and not is_tombstone(id_):
+            raise _contradiction(unlisted, f"the catalogue has {by_ordinal[ordinal]!r} in place of {id_!r}")
+    to_place = {id_ for ordinal, id_ in own.items() if ordinal >= start}
+    if missing := sorted(id_ for id_ in to_place.difference(new) if not is_tombstone(id_)):
+        raise _contradiction(
+            unlisted, f"{len(missing)} of its properties are not new in {source}, such as {missing[0]!r}"
+        )
+    others = iter([id_ for id_ in new if id_ not in to_place])
+    ids: list[str] = []
+    for ordinal in range(start, unlisted[-1].range.stop):
+        placed = own.get(ordinal) or next(others, None)
+        if placed is None:
+            raise _contradiction(unlisted, f"{source} has no property for the number {ordinal} before it")
+        ids.append(placed)
+    return [*ids, *others]
+
+
+def _contradiction(unlisted: Sequence[PublishedIds], why: str) -> CatalogError:
+    return CatalogError(
+        f"{unlisted[0].path} is published, and the catalogue, which is an older version, does not list it:"
+        f" {why}. Nothing was changed. Ingest the listing that has these properties first, or put the newer"
+        " catalogue back: `vlm-assets repair --catalog FILE`."
+    )
+
+
+def _ids_of(published: PublishedPartitions, key: str) -> PublishedIds | None:
+    """The ids of a published range; None where the name is no range's, or nothing was published."""
+    try:
+        one = PropertyRange.from_key(key)
+    except InvalidRangeError:
+        return None
+    if published.record(key) is None:
+        return None
+    if not published.verify(key).ok:
+        published.restore(key)
+    rows = published.read(key)
+    ids = [id_ for batch in rows.iter_batches(["property_id"]) for id_ in batch["property_id"].to_pylist()]
+    if len(ids) != len(one):
+        raise CatalogError(f"{published.path(key)} has {len(ids)} rows where its range has {len(one)}.")
+    return PublishedIds(one, tuple(ids), published.path(key))
