@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from resources.storage.lock_files import taken
@@ -125,3 +126,78 @@ def test_the_card_names_the_models_of_the_rows_whatever_the_settings_say_now(dat
     write_sealed(path, note)
     assert export(dataset.settings, dataset.catalog, folder, Format.huggingface).kept == 2
     assert (folder / "README.md").read_text() == card
+
+
+def rows_of(folder: Path) -> dict[str, dict]:
+    """Every row of an export as JSON lines, by id."""
+    lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    rows = {one["property_id"]: one for one in map(json.loads, lines)}
+    assert len(rows) == len(lines)
+    return rows
+
+
+def test_a_vector_is_given_on_with_the_text_that_it_was_made_from_alone(dataset, tmp_path):
+    """Described anew, three properties have no vector until they are embedded again; their shard follows."""
+    folder, key = tmp_path / "out", dataset.keys[1]
+    asked = dataset.settings, dataset.catalog, folder, Format.jsonl
+    assert export(*asked).without_vector == 0
+    assert rows_of(folder)["p3"]["embedding"] == [1.0, 3.0]
+    dataset.describe(key, text="another house")
+    after = export(*asked)
+    # p4 failed: it is not described, so that no vector is missing.
+    assert (after.rows, after.without_vector, after.kept) == (9, 2, 2)
+    rows = rows_of(folder)
+    assert [rows[name]["embedding"] for name in ("p2", "p3", "p5", "p6")] == [[1, 2], None, None, [1, 6]]
+    assert rows["p3"]["embedding_model"] is None
+    dataset.embed(key)
+    again = export(*asked)
+    assert (again.without_vector, again.kept) == (0, 2)
+    assert rows_of(folder)["p3"]["embedding"] == [1.0, 3.0]
+
+
+def test_each_row_gets_its_own_vector_whatever_order_they_lie_in(dataset, tmp_path):
+    """Vectors are joined to rows by what they are of, also where one has none and a condition chooses."""
+    dataset.embed(dataset.keys[0], lambda rows: rows[::-1])
+    dataset.embed(dataset.keys[2], lambda rows: rows[1:])
+    mask = np.isin(np.arange(9), (0, 2, 4, 6, 7))
+    found = export(
+        dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, where="chosen", mask=mask
+    )
+    vectors = {name: row["embedding"] for name, row in rows_of(tmp_path / "out").items()}
+    assert vectors == {"p0": [1, 0], "p2": [1, 2], "p4": None, "p6": None, "p7": [1, 7]}
+    assert (found.rows, found.without_vector) == (5, 1)
+
+
+def test_a_shard_that_is_not_what_was_written_ends_the_export(dataset, tmp_path, monkeypatch):
+    """A disk that loses bytes is noticed at the end, named, and nothing says that the folder is whole."""
+    folder = tmp_path / "out"
+    asked = dataset.settings, dataset.catalog, folder, Format.jsonl
+    publish = export_module.publish_replacing
+
+    def damaging(staged: Path, path: Path) -> None:
+        publish(staged, path)
+        if path.name.startswith(dataset.keys[1]):
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(export_module, "publish_replacing", damaging)
+        with pytest.raises(CommandError, match=rf"{dataset.keys[1]}\.jsonl is not what was written"):
+            export(*asked)
+    assert not {"export.json", "SHA256SUMS"} & content(folder).keys()
+    after = export(*asked)
+    assert (after.rows, after.kept) == (9, 2), "the whole ones are kept, the damaged one is written anew"
+    for damage in (lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-1])):
+        damage(folder / f"{dataset.keys[0]}.jsonl")
+        assert export(*asked).kept == 2
+        assert content(folder)["SHA256SUMS"].count(b"\n") == 3
+
+
+def test_fewer_rows_than_were_chosen_end_the_export(dataset, tmp_path):
+    """A published file without one of its rows is a case for the audit, and no complete export."""
+    dataset.describe(dataset.keys[1], lambda rows: rows[:-1])
+    mask = np.ones(9, dtype=bool)
+    with pytest.raises(CommandError, match="8 rows were written and 9 should be: `vlm-assets audit`"):
+        export(dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, where="1 = 1", mask=mask)
+    assert "export.json" not in content(tmp_path / "out")
