@@ -9,6 +9,7 @@ CUDA reads CUDA_VISIBLE_DEVICES once, when it is initialised: pin before torch i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -160,7 +161,9 @@ class Lease:
             return
         # While the lock is still held: a moment later the record may be the next holder's.
         for path in self._record_paths:
-            path.unlink(missing_ok=True)
+            # A note that stays misleads nobody: whether the device is held is decided by the lock.
+            with contextlib.suppress(OSError):
+                path.unlink()
         for lock in self._locks:
             lock.close()
 

@@ -1,5 +1,7 @@
 """Who owns which failure: each line of the table, as a decision about one partition."""
 
+from dataclasses import replace
+
 from dagster import DagsterRunStatus
 
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
@@ -101,3 +103,65 @@ def test_a_clock_that_was_put_back_holds_nothing_up():
     assert decide(waiting.entry, facts(failed), POLICY, now=years_earlier).action is Action.LAUNCH
     crashed = run(dagster__failure_reason="RUN_EXCEPTION", dagster__will_retry="true")
     assert decide(entry(), facts(crashed), POLICY, now=years_earlier).action is not Action.DAGSTER
+
+
+INTERRUPTED = run(dagster__failure_reason="UNEXPECTED_TERMINATION")
+
+
+def after(decisions, *ends, rows=0):
+    """The entry after runs that ended so, one after the other, each hours after the back-off of the last."""
+    latest, standing = decisions, ENDED
+    for number, end in enumerate(ends):
+        one = replace(end, run_id=f"run-{number}", ended_at=standing)
+        latest = decide(latest, facts(one, rows=rows), POLICY, now=standing).entry
+        standing += 1e6
+    return latest
+
+
+def test_no_number_of_interruptions_is_an_attempt():
+    """A partition on a machine that is restarted each night is never given up; a person is told meanwhile."""
+    standing = after(entry(), *[INTERRUPTED] * 12)
+    assert (standing.attempts, standing.interruptions, standing.given_up) == (0, 12, False)
+    assert standing.interruptions >= INTERRUPTIONS_TOLD
+    mixed = after(entry(), *[INTERRUPTED, run()] * 4)
+    assert mixed.attempts == 4, "each failure between them is one, and none of them takes it back"
+    assert after(entry(), *[run()] * 4, INTERRUPTED).attempts == 4
+
+
+def test_interruptions_are_counted_in_a_row_and_without_a_new_row():
+    """A failure of another kind, or a new row, begins their count anew."""
+    assert after(entry(), INTERRUPTED, INTERRUPTED, run()).interruptions == 0
+    assert after(entry(), INTERRUPTED, run(), INTERRUPTED).interruptions == 1
+    assert after(entry(interruptions=5, attempts=2), INTERRUPTED, rows=7).interruptions == 1
+    moved = decide(entry(interruptions=5, attempts=2), facts(INTERRUPTED, rows=7), POLICY, now=ENDED + 1)
+    assert (moved.action, moved.entry.attempts) == (Action.LAUNCH, 0), "it moves: nothing is waited for"
+
+
+def test_interruptions_back_off_by_their_own_number():
+    """At once, then twice as long each time; failures before them do not count, and it has an end."""
+    waits = []
+    for number in range(10):
+        standing = entry(interruptions=number, attempts=3)
+        waits.append(decide(standing, facts(INTERRUPTED), POLICY, now=ENDED).entry.not_before - ENDED)
+    assert waits[:4] == [0, 1200, 2400, 4800]
+    assert waits[-1] == waits[-2] == 600 * 2**6
+
+
+def test_an_interrupted_launch_by_hand_goes_on_at_once():
+    """A person's launch that a reboot ended is resumed, and is the first interruption of a new count."""
+    ended = run(by_hand=True, dagster__failure_reason="UNEXPECTED_TERMINATION")
+    decision = decide(entry(attempts=4, interruptions=7), facts(ended), POLICY, now=ENDED + 1)
+    assert (decision.action, decision.entry.attempts, decision.entry.interruptions) == (Action.LAUNCH, 0, 1)
+    failed = decide(entry(attempts=4, interruptions=7), facts(run(by_hand=True)), POLICY, now=ENDED + 1)
+    assert (failed.action, failed.entry.interruptions) == (Action.WAIT, 0)
+    assert failed.entry.not_before == ENDED + 600
+
+
+def test_a_partition_that_was_given_up_comes_back_by_a_new_row_or_a_person_alone():
+    """Time does not bring it back; rows that somebody's run committed do, and so does the button."""
+    gone = entry(attempts=5, given_up=True, rows=3)
+    assert decide(gone, facts(run(), rows=3), POLICY, now=ENDED + 1e9).action is Action.GIVEN_UP
+    assert decide(gone, facts(INTERRUPTED, rows=3), POLICY, now=ENDED + 1e9).action is Action.GIVEN_UP
+    assert decide(gone, facts(run(), rows=4), POLICY, now=ENDED + 1e9).action is Action.LAUNCH
+    asked = decide(gone, facts(run(), rows=3), POLICY, now=ENDED, at_once=True)
+    assert (asked.action, asked.entry.attempts, asked.entry.given_up) == (Action.LAUNCH, 0, False)

@@ -23,6 +23,7 @@ import pytest
 from resources.devices.find import Device, DeviceError, GpuReading, find_devices, grouped
 from resources.devices.leases import (
     DeviceLeases,
+    Lease,
     LeaseDirectoryError,
     LeaseHolder,
     LeaseRecord,
@@ -33,6 +34,7 @@ from resources.devices.resource import GpuResource
 from resources.engine.models.text_embedding import TextEmbeddingModel
 from resources.engine.models.vision_language_model import VisionLanguageModel
 from resources.processes import process_start
+from resources.storage.lock_files import LockFile
 
 LOG = logging.getLogger("test_leases")
 ALICE = LeaseHolder("run-alice", "000000000-000000999", "property_descriptions")
@@ -347,3 +349,43 @@ def test_nothing_is_loaded_on_another_gpu(monkeypatch: pytest.MonkeyPatch, kind:
             VisionLanguageModel("m").load(device, schema=Mock(), prompt=Mock())
         else:
             TextEmbeddingModel("m", pooling="mean").load(device)
+
+
+def test_the_next_holders_record_is_never_taken_away(
+    slots: DeviceLeases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes the device in the instant in which it is given back is named from then on."""
+    lease = slots.acquire(ALICE, wait_seconds=0, log=LOG)
+    close = LockFile.close
+    later: list[Lease] = []
+
+    def closed_and_taken(file: LockFile) -> None:
+        close(file)
+        if not later:
+            monkeypatch.undo()
+            later.append(slots.acquire(BOB, wait_seconds=0, log=LOG))
+
+    monkeypatch.setattr(LockFile, "close", closed_and_taken)
+    lease.release()
+    (bob,) = later
+    (held,) = slots.holders()
+    assert (held.device, held.record and held.record.holder) == (bob.device, BOB)
+    bob.release()
+
+
+def test_a_device_comes_free_though_the_note_cannot_be_removed(
+    slots: DeviceLeases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sick disk, or a folder that is read-only now, keeps a note for people, and no device."""
+    lease = slots.acquire(ALICE, wait_seconds=0, log=LOG)
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refused)
+        lease.release()
+    assert not lease.held
+    assert slots.holders() == []
+    with slots.acquire(BOB, wait_seconds=0, log=LOG) as next_lease:
+        assert next_lease.device.id == "cpu-0"

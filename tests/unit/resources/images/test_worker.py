@@ -1,11 +1,16 @@
 """Memory that has no name: what is put there comes out, and nobody who maps it dies of another's doing."""
 
 import os
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from resources.images.worker import Parcel, create, pack, unpack
+from resources.images import worker
+from resources.images.images import Made
+from resources.images.worker import Parcel, Progress, Task, create, pack, unpack
 
 ARRAYS = {
     "pixels": np.random.default_rng(1).standard_normal((2, 3, 5)).astype(np.float32),
@@ -67,3 +72,59 @@ def test_arrays_that_are_not_there_are_refused(dtype, shape, offset):
     with pytest.raises((ValueError, TypeError)):
         unpack(descriptor, bytes(8))
     os.close(descriptor)
+
+
+BIG, SMALL = 4500, 40
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> tuple[str, ...]:
+    """Two small files: one takes 81 MB when it is decoded, the other nearly nothing."""
+    for name, side in (("big", BIG), ("small", SMALL)):
+        Image.new("RGB", (side, side)).save(tmp_path / f"{name}.png", compress_level=1)
+    return str(tmp_path / "big.png"), str(tmp_path / "small.png")
+
+
+def answer(paths: tuple[str, ...], make=lambda images: Made()) -> Parcel:
+    """What a worker answers for one property."""
+    descriptor = create(Progress.BYTES)
+    try:
+        return worker._answer(Task(1, paths, BIG * BIG, 4), {}, Progress(descriptor), make)
+    finally:
+        os.close(descriptor)
+
+
+def test_an_image_that_wants_too_much_memory_fails_by_itself(pictures, monkeypatch):
+    """Guards: it costs its image and nothing else: the next ones, the output and the machine go on."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    assert answer(pictures).note["seen"] == 2, "with the product's limit both are decoded"
+    monkeypatch.setattr(worker, "DECODE_BYTES", 24 << 20)
+    made = []
+
+    def make(images):
+        # The limit is for decoding: what a processor needs is another matter.
+        made.append(len(np.ones(BIG * BIG // 2).tobytes()))
+        return Made()
+
+    note = answer(pictures, make).note
+    (failure,) = note["failed"]
+    assert failure[:2] == (0, "out_of_memory")
+    assert "VLM_ASSETS_DECODE_WORKERS" in failure[2]
+    assert (note["seen"], note["refusal"]) == (1, None)
+    assert made == [BIG * BIG * 4]
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_a_lower_limit_of_the_process_stays(pictures):
+    """Guards: an administrator's `ulimit -v` stays as it is, and holds in a worker too."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    lower = used + (24 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (lower, before[1]))
+    try:
+        note = answer(pictures).note
+        after = resource.getrlimit(resource.RLIMIT_AS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert [one[:2] for one in note["failed"]] == [(0, "out_of_memory")]
+    assert (note["seen"], after[0]) == (1, lower)

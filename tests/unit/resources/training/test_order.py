@@ -46,3 +46,32 @@ def test_a_repeated_or_missing_sample_is_noticed(data: st.DataObject) -> None:
         LeakDetector(order).check_run(40, sum(marks))
     with pytest.raises(LeakError):
         LeakDetector(order).check_run(40, sum(marks), since=before)
+
+
+def test_each_epoch_has_an_order_of_its_own() -> None:
+    """The same order epoch after epoch would train on the same batches again, and a seed has its own too."""
+    order = SampleOrder(50, 3)
+    epochs = [tuple(order.index(epoch * 50 + at) for at in range(50)) for epoch in range(6)]
+    other = tuple(SampleOrder(50, 4).index(at) for at in range(50))
+    assert len({*epochs, other}) == 7
+    # Those that are like shuffles share a place by chance in 1 of 50.
+    same_places = sum(epochs[0][at] == one[at] for one in (*epochs[1:], other) for at in range(50))
+    assert same_places < 20
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**31), data=st.data())
+def test_samples_that_are_exchanged_between_epochs_are_noticed(seed: int, data: st.DataObject) -> None:
+    """Each is trained on twice in two epochs, but one twice in the first, and another twice in the second."""
+    order = SampleOrder(12, seed)
+    twice, never = data.draw(st.lists(st.integers(0, 11), min_size=2, max_size=2, unique=True))
+    delivered = 0
+    for number in range(24):
+        index = order.index(number)
+        if number < 12 and index == never:
+            index = twice
+        elif number >= 12 and index == twice:
+            index = never
+        delivered += order.mark(number, index)
+    with pytest.raises(LeakError):
+        LeakDetector(order).check_run(24, delivered)
