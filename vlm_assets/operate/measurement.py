@@ -25,7 +25,7 @@ from datetime import datetime
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Annotated, Final, Self
 
 import pyarrow as pa
@@ -226,6 +226,7 @@ class MeasuredRun:
     properties, images: of a partition. devices: that worked at once. seconds: with all devices at work;
     alone_seconds: with one at work. between_seconds: on a device, from a publication to the next launch. The
     first on each device are left out: on a new machine they compile modules and fill caches, once.
+    repetitions: runs with all devices at work. spread: standard deviation of the logarithm of their seconds.
     """
 
     properties: int
@@ -234,6 +235,8 @@ class MeasuredRun:
     seconds: float
     alone_seconds: float
     between_seconds: float
+    repetitions: int = 0
+    spread: float = 0.0
 
     @classmethod
     def of(
@@ -256,6 +259,8 @@ class MeasuredRun:
             seconds=fmean(steady),
             alone_seconds=min(seconds[-1], fmean(steady)) if devices > 1 else fmean(steady),
             between_seconds=max(0.0, median(gaps)),
+            repetitions=len(steady),
+            spread=stdev(map(math.log, steady)) if len(steady) > 1 else 0.0,
         )
 
 

@@ -71,8 +71,21 @@ LAUNCH_SECONDS: Final = 1.5
 RAY_SECONDS: Final = 8.0
 """A launch takes so much longer on Ray, at most: 4 to 11 s; with Dagster's own launcher 2.1 to 2.7 s."""
 
-_SPREAD_AT_LEAST: Final = 0.03
-"""A machine is not faster or slower by less than this from day to day."""
+_USUAL_SPREAD: Final = 0.03
+"""A device is faster or slower by this share from day to day, as far as nothing was measured yet."""
+
+_USUAL_SPREAD_OF_CPU: Final = 0.2
+"""A CPU slot shares its cores with whatever else the machine does: a run that was planned to take 50 s took
+72 s there. With eight others on two cores it was 0.5."""
+
+_USUAL_REPETITIONS: Final = 3
+"""So many repetitions the usual spread counts for, beside the measured ones."""
+
+_LAST_PLANS: Final = 10
+"""Plans whose errors widen the band of the next one: a machine changes."""
+
+_WIDEST: Final = math.log(10.0)
+"""The band is never wider than from a tenth to ten times."""
 
 _SECONDS_A_DAY: Final = 86_400.0
 
@@ -384,19 +397,27 @@ def _band(
 ) -> tuple[float, float]:
     """From the lowest to the highest that is likely (95%), in seconds.
 
-    The rate's error comes from how the batches differ, and from how far the last plan was off; failures from
-    the Poisson distribution.
+    The rate is known as well as the batches of the sample agree. The run itself is one more repetition on a
+    machine that is not equally fast at all times: how unequally say the runs that were measured, and how far
+    the last plans were off. Failures are those of the Poisson distribution.
     """
+    from scipy.special import stdtrit
+
     rates = [one[2] / max(1, one[1]) for one in measured.steady]
-    error = 0.1
+    of_rate = 0.1
     if len(rates) > 2:
-        # About Student's 97.5% for few batches, without a table: 4.3 for three, 2.1 for twenty.
-        quantile = 1.96 + 4.7 / (len(rates) - 1)
-        error = quantile * float(np.std(rates, ddof=1)) / float(np.mean(rates)) / math.sqrt(len(rates))
-    last = next(iter(comparisons(settings)), None)
-    error = min(0.9, max(error, _SPREAD_AT_LEAST, 0.0 if last is None else abs(last.off)))
+        quantile = float(stdtrit(len(rates) - 1, 0.975))
+        of_rate = quantile * float(np.std(rates, ddof=1)) / float(np.mean(rates)) / math.sqrt(len(rates))
+    offs = [math.log(one.actual / one.predicted) for one in comparisons(settings)[:_LAST_PLANS]]
+    runs = 0 if measured.run is None else max(0, measured.run.repetitions - 1)
+    spread = 0.0 if measured.run is None else measured.run.spread
+    usual = _USUAL_SPREAD_OF_CPU if _is_cpu(measured) else _USUAL_SPREAD
+    degrees = _USUAL_REPETITIONS + runs + len(offs)
+    squares = _USUAL_REPETITIONS * usual**2 + runs * spread**2 + sum(one * one for one in offs)
+    of_run = float(stdtrit(degrees, 0.975)) * math.sqrt(squares / degrees * (1 + 1 / degrees))
+    factor = math.exp(min(math.hypot(of_rate, of_run), _WIDEST))
     many = failures + 1.96 * math.sqrt(failures) + 1.0 if failures > 0.05 else 0.0
-    return seconds * (1 - error), seconds * (1 + error) + many * again
+    return seconds / factor, seconds * factor + many * again
 
 
 def _what_if(
@@ -540,8 +561,12 @@ def _learn(settings: Settings, name: str, times: Mapping[str, Sequence[tuple[flo
     rows, images = zip(*(whole[key] for key in times if key in whole), strict=True)
     run = MeasuredRun.of(spans, properties=round(fmean(rows)), images=fmean(images), devices=at_once)
     # None of them had the machine alone, and the last one is the lightest.
-    alone = measured.run.alone_seconds / measured.run.seconds if measured.run is not None else 1.0
-    keep(settings, replace(measured, run=replace(run, alone_seconds=run.seconds * alone)))
+    # Nor are they alike: how they differ says nothing of the machine.
+    alone, repetitions, spread = 1.0, 0, 0.0
+    if (before := measured.run) is not None:
+        alone, repetitions, spread = before.alone_seconds / before.seconds, before.repetitions, before.spread
+    run = replace(run, alone_seconds=run.seconds * alone, repetitions=repetitions, spread=spread)
+    keep(settings, replace(measured, run=run))
 
 
 def _was_resumed(settings: Settings, key: str) -> bool:
