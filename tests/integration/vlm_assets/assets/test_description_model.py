@@ -175,6 +175,4 @@ def test_what_another_plan_leaves_behind_is_said_before_a_device_is_asked_for(tr
     assert said.endswith("This training begins anew at step 0.")
     settings.variants.write_text(VARIANTS)
     again = training_desk.materialize(ASSET, key="tiny", gpu=nothing)
-    assert observed(again, "another plan")[0]["another plan"].value.endswith(
-        "This training goes on at step 2."
-    )
+    assert another_plan_of(again).endswith("This training goes on at step 2.")
