@@ -152,6 +152,16 @@ class AssetFolders:
         return self.home.state / "version_marks" / self.name
 
     @cached_property
+    def marks_staging(self) -> Path:
+        """Temporary files of version marks: ``.state`` may be on another device than the rest."""
+        return self.home.state / "staging" / self.name
+
+    @cached_property
+    def refusals(self) -> Path:
+        """A note for each partition that a check kept from being published."""
+        return self.home.state / "refusals" / self.name
+
+    @cached_property
     def locks(self) -> Path:
         """A lock file for each partition that was ever published."""
         return self.home.state / "publication_locks" / self.name
@@ -169,8 +179,8 @@ class AssetFolders:
         return {name.partition(".")[0] for name in _names_in(self.versions) if name.endswith(".json")}
 
     def touched_keys(self) -> set[str]:
-        """The keys that have anything: a file, a version, a record, a journal, a high-water mark."""
-        folders = (self.published, self.versions, self.journals, self.high_water_marks)
+        """The keys that have anything: a file, a version, a record, a journal, a mark."""
+        folders = (self.published, self.versions, self.journals, self.high_water_marks, self.version_marks)
         return {name.partition(".")[0] for folder in folders for name in _names_in(folder)}
 
     def journal_keys(self) -> list[str]:
@@ -208,6 +218,11 @@ class PartitionPaths:
     def version_mark(self) -> Path:
         """The newest version of the published file, apart from its record."""
         return self.asset.version_marks / f"{self.key}.json"
+
+    @property
+    def refusal(self) -> Path:
+        """Which checks refused the finished rows of this partition."""
+        return self.asset.refusals / f"{self.key}.json"
 
     @property
     def publication_lock(self) -> Path:

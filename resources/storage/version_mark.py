@@ -6,11 +6,12 @@ that a newer one existed. The mark is never the truth about the data: a mark tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from resources.storage.files import make_directory, write_replacing
 from resources.storage.sealed_json import BrokenSealError, read_sealed, sealed
@@ -23,13 +24,15 @@ class VersionMark:
     """The newest version of one file.
 
     ``name`` says of which: ``ASSET/KEY``. ``sequence`` counts its versions from 1. ``digest`` is that of the
-    version's content. ``marked_at`` is UTC, ISO 8601.
+    version's content. ``marked_at`` is UTC, ISO 8601. ``content``: what is needed to write the file's record
+    anew, where the file has one.
     """
 
     name: str
     sequence: int
     digest: str
     marked_at: str
+    content: Mapping[str, Any] | None = None
 
     @classmethod
     def now(cls, name: str, sequence: int, digest: str) -> VersionMark:
@@ -83,21 +86,21 @@ def read_version_mark(path: Path, *, name: str) -> VersionMarkReading:
     return VersionMarkReading(max(marks, key=lambda mark: mark.sequence, default=None), damaged)
 
 
-def raise_version_mark(path: Path, mark: VersionMark) -> bool:
+def raise_version_mark(path: Path, mark: VersionMark, staging: Path | None = None) -> bool:
     """Have both copies say ``mark``, durably, unless they say a higher version: a mark is never lowered here.
 
-    Returns whether anything was written. Raises OSError, FormatVersionError. Only for the one process that
-    may write the marked file.
+    staging: the folder of temporary files; that of ``path`` unless given. Returns whether anything was
+    written. Raises OSError, FormatVersionError. Only for the one process that may write the marked file.
     """
     reading = read_version_mark(path, name=mark.name)
     if reading.mark is not None and standing(reading.mark, mark.sequence, mark.digest) is not Standing.NEWER:
         mark = reading.mark
-    return _write_copies(path, mark)
+    return _write_copies(path, mark, staging)
 
 
-def lower_version_mark(path: Path, mark: VersionMark) -> None:
+def lower_version_mark(path: Path, mark: VersionMark, staging: Path | None = None) -> None:
     """Have both copies say ``mark``, whatever they say: a person accepts that newer versions are gone."""
-    _write_copies(path, mark)
+    _write_copies(path, mark, staging)
 
 
 def _read_copies(path: Path, name: str) -> Iterator[tuple[Path, VersionMark | None]]:
@@ -112,10 +115,11 @@ def _read_copies(path: Path, name: str) -> Iterator[tuple[Path, VersionMark | No
             yield copy, mark if mark.name == name else None
 
 
-def _write_copies(path: Path, mark: VersionMark) -> bool:
+def _write_copies(path: Path, mark: VersionMark, staging: Path | None) -> bool:
     """Write the copies that differ, one after the other: a write that is torn leaves the other copy."""
     data = sealed(asdict(mark), format_=FORMAT)
-    make_directory(path.parent)
+    for folder in filter(None, (path.parent, staging)):
+        make_directory(folder)
     is_written = False
     for copy in mark_copies(path):
         try:
@@ -123,6 +127,6 @@ def _write_copies(path: Path, mark: VersionMark) -> bool:
         except OSError:
             is_written_already = False
         if not is_written_already:
-            write_replacing(copy, data)
+            write_replacing(copy, data, staging)
             is_written = True
     return is_written
