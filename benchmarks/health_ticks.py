@@ -67,7 +67,7 @@ def make_home(folder: Path, partitions: int) -> Settings:
             record = PublishedRecord(
                 key, 1, digest, len(content), 1, "ids", "f", "2026-01-01T00:00:00Z", _METADATA[asset.name]
             )
-            manifest = PartitionVersions(key, record).to_bytes()
+            manifest = PartitionVersions(key, record).to_bytes(asset.name)
             paths = asset.partition(key)
             for path in (paths.published, paths.version(0)):
                 path.write_bytes(content)

@@ -7,6 +7,9 @@ where the files lie (``resources.storage.layout``), what may be published and wh
 
 The order holds at every line: the published name has the whole old file or the whole new one; the record on
 disk names both while they are being exchanged; a backup is dropped only after everything newer was read back.
+
+The newest version counts, not the first record that reads. The two copies of the record name it, and so does
+the version mark, which lies apart in ``.state`` and has the newest record too.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import contextlib
 import errno
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -28,8 +31,16 @@ from resources.storage import files
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
 from resources.storage.lock_files import is_held, taken
 from resources.storage.sealed_json import FormatVersionError, refuse_newer_format, seal, unseal
+from resources.storage.version_mark import (
+    Standing,
+    VersionMark,
+    lower_version_mark,
+    raise_version_mark,
+    read_version_mark,
+    standing,
+)
 
-FORMAT = 1
+FORMAT = 2
 
 LOCK_SECONDS = 60.0
 """To wait for another process that is publishing the same partition."""
@@ -67,6 +78,10 @@ class RecordDamagedError(PublishedError):
 
 class CannotRestoreError(PublishedError):
     """Neither the published file nor its second copy is what the record says."""
+
+
+class PutBackError(PublishedError):
+    """An older version stands, and the newest one is nowhere here. Nothing was changed; a person decides."""
 
 
 @dataclass(frozen=True)
@@ -112,21 +127,35 @@ class PartitionVersions:
         """The sequence number of the published version, 0 where there is none."""
         return self.published.sequence if self.published else 0
 
-    def to_bytes(self) -> bytes:
-        """The manifest as it stands on disk: JSON with the SHA-256 of its content."""
-        return seal(json.dumps({"format": FORMAT, **asdict(self)}, indent=2).encode())
+    @property
+    def latest(self) -> PublishedRecord | None:
+        """The version under way, or else the published one."""
+        return self.pending.record if self.pending else self.published
+
+    @property
+    def latest_sequence(self) -> int:
+        """The sequence number of ``latest``, 0 where there is none."""
+        return self.latest.sequence if self.latest else 0
+
+    def to_bytes(self, asset: str) -> bytes:
+        """The record as it stands on disk: JSON with the SHA-256 of its content."""
+        return seal(json.dumps({"format": FORMAT, "asset": asset, **asdict(self)}, indent=2).encode())
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, key: str) -> PartitionVersions:
-        """Read a manifest. Raises RecordDamagedError where it is not, to the byte, what was written.
+    def from_bytes(cls, data: bytes, *, asset: str, key: str) -> PartitionVersions:
+        """Read a record. Raises RecordDamagedError where it is not, to the byte, what was written.
 
-        A record of a newer version is not damaged and must not be moved away: it raises FormatVersionError.
+        That of another partition or asset counts as damaged: its file is in the wrong place. A record of a
+        newer version is not damaged and must not be moved away: it raises FormatVersionError.
         """
         try:
             content = unseal(data)
             refuse_newer_format(content["format"], FORMAT, Path(f"the record of partition {key}"))
             if content["key"] != key:
                 raise ValueError(f"it is for partition {content['key']}")
+            # Format 1 did not name the asset.
+            if content["format"] > 1 and content["asset"] != asset:
+                raise ValueError(f"it is for a partition of {content['asset']}")
             pending = content["pending"]
             return cls(
                 key=key,
@@ -161,6 +190,7 @@ class FindingKind(StrEnum):
     RECORD_DAMAGED = "record_damaged"
     BACKUP_MISSING = "backup_missing"
     BACKUP_DIFFERS = "backup_differs"
+    PUT_BACK = "put_back"
 
 
 @dataclass(frozen=True)
@@ -209,9 +239,11 @@ class PartitionFiles:
                 f"partition key {key!r} cannot be a file name: use up to 150 letters, digits, '-' and '_' "
                 "(ASCII)"
             )
+        self.asset = asset.name
         self.key = key
         self.paths = asset.partition(key)
         self.staging = asset.staging
+        self.marks_staging = asset.marks_staging
         self.published = self.paths.published
         self.record_path = self.paths.record
         self.record_copy = self.paths.record_copy
@@ -262,24 +294,80 @@ class PartitionFiles:
 
     def peek(self) -> PublishedRecord | None:
         """The record of the file that readers see, without writing anything. Needs no lock."""
-        manifest = self._first_readable()
+        manifest = highest(self.whole_records())
         if manifest is None:
             return None
         if manifest.pending and self.holds(self.published, manifest.pending.record):
             return manifest.pending.record
         return manifest.published
 
-    def settle(self) -> tuple[PartitionVersions, list[str]]:
+    def marked(self) -> PartitionVersions | None:
+        """The newest version that was ever durable here, and those before it; None where no mark says so."""
+        mark = read_version_mark(self.paths.version_mark, name=self._name).mark
+        if mark is None or mark.content is None:
+            return None
+        published, previous = mark.content["published"], mark.content["previous"]
+        return PartitionVersions(self.key, PublishedRecord(**published), _records(previous))
+
+    def newer_than(self, manifest: PartitionVersions | None) -> PublishedRecord | None:
+        """The marked version, where a record (None: no record) says an older or another one."""
+        marked = self.marked()
+        latest = manifest.latest if manifest is not None else None
+        if marked is None or latest is None:
+            return marked.published if marked is not None else None
+        stands = standing(self._mark(marked), latest.sequence, latest.sha256)
+        return marked.published if stands in (Standing.OLDER, Standing.OTHER) else None
+
+    def whole_file(self, record: PublishedRecord) -> Path | None:
+        """A file of this partition here that is that version, to the byte; None where there is none."""
+        names = [f".{path.name}." for path in (self.published, self.slot(0))]
+        staged = [path for name in names for path in self.staging.glob(f"{name}*{files.TEMPORARY_SUFFIX}")]
+        places = (self.published, *map(self.slot, VERSION_NUMBERS), *staged)
+        return next((path for path in places if self.holds(path, record)), None)
+
+    def next_sequence(self, manifest: PartitionVersions) -> int:
+        """The number of the next version. One that was ever given is not given again."""
+        marked = self.marked()
+        return max(manifest.sequence, marked.sequence if marked else 0) + 1
+
+    def settle(
+        self, fetch: Callable[[PublishedRecord], bytes | None] | None = None
+    ) -> tuple[PartitionVersions, list[str]]:
         """The manifest, after what an interruption left was finished, taken back or removed, without loss.
 
-        Also says what was done. Raises RecordDamagedError where neither copy of the record can be read.
+        Also says what was done. fetch: asked for the bytes of the newest version where no file here is that
+        version. Raises PutBackError where an older version stands and the newest one is nowhere, and
+        RecordDamagedError where neither copy of the record can be read and nothing else says what it said.
         """
         repairs: list[str] = []
-        manifest = self._load(repairs)
+        manifest = self._newest(fetch, repairs)
         if manifest.pending:
             manifest = self._finish_or_take_back(manifest, manifest.pending, repairs)
+        if manifest.published is not None:
+            self._raise_mark(manifest, repairs)
         self._remove_abandoned()
         return manifest, repairs
+
+    def accept(self, notes: list[str]) -> PublishedRecord:
+        """Have the older version that stands here count as the newest: a person gives up the newer ones.
+
+        Raises PublishedError where no older version stands.
+        """
+        newest, older = self._put_back(self.whole_records())
+        if older is None or newest is None or self.whole_file(newest) is not None:
+            raise PublishedError(
+                f"partition {self.key} of {self.asset} was not put back to an older version: there is nothing"
+                " to accept. Nothing was changed."
+            )
+        record = older.published
+        assert record is not None
+        for path in self.record_paths:
+            if path.exists() and self._read(path) != older:
+                self.move_aside(path, notes)
+        self._write_settled(replace(older, pending=None))
+        # The mark last: until then a start still stops.
+        lower_version_mark(self.paths.version_mark, self._mark(older), self.marks_staging)
+        return record
 
     def put_in_place(
         self, temporary: Path, record: PublishedRecord, manifest: PartitionVersions, notes: list[str]
@@ -289,7 +377,7 @@ class PartitionFiles:
         copy = self._copy(temporary, self.slot(0), record)
         pending = PendingPublication(record, tuple(kept[:2]))
         # The record before its copy, and after it when all is done: a settled one is never ahead of its copy.
-        exchange = replace(manifest, pending=pending).to_bytes()
+        exchange = replace(manifest, pending=pending).to_bytes(self.asset)
         self._write_record(self.record_path, exchange)
         self._write_record(self.record_copy, exchange)
         self.keep_aside_unless(manifest.published, notes)
@@ -348,10 +436,14 @@ class PartitionFiles:
         return verified
 
     def _complete(self, pending: PendingPublication, copy: Path | None, notes: list[str]) -> None:
-        """After the published name has the new file: rotate the backups, then write both records.
+        """After the published name has the new file: mark it, rotate the backups, then write both records.
 
         Every step can be repeated: what stands where it should is left alone.
         """
+        # The mark first: the record is never settled for a version that the mark does not know of. It is
+        # written whatever it says: a version from another machine may have the number of one made here.
+        published = PartitionVersions(self.key, pending.record, pending.previous)
+        lower_version_mark(self.paths.version_mark, self._mark(published), self.marks_staging)
         kept = [
             version
             for number, version in reversed(list(enumerate(pending.previous, start=1)))
@@ -364,8 +456,8 @@ class PartitionFiles:
 
     def _write_settled(self, manifest: PartitionVersions) -> None:
         # The copy first. It stands beside the backups: writing it makes their renames durable too.
-        self._write_record(self.record_copy, manifest.to_bytes())
-        self._write_record(self.record_path, manifest.to_bytes())
+        self._write_record(self.record_copy, manifest.to_bytes(self.asset))
+        self._write_record(self.record_path, manifest.to_bytes(self.asset))
 
     def _write_record(self, path: Path, data: bytes) -> None:
         files.write_replacing(path, data, self.staging)
@@ -404,7 +496,7 @@ class PartitionFiles:
             f"A publication of partition {self.key} had been interrupted after its file was in place: its "
             "backups and its record were completed."
         )
-        return self._load(repairs)
+        return self._settled()
 
     def _another(self, record: PublishedRecord, before: PublishedRecord | None) -> Path | None:
         """Another whole file of the version under way, where going back to the one before is not possible."""
@@ -421,50 +513,219 @@ class PartitionFiles:
         for path in self.staging.glob(f".{self.key}.*{files.TEMPORARY_SUFFIX}"):
             if is_held(path) is False:
                 path.unlink(missing_ok=True)
+        for path in self.marks_staging.glob(f".{self.key}.*{files.TEMPORARY_SUFFIX}"):
+            path.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> PartitionVersions | RecordDamagedError | None:
+        return self._parsed(self._content(path))
+
+    def _content(self, path: Path) -> bytes | RecordDamagedError | None:
         try:
-            return PartitionVersions.from_bytes(path.read_bytes(), key=self.key)
+            return path.read_bytes()
         except FileNotFoundError:
             return None
-        except RecordDamagedError as error:
-            return error
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
             return RecordDamagedError(f"the record {path} cannot be read: {error.strerror}")
 
-    def _first_readable(self) -> PartitionVersions | None:
-        found = [self._read(path) for path in (self.record_path, self.record_copy)]
-        for one in found:
-            if isinstance(one, PartitionVersions):
-                return one
-        for one in found:
-            if isinstance(one, RecordDamagedError):
-                raise RecordDamagedError(
-                    f"{one}. Neither {self.record_path} nor its copy {self.record_copy} is whole. The "
-                    f"partition's file is left as it is; `vlm-assets repair` moves all its files to "
-                    f"{self.quarantine} and has it materialized anew."
-                )
-        return None
+    def _parsed(
+        self, content: bytes | RecordDamagedError | None
+    ) -> PartitionVersions | RecordDamagedError | None:
+        if not isinstance(content, bytes):
+            return content
+        try:
+            return PartitionVersions.from_bytes(content, asset=self.asset, key=self.key)
+        except RecordDamagedError as error:
+            return error
 
-    def _load(self, repairs: list[str]) -> PartitionVersions:
-        manifest = self._first_readable()
-        if manifest is None:
+    def whole_records(self) -> list[PartitionVersions]:
+        """The copies of the record that read. Raises RecordDamagedError where one is there and none reads."""
+        contents = [self._content(path) for path in self.record_paths]
+        readings = [self._parsed(content) for content in contents[: 1 if contents[0] == contents[1] else 2]]
+        whole = [reading for reading in readings if isinstance(reading, PartitionVersions)]
+        damage = next((reading for reading in readings if isinstance(reading, RecordDamagedError)), None)
+        if damage is not None and not whole:
+            raise RecordDamagedError(
+                f"{damage}. Neither {self.record_path} nor its copy {self.record_copy} is whole. The "
+                "partition's file is left as it is; `vlm-assets repair` says what it would do."
+            )
+        return whole
+
+    def _settled(self) -> PartitionVersions:
+        return highest(self.whole_records()) or PartitionVersions(self.key)
+
+    def _newest(
+        self, fetch: Callable[[PublishedRecord], bytes | None] | None, repairs: list[str]
+    ) -> PartitionVersions:
+        """The manifest of the newest version that anything here knows of; both records say it then."""
+        damage: RecordDamagedError | None = None
+        try:
+            records = self.whole_records()
+        except RecordDamagedError as error:
+            records, damage = [], error
+        newest, older = self._put_back(records)
+        if newest is None:
+            manifest = highest(records)
+            if manifest is not None:
+                return self._with_both_records(manifest, repairs)
+            if damage is not None:
+                raise damage
             return PartitionVersions(self.key)
+        place = self.whole_file(newest)
+        if place is None and fetch is not None and (content := fetch(newest)) is not None:
+            place = files.write_temporary(self.published, content, self.staging)
+        if place is not None:
+            return self._roll_forward(newest, place, records, repairs)
+        if older is not None:
+            raise PutBackError(put_back_sentence(self, newest, older.published))
+        if damage is not None:
+            raise damage
+        if not records:
+            # All of it vanished, or a person set it aside.
+            return PartitionVersions(self.key)
+        manifest = PartitionVersions(self.key, newest, self._standing_backups(newest, records))
+        self._write_settled(manifest)
+        return manifest
+
+    def _put_back(
+        self, records: Sequence[PartitionVersions]
+    ) -> tuple[PublishedRecord | None, PartitionVersions | None]:
+        """The newest version where not every record says it, and the record of the older one that stands.
+
+        (None, None) where records and mark agree, or a publication was merely interrupted.
+        """
+        manifest = highest(records)
+        newest = self.newer_than(manifest)
+        if newest is None and manifest is not None:
+            latest = manifest.latest
+            is_behind = any(one.latest_sequence < manifest.latest_sequence for one in records)
+            if manifest.pending is not None:
+                # A version under way that was marked was durable once: it is not to be taken back.
+                marked = self.marked()
+                is_behind = marked is not None and marked.published == latest
+                is_behind = is_behind and not self.holds(self.published, latest)
+            newest = latest if is_behind else None
+        if newest is None:
+            return None, None
+        for one in records:
+            version = one.published
+            if version is not None and version.sha256 != newest.sha256 and self._stands(version):
+                return newest, one
+        return newest, None
+
+    def _stands(self, version: PublishedRecord) -> bool:
+        return self.holds(self.published, version) or self.holds(self.slot(0), version)
+
+    def _earlier(
+        self, newest: PublishedRecord, records: Sequence[PartitionVersions]
+    ) -> list[PublishedRecord]:
+        """The versions before the newest that any record or the mark names, newest first."""
+        marked = self.marked()
+        named = {
+            version.sha256: version
+            for one in (*records, *([marked] if marked else []))
+            for version in (one.published, *one.previous)
+            if version is not None and version.sequence < newest.sequence
+        }
+        return sorted(named.values(), key=lambda version: -version.sequence)
+
+    def _standing_backups(
+        self, newest: PublishedRecord, records: Sequence[PartitionVersions]
+    ) -> tuple[PublishedRecord, ...]:
+        kept: list[PublishedRecord] = []
+        earlier = self._earlier(newest, records)
+        for number in VERSION_NUMBERS[1:]:
+            version = next((one for one in earlier if self.holds(self.slot(number), one)), None)
+            if version is None:
+                break
+            kept.append(version)
+        return tuple(kept)
+
+    def _roll_forward(
+        self, newest: PublishedRecord, place: Path, records: Sequence[PartitionVersions], repairs: list[str]
+    ) -> PartitionVersions:
+        """Write the newest version's records anew; ``place`` is a whole file of it.
+
+        Every step can be repeated: the mark, or the newer copy of the record, names that version to the end.
+        """
+        earlier = self._earlier(newest, records)
+        for number in VERSION_NUMBERS:
+            path = self.slot(number)
+            if path.exists() and not any(self.holds(path, one) for one in (newest, *earlier)):
+                self.move_aside(path, repairs)
+        kept = [one for one in earlier if any(self.holds(self.slot(n), one) for n in VERSION_NUMBERS)]
+        if not self.holds(self.published, newest):
+            copy = self._copy(place, self.published, newest)
+            self.keep_aside_unless(
+                next((one for one in kept if self.holds(self.published, one)), None), repairs
+            )
+            files.publish_replacing(copy, self.published)
+            repairs.append(f"{self.published} was put back from {place}.")
+        files.sync_directory(self.published.parent)
+        for path in self.record_paths:
+            if isinstance(self._read(path), RecordDamagedError):
+                self.move_aside(path, repairs)
+        self._complete(PendingPublication(newest, tuple(kept[:2])), None, repairs)
+        repairs.append(
+            f"What the record of partition {self.key} said was lost or older than its version"
+            f" {newest.sequence} (published {newest.published_at}), which is whole: it was written anew."
+        )
+        return self._settled()
+
+    def _with_both_records(self, manifest: PartitionVersions, repairs: list[str]) -> PartitionVersions:
         # While a publication is under way the copy may be behind, or ahead; settling it writes both.
         wanted = [self.record_path] if manifest.pending else self.record_paths
         for path in wanted:
             if self._read(path) != manifest:
                 if path.exists():
                     self.move_aside(path, repairs)
-                self._write_record(path, manifest.to_bytes())
+                self._write_record(path, manifest.to_bytes(self.asset))
                 repairs.append(
                     f"The record {path} was missing or damaged and was written anew from its copy."
                 )
         return manifest
 
     @property
+    def _name(self) -> str:
+        return f"{self.asset}/{self.key}"
+
+    def _mark(self, manifest: PartitionVersions) -> VersionMark:
+        record = manifest.published
+        assert record is not None
+        content = {"published": asdict(record), "previous": [asdict(one) for one in manifest.previous]}
+        return VersionMark(self._name, record.sequence, record.sha256, record.published_at, content)
+
+    def _raise_mark(self, manifest: PartitionVersions, repairs: list[str]) -> None:
+        """Have the mark say at least this version: a restored ``.state`` may be behind."""
+        before = self.marked()
+        is_written = raise_version_mark(self.paths.version_mark, self._mark(manifest), self.marks_staging)
+        if is_written and before is not None and before.sequence < manifest.sequence:
+            repairs.append(
+                f"The version mark of partition {self.key} was behind, at version {before.sequence}: it was"
+                f" raised to {manifest.sequence}. Was .state put back from a backup?"
+            )
+
+    @property
     def record_paths(self) -> list[Path]:
         """The record and its copy."""
         return [self.record_path, self.record_copy]
+
+
+def highest(records: Sequence[PartitionVersions]) -> PartitionVersions | None:
+    """The record of the newest version; the first of two that say the same one."""
+    return max(records, key=lambda record: record.latest_sequence, default=None)
+
+
+def put_back_sentence(
+    partition: PartitionFiles, newest: PublishedRecord, older: PublishedRecord | None
+) -> str:
+    """What is wrong with a partition that was put back, what is safe, and what to do."""
+    stands = f"version {older.sequence} (published {older.published_at})" if older else "an older version"
+    return (
+        f"Partition {partition.key} of {partition.asset} was put back: {stands} stands there, and version"
+        f" {newest.sequence} (published {newest.published_at}, digest {newest.sha256[:12]}), which was here,"
+        " is in none of its files. Nothing was changed. Put that file back from a backup as"
+        f" {partition.published}, or accept what stands there: `vlm-assets repair --accept-version"
+        f" {partition.key}`."
+    )

@@ -30,6 +30,7 @@ from resources.publishing.partition_files import (
     PartitionVersions,
     PublishedError,
     PublishedRecord,
+    PutBackError,
     RecordDamagedError,
     judge,
 )
@@ -155,6 +156,16 @@ class PublishedPartitions:
         """
         return PartitionFiles(self.asset, key).peek()
 
+    def settled(self, key: str) -> PublishedRecord | None:
+        """The record of the newest version, after what was interrupted or put back was put right.
+
+        Raises PutBackError where an older version stands and the newest one is nowhere, RecordDamagedError.
+        """
+        partition = PartitionFiles(self.asset, key)
+        with partition.locked(self._lock_seconds):
+            manifest, _ = partition.settle()
+        return manifest.published
+
     def stage(
         self,
         key: str,
@@ -174,6 +185,7 @@ class PublishedPartitions:
         with contextlib.ExitStack() as undo:
             with partition.locked(self._lock_seconds):
                 manifest, repairs = partition.settle()
+                sequence = partition.next_sequence(manifest)
                 sink = files.TemporaryFile(partition.published, partition.staging)
                 undo.callback(sink.discard)
                 in_use = LockFile(sink.path, create=False)
@@ -185,7 +197,7 @@ class PublishedPartitions:
             undo.pop_all()
         record = PublishedRecord(
             key=key,
-            sequence=manifest.sequence + 1,
+            sequence=sequence,
             sha256=sha256,
             bytes=sink.size,
             rows=rows,
@@ -224,7 +236,7 @@ class PublishedPartitions:
                     partition.restore_backup(current, notes)
                 staged.discard()
                 return Publication(current, changed=False, notes=tuple(notes))
-            if manifest.sequence + 1 != staged.record.sequence:
+            if partition.next_sequence(manifest) != staged.record.sequence:
                 raise PublishedError(
                     f"partition {partition.key} is not published: version {manifest.sequence} was published "
                     f"by another process after this file was staged to be version {staged.record.sequence}. "
@@ -258,12 +270,14 @@ class PublishedPartitions:
             return _compare(partition, PartitionVersions(key, record), repairs, backups=False)
         except RecordDamagedError as error:
             return Verification(key, None, (Finding(FindingKind.RECORD_DAMAGED, f"{error}"),))
+        except PutBackError as error:
+            return Verification(key, partition.peek(), (Finding(FindingKind.PUT_BACK, f"{error}"),))
 
     def restore(self, key: str) -> Publication:
         """Put a damaged or deleted published file back from its verified second copy, or that one from it.
 
-        What was damaged goes to ``.quarantine``. Raises CannotRestoreError where neither is whole,
-        NotPublishedError, RecordDamagedError.
+        So is a record that is lost or older than the newest file. What was damaged goes to ``.quarantine``.
+        Raises CannotRestoreError where neither is whole, PutBackError, NotPublishedError, RecordDamagedError.
         """
         partition = PartitionFiles(self.asset, key)
         with partition.locked(self._lock_seconds):
@@ -317,6 +331,21 @@ class PublishedPartitions:
         for number, version in enumerate(manifest.previous, start=1):
             if partition.holds(partition.slot(number), version):
                 yield PartitionRows(partition.slot(number), version)
+
+    def accept_older(self, key: str) -> tuple[str, ...]:
+        """Have the older version that stands count as the newest: a person gives up what came after it.
+
+        Returns what was done, in sentences. Raises PublishedError where none was put back.
+        """
+        partition = PartitionFiles(self.asset, key)
+        notes: list[str] = []
+        with partition.locked(self._lock_seconds):
+            record = partition.accept(notes)
+        return (
+            f"Version {record.sequence} of {key} of {self.asset.name} (published {record.published_at})"
+            " counts as the newest from now on.",
+            *notes,
+        )
 
     def set_aside(self, key: str) -> tuple[str, ...]:
         """Move every file of a partition into ``.quarantine``: it then counts as never published.

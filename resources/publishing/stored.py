@@ -115,11 +115,11 @@ class StoredPartitions:
         ]
         ours = replace(ours, previous=tuple(version for _, version in kept))
         intent = replace(theirs, pending=PendingPublication(record, ours.previous))
-        at = self._put(self._name(partition.record_path), intent.to_bytes(), over=at)
+        at = self._put(self._name(partition.record_path), intent.to_bytes(self._asset.name), over=at)
         for number, version in kept:
             self._put_file(partition.slot(number), version, fence=(partition, at))
         self._put_file(partition.published, record, fence=(partition, at))
-        self._put(self._name(partition.record_path), ours.to_bytes(), over=at)
+        self._put(self._name(partition.record_path), ours.to_bytes(self._asset.name), over=at)
 
     def _mend(
         self, partition: PartitionFiles, theirs: PartitionVersions, at: Stored | None
@@ -182,7 +182,7 @@ class StoredPartitions:
         if record is None:
             return ()
         with partition.locked(LOCK_SECONDS):
-            ours, notes = partition.settle()
+            ours, notes = partition.settle(lambda newest: self._bytes_of(partition, newest))
             if _is_at_or_after(ours, record):
                 return ()
             if ours.sequence > record.sequence:
@@ -191,9 +191,8 @@ class StoredPartitions:
                     f"partition {key}: version {ours.sequence} is published here, and {self._store} has"
                     f" version {record.sequence}, which is none of those kept here. Nothing was changed. To"
                     f" put this machine's version there, remove {theirs_at} and materialize the partition"
-                    f" here. To take the store's over, move {partition.record_path} and"
-                    f" {partition.record_copy} away and materialize it: what stands here is then kept in"
-                    f" {partition.quarantine}."
+                    f" here. To take the store's over, move {partition.published} and all of"
+                    f" {partition.record_path.with_suffix('')}.* away and materialize it."
                 )
             content = self._content(partition, record)
             temporary = files.write_temporary(partition.published, content, partition.staging)
@@ -244,7 +243,7 @@ class StoredPartitions:
             if ours.published is None or theirs.published != ours.published or theirs.pending is not None:
                 return
             if theirs.previous:
-                self._put(self._name(partition.record_path), replace(theirs, previous=()).to_bytes(), over=at)
+                self._put(self._name(partition.record_path), replace(theirs, previous=()).to_bytes(self._asset.name), over=at)
             for number in VERSION_NUMBERS[1:]:
                 self._store.delete(self._name(partition.slot(number)))
 
@@ -259,7 +258,7 @@ class StoredPartitions:
                 f"partition {partition.key}: its record in {self._store} was replaced while it was read."
                 " Start again."
             )
-        return PartitionVersions.from_bytes(content, key=partition.key), at
+        return PartitionVersions.from_bytes(content, asset=self._asset.name, key=partition.key), at
 
     def _record_or_damage(
         self, partition: PartitionFiles
@@ -271,7 +270,7 @@ class StoredPartitions:
             return PartitionVersions(partition.key), None, None
         try:
             content = self._store.get_whole(name, at.sha256 or "", most=_RECORD_BYTES)
-            return PartitionVersions.from_bytes(content, key=partition.key), at, None
+            return PartitionVersions.from_bytes(content, asset=self._asset.name, key=partition.key), at, None
         except (ObjectDamagedError, NoObjectError, RecordDamagedError) as error:
             return PartitionVersions(partition.key), at, f"The record is damaged: {error}."
 
@@ -283,7 +282,8 @@ class StoredPartitions:
                 return theirs.pending.record
         return theirs.published
 
-    def _content(self, partition: PartitionFiles, record: PublishedRecord) -> bytes:
+    def _bytes_of(self, partition: PartitionFiles, record: PublishedRecord) -> bytes | None:
+        """The file of a version, where the store has it."""
         places = [partition.published, *map(partition.slot, VERSION_NUMBERS[1:])]
         for name in map(self._name, places):
             found = self._store.head(name)
@@ -291,6 +291,12 @@ class StoredPartitions:
                 content = self._store.get(name, most=_FILE_BYTES)
                 if hashlib.sha256(content).hexdigest() == record.sha256:
                     return content
+        return None
+
+    def _content(self, partition: PartitionFiles, record: PublishedRecord) -> bytes:
+        content = self._bytes_of(partition, record)
+        if content is not None:
+            return content
         raise PublishedError(
             f"The record of partition {record.key} in {self._store} stands for version {record.sequence}"
             f" (digest {record.sha256[:12]}), and no object there has these bytes. Nothing was changed. Did a"

@@ -118,15 +118,17 @@ def _read_copies(path: Path, name: str) -> Iterator[tuple[Path, VersionMark | No
 def _write_copies(path: Path, mark: VersionMark, staging: Path | None) -> bool:
     """Write the copies that differ, one after the other: a write that is torn leaves the other copy."""
     data = sealed(asdict(mark), format_=FORMAT)
-    for folder in filter(None, (path.parent, staging)):
-        make_directory(folder)
-    is_written = False
-    for copy in mark_copies(path):
-        try:
-            is_written_already = copy.read_bytes() == data
-        except OSError:
-            is_written_already = False
-        if not is_written_already:
-            write_replacing(copy, data, staging)
-            is_written = True
-    return is_written
+    behind = [copy for copy in mark_copies(path) if not _holds(copy, data)]
+    if behind:
+        for folder in filter(None, (path.parent, staging)):
+            make_directory(folder)
+    for copy in behind:
+        write_replacing(copy, data, staging)
+    return bool(behind)
+
+
+def _holds(copy: Path, data: bytes) -> bool:
+    try:
+        return copy.read_bytes() == data
+    except OSError:
+        return False

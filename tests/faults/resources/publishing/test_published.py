@@ -22,6 +22,7 @@ from resources.publishing.partition_files import FindingKind, PartitionFiles, Re
 from resources.publishing.published import PublishedPartitions
 from resources.storage.files import DurableWriteError
 from resources.storage.layout import Home
+from resources.storage.version_mark import mark_copies
 
 ASSET = "a"
 KEY = "000000000-000000001"
@@ -317,6 +318,7 @@ def test_every_damaged_record_is_found(memory_path: Path) -> None:
     partitions = published(memory_path)
     record = partitions.record(KEY)
     path, copy = files_of(memory_path).record_paths
+    marks = mark_copies(files_of(memory_path).paths.version_mark)
     whole = path.read_bytes()
     assert copy.read_bytes() == whole
     chance = random.Random(5)
@@ -337,7 +339,18 @@ def test_every_damaged_record_is_found(memory_path: Path) -> None:
         copy.write_bytes(damaged)
         with pytest.raises(RecordDamagedError):
             partitions.record(KEY)
+        if number % 10 == 0:
+            found = partitions.verify(KEY)
+            assert found.ok and "written anew" in found.sentence(), "the mark has the record too"
+            assert partitions.record(KEY) == record
+        path.write_bytes(damaged)
+        copy.write_bytes(damaged)
+        kept = {one: one.read_bytes() for one in marks}
+        for one in marks:
+            one.write_bytes(damaged)
         assert partitions.verify(KEY).findings[0].kind is FindingKind.RECORD_DAMAGED
+        for one, content in kept.items():
+            one.write_bytes(content)
         path.write_bytes(whole)
         copy.write_bytes(whole)
 

@@ -18,6 +18,7 @@ from resources.publishing.partition_files import (
     judge,
 )
 from resources.storage import files
+from resources.storage.version_mark import mark_copies
 
 KEY = "000000000-000000009"
 
@@ -192,10 +193,12 @@ def test_record_is_restored_from_its_copy(partitions: Any, damage: object, which
 
 
 def test_both_records_damaged_is_not_nothing(partitions: Any) -> None:
-    """Unreadable never means empty: it stops, and names what accepts the loss."""
+    """Unreadable never means empty: where the mark is gone too it stops, and names what accepts the loss."""
     partitions.publish_text("a")
     for path in partitions.files.record_paths:
         flip(path)
+    for path in mark_copies(partitions.files.paths.version_mark):
+        path.unlink()
     with pytest.raises(RecordDamagedError, match="vlm-assets repair"):
         partitions.record(KEY)
     with pytest.raises(RecordDamagedError):

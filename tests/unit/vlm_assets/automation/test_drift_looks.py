@@ -162,7 +162,7 @@ def test_a_publication_under_way_is_no_drift(desk, key):
     pending = PendingPublication(dataclasses.replace(record, sequence=2, sha256="0" * 64), (record,))
     manifest = published.asset.partition(key).record
     settled = manifest.read_bytes()
-    write_replacing(manifest, PartitionVersions(key, record, (), pending).to_bytes())
+    write_replacing(manifest, PartitionVersions(key, record, (), pending).to_bytes(ASSET))
     assert desk.tick() == []
     write_replacing(manifest, settled)
     assert desk.tick() == []

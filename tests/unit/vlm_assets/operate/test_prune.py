@@ -212,9 +212,9 @@ def test_an_interrupted_publication_keeps_everything(replaced):
     from resources.publishing.partition_files import PartitionVersions, PendingPublication
 
     files = replaced.settings.descriptions.partition(FIRST)
-    manifest = PartitionVersions.from_bytes(files.record.read_bytes(), key=FIRST)
+    manifest = PartitionVersions.from_bytes(files.record.read_bytes(), asset=DESCRIBED, key=FIRST)
     pending = PendingPublication(replace(manifest.published, sequence=9, sha256="0" * 64), manifest.previous)
-    files.record.write_bytes(replace(manifest, pending=pending).to_bytes())
+    files.record.write_bytes(replace(manifest, pending=pending).to_bytes(DESCRIBED))
     found = plan(replaced)
     assert all(one.asset != DESCRIBED for one in found.removals)
     assert "under way or was interrupted" in found.kept[0]
