@@ -84,7 +84,8 @@ class ParquetIOManager(IOManager):
     def load_input(self, context: InputContext) -> PartitionRows | dict[str, PartitionRows]:
         """A lazy handle on the partition, or on each of several, taken over from the store first.
 
-        Raises as ``PublishedPartitions.read`` and ``StoredPartitions.pull``.
+        Raises PutBackError where an older version stands, and as ``PublishedPartitions.read`` and
+        ``StoredPartitions.pull``.
         """
         if not context.has_asset_partitions:
             folder = self.partitions(context.asset_key).asset.published
@@ -102,6 +103,8 @@ class ParquetIOManager(IOManager):
             except StoreAwayError as error:
                 # What stands here is read then; the asset itself waits for the store before it works.
                 context.log.warning(str(error))
+        for key in keys:
+            partitions.refuse_put_back(key)
         rows = {key: partitions.read(key) for key in keys}
         return next(iter(rows.values())) if len(rows) == 1 else rows
 

@@ -35,6 +35,7 @@ from resources.storage.version_mark import (
     Standing,
     VersionMark,
     lower_version_mark,
+    mark_copies,
     raise_version_mark,
     read_version_mark,
     standing,
@@ -309,14 +310,30 @@ class PartitionFiles:
         published, previous = mark.content["published"], mark.content["previous"]
         return PartitionVersions(self.key, PublishedRecord(**published), _records(previous))
 
-    def newer_than(self, manifest: PartitionVersions | None) -> PublishedRecord | None:
-        """The marked version, where a record (None: no record) says an older or another one."""
-        marked = self.marked()
+    def put_back(
+        self, records: Sequence[PartitionVersions]
+    ) -> tuple[PublishedRecord | None, PartitionVersions | None]:
+        """The newest version where not every copy of the record says it, and the record of an older one whose
+        file stands. (None, None) where records and mark agree, or a publication was merely interrupted.
+        """
+        manifest, marked = highest(records), self.marked()
         latest = manifest.latest if manifest is not None else None
-        if marked is None or latest is None:
-            return marked.published if marked is not None else None
-        stands = standing(self._mark(marked), latest.sequence, latest.sha256)
-        return marked.published if stands in (Standing.OLDER, Standing.OTHER) else None
+        newest: PublishedRecord | None = None
+        if marked is not None and (latest is None or self._is_before(latest, marked)):
+            newest = marked.published
+        elif manifest is not None and manifest.pending is not None:
+            # A version under way that was marked was durable once: it is not to be taken back.
+            was_durable = marked is not None and marked.published == latest
+            newest = latest if was_durable and not self.holds(self.published, latest) else None
+        elif manifest is not None and any(one.latest_sequence < manifest.sequence for one in records):
+            newest = latest
+        if newest is None:
+            return None, None
+        for one in records:
+            version = one.published
+            if version is not None and version.sha256 != newest.sha256 and self._stands(version):
+                return newest, one
+        return newest, None
 
     def whole_file(self, record: PublishedRecord) -> Path | None:
         """A file of this partition here that is that version, to the byte; None where there is none."""
@@ -353,7 +370,7 @@ class PartitionFiles:
 
         Raises PublishedError where no older version stands.
         """
-        newest, older = self._put_back(self.whole_records())
+        newest, older = self.put_back(self.whole_records())
         if older is None or newest is None or self.whole_file(newest) is not None:
             raise PublishedError(
                 f"partition {self.key} of {self.asset} was not put back to an older version: there is nothing"
@@ -397,6 +414,13 @@ class PartitionFiles:
             self.move_aside(self.slot(0), notes)
         files.publish_replacing(copy, self.slot(0))
         notes.append(f"Its second copy {self.slot(0)} was made anew.")
+
+    def forget_mark(self) -> None:
+        """Remove the version mark, durably: what was published counts as never published."""
+        for copy in mark_copies(self.paths.version_mark):
+            copy.unlink(missing_ok=True)
+        if self.paths.version_mark.parent.is_dir():
+            files.sync_directory(self.paths.version_mark.parent)
 
     def move_aside(self, path: Path, notes: list[str]) -> None:
         """Move one file into the quarantine."""
@@ -564,7 +588,7 @@ class PartitionFiles:
             records = self.whole_records()
         except RecordDamagedError as error:
             records, damage = [], error
-        newest, older = self._put_back(records)
+        newest, older = self.put_back(records)
         if newest is None:
             manifest = highest(records)
             if manifest is not None:
@@ -582,37 +606,15 @@ class PartitionFiles:
         if damage is not None:
             raise damage
         if not records:
-            # All of it vanished, or a person set it aside.
+            # All of it vanished: that rows were published once is for the journal's high-water mark to say.
             return PartitionVersions(self.key)
         manifest = PartitionVersions(self.key, newest, self._standing_backups(newest, records))
         self._write_settled(manifest)
         return manifest
 
-    def _put_back(
-        self, records: Sequence[PartitionVersions]
-    ) -> tuple[PublishedRecord | None, PartitionVersions | None]:
-        """The newest version where not every record says it, and the record of the older one that stands.
-
-        (None, None) where records and mark agree, or a publication was merely interrupted.
-        """
-        manifest = highest(records)
-        newest = self.newer_than(manifest)
-        if newest is None and manifest is not None:
-            latest = manifest.latest
-            is_behind = any(one.latest_sequence < manifest.latest_sequence for one in records)
-            if manifest.pending is not None:
-                # A version under way that was marked was durable once: it is not to be taken back.
-                marked = self.marked()
-                is_behind = marked is not None and marked.published == latest
-                is_behind = is_behind and not self.holds(self.published, latest)
-            newest = latest if is_behind else None
-        if newest is None:
-            return None, None
-        for one in records:
-            version = one.published
-            if version is not None and version.sha256 != newest.sha256 and self._stands(version):
-                return newest, one
-        return newest, None
+    def _is_before(self, version: PublishedRecord, marked: PartitionVersions) -> bool:
+        stands = standing(self._mark(marked), version.sequence, version.sha256)
+        return stands in (Standing.OLDER, Standing.OTHER)
 
     def _stands(self, version: PublishedRecord) -> bool:
         return self.holds(self.published, version) or self.holds(self.slot(0), version)

@@ -33,6 +33,7 @@ from resources.publishing.partition_files import (
     PutBackError,
     RecordDamagedError,
     judge,
+    put_back_sentence,
 )
 from resources.publishing.partition_rows import PartitionRows, read_back, write_rows
 from resources.storage import files
@@ -303,6 +304,13 @@ class PublishedPartitions:
                 partition.restore_backup(record, notes)
         return Publication(record, changed=not (file_whole and copy_whole), notes=tuple(notes))
 
+    def refuse_put_back(self, key: str) -> None:
+        """Raise PutBackError where an older version stands: nothing is to be made from it. Writes nothing."""
+        partition = PartitionFiles(self.asset, key)
+        newest, older = partition.put_back(partition.whole_records())
+        if newest is not None and older is not None and partition.whole_file(newest) is None:
+            raise PutBackError(put_back_sentence(partition, newest, older.published))
+
     def read(self, key: str) -> PartitionRows:
         """A lazy handle on the published rows. Raises NotPublishedError, FileDamagedError.
 
@@ -358,6 +366,8 @@ class PublishedPartitions:
             for path in (partition.published, *map(partition.slot, VERSION_NUMBERS), *partition.record_paths):
                 if path.exists():
                     partition.move_aside(path, notes)
+            # Last, and not into the quarantine: .state may be on another device, and it has no row.
+            partition.forget_mark()
         return tuple(notes)
 
     def _earlier(self, partition: PartitionFiles, manifest: PartitionVersions) -> str:

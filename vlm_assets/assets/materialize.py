@@ -29,7 +29,7 @@ from resources.engine.server.model_server import ServerOutageError
 from resources.engine.server.running_server import ServerUnreachableError
 from resources.journal.journal import Journal, clear_retired
 from resources.journal.recovery import Recovery
-from resources.publishing.partition_files import CannotRestoreError
+from resources.publishing.partition_files import CannotRestoreError, PutBackError
 from resources.publishing.published import Publication, PublishedPartitions, StagedFile
 from resources.publishing.stored import StoredPartitions
 from resources.run_tags import NEEDS_PERSON, NO_ATTEMPT
@@ -54,6 +54,7 @@ from vlm_assets.assets.checks import (
 )
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.partition import Partition, adopt_rows, generation_of, rows_to_try_again
+from vlm_assets.assets.refusal import Refusal, clear_refusal
 from vlm_assets.assets.run_watch import (
     ImagesAwayError,
     RunProgress,
@@ -144,7 +145,8 @@ def one_range(context: dg.AssetExecutionContext, settings: Settings) -> tuple[Ca
         def pull() -> list[str]:
             pull_catalog(settings.home, store)
             assets = (settings.descriptions, settings.embeddings)
-            notes = [note for one in assets for note in StoredPartitions(one, store).pull(keys[0])]
+            with person_decides(context):
+                notes = [note for one in assets for note in StoredPartitions(one, store).pull(keys[0])]
             for one in assets:
                 pull_closed(one.partition(keys[0]), store)
             return notes
@@ -174,7 +176,7 @@ class Materialization:
         self._beat = beat
         self._settings = settings
         self._published = PublishedPartitions(partition.paths.asset)
-        self._record = self._published.record(partition.key)
+        self._record = self._published.settled(partition.key)
         asked_by = root_run_of(context) if options.recompute or options.retry_failed else None
         self._generation = generation_of(partition, self._record, asked_by)
         self._said: Metadata = {}
@@ -192,8 +194,8 @@ class Materialization:
     ) -> Iterator[Materialization]:
         """Wait while paused, then say that this process works on the partition, until it is left.
 
-        Raises RunRefusedError, BeingWithdrawnError, and MachineDiffersError where the store is worked with
-        under other settings.
+        Raises RunRefusedError, BeingWithdrawnError, dg.Failure where an older version was put back, and
+        MachineDiffersError where the store is worked with under other settings.
         """
         if options.recompute and options.retry_failed:
             note_run(context, NEEDS_PERSON)
@@ -210,7 +212,9 @@ class Materialization:
         ) as beat:
             # A withdrawal that begins later sees the heartbeat.
             _refuse_withdrawn(context, settings, partition)
-            yield cls(context, partition, work, options, beat, settings)
+            with person_decides(context):
+                materialization = cls(context, partition, work, options, beat, settings)
+            yield materialization
 
     @property
     def is_complete(self) -> bool:
@@ -283,6 +287,8 @@ class Materialization:
                     self._context.log.warning(note)
                 if adopted or self._options.retry_failed:
                     self._said["kept rows"] = dg.MetadataValue.int(adopted)
+            if journal.missing_ids:
+                clear_refusal(self.partition.paths)
             self._beat.resume(restored=journal.committed_rows)
             self.progress = RunProgress(
                 self._context,
@@ -335,6 +341,7 @@ class Materialization:
         """
         while to_do := self.to_do(journal):
             before = journal.failed_tries
+            clear_refusal(self.partition.paths)
             yield to_do
             journal.flush()
             after, missing = journal.failed_tries, journal.missing_ids
@@ -416,6 +423,8 @@ class Materialization:
                 staged.remember({ACCEPTED_FAILED: asdict(replace(accepted, rows=failed))})
             results, refusal = self._check(staged.path, accepted=accepted)
             if refusal is not None:
+                found = {one.check_name or "": one.description or "" for one in results if not one.passed}
+                Refusal(self._generation, found).write(self.partition.paths)
                 if not rows_to_try_again(journal):
                     note_run(self._context, NEEDS_PERSON)
                 yield from results
@@ -429,6 +438,7 @@ class Materialization:
             yield dg.Output(staged, metadata=metadata)
         # The IO manager has published the file and read both copies back: the journal has done its work.
         journal.retire()
+        clear_refusal(self.partition.paths)
         if copying is not None:
             self._retire_stored(copying.retire)
         yield from results
@@ -531,6 +541,16 @@ def _refuse_withdrawn(context: dg.AssetExecutionContext, settings: Settings, par
             " was computed. It goes on by itself. `vlm-assets withdraw` finishes a withdrawal that was cut"
             " short."
         )
+
+
+@contextlib.contextmanager
+def person_decides(context: dg.AssetExecutionContext) -> Iterator[None]:
+    """Fail without a retry where a partition was put back: every further run would stop just so."""
+    try:
+        yield
+    except PutBackError as error:
+        note_run(context, NEEDS_PERSON)
+        raise dg.Failure(f"{error} Nothing was computed.", allow_retries=False) from error
 
 
 def root_run_of(context: dg.AssetExecutionContext) -> str:

@@ -25,12 +25,15 @@ from resources.publishing.partition_files import (
     PartitionVersions,
     PublishedRecord,
     RecordDamagedError,
+    highest,
     judge,
+    put_back_sentence,
 )
 from resources.state.workers import Worker, Workers
 from resources.storage.layout import VERSION_NUMBERS, AssetFolders
 from resources.storage.sealed_json import BrokenSealError, FormatVersionError, read_sealed, write_sealed
 from vlm_assets.assets.fingerprint import CATALOGUE_SLICE, TEXTS, Meanings
+from vlm_assets.assets.refusal import Refusal
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ranges import PropertyRange
 from vlm_assets.config.resource_settings import control_state
@@ -89,6 +92,10 @@ class Kind(StrEnum):
     """Neither copy of the partition's record can be read."""
     RECORD_COPY = "record_copy"
     """One of the two copies of the record is missing or damaged."""
+    RECORD_BEHIND = "record_behind"
+    """Its record is lost, or older than its newest version, of which a file is whole."""
+    PUT_BACK = "put_back"
+    """An older version stands, and the newest one that was here is in none of its files."""
     VANISHED = "vanished"
     """It was published once, and neither its record nor its file is there."""
     UNRECORDED = "unrecorded"
@@ -126,6 +133,7 @@ class Kind(StrEnum):
 
 _WARNINGS = frozenset(
     {
+        Kind.PUT_BACK,
         Kind.EARLIER_VERSION,
         Kind.PENDING,
         Kind.STALE,
@@ -184,10 +192,10 @@ class PartitionState:
 
 
 class VerifiedFiles:
-    """Published files that were read and are what was published, by size, change time and inode.
+    """Published files that were read and are the newest version, by size, change time and inode.
 
-    A look reads only what changed since. ``seconds``: for which it reads at most; ``unread`` counts the rest.
-    ``state_directory``: of the note; None: without one.
+    The version mark counts as part of a file. A look reads only what changed since. ``seconds``: for which it
+    reads at most; ``unread`` counts the rest. ``state_directory``: of the note; None: without one.
     """
 
     def __init__(self, state_directory: Path | None, *, seconds: float = _READ_SECONDS) -> None:
@@ -200,32 +208,48 @@ class VerifiedFiles:
             with contextlib.suppress(OSError, BrokenSealError, KeyError, TypeError):
                 self._verified = dict(read_sealed(self._path)["files"])
 
-    def judge(self, path: Path, record: PublishedRecord) -> Finding | None:
-        """What is wrong with a file, or None; its bytes are read if they changed since they were verified."""
-        name = f"{path.parent.name}/{path.name}"
-        try:
-            stat = path.stat()
-        except OSError:
-            return judge(path, record, deep=False)
-        said = f"{stat.st_size} {stat.st_ctime_ns} {stat.st_ino} {record.sha256[:16]}"
-        if self._verified.get(name) == said and stat.st_size == record.bytes:
-            return None
-        if self._left <= 0 and stat.st_size == record.bytes:
+    def is_unchanged(self, files: PartitionFiles, record: PublishedRecord) -> bool:
+        """Whether a file was verified as this version, and neither it nor its mark changed since."""
+        note = self._verified.get(_name_in_note(files))
+        return note is not None and note == _seen_now(files, record)
+
+    def judge(self, files: PartitionFiles, record: PublishedRecord) -> Finding | None:
+        """What is wrong with a published file that changed, or None; reads its bytes while there is time."""
+        path, seen = files.published, _seen_now(files, record)
+        if self._left <= 0 and _size(path) == record.bytes:
             self.unread += 1
             return None
         began = time.monotonic()
-        found = judge(path, record, deep=True)
+        finding = judge(path, record, deep=True)
         self._left -= time.monotonic() - began
-        if found is None and stat.st_ctime_ns < time.time_ns() - _SETTLED_NS:
-            self._verified[name] = said
+        if finding is None and seen is not None and path.stat().st_ctime_ns < time.time_ns() - _SETTLED_NS:
+            self._verified[_name_in_note(files)] = seen
             self._is_new = True
-        return found
+        return finding
 
     def save(self) -> None:
         """Write the note, if it is new. Where nothing can be written, the next look takes longer."""
         if self._path is not None and self._is_new:
             with contextlib.suppress(OSError):
                 write_sealed(self._path, {"about": _ABOUT, "files": self._verified})
+
+
+def _name_in_note(files: PartitionFiles) -> str:
+    return f"{files.asset}/{files.key}"
+
+
+def _seen_now(files: PartitionFiles, record: PublishedRecord) -> str | None:
+    """What tells a published file and its mark from changed ones; None where there is no file."""
+    try:
+        file = files.published.stat()
+    except OSError:
+        return None
+    try:
+        mark = files.paths.version_mark.stat()
+        marked = f"{mark.st_ctime_ns} {mark.st_ino}"
+    except OSError:
+        marked = "-"
+    return f"{file.st_size} {file.st_ctime_ns} {file.st_ino} {record.sha256[:16]} {marked}"
 
 
 class PartitionStates:
@@ -345,6 +369,23 @@ class PartitionStates:
             return Problem(kind, nothing.asset, nothing.key, sentence, str(files.published), finding)
 
         manifest = reading.manifest
+        record = manifest.published if manifest is not None else None
+        is_settled = not reading.damaged and not reading.unsettled
+        is_unchanged = (
+            self._verified is not None
+            and record is not None
+            and is_settled
+            and self._verified.is_unchanged(files, record)
+        )
+        newest, older = (None, None) if is_unchanged else files.put_back(reading.records)
+        if newest is not None and (place := files.whole_file(newest)) is not None:
+            sentence = (
+                f"What its record says is lost or older than version {newest.sequence} (published"
+                f" {newest.published_at}), and {place} is that version, to the byte."
+            )
+            behind = (problem(Kind.RECORD_BEHIND, sentence),)
+            countable = place == files.published
+            return replace(nothing, rows=newest.rows, record=newest, problems=behind, countable=countable)
         if manifest is None:
             there = files.published.exists()
             if any(path.exists() for path in files.record_paths):
@@ -355,12 +396,13 @@ class PartitionStates:
                 return replace(nothing, problems=(problem(Kind.UNRECORDED, sentence),), countable=True)
         if manifest is None or (manifest.published is None and manifest.pending is None):
             marks = read_marks(files.paths.high_water_marks, nothing.key)
-            vanished = next((one.rows for one in marks if one.retired), None)
+            retired = next((one.rows for one in marks if one.retired), None)
+            vanished = newest.rows if newest is not None else retired
             if vanished is None:
                 return nothing
             sentence = (
-                f"{vanished} rows were published once, says its high-water mark, and neither its record nor"
-                " its file is there."
+                f"{vanished} rows were published once, says its mark, and neither its record nor its file is"
+                " there."
             )
             return replace(nothing, problems=(problem(Kind.VANISHED, sentence),))
         problems: list[Problem] = []
@@ -372,13 +414,19 @@ class PartitionStates:
         if reading.damaged and not manifest.pending:
             sentence = f"{'; '.join(reading.damaged)}. The other copy is whole."
             problems.append(problem(Kind.RECORD_COPY, sentence))
+        if newest is not None and older is not None:
+            # Readers see the older version: it is what the rest is said of.
+            manifest = older
+            problems = [problem(Kind.PUT_BACK, put_back_sentence(files, newest, older.published))]
         record = files.peek() if manifest.pending else manifest.published
         if record is None:
             return replace(nothing, problems=tuple(problems))
-        if self._verified is None:
+        if is_unchanged:
+            judged = None
+        elif self._verified is None or newest is not None:
             judged = judge(files.published, record, deep=True)
         else:
-            judged = self._verified.judge(files.published, record)
+            judged = self._verified.judge(files, record)
         if judged:
             problems.append(problem(Kind.FILE, judged.sentence, judged.kind))
         elif record.rows != nothing.expected:
@@ -458,7 +506,8 @@ class PartitionStates:
             problems = tuple(_lost_rows(asset, found.key, one) for one in lost)
             return replace(found, state=State.LOST, rows=rows, problems=problems)
         state = State.INTERRUPTED if rows else State.NOT_STARTED
-        if rows >= found.expected:
+        finished = [one.generation for one in journals if one.rows >= found.expected]
+        if finished and Refusal.read(asset.partition(found.key), finished) is not None:
             state = State.REFUSED
         return replace(found, state=state, rows=rows)
 
@@ -516,9 +565,11 @@ def _lost_rows(asset: AssetFolders, key: str, found: JournalInspection) -> Probl
 class RecordReading:
     """The record as it stands: its content, and the copies of it that are not whole.
 
-    unsettled: a change of it is under way or was interrupted; both copies are whole.
+    records: the copies that read; manifest: that of the newest version among them. unsettled: a change of it
+    is under way or was interrupted; both copies are whole.
     """
 
+    records: tuple[PartitionVersions, ...]
     manifest: PartitionVersions | None
     content: tuple[bytes | None, ...] = field(repr=False)
     damaged: tuple[str, ...]
@@ -527,30 +578,34 @@ class RecordReading:
 
 def read_record(partition: PartitionFiles) -> RecordReading:
     """Read a partition's record without settling or locking anything."""
-    manifest: PartitionVersions | None = None
+    records: dict[Path, PartitionVersions] = {}
     content: list[bytes | None] = []
     damaged: list[str] = []
-    unsettled = False
     for path in partition.record_paths:
         data: bytes | None = None
         try:
             data = path.read_bytes()
-            if manifest is not None and data == content[0]:
-                found = manifest
-            else:
-                found = PartitionVersions.from_bytes(data, key=partition.key)
+            is_same = partition.record_path in records and data == content[0]
+            records[path] = (
+                records[partition.record_path]
+                if is_same
+                else PartitionVersions.from_bytes(data, asset=partition.asset, key=partition.key)
+            )
         except FileNotFoundError:
             damaged.append(f"{path} is missing")
         except (RecordDamagedError, OSError) as error:
             damaged.append(f"{path}: {error}")
-        else:
-            manifest = manifest or found
-            if found.pending or (found != manifest and found.published == manifest.published):
-                unsettled = True
-            elif found != manifest and not manifest.pending:
-                damaged.append(f"{path} is not the same as {partition.record_path}")
         content.append(data)
-    return RecordReading(manifest, tuple(content), tuple(damaged), unsettled)
+    manifest = highest(tuple(records.values()))
+    unsettled = False
+    for path, record in records.items():
+        if manifest is None or record == manifest:
+            unsettled = unsettled or record.pending is not None
+        elif record.pending or record.published == manifest.published:
+            unsettled = True
+        elif not manifest.pending:
+            damaged.append(f"{path} says another version than the other copy")
+    return RecordReading(tuple(records.values()), manifest, tuple(content), tuple(damaged), unsettled)
 
 
 def _size(path: Path) -> int | None:

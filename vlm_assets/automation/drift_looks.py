@@ -28,6 +28,8 @@ _FILE_KINDS = {
 }
 _KINDS = {
     Kind.FILE: "damaged",
+    Kind.RECORD_BEHIND: "record damaged",
+    Kind.PUT_BACK: "put back",
     Kind.VANISHED: "deleted",
     Kind.UNRECORDED: "foreign",
     Kind.RECORD: "record damaged",
@@ -37,12 +39,13 @@ _KINDS = {
     Kind.IDS: "row count",
     Kind.STORE: "damaged in the store",
 }
-_WARNINGS = (Kind.RECORD_COPY, Kind.SECOND_COPY)
+_WARNINGS = (Kind.RECORD_COPY, Kind.SECOND_COPY, Kind.PUT_BACK)
 _RESTORE = (
     "Materialize the partition, or wait for the scheduled re-materialization: it puts the verified second"
     " copy back, without a device. What stood there is kept in .quarantine."
 )
 _NEXT_STEP = {
+    Kind.PUT_BACK: "A run stops until then.",
     Kind.UNRECORDED: "Move the file away, or materialize the partition, which keeps it in .quarantine.",
     Kind.RECORD: "Run `vlm-assets repair`: it says what it would do.",
     Kind.JOURNAL: "Run `vlm-assets status`.",

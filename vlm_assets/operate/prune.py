@@ -218,7 +218,7 @@ def _remove_of_partition(partition: PartitionFiles, removals: list[Removal]) -> 
         versions = [one.path for one in removals if one.what is What.EARLIER_VERSION]
         if versions:
             # The record never names what is not there.
-            settled = replace(manifest, previous=()).to_bytes()
+            settled = replace(manifest, previous=()).to_bytes(partition.asset)
             files.write_replacing(partition.record_copy, settled, partition.staging)
             files.write_replacing(partition.record_path, settled, partition.staging)
         for path in versions:

@@ -20,10 +20,12 @@ import typer
 from resources.journal.high_water_mark import read_marks
 from resources.journal.journal_errors import JournalLossError, sample
 from resources.publishing.partition_files import (
+    FindingKind,
     NotPublishedError,
     PartitionFiles,
     PublishedError,
     PublishedRecord,
+    PutBackError,
 )
 from resources.publishing.published import PublishedPartitions
 from resources.publishing.stored import StoredPartitions
@@ -95,6 +97,9 @@ COMPUTING = frozenset({Way.COMPUTE, Way.RETRY_FAILED, Way.RESUME})
 _OF_THE_FILES = frozenset(
     {Kind.FILE, Kind.SECOND_COPY, Kind.RECORD_COPY, Kind.COLUMNS, Kind.IDS, Kind.MIXED, Kind.PENDING}
 )
+_TOLD = (Kind.PENDING, Kind.PUT_BACK)
+"""Warnings that are put right, or are for a person to decide."""
+
 _OF_THE_ROWS = frozenset({Kind.COLUMNS, Kind.IDS, Kind.MIXED})
 
 _RUN_OPTIONS = {Way.COMPUTE: "recompute", Way.RETRY_FAILED: "retry_failed"}
@@ -140,7 +145,8 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
         elif problem.kind is Kind.UNLISTED:
             repairs.append(Repair(problem.asset, None, Way.BY_HAND, (problem.sentence,)))
     for (asset, key), problems in by_partition.items():
-        repairs += _of_partition(PartitionFiles(settings.layout.asset(asset), key), asset, problems)
+        partition = PartitionFiles(settings.layout.asset(asset), key)
+        repairs += _of_partition(partition, asset, problems, has_store=settings.store is not None)
     repairs = _without_consequences(repairs, settings, descriptions, embeddings)
     repairs += _refused(found)
     if failed:
@@ -153,15 +159,22 @@ def plan_repairs(settings: Settings, found: Audit, *, failed: bool = False) -> l
     return sorted(repairs, key=lambda one: (one.way in COMPUTING, one.asset, one.key or ""))
 
 
-def _of_partition(files_: PartitionFiles, asset: str, problems: Sequence[Problem]) -> Iterator[Repair]:
+def _of_partition(
+    files_: PartitionFiles, asset: str, problems: Sequence[Problem], *, has_store: bool
+) -> Iterator[Repair]:
     kinds = {one.kind for one in problems}
     why = tuple(
         one.sentence
         for one in problems
-        if (not one.kind.is_warning or one.kind is Kind.PENDING) and one.kind is not Kind.STORE
+        if (not one.kind.is_warning or one.kind in _TOLD) and one.kind is not Kind.STORE
     )
     if Kind.JOURNAL in kinds:
         yield Repair(asset, files_.key, Way.BY_HAND, why)
+    elif Kind.RECORD_BEHIND in kinds:
+        yield Repair(asset, files_.key, Way.RESTORE, why)
+    elif Kind.PUT_BACK in kinds:
+        # A store may have the newest version still.
+        yield Repair(asset, files_.key, Way.RESTORE if has_store else Way.BY_HAND, why)
     elif Kind.RECORD in kinds:
         yield Repair(asset, files_.key, Way.COMPUTE, why, forgets=True)
     elif kinds & {Kind.VANISHED, Kind.UNRECORDED}:
@@ -242,8 +255,15 @@ def put_right(settings: Settings, repair: Repair) -> list[str]:
     if repair.forgets:
         return list(published.set_aside(repair.key))
     if repair.way is Way.RESTORE:
-        restoration = published.restore(repair.key)
-        return [*restoration.notes] or [f"Partition {repair.key} of {repair.asset} is whole."]
+        fetched: tuple[str, ...] = ()
+        try:
+            restoration = published.restore(repair.key)
+        except PutBackError:
+            if settings.store is None:
+                raise
+            fetched = StoredPartitions(asset, settings.store).pull(repair.key)
+            restoration = published.restore(repair.key)
+        return [*fetched, *restoration.notes] or [f"Partition {repair.key} of {repair.asset} is whole."]
     return []
 
 
@@ -433,6 +453,12 @@ def repair_command(
             help="Make this file, or object on S3, the catalogue. It is checked first.",
         ),
     ] = None,
+    accept_version: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help="Let this partition's older version that was put back count as the newest."
+        ),
+    ] = None,
     accept_settings: Annotated[
         bool,
         typer.Option(
@@ -458,6 +484,8 @@ def repair_command(
             forget_settings(current.store, (current.descriptions.name, current.embeddings.name))
         say("The next run says which settings, models and code all machines must have.")
         raise typer.Exit(0)
+    if accept_version is not None:
+        raise typer.Exit(_accept_version(current, accept_version, yes))
     if accept_loss is not None:
         if as_json:
             raise typer.BadParameter("--json and --accept-loss do not go together.")
@@ -579,4 +607,29 @@ def _accept_loss(current: Settings, key: str, yes: bool) -> int:
         return 1
     for loss in losses:
         say(accept_loss(loss, current.store))
+    return 0
+
+
+def _accept_version(current: Settings, key: str, yes: bool) -> int:
+    working = [one for one in Workers(control_state(current)).living() if one.partition == key]
+    if working:
+        say(f"Run {working[0].run_id} works on {key} on {working[0].host}. Nothing was changed.")
+        return 1
+    published = [PublishedPartitions(asset) for asset in (current.descriptions, current.embeddings)]
+    verified = [(one, one.verify(key)) for one in published]
+    put_back = [
+        (one, finding)
+        for one, verification in verified
+        for finding in verification.findings
+        if finding.kind is FindingKind.PUT_BACK
+    ]
+    if not put_back:
+        say(f"{key} was not put back to an older version: there is nothing to accept.")
+        return 0
+    say_list([finding.sentence for _, finding in put_back], "yellow")
+    if not agreed("Let the older version count as the newest? What came after it is given up.", yes):
+        return 1
+    for one, _ in put_back:
+        for sentence in one.accept_older(key):
+            say(sentence)
     return 0

@@ -79,8 +79,8 @@ class PartitionStatus:
     @property
     def usable_rows(self) -> int:
         """Rows that count as done: published or on the way there, not those that a check keeps back."""
-        kept_back = not self.is_complete and self.state is not State.RUNNING and self.rows == self.expected
-        return 0 if kept_back else self.rows
+        is_going_on = self.is_complete or self.state in (State.RUNNING, State.INTERRUPTED)
+        return 0 if self.rows == self.expected and not is_going_on else self.rows
 
 
 @dataclass(frozen=True)

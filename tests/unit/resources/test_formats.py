@@ -56,7 +56,7 @@ def test_a_format_that_changes_has_a_new_number(tmp_path: Path) -> None:
     told = json.loads((written.FORMATS / written.number() / "structure.json").read_text())
     assert json.loads(json.dumps(written.structure(tmp_path))) == told, (
         "a file on disk has another structure under the same number: raise FORMAT in the module that "
-        f"writes it (commits.py, high_water_mark.py or partition_files.py), then: python {_FILE}"
+        f"writes it (commits.py, high_water_mark.py, partition_files.py, version_mark.py): python {_FILE}"
     )
 
 

@@ -18,6 +18,7 @@ from resources.journal import commits, high_water_mark
 from resources.journal.journal import Journal
 from resources.publishing import partition_files
 from resources.publishing.published import PublishedPartitions
+from resources.storage import version_mark
 from resources.storage.layout import Home, PartitionPaths
 from resources.storage.sealed_json import unseal
 
@@ -79,6 +80,7 @@ def structure(home: Path) -> dict[str, Any]:
         "manifest": _shape(unseal(max(journal.glob("manifest-*")).read_bytes())),
         "mark": _shape(unseal(under_way.high_water_mark(GENERATION).read_bytes())),
         "record": _shape(unseal(published.record.read_bytes())),
+        "version mark": _shape(unseal(published.version_mark.read_bytes())),
         "segment": {
             "metadata": sorted(key.decode() for key in metadata),
             "owner": _shape(json.loads(metadata[b"vlm_assets.journal"])),
@@ -89,7 +91,13 @@ def structure(home: Path) -> dict[str, Any]:
 
 def number() -> str:
     """The name of this version's folder: the numbers of its formats."""
-    return f"journal-{commits.FORMAT}-mark-{high_water_mark.FORMAT}-record-{partition_files.FORMAT}"
+    numbers = {
+        "journal": commits.FORMAT,
+        "mark": high_water_mark.FORMAT,
+        "record": partition_files.FORMAT,
+        "version-mark": version_mark.FORMAT,
+    }
+    return "-".join(f"{name}-{number}" for name, number in numbers.items())
 
 
 def _shape(value: object) -> object:

@@ -17,6 +17,7 @@ from resources.journal.journal import Journal
 from resources.publishing.partition_files import PublishedRecord
 from resources.publishing.published import PublishedPartitions
 from vlm_assets.assets.published_rows import COUNTED, row_counts
+from vlm_assets.assets.refusal import Refusal
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.catalog.ingest import ingest
 from vlm_assets.catalog.ranges import PropertyRange
@@ -184,6 +185,19 @@ def commit_rows(
             row = {"property_id": ids[number], "ordinal": wanted.start + number, "status": "ok"}
             journal.submit(pa.Table.from_pylist([row], schema=JOURNALED))
             journal.flush()
+
+
+@pytest.fixture
+def refuse() -> Callable[..., None]:
+    """Writes down that a check refused the finished rows of a partition."""
+
+    def write(
+        settings: Settings, key: str, asset: str = "property_descriptions", generation: str = "g"
+    ) -> None:
+        found = {"failed_share": "2 of 2 properties failed"}
+        Refusal(generation, found).write(settings.layout.asset(asset).partition(key))
+
+    return write
 
 
 @pytest.fixture

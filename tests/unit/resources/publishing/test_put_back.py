@@ -219,11 +219,20 @@ def test_a_mark_that_is_behind_is_raised(partitions: Any, old: Old) -> None:
     assert partitions.verify(KEY).repairs == ()
 
 
-def test_a_partition_set_aside_counts_on(partitions: Any) -> None:
+def test_a_partition_that_vanished_counts_on(partitions: Any) -> None:
     """A number that was given once is not given again, so that no later version looks older than a mark."""
     partitions.publish_text("a")
     partitions.publish_text("b")
-    partitions.set_aside(KEY)
-    assert partitions.record(KEY) is None
+    for path in (partitions.path(KEY), *map(partitions.files.slot, (0, 1)), *partitions.files.record_paths):
+        path.unlink()
+    assert partitions.settled(KEY) is None
     assert partitions.publish_text("c").record.sequence == 3
     assert partitions.verify(KEY).ok
+
+
+def test_a_partition_set_aside_was_never_published(partitions: Any) -> None:
+    """A person gave it up: its mark goes too, and what is published next is the first version."""
+    partitions.publish_text("a")
+    partitions.set_aside(KEY)
+    assert partitions.files.marked() is None
+    assert partitions.publish_text("b").record.sequence == 1

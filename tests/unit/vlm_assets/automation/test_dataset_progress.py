@@ -81,10 +81,11 @@ def test_page_has_the_picture_and_the_figures(dataset) -> None:
     assert "vlm-assets audit" in metadata["what happens next"].value
 
 
-def test_rows_that_a_check_keeps_back_are_not_counted_as_described(uneven: Settings, commit) -> None:
+def test_rows_that_a_check_keeps_back_are_not_counted_as_described(uneven: Settings, commit, refuse) -> None:
     """Three rows are committed, two of them refused: the page does not say that they are there to be used."""
     for key, rows in (("000000002-000000003", 1), ("000000004-000000005", 2)):
         commit(uneven, key, rows)
+    refuse(uneven, "000000004-000000005")
     status = read_status(uneven, Catalog.open(uneven.home))
     metadata = progress_metadata(status)
     assert metadata["properties described"].value == 1

@@ -67,6 +67,7 @@ def test_what_was_made_under_other_settings_is_stale(dataset, files, monkeypatch
     paths = dataset.settings.descriptions.partition(key)
     paths.record.unlink()
     paths.record_copy.unlink()
+    dataset.descriptions.set_aside(key)
     assert not files.is_stale(DESCRIPTIONS, key), "nothing is recorded as published"
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resources.journal.high_water_mark import HighWaterMark, write_mark
+from resources.storage.version_mark import mark_copies
 from vlm_assets.assets import partition_state
 from vlm_assets.assets.partition_state import Kind, State
 from vlm_assets.operate.audit import Audit, audit
@@ -222,6 +223,9 @@ def test_records_that_are_damaged(dataset):
     flip(record, 20)
     assert wrong(look(dataset)) == {(Kind.RECORD_COPY, DESCRIBED, FIRST)}
     copy.unlink()
+    assert wrong(look(dataset)) == {(Kind.RECORD_BEHIND, DESCRIBED, FIRST)}, "its mark says what it is"
+    for mark in mark_copies(paths.version_mark):
+        mark.unlink()
     found = look(dataset)
     assert (Kind.RECORD, DESCRIBED, FIRST) in wrong(found)
     assert partition(found, DESCRIBED, FIRST).counts.ok == 3
@@ -232,6 +236,11 @@ def test_a_folder_that_vanished_is_not_a_fresh_start(dataset):
     for asset in (dataset.settings.descriptions, dataset.settings.embeddings):
         shutil.rmtree(asset.published)
         shutil.rmtree(asset.versions)
+    by_version_marks = {
+        (Kind.VANISHED, asset, key) for asset in (DESCRIBED, EMBEDDED) for key in dataset.keys
+    }
+    assert wrong(look(dataset)) == by_version_marks
+    shutil.rmtree(dataset.settings.state_directory / "version_marks")
     mark = dataset.settings.state_directory / "high_water_marks" / DESCRIBED / FIRST / "g.json"
     mark.parent.mkdir(parents=True)
     write_mark(mark, HighWaterMark(FIRST, "g", 3, 9, 1, None, retired=True))

@@ -8,8 +8,11 @@ import shutil
 import pytest
 
 from resources.journal.high_water_mark import HighWaterMark, write_mark
+from resources.storage.version_mark import mark_copies
+from vlm_assets.assets.partition_state import Kind
 from vlm_assets.operate.audit import audit
 from vlm_assets.operate.repair import Way, plan_repairs, put_right, recomputations
+from vlm_assets.operate.status import read_status
 
 FIRST, SECOND, THIRD = "000000000-000000002", "000000003-000000005", "000000006-000000008"
 DESCRIBED, EMBEDDED = "property_descriptions", "property_embeddings"
@@ -97,11 +100,69 @@ def test_embeddings_of_other_descriptions_are_computed_alone(dataset):
     assert (wanted.assets, wanted.keys) == ((EMBEDDED,), (SECOND,))
 
 
+def put_back(dataset, key, *, wholly):
+    """Publish other descriptions, then put the version before, or its record alone, back."""
+    paths = dataset.settings.descriptions.partition(key)
+    names = (paths.record, paths.record_copy, *((paths.published, paths.version(0)) if wholly else ()))
+    before = {path: path.read_bytes() for path in names}
+    newest = dataset.describe(key, text="a villa")
+    dataset.embed(key)
+    for path, content in before.items():
+        path.write_bytes(content)
+    if wholly:
+        paths.version(1).unlink()
+    return newest
+
+
+def test_an_older_record_beside_a_newer_file_is_brought_up_to_it(dataset):
+    """Finished work is never computed again while a whole file of it is there."""
+    newest = put_back(dataset, FIRST, wholly=False)
+    repairs = plan(dataset)
+    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE}
+    put_right(dataset.settings, repairs[0])
+    assert dataset.descriptions.record(FIRST) == newest
+    assert audit(dataset.settings, dataset.catalog, deep=True).ok
+    assert plan(dataset, deep=True) == []
+
+
+def test_the_records_of_descriptions_and_embeddings_exchanged(dataset):
+    """A record names its asset: both are written anew, and nothing is computed."""
+    both = [asset.partition(FIRST) for asset in (dataset.settings.descriptions, dataset.settings.embeddings)]
+    for one, other in zip(*((paths.record, paths.record_copy) for paths in both), strict=True):
+        one_was, other_was = one.read_bytes(), other.read_bytes()
+        one.write_bytes(other_was)
+        other.write_bytes(one_was)
+    repairs = plan(dataset)
+    assert ways(repairs) == {(DESCRIBED, FIRST): Way.RESTORE, (EMBEDDED, FIRST): Way.RESTORE}
+    for one in repairs:
+        put_right(dataset.settings, one)
+    assert plan(dataset, deep=True) == []
+
+
+def test_a_partition_put_back_wholly_is_for_a_person(dataset, call):
+    """Status, audit and repair warn with both dates; what is accepted counts from then on."""
+    older = dataset.descriptions.record(FIRST)
+    newest = put_back(dataset, FIRST, wholly=True)
+    found = audit(dataset.settings, dataset.catalog)
+    (warning,) = [one for one in found.warnings if one.kind is Kind.PUT_BACK]
+    assert older.published_at in warning.sentence and newest.published_at in warning.sentence
+    assert (DESCRIBED, FIRST) in ways(plan(dataset)) and ways(plan(dataset))[DESCRIBED, FIRST] is Way.BY_HAND
+    for _ in range(2):
+        note = next(one.note for one in read_status(dataset.settings, dataset.catalog).partitions)
+        assert note == warning.sentence, "each look says so"
+    assert call("repair", "--accept-version", FIRST).exit_code == 1
+    done = call("repair", "--accept-version", FIRST, "--yes")
+    assert done.exit_code == 0, done.output
+    assert dataset.descriptions.record(FIRST) == older
+    assert Kind.PUT_BACK not in {one.kind for one in audit(dataset.settings, dataset.catalog).warnings}
+    assert "nothing to accept" in call("repair", "--accept-version", FIRST, "--yes").output
+
+
 def test_a_record_lost_twice_is_set_aside_and_computed(dataset):
     """Without a record nobody knows what the file must be: it is kept aside, never trusted, never deleted."""
     paths = dataset.settings.descriptions.partition(FIRST)
-    paths.record.write_bytes(b"?")
-    paths.record_copy.write_bytes(b"?")
+    for path in (paths.record, paths.record_copy, *mark_copies(paths.version_mark)):
+        path.write_bytes(b"?")
     sound = dataset.descriptions.path(FIRST).read_bytes()
     (one,) = (one for one in plan(dataset) if one.asset == DESCRIBED)
     assert (one.way, one.forgets) == (Way.COMPUTE, True)
@@ -129,9 +190,10 @@ def test_foreign_files_are_moved_out_of_the_readers_way(dataset):
     assert audit(dataset.settings, dataset.catalog).ok
 
 
-def test_a_partition_that_a_check_refused_is_tried_again(empty, commit):
+def test_a_partition_that_a_check_refused_is_tried_again(empty, commit, refuse):
     """All rows committed and nothing published: only the failed ones are computed again."""
     commit(empty.settings, FIRST, 3)
+    refuse(empty.settings, FIRST)
     commit(empty.settings, SECOND, 2)
     repairs = plan(empty)
     assert ways(repairs) == {(DESCRIBED, FIRST): Way.RETRY_FAILED}

@@ -36,7 +36,7 @@ def publish(dataset, *arguments):
 
 
 @pytest.fixture
-def refused(empty):
+def refused(empty, refuse):
     """The first of the three ranges is finished and not published: two of three properties failed."""
     paths = empty.settings.descriptions.partition(empty.keys[0])
     failed = {"status": "failed", "error_kind": "io_error", "error": "the disk is bad", "tries": 3}
@@ -57,6 +57,7 @@ def refused(empty):
         journal.submit(pa.Table.from_pylist(first, schema=ROWS))
         journal.flush()
         journal.submit(pa.Table.from_pylist([{**first[1], "tries": 2, "error": "still bad"}], schema=ROWS))
+    refuse(empty.settings, empty.keys[0])
     return empty
 
 

@@ -24,13 +24,16 @@ from resources.state.database import open_state
 from resources.state.nodes import DEAD_SECONDS, NodeDevice, NodeRecord, Nodes
 from resources.state.pause import pause, pause_node
 from resources.state.workers import Phase, Workers
+from resources.storage.version_mark import mark_copies
 from sensors.retry_ledger import Attempts, DoneAgain, Entry, note_done_again
 from vlm_assets.assets import partition_state
 from vlm_assets.assets.partition_state import State
 from vlm_assets.catalog.catalog import Catalog
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import Settings
+from vlm_assets.operate.audit import audit
 from vlm_assets.operate.main import app
+from vlm_assets.operate.repair import plan_repairs
 from vlm_assets.operate.status import Status, read_status
 from vlm_assets.operate.status_view import view, watch_status
 
@@ -52,10 +55,11 @@ def text(status: Status) -> str:
     return console.file.getvalue()
 
 
-def test_after_a_reboot_everything_waits_heaviest_first(uneven: Settings, commit) -> None:
+def test_after_a_reboot_everything_waits_heaviest_first(uneven: Settings, commit, refuse) -> None:
     """Nothing runs: what is interrupted resumes at its percentage, what waits is in the order of its cost."""
     commit(uneven, HEAVY, 1)
     commit(uneven, MIDDLE, 2)
+    refuse(uneven, MIDDLE)
     found = status_of(uneven)
     expected = [State.NOT_STARTED, State.INTERRUPTED, State.REFUSED, State.NOT_STARTED]
     assert list(states(found).values()) == expected
@@ -69,12 +73,27 @@ def test_after_a_reboot_everything_waits_heaviest_first(uneven: Settings, commit
     assert "1 interrupted: the next run of each goes on" in said
 
 
+@pytest.mark.parametrize("generation", [None, "another"])
+def test_finished_rows_that_no_check_refused_are_interrupted(
+    uneven: Settings, commit, refuse, generation: str | None
+) -> None:
+    """Stopped between the last commit and publication: it goes on at 100%, and nothing is computed again."""
+    commit(uneven, MIDDLE, 2)
+    if generation is not None:
+        refuse(uneven, MIDDLE, generation=generation)
+    status = status_of(uneven)
+    (partition,) = [one for one in status.partitions if one.key == MIDDLE and one.images_left is not None]
+    assert (partition.state, partition.percent, partition.usable_rows) == (State.INTERRUPTED, 100.0, 2)
+    assert partition.images_left == 0
+    assert plan_repairs(uneven, audit(uneven, Catalog.open(uneven.home))) == []
+
+
 def test_rate_and_time_left_follow_from_what_is_committed(dataset) -> None:
     """Rows per second of wall time; the time left is that of the rows left at this rate."""
     key = dataset.keys[2]
     for asset in (dataset.settings.descriptions, dataset.settings.embeddings):
         paths = asset.partition(key)
-        for path in (paths.published, paths.record, paths.record_copy):
+        for path in (paths.published, paths.record, paths.record_copy, *mark_copies(paths.version_mark)):
             path.unlink()
     found = status_of(dataset.settings)
     assert states(found)[key] is State.NOT_STARTED
