@@ -6,6 +6,8 @@ from faults.mutations.mutant import Mutant
 
 _ROWS = "resources/publishing/partition_rows.py"
 _FILES = "resources/publishing/partition_files.py"
+_IO = "resources/publishing/parquet_io.py"
+_STATES = "vlm_assets/assets/partition_state.py"
 _PUBLISHED = "resources/publishing/published.py"
 
 MUTANTS = (
@@ -21,7 +23,7 @@ MUTANTS = (
     Mutant(_FILES, "taken(self.paths.publication_lock, ", "taken(files.temporary_name(self.paths.publication_lock), ", "one publisher at a time (flock)"),
     Mutant(_FILES, " and files.sha256_of(path) == record.sha256\n", "\n", "a file is a version by its SHA-256"),
     Mutant(_FILES, "        if sha256 != record.sha256:\n", "        if False:\n", "a copy is compared with its record"),
-    Mutant(_FILES, "        files.sync_directory(self.published.parent)\n", "", "a rename that a killed process left is made durable"),
+    Mutant(_FILES, "        files.sync_directory(self.published.parent)\n        self._complete(pending", "        self._complete(pending", "a rename that a killed process left is made durable"),
     Mutant(_FILES, "        self.keep_aside_unless(manifest.published, notes)\n", "", "what no backup holds is kept before it is replaced"),
     Mutant(_FILES, "        self.keep_aside_unless(record, notes)\n", "", "restoring keeps the damaged file"),
     Mutant(_FILES, "            self.keep_aside_unless(manifest.published, repairs)\n", "", "finishing a publication keeps what stood there"),
@@ -35,13 +37,27 @@ MUTANTS = (
     Mutant(_FILES, "            if self.holds(self.slot(source), version):\n", "            if self.slot(source).exists():\n", "only a file that verifies is rotated"),
     Mutant(_FILES, "        if self.slot(0).exists():\n            self.move_aside(self.slot(0), notes)\n", "", "a damaged second copy is kept aside"),
     Mutant(_FILES, "                if path.exists():\n                    self.move_aside(path, repairs)\n", "", "a damaged record is kept aside"),
-    Mutant(_FILES, "            if isinstance(one, RecordDamagedError):\n", "            if False:\n", "two unreadable records are not 'nothing published'"),
+    Mutant(_FILES, "        if damage is not None and not whole:\n", "        if False:\n", "two unreadable records are not 'nothing published'"),
     Mutant(_PUBLISHED, "        staged.refuse_unfit()\n", "", "an unfit file is refused"),
-    Mutant(_PUBLISHED, "            if manifest.sequence + 1 != staged.record.sequence:\n", "            if False:\n", "a publisher that was overtaken is fenced"),
+    Mutant(_PUBLISHED, "            if partition.next_sequence(manifest) != staged.record.sequence:\n", "            if False:\n", "a publisher that was overtaken is fenced"),
     Mutant(_PUBLISHED, "            if not file_whole and not copy_whole:\n", "            if False:\n", "restoring from what is not whole is refused"),
     Mutant(_PUBLISHED, "        if staged.asset != self.asset:\n", "        if False:\n", "a file of another asset is refused"),
     Mutant(_PUBLISHED, "        if damage:\n", "        if False:\n", "a damaged file is not handed out"),
     Mutant(_FILES, "    if sha256 == record.sha256:\n        return None\n", "    if sha256:\n        return None\n", "verifying compares the SHA-256"),
     Mutant(_FILES, "    if size != record.bytes or sha256 is not None:\n", "    if sha256 is not None:\n", "a shallow look compares the size"),
+    Mutant(_FILES, '            if content["format"] > 1 and content["asset"] != asset:\n', "            if False:\n", "another asset's record is not read as this one's"),
+    Mutant(_FILES, "        lower_version_mark(self.paths.version_mark, self._mark(published), self.marks_staging)\n", "", "a publication is marked when it is durable"),
+    Mutant(_FILES, "        return stands in (Standing.OLDER, Standing.OTHER)\n", "        return stands is Standing.OLDER\n", "another version of the same number is not the marked one"),
+    Mutant(_FILES, "        if older is not None:\n            raise PutBackError", "        if False:\n            raise PutBackError", "an older version is never silently taken for the newest"),
+    Mutant(_FILES, "        return max(manifest.sequence, marked.sequence if marked else 0) + 1\n", "        return manifest.sequence + 1\n", "a version's number is not given twice"),
+    Mutant(_FILES, "        return next((path for path in places if self.holds(path, record)), None)\n", "        return next((path for path in places if path.exists()), None)\n", "a record is only written for a file that is that version"),
+    Mutant(_FILES, "    return max(records, key=lambda record: record.latest_sequence, default=None)\n", "    return next(iter(records), None)\n", "the record of the newest version counts, not the first that reads"),
+    Mutant(_FILES, "            was_durable = marked is not None and marked.published == latest\n", "            was_durable = False\n", "a version that was durable is not taken back"),
+    Mutant(_FILES, "            self._raise_mark(manifest, repairs)\n", "            pass\n", "a mark that is behind is raised"),
+    Mutant(_FILES, "            if path.exists() and not any(self.holds(path, one) for one in (newest, *earlier)):\n", "            if False:\n", "a damaged backup beside an older record is kept"),
+    Mutant(_FILES, "            if isinstance(self._read(path), RecordDamagedError):\n", "            if False:\n", "a damaged record is kept where the mark brings it back"),
+    Mutant(_FILES, "        for path in self.marks_staging.glob", "        for path in self.staging.glob", "a mark's temporary file that a killed process left is removed"),
+    Mutant(_IO, "            partitions.refuse_put_back(key)\n", "            pass\n", "nothing is made from a partition that was put back"),
+    Mutant(_STATES, "        if finished and Refusal.read(asset.partition(found.key), finished) is not None:\n", "        if finished:\n", "rows are refused only where a check refused them"),
     Mutant(_FILES, '            if content["key"] != key:\n', "            if False:\n", "another partition's record is not read as this one's"),
 )  # fmt: skip

@@ -94,6 +94,10 @@ def assert_recovers(directory: Path, base: Path, *, go_on: bool = True) -> str:
     else:
         assert [one.kind for one in found.findings] == [FindingKind.NOT_PUBLISHED]
     assert settled == (new if seen == "d" else old)
+    marked = files_of(directory).marked()
+    assert (marked.published if marked else None) == partitions.record(KEY), (
+        "the mark is never behind or ahead"
+    )
     assert partitions.verify(KEY).repairs == ()
     assert not list(files_of(directory).quarantine.glob("*"))
     if go_on:
@@ -167,6 +171,44 @@ def test_killed_while_recovering(memory_path: Path) -> None:
     for folder, end in zip(again, ends, strict=True):
         if end == "killed":
             assert_recovers(folder, base)
+
+
+def older_record(base: Path) -> None:
+    """Three versions, and a record, in both copies, of the second beside the file of the third."""
+    base.mkdir()
+    for text in "ab":
+        publish(base, text)
+    records = {path: path.read_bytes() for path in files_of(base).record_paths}
+    publish(base, "c")
+    for path, content in records.items():
+        path.write_bytes(content)
+
+
+def assert_brought_up(directory: Path) -> None:
+    """Whatever stopped it, the next start has the record of the newest version, and nothing is lost."""
+    assert published(directory).verify(KEY).ok
+    assert state(directory) == "ccba"
+    assert published(directory).record(KEY).sequence == 3
+    assert published(directory).verify(KEY).repairs == ()
+    assert not list(files_of(directory).quarantine.glob("*"))
+
+
+def test_stopped_while_an_older_record_is_brought_up(memory_path: Path) -> None:
+    """A kill or a power cut at any operation of that: it is done again, and comes out the same."""
+    older_record(base := memory_path / "base")
+    shutil.copytree(base, trial := memory_path / "trial")
+    log = operations_of(trial, lambda: published(trial).verify(KEY))
+    assert len(log) > 10
+    folders = copies(base, len(log))
+    assert set(run_killed(folders, "--verify")) == {"killed"}
+    for folder in folders:
+        assert_brought_up(folder)
+    disk = LossyDisk.holding(base)
+    for cut, operation in enumerate([*log, None]):
+        disk.after_power_cut(left := memory_path / f"cut{cut}", random.Random(cut))
+        assert_brought_up(left)
+        if operation:
+            disk.apply(operation)
 
 
 @pytest.mark.parametrize("way", ["durable", "eager", "chance"])

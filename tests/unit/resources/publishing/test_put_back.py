@@ -9,9 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 
-from resources.publishing.partition_files import FindingKind, PublishedError, PutBackError
+from resources.publishing.parquet_io import ParquetIOManager
+from resources.publishing.partition_files import (
+    FindingKind,
+    PartitionVersions,
+    PendingPublication,
+    PublishedError,
+    PutBackError,
+)
 from resources.storage.version_mark import mark_copies, read_version_mark
 
 KEY = "000000000-000000009"
@@ -190,6 +198,44 @@ def test_a_newer_copy_of_the_record_counts_without_a_mark(partitions: Any, old: 
         partitions.settled(KEY)
     partitions.accept_older(KEY)
     assert partitions.verify(KEY).ok and partitions.record(KEY).sequence == 2
+
+
+def test_a_version_that_was_marked_is_not_taken_back(partitions: Any, old: Old) -> None:
+    """A record of a publication under way, put back with the file before: that version was durable once."""
+    newest = partitions.record(KEY)
+    old.put_back(*ALL_FILES)
+    before = partitions.record(KEY)
+    under_way = PartitionVersions(KEY, before, pending=PendingPublication(newest, (before,)))
+    for path in partitions.files.record_paths:
+        path.write_bytes(under_way.to_bytes(partitions.asset.name))
+    with unchanged(partitions), pytest.raises(PutBackError):
+        partitions.settled(KEY)
+
+
+def test_what_does_not_verify_is_kept_beside_an_older_record(partitions: Any, old: Old) -> None:
+    """Bringing a record up to its file replaces a damaged second copy: that is moved aside, not lost."""
+    sound = partitions.record(KEY)
+    old.put_back("record", "copy")
+    partitions.files.slot(0).write_bytes(b"damaged")
+    assert partitions.settled(KEY) == sound
+    assert partitions.quarantined() == [b"damaged"]
+    assert partitions.slots() == ["c", "b", "a"]
+
+
+def test_nothing_is_made_from_a_partition_that_was_put_back(partitions: Any, old: Old) -> None:
+    """A run that reads the partition stops too: its rows would be those of an older version."""
+    partitions.refuse_put_back(KEY)
+    old.put_back("record")
+    partitions.refuse_put_back(KEY)
+    old.put_back(*ALL_FILES)
+    manager = ParquetIOManager(str(partitions.home))
+    context = dg.build_input_context(
+        asset_key=dg.AssetKey(partitions.asset.name),
+        asset_partitions_def=dg.StaticPartitionsDefinition([KEY]),
+        asset_partition_key_range=dg.PartitionKeyRange(KEY, KEY),
+    )
+    with unchanged(partitions), pytest.raises(PutBackError):
+        manager.load_input(context)
 
 
 def test_another_version_of_the_same_number_stops(partitions: Any, tmp_path: Path) -> None:
