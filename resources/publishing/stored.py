@@ -243,7 +243,11 @@ class StoredPartitions:
             if ours.published is None or theirs.published != ours.published or theirs.pending is not None:
                 return
             if theirs.previous:
-                self._put(self._name(partition.record_path), replace(theirs, previous=()).to_bytes(self._asset.name), over=at)
+                self._put(
+                    self._name(partition.record_path),
+                    replace(theirs, previous=()).to_bytes(self._asset.name),
+                    over=at,
+                )
             for number in VERSION_NUMBERS[1:]:
                 self._store.delete(self._name(partition.slot(number)))
 
