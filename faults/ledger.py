@@ -32,6 +32,8 @@ class Ledger:
     """Generations whose journals were removed."""
     staging_is_empty: bool = False
     """Whether the last life ended after a publication and before anything else was staged."""
+    wakes: bool = False
+    """Whether a writer wakes that others overtook: it may leave a journal behind that counts for nothing."""
 
     def hear(self, life: Life) -> Life:
         """Check what a life found against what was promised, and note what it was promised itself."""
@@ -60,6 +62,13 @@ class Ledger:
                 self._broken(f"the finished partition does not verify: {one['verified']}")
         return life
 
+    def hear_woken(self, life: Life) -> None:
+        """Note what an overtaken writer was promised after it woke. It must not go back behind others."""
+        for one in life.said:
+            if one.get("published", self.published) < self.published:
+                self._broken(f"version {one['published']} was published over version {self.published}")
+        self.hear(life)
+
     def close(self, life: Life) -> None:
         """After the last life: all is published, nothing is left over, nothing had to be put aside."""
         self.hear(life)
@@ -69,15 +78,18 @@ class Ledger:
             self._broken(f"version {self.published} of {VERSIONS} is published at the end")
         left = [path for path in self.home.rglob("*.tmp") if path.is_file()]
         partition = asset(self.home).partition(KEY)
-        left += [*partition.quarantine.glob("*"), *partition.journals.glob("*")]
+        if not self.wakes:
+            left += [*partition.quarantine.glob("*"), *partition.journals.glob("*")]
         if left:
             self._broken(f"left behind: {', '.join(map(str, left))}")
+        if self.wakes:
+            return  # One that stood still before the rename of a mark wakes and puts it over a newer one.
         promising = [mark for mark in read_marks(partition.high_water_marks, KEY) if not mark.retired]
         if promising:
             self._broken(f"journals are removed, and their marks still promise rows: {promising}")
 
     def _found_left_over(self, journals: list[str], staged: int) -> None:
-        if back := self.retired.intersection(journals):
+        if not self.wakes and (back := self.retired.intersection(journals)):
             self._broken(f"retired journals came back: {sorted(back)}")
         if staged and self.staging_is_empty:
             self._broken(f"{staged} files of a finished publication came back in the staging folder")

@@ -20,10 +20,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from faults.file_operations import FileOperations, Operation, die, strike_at
-from faults.partition_life import live
+from faults.file_operations import Before, FileOperations, Operation, die, strike_at
+from faults.partition_life import Say, live
 
 HANGS_AFTER_SECONDS = 60.0
+_IN_THE_PIPE_SECONDS = 0.01
+"""For reading what a child that stands still has said."""
 
 # A child would otherwise spend a third of its life setting up a pool of its own.
 pa.set_memory_pool(pa.system_memory_pool())
@@ -41,6 +43,8 @@ class Life:
     killed: bool = False
     error: str | None = None
     message: str = ""
+    is_ours: bool = False
+    """Whether the error is one of the product's own."""
     operations: int = 0
     seconds: float = 0.0
 
@@ -78,6 +82,59 @@ def live_to_the_end(home: Path, **more: Any) -> Life:
     return live_until_operation(home, 0, **more)
 
 
+def act_in_child(home: Path, act: Callable[[Say], None], before: Before | None = None) -> Life:
+    """Have a child do ``act``, which is handed what it says things with. before: sees its file operations."""
+    return _fork(home, _Orders(act=act, before=before), None, die)
+
+
+class StoppedLife:
+    """A child that is stopped (SIGSTOP) before its ``at``-th file operation, until it is woken.
+
+    Without ``act`` it lives the life of the one partition. A context manager, which ends it for sure.
+    """
+
+    def __init__(self, home: Path, at: int, act: Callable[[Say], None] | None = None) -> None:
+        stop = _Orders(at, lambda: os.kill(os.getpid(), signal.SIGSTOP), act=act)
+        self._child, self._reading = _begin(home, stop)
+        self._status: int | None = None
+        self._heard = bytearray()
+
+    def __enter__(self) -> StoppedLife:
+        # What it says before fits into the pipe.
+        _, status = os.waitpid(self._child, os.WUNTRACED)
+        self.is_stopped = os.WIFSTOPPED(status)
+        if not self.is_stopped:
+            self._status = status
+        _ended(self._reading, _IN_THE_PIPE_SECONDS if self.is_stopped else HANGS_AFTER_SECONDS, self._heard)
+        return self
+
+    def wake(self) -> Life:
+        """Let it go on; all that it said, before and after."""
+        if self.is_stopped:
+            os.kill(self._child, signal.SIGCONT)
+        hangs = not _ended(self._reading, HANGS_AFTER_SECONDS, self._heard)
+        self._end()
+        assert self._status is not None
+        life = _life_of(self._heard, self._status)
+        if hangs:
+            life.error = f"it hung for {HANGS_AFTER_SECONDS:.0f} s"
+        return life
+
+    def said_before(self) -> Life:
+        """What it has said by now, as of a life that was killed."""
+        return _life_of(self._heard, signal.SIGKILL)
+
+    def _end(self) -> None:
+        if self._status is None:
+            if not _ended(self._reading, _IN_THE_PIPE_SECONDS, self._heard):
+                os.kill(self._child, signal.SIGKILL)
+            self._status = os.waitpid(self._child, 0)[1]
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+        os.close(self._reading)
+
+
 def random_end(chance: random.Random, operations: int) -> dict[str, Any]:
     """Where a life ends: early ends, in recovery, are as likely as those in the work that follows."""
     return {"at": chance.randint(1, chance.choice((25, operations))), "torn": chance.random() < 0.3}
@@ -92,17 +149,27 @@ class _Orders:
     torn: bool = False
     recorded: bool = False
     more: dict[str, Any] = field(default_factory=dict)
+    act: Callable[[Say], None] | None = None
+    """What is done instead of a life of the one partition."""
+    before: Before | None = None
+    """What is done instead of the strike."""
 
 
-def _fork(home: Path, orders: _Orders, seconds: float | None, strike: Callable[[], None] | None) -> Life:
+def _begin(home: Path, orders: _Orders) -> tuple[int, int]:
+    """Fork a child that does as ordered; gives its number, and where it is heard."""
     reading, writing = os.pipe()
-    started = time.monotonic()
     child = os.fork()
     if child == 0:
         os.close(reading)
         _live_and_exit(home, writing, orders)
     os.close(writing)
-    life, heard = Life(), bytearray()
+    return child, reading
+
+
+def _fork(home: Path, orders: _Orders, seconds: float | None, strike: Callable[[], None] | None) -> Life:
+    started = time.monotonic()
+    child, reading = _begin(home, orders)
+    heard, hangs = bytearray(), False
     try:
         if seconds is not None and not _ended(reading, seconds, heard):
             if strike is None:
@@ -111,12 +178,20 @@ def _fork(home: Path, orders: _Orders, seconds: float | None, strike: Callable[[
                 strike()
         if not _ended(reading, HANGS_AFTER_SECONDS, heard):
             os.kill(child, signal.SIGKILL)
-            life.error = f"it hung for {HANGS_AFTER_SECONDS:.0f} s"
+            hangs = True
     finally:
         os.close(reading)
         _, status = os.waitpid(child, 0)
-    life.killed = os.WIFSIGNALED(status)
+    life = _life_of(heard, status)
     life.seconds = time.monotonic() - started
+    if hangs:
+        life.error = f"it hung for {HANGS_AFTER_SECONDS:.0f} s"
+    return life
+
+
+def _life_of(heard: bytearray, status: int) -> Life:
+    """What a child said, and how it ended."""
+    life = Life(killed=os.WIFSIGNALED(status))
     for line in heard.decode().splitlines():
         one = json.loads(line)
         if "did" in one:
@@ -125,6 +200,7 @@ def _fork(home: Path, orders: _Orders, seconds: float | None, strike: Callable[[
             continue
         life.operations = one.pop("operations", life.operations)
         life.error, life.message = one.pop("error", life.error), one.pop("message", life.message)
+        life.is_ours = one.pop("is_ours", life.is_ours)
         if one:
             life.said.append(one)
             life.said_at.append(len(life.done))
@@ -147,14 +223,18 @@ def _live_and_exit(home: Path, writing: int, orders: _Orders) -> None:
 
     code = 1
     try:
-        before = strike_at(orders.at, orders.strike, torn=orders.torn)
+        before = orders.before or strike_at(orders.at, orders.strike, torn=orders.torn)
         operations = FileOperations(home, before, tell if orders.recorded else None)
         operations.install()
-        live(home, say, **orders.more)
+        if orders.act is None:
+            live(home, say, **orders.more)
+        else:
+            orders.act(say)
         say(operations=operations.count)
         code = 0
     except BaseException as error:  # whatever it is, the campaign judges it by its name
-        say(error=type(error).__name__, message=str(error), errno=getattr(error, "errno", None))
+        ours = type(error).__module__.startswith(("resources.", "vlm_assets."))
+        say(error=type(error).__name__, message=str(error), errno=getattr(error, "errno", None), is_ours=ours)
     finally:
         os._exit(code)
 

@@ -1,7 +1,7 @@
 """The parts of the campaign: what each promises, how often it runs, and what it needs.
 
-What lives here: the list. What does not: a part's cases (kills.py, flips.py, power_cuts.py, full_disks.py)
-and running them (runner.py).
+What lives here: the list. What does not: a part's cases (kills.py, flips.py, old_data.py and others) and
+running them (runner.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from faults import flips, full_disks, kills, power_cuts
+from faults import (
+    care_killed,
+    failing_calls,
+    flips,
+    full_disks,
+    kills,
+    old_data,
+    power_cuts,
+    stopped_writers,
+)
 from faults.mounts import LOG_FLUSHED, LOG_LOST
 
 Case = Callable[[random.Random, Any, int], Counter[str]]
@@ -42,6 +51,22 @@ PARTS = (
          "flips", 12000, flips.anywhere),
     Part("power-simulated", "4, 5", "power cut on a disk that keeps what it must and no more: rows exact",
          "power cuts", 3000, power_cuts.simulated),
+    Part("failing-recovery", "6, 7, 8", "EIO or ENOSPC at an operation of a recovery: named, rows exact",
+         "failed calls", 600, failing_calls.in_recovery),
+    Part("no-memory", "27", "no memory at any operation of a life: named, committed rows exact",
+         "failed calls", 1000, failing_calls.out_of_memory),
+    Part("stopped-writer", "14", "a writer wakes after others finished its partition: rows exact",
+         "stopped writers", 500, stopped_writers.finished_without_it),
+    Part("stopped-beside-care", "14", "a writer wakes after prune or withdraw: as if it had died",
+         "stopped writers", 200, stopped_writers.pruned_or_withdrawn),
+    Part("old-files", "24", "older valid files put back: the same end, or a true sentence and its command",
+         "old files", 500, old_data.put_back),
+    Part("exchanged-files", "25", "files exchanged between partitions, assets, generations, homes: the same",
+         "exchanges", 300, old_data.exchange),
+    Part("sectors", "26", "4 KiB zeroed, or exchanged within and between files: the same",
+         "sectors", 300, old_data.sectors),
+    Part("care-killed", "28", "prune, repair, withdraw, export killed at any operation: done again, the same",
+         "kills", 500, care_killed.killed),
     Part("power-ext4-log-flushed", "4", "power cut, log flushed: committed rows exact",
          "power cuts", 300, power_cuts.case(LOG_FLUSHED), "ext4"),
     Part("power-ext4-log-lost", "5", "power cut, log lost: committed rows exact",

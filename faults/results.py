@@ -1,7 +1,8 @@
 """The results file: what each part has done so far, so that a campaign of hours goes on where it was stopped.
 
-What lives here: counts and failures on disk, and the table. Results speak of one seed and one state of the
-code under test; for another they begin anew and the old ones stay beside.
+What lives here: counts and failures on disk, and the table, with the branches of recovery that were reached.
+Results speak of one seed and one state of the code under test; for another they begin anew and the old ones
+stay beside.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from pathlib import Path
 import resources
 from faults.parts import PARTS, Part
 
-SOURCES = Path(resources.__file__).parent
+SOURCES = Path(resources.__file__).parent.parent
+_UNDER_TEST = ("resources/journal", "resources/publishing", "resources/storage", "vlm_assets/catalog")
 
 
 def code_digest() -> str:
-    """One digest over the sources under test: the journal and the published partitions."""
+    """One digest over the sources under test: the journal, the published partitions and the catalogue."""
     digest = hashlib.sha256()
-    for path in sorted([*SOURCES.glob("*.py"), *SOURCES.glob("journal/*.py")]):
+    for path in sorted(path for folder in _UNDER_TEST for path in (SOURCES / folder).glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -47,6 +49,8 @@ class Results:
     parts: dict[str, PartResults] = field(default_factory=dict)
     missing: str | None = None
     """What the parts that did not run needed."""
+    branches: Counter[str] = field(default_factory=Counter)
+    """How often each branch of recovery was reached; 0 for one that never was."""
 
     @classmethod
     def load(cls, path: Path, seed: int) -> Results:
@@ -62,11 +66,21 @@ class Results:
             fresh.parts[name] = PartResults(
                 one["cases"], Counter(one["counts"]), one["failures"], one["seconds"]
             )
+        fresh.branches.update(found["branches"])
         return fresh
 
     def of(self, part: Part) -> PartResults:
         """The results of one part."""
         return self.parts.setdefault(part.name, PartResults())
+
+    def is_full(self, scale: float) -> bool:
+        """Whether every part has met its target: then each branch of recovery must have been reached."""
+        return scale >= 1.0 and all(self.of(part).counts[part.unit] >= part.target for part in PARTS)
+
+    @property
+    def never_reached(self) -> list[str]:
+        """The branches of recovery that no case reached."""
+        return sorted(name for name, count in self.branches.items() if not count)
 
     @property
     def failures(self) -> int:
@@ -80,6 +94,7 @@ class Results:
             "code": self.code,
             "system": f"{platform.system()} {platform.release()}",
             "missing": self.missing,
+            "branches": dict(sorted(self.branches.items())),
             "parts": {name: {**vars(one), "counts": dict(one.counts)} for name, one in self.parts.items()},
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,6 +113,10 @@ class Results:
                 f"{part.name:24} {part.rows:11} {f'{done} {part.unit}':>22} {part.target:7} "
                 f"{len(one.failures):7} {pace}"
             )
+        if self.branches:
+            reached = len(self.branches) - len(self.never_reached)
+            lines.append(f"Branches of recovery: {reached} of {len(self.branches)} reached.")
+            lines += [f"  never reached: {name}" for name in self.never_reached]
         if self.missing:
             lines.append(f"Not run, because this is missing: {self.missing}.")
         return "\n".join(lines)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from faults import mounts
+from faults import branches, mounts
 from faults.ledger import PromiseBrokenError
 from faults.parts import PARTS, Part
 from faults.results import Results
@@ -78,6 +78,8 @@ def run(
     deadline = None if seconds is None else time.monotonic() + seconds
     results.missing = mounts.missing()
     open_parts = [part for part in chosen if part.mount is None or results.missing is None]
+    counted = branches.counted()
+    before = counted.reached()
     with places(directory) as where:
         while open_parts:
             for part in list(open_parts):
@@ -86,6 +88,10 @@ def run(
                     turn = min(turn, deadline)
                 if _turn(results, part, where.of(part), turn, scale, tell):
                     open_parts.remove(part)
+                now = counted.reached()
+                for name, count in now.items():
+                    results.branches[name] += count - before[name]
+                before = now
                 results.save()
                 if deadline is not None and time.monotonic() >= deadline:
                     return

@@ -1,0 +1,78 @@
+"""Calls of the system that fail: in the recovery after a kill, and for want of memory on the way of a commit.
+
+Each case is the life of one partition (partition_life.py). It must stop with an error that has the system's
+words in it, or go on; and then a life that nothing happens to must come to the same end. Fault table rows 6,
+7, 8 and 27.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+from faults.file_operations import Before, FileOperations, Operation, fail_at
+from faults.kills import OPERATIONS, RECOVERY_OPERATIONS
+from faults.ledger import Ledger, PromiseBrokenError
+from faults.lives import Life, act_in_child, live_to_the_end, live_until_operation
+from faults.partition_life import live
+
+_NAMED = frozenset(
+    {
+        "CannotRestoreError",
+        "DirectoryNotWritableError",
+        "DiskFullError",
+        "DurableWriteError",
+        "FileDamagedError",
+        "JournalStorageError",
+        "OSError",
+    }
+)
+_NO_MEMORY = _NAMED | {"MemoryError"}
+_CODES = (errno.EIO, errno.ENOSPC)
+
+
+def in_recovery(chance: random.Random, place: Path, number: int) -> Counter[str]:
+    """A kill, and then EIO or ENOSPC at each operation of the recovery in turn."""
+    home = place / f"in-recovery-{number}"
+    ledger = Ledger(home, refused=_NAMED)
+    ledger.hear(live_until_operation(home, chance.randint(1, OPERATIONS), torn=number % 2 == 1))
+    code = _CODES[number // RECOVERY_OPERATIONS % len(_CODES)]
+    return _met(ledger, fail_at(1 + number % RECOVERY_OPERATIONS, code), os.strerror(code))
+
+
+def out_of_memory(chance: random.Random, place: Path, number: int) -> Counter[str]:
+    """No memory at each operation of a life in turn: for the program (MemoryError) or the system (ENOMEM)."""
+    ledger = Ledger(place / f"out-of-memory-{number}", refused=_NO_MEMORY)
+    at = 1 + number % OPERATIONS
+    if number // OPERATIONS % 2 == 0:
+        return _met(ledger, _no_memory_at(at), "")
+    return _met(ledger, fail_at(at, errno.ENOMEM), os.strerror(errno.ENOMEM))
+
+
+def _met(ledger: Ledger, before: Before, words: str) -> Counter[str]:
+    """Have a life meet a failing call, then one that nothing happens to."""
+    life: Life = act_in_child(ledger.home, partial(live, ledger.home), before)
+    if life.error is not None and words not in life.message:
+        raise PromiseBrokenError(f"{words!r} came up as {life.error}: {life.message} (home: {ledger.home})")
+    ledger.hear(life)
+    ledger.refused = frozenset()
+    ledger.close(live_to_the_end(ledger.home))
+    shutil.rmtree(ledger.home)
+    return Counter({"failed calls": int(life.error is not None), "cases": 1})
+
+
+def _no_memory_at(at: int) -> Before:
+    """Raise MemoryError in place of the ``at``-th operation. A close that fails has closed all the same."""
+
+    def before(operation: Operation, operations: FileOperations) -> None:
+        if operations.count == at:
+            if operation.name == "close":
+                operations.real["close"](operation.descriptor)
+            raise MemoryError
+
+    return before
