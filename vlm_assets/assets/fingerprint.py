@@ -76,6 +76,7 @@ def description_parts(
         "image_tokens": settings.image_tokens,
         "processor_options": settings.processor_options,
         "images": DECODING,
+        "thinking": False,
         **model.engine_meaning(),
     }
     return {

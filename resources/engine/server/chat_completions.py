@@ -46,13 +46,27 @@ OPTIONAL_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "repetition_penalty": ("repetition_penalty",),
     "top_k": ("top_k",),
     "seed": ("seed",),
+    "chat_template_kwargs": ("chat_template", "enable_thinking"),
 }
 """Fields that a server may not support, and the words by which its refusal names each.
 
 Without ``response_format`` answers are validated all the same. The neutral ``repetition_penalty`` and
 ``top_k`` keep away what a model's own ``generation_config.json`` would add: servers apply it unasked, and it
-breaks JSON and makes the second attempt, at another temperature, the first again.
+breaks JSON and makes the second attempt, at another temperature, the first again. Without
+``chat_template_kwargs`` Qwen3.5 thinks before it answers.
 """
+
+_OF_NO_STANDARD: Final = ("repetition_penalty", "top_k", "chat_template_kwargs")
+"""Fields that OpenAI does not have: a server that refuses what it does not know may not say which it is."""
+
+_UNKNOWN_FIELD: Final = (
+    "extra inputs are not permitted",
+    "extra_forbidden",
+    "additional properties",
+    "unknown field",
+    "unknown parameter",
+    "unrecognized",
+)
 
 _TOO_LONG: Final = (
     "maximum context length",  # vLLM, OpenAI
@@ -147,6 +161,7 @@ def chat_request(
         "repetition_penalty": 1.0,
         "top_k": -1,
         "seed": sampling_seed(property_id, attempt.number),
+        "chat_template_kwargs": {"enable_thinking": False},
     }
     return json.dumps({name: value for name, value in body.items() if name not in without}).encode()
 
@@ -191,13 +206,16 @@ def data_uris(images: Sequence[EncodedImage]) -> list[str]:
 
 
 def _named_fields(refusal: str, without: Collection[str]) -> list[str]:
-    """The optional fields that were sent and that a refusal's text names."""
+    """The optional fields that were sent and that a refusal's text names, or may mean."""
     text = refusal.lower()
-    return [
+    named = [
         name
         for name, words in OPTIONAL_FIELDS.items()
         if name not in without and any(word in text for word in words)
     ]
+    if not named and any(sign in text for sign in _UNKNOWN_FIELD):
+        return [name for name in _OF_NO_STANDARD if name not in without]
+    return named
 
 
 # --- refusals --------------------------------------------------------------------------------------

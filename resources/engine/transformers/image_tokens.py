@@ -54,11 +54,20 @@ def processed(
         return_dict=True,
         return_tensors="pt",
         processor_kwargs={"padding": True, "padding_side": "left"},
+        **_without_a_thought(processor.chat_template),
     )
     mask = tensors.get(_PIXEL_MASK)
     if mask is not None and mask.dim() == 4:
         tensors[_PIXEL_MASK] = mask.bool()
     return tensors
+
+
+def _without_a_thought(template: object) -> dict[str, Any]:
+    """What has a chat template end where the answer begins. Qwen3.5's, for one, opens a thought otherwise.
+
+    Only where the template asks for it: transformers gives other names to the image processor.
+    """
+    return {"enable_thinking": False} if "enable_thinking" in str(template) else {}
 
 
 def fitted_processor(
@@ -132,6 +141,14 @@ def within(image_processor: Any, pixels: int, chosen: Mapping[str, Any]) -> dict
     """
     own = {name: chosen.get(name, getattr(image_processor, name, None)) for name in _READ}
     size = dict(own["size"] or {})
+    if own["max_soft_tokens"] and own["pooling_kernel_size"]:  # Gemma 4: a token is a square of patches
+        token = (own["patch_size"] * own["pooling_kernel_size"]) ** 2
+        fitting = [one for one in _SOFT_TOKENS if one * token <= pixels and one <= own["max_soft_tokens"]]
+        return {"max_soft_tokens": max(fitting, default=min(_SOFT_TOKENS))}
+    if own["max_slice_nums"] and own["scale_resolution"]:  # MiniCPM-V: so many tiles
+        return {"max_slice_nums": max(1, min(own["max_slice_nums"], pixels // own["scale_resolution"] ** 2))}
+    if own["max_crops"] and size.get("height"):  # Molmo2: so many tiles, which overlap
+        return {"max_crops": max(1, min(own["max_crops"], pixels // (size["height"] * size["width"])))}
     if own["image_grid_pinpoints"]:  # LLaVA-NeXT and -OneVision: the grids that an image may be laid on
         grids = own["image_grid_pinpoints"]
         fitting = [grid for grid in grids if math.prod(grid) <= pixels]
@@ -147,9 +164,13 @@ def within(image_processor: Any, pixels: int, chosen: Mapping[str, Any]) -> dict
     return {}
 
 
+_SOFT_TOKENS: Final = (70, 140, 280, 560, 1120)
+"""Tokens of an image that Gemma 4 takes."""
+
 _READ: Final = (
     "size", "image_grid_pinpoints", "max_patches", "min_patches", "do_image_splitting", "max_image_size",
-    "merge_size",
+    "merge_size", "max_soft_tokens", "pooling_kernel_size", "patch_size", "max_slice_nums",
+    "scale_resolution", "max_crops",
 )  # fmt: skip
 
 
@@ -177,19 +198,19 @@ def _attributes(image_processor: Any) -> dict[str, Any]:
 
 def _costs(processor: Any, prompt: str, text: int, pixels: int, images: int) -> tuple[int, int]:
     """Tokens of one of several images, and of an image alone, which LLaVA shows at a higher resolution."""
-    shape = _dearest_shape(processor, pixels)
+    shape = _dearest_shape(processor, prompt, pixels)
     alone = _prompt_tokens(processor, prompt, [shape]) - text
     if images == 1:
         return alone, alone
     return math.ceil((_prompt_tokens(processor, prompt, [shape] * 2) - text) / 2), alone
 
 
-def _dearest_shape(processor: Any, pixels: int) -> tuple[int, int]:
-    """Width and height of the image that has most patches, of those with so many pixels."""
+def _dearest_shape(processor: Any, prompt: str, pixels: int) -> tuple[int, int]:
+    """Width and height of the image that has most patches, or tokens, of those with so many pixels."""
     shapes = [_sides(shape, pixels) for shape in _SHAPES]
     count = getattr(processor.image_processor, "get_number_of_image_patches", None)
     if count is None:
-        return shapes[0]
+        return max(shapes, key=lambda shape: _prompt_tokens(processor, prompt, [shape]))
 
     def patches(shape: tuple[int, int]) -> int:
         counted = count(shape[1], shape[0], dict(processor.images_kwargs))

@@ -112,7 +112,8 @@ def load_processor(source: ModelSource) -> Any:
 class _NoVideos(dict[str, Any]):
     """What stands for the part for videos: empty, and a dictionary, because processors become JSON."""
 
-    num_frames = fps = None
+    # What processors read of it when they are made: Qwen-VL, SmolVLM, MiniCPM-V.
+    num_frames = fps = slice_mode = downsample_mode = None
     model_input_names: ClassVar[list[str]] = []
 
     @classmethod

@@ -90,7 +90,7 @@ def test_what_decides_how_images_are_shown_is_in_the_fingerprint(tmp_path):
     plain = settings_of(tmp_path)
     known = {
         "max_images": 12, "max_new_tokens": 512, "max_pixels": 1_048_576, "image_tokens": None,
-        "processor_options": "{}", "images": DECODING,
+        "processor_options": "{}", "images": DECODING, "thinking": False,
     }  # fmt: skip
     assert parts(plain)["decoding"] == digest_of(known)
     assert parts(plain)["model"].startswith("sha256:")

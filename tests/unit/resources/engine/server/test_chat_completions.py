@@ -62,6 +62,11 @@ def test_sampling_that_a_model_ships_with_is_kept_away(body):
     assert (asked["top_k"], asked["repetition_penalty"]) == (-1, 1.0)
 
 
+def test_no_thought_is_asked_for(body):
+    """Guards: Qwen3.5 thinks by default, and its tokens run out before an answer begins."""
+    assert body()["chat_template_kwargs"] == {"enable_thinking": False}
+
+
 def test_every_optional_field_can_go(body):
     """What a server need not know can be left out, and the rest stays."""
     asked = body(without=set(OPTIONAL_FIELDS))
@@ -113,6 +118,24 @@ def test_refused_field_is_named():
     schema = refused(400, '{"error":{"message":"Grammar error: Unimplemented keys: [\\"multipleOf\\"]"}}')
     assert isinstance(schema, FieldRefusedError)
     assert schema.fields == ("response_format",)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("Unknown parameter: 'chat_template_kwargs'.", {"chat_template_kwargs"}),
+        ("chat_template is not supported for Mistral tokenizers.", {"chat_template_kwargs"}),
+        ("Extra inputs are not permitted", {"chat_template_kwargs", "repetition_penalty", "top_k"}),
+        ("3 unknown fields were given", {"chat_template_kwargs", "repetition_penalty", "top_k"}),
+    ],
+)
+def test_a_server_that_refuses_what_it_does_not_know_is_asked_without(text, fields):
+    """By name, or, where it does not name the field, without all that OpenAI does not have: once."""
+    error = refused(400, json.dumps({"error": {"message": text}}))
+    assert isinstance(error, FieldRefusedError)
+    assert set(error.fields) == fields
+    again = refused(400, text, without=fields)
+    assert not isinstance(again, FieldRefusedError)
 
 
 def test_field_that_was_not_sent_is_not_dropped_again():
