@@ -208,14 +208,12 @@ def data_uris(images: Sequence[EncodedImage]) -> list[str]:
 def _named_fields(refusal: str, without: Collection[str]) -> list[str]:
     """The optional fields that were sent and that a refusal's text names, or may mean."""
     text = refusal.lower()
-    named = [
-        name
-        for name, words in OPTIONAL_FIELDS.items()
-        if name not in without and any(word in text for word in words)
+    named: Collection[str] = [
+        name for name, words in OPTIONAL_FIELDS.items() if any(word in text for word in words)
     ]
     if not named and any(sign in text for sign in _UNKNOWN_FIELD):
-        return [name for name in _OF_NO_STANDARD if name not in without]
-    return named
+        named = _OF_NO_STANDARD
+    return [name for name in named if name not in without]
 
 
 # --- refusals --------------------------------------------------------------------------------------
