@@ -40,6 +40,17 @@ ENVIRONMENT: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
 }
+_PASSED_ON: Final = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "XDG_CACHE_HOME",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "ATEN_CPU_CAPABILITY", "GLIBC_TUNABLES", "HF_HOME", "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_MODULES_CACHE", "TRANSFORMERS_OFFLINE", "SSL_CERT_FILE",
+    "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+})  # fmt: skip
+_PASSED_ON_PREFIXES: Final = ("LC_", "PYTHON", "MALLOC_")
+_PROXIES: Final = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
+"""What workers get of the environment: what finds programs, a model's processor and its certificates. They
+decode what nobody trusts, so no key, token or password is among it: proxies pass without a password."""
+
 _NO_THREADS: Final = {
     # A process that forks must have no other threads, and the model's cores and GPU are not the workers'.
     "CUDA_VISIBLE_DEVICES": "",
@@ -204,6 +215,11 @@ class Template:
 def _environment() -> Mapping[str, str]:
     # It must find these sources wherever the parent was started, without the parent's folder (-P).
     path = os.pathsep.join(filter(None, (str(_SOURCE_ROOT), os.environ.get("PYTHONPATH"))))
-    # No credentials: workers decode what nobody trusts.
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    ours = {name: value for name, value in os.environ.items() if _is_passed_on(name, value)}
     return ENVIRONMENT | ours | _NO_THREADS | {"PYTHONPATH": path}
+
+
+def _is_passed_on(name: str, value: str) -> bool:
+    if name.lower() in _PROXIES:
+        return "@" not in value
+    return name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)

@@ -277,3 +277,25 @@ def test_a_feed_without_workers_running_is_refused():
     """Guards: a forgotten with statement is an error, not a wait."""
     with pytest.raises(WorkerPoolError, match="with statement"):
         WorkerPool(Pixels(), workers=1, prefetch_batches=1, max_pixels=1, max_images=1).feed([])
+
+
+def test_workers_see_no_secret_and_no_gpu(folder, monkeypatch):
+    """They decode what nobody trusts: the environment that they get is a list of what they need."""
+    secrets = {
+        "AWS_SECRET_ACCESS_KEY": "secret-1",
+        "HF_TOKEN": "secret-2",
+        "VLM_ASSETS_SERVER_KEY": "secret-3",
+        "DATABASE_PASSWORD": "secret-4",
+        "HTTPS_PROXY": "http://user:secret-5@proxy:3128",
+        "SOME_SERVICE_CREDENTIALS": "secret-6",
+    }
+    needed = {"LC_ALL": "C.UTF-8", "HF_HOME": "/cache", "http_proxy": "http://proxy:3128"}
+    for name, value in {**secrets, **needed, "CUDA_VISIBLE_DEVICES": "GPU-7"}.items():
+        monkeypatch.setenv(name, value)
+    with WorkerPool(Pixels(), workers=1, prefetch_batches=0, max_pixels=1 << 20, max_images=9) as pool:
+        next(pool.feed(batches(folder, 1)))
+        running = Path(f"/proc/{pool._template._process.pid}/environ").read_bytes().split(b"\0")
+    seen = dict(one.decode().split("=", 1) for one in running if one)
+    assert "secret" not in " ".join(seen.values())
+    assert needed.items() <= seen.items()
+    assert seen["CUDA_VISIBLE_DEVICES"] == ""
