@@ -1,6 +1,8 @@
 """How much work a kill at any moment costs: what waits for its commit, and the batch under way.
 
-The short form commits every second; FAULTS_COMMIT_SECONDS=30 measures the default setting, in minutes.
+It takes the time, so it is no part of `make test`: there the commits' clock is simulated
+(tests/unit/resources/journal/test_commits.py). The short form commits every second; FAULTS_COMMIT_SECONDS=30
+measures the default setting, in minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ KEY = f"{0:09d}-{PROPERTIES - 1:09d}"
 COMMIT_ITSELF = 2.0
 """Seconds that a commit of so few rows does not take, however busy the machine is."""
 
-pytestmark = pytest.mark.timeout(300 + KILLS * (30 + 2 * LONGEST))
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300 + KILLS * (30 + 2 * LONGEST))]
 
 
 def seconds_lost(life: dict[str, Any], committed: int) -> float:

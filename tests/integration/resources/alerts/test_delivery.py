@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import re
 import signal
-import time
 from dataclasses import replace
 
 import pytest
@@ -27,6 +26,7 @@ from resources.alerts.targets import checked_targets, send
 from resources.state.database import ControlState, open_state
 from resources.state.tables import alert_targets
 from tests.alert_receiver import send_from_here
+from tests.calls import calls_in
 
 NOW = 1_790_000_000.0
 SECRET = "s3cret-pw"
@@ -288,10 +288,7 @@ def test_a_long_history_and_nothing_new_costs_next_to_nothing(outbox, delivery):
     """A tick costs what is new, not what ever was."""
     outbox.post_all(alert(number) for number in range(10_000))
     deliver(delivery)
-    started = time.process_time()
-    for number in range(10):
-        assert deliver(delivery, NOW + number).told == 0
-    assert (time.process_time() - started) / 10 < 0.05
+    assert calls_in(lambda: deliver(delivery, NOW + 1)) < 10_000
 
 
 def test_a_look_with_nothing_to_tell_writes_nothing(outbox, delivery, receiver):
