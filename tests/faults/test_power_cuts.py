@@ -45,6 +45,7 @@ def said_at(life: Life, *words: str) -> list[int]:
     return [at for said, at in zip(life.said, life.said_at, strict=True) if said.keys() & set(words)]
 
 
+@pytest.mark.promise("A row counts as committed", "Finished work stays")
 def test_a_cut_after_each_promise_takes_nothing_back(memory_path: Path, whole_life: Life) -> None:
     """Faults 4, 5: what was promised is durable at that moment, without any help from what comes later."""
     promises = said_at(whole_life, "promised", "published", "retired", "finished")

@@ -125,6 +125,7 @@ strikes = st.one_of(
 )
 
 
+@pytest.mark.promise("Every start is a resume", "Every input gets exactly one row", "Exactly once")
 def test_any_interruptions_end_in_the_same_partition(partition: Partition) -> None:
     """Row for row in order, none twice, none skipped, value for value; what was committed is not redone."""
     kills = 0

@@ -88,6 +88,7 @@ def published(home: Path) -> Path:
     return home / ASSET / f"{KEY}.parquet"
 
 
+@pytest.mark.promise("What is done is derived from committed rows")
 def test_loss_1_progress_that_reads_18_percent_where_98_are_done(home: Path, lives: Any) -> None:
     """Manifests that are gone or damaged take nothing away: progress is counted from the rows themselves."""
     committed = described_at(segments(home))

@@ -41,6 +41,7 @@ def what_was_restored(desk, asset):
 
 
 @pytest.mark.parametrize("asset", ["property_descriptions", "property_embeddings"])
+@pytest.mark.promise("What can be restored without loss")
 def test_it_is_an_event_before_the_first_property(desk, asset):
     """Rows, manifest, mark, segments adopted and files quarantined: said by each start, before its work."""
     lost = LostAfterOneBatch(model=desk.settings.model)

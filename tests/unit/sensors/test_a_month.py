@@ -258,6 +258,7 @@ def month(tmp_path):
     return Month(Home(tmp_path), state, clock, random.Random(7))
 
 
+@pytest.mark.promise("A month without you")
 def test_a_month_of_faults_keeps_every_promise(month):
     """Back-off, five attempts, cancels, pause and one run at a time hold whatever happens for thirty days."""
     for day in range(30):

@@ -133,6 +133,7 @@ def test_an_image_that_kills_once_is_decoded_after_all(folder):
 @pytest.mark.parametrize(
     ("name", "sign"), [("kills.jpg", "SIGKILL"), ("crashes.jpg", "SIGSEGV")], ids=["SIGKILL", "SIGSEGV"]
 )
+@pytest.mark.promise("One bad input costs one row")
 def test_an_image_that_kills_each_time_is_isolated(workers, name, sign, folder, caplog):
     """Guards: fault 19: after three workers that image is a failure; its property and all others go on."""
     batches = ordinary(folder, 4)
@@ -161,6 +162,7 @@ def test_a_property_of_nothing_but_killers_is_a_failed_row(folder):
     assert (good.seen, good.failed) == (1, ())
 
 
+@pytest.mark.promise("One bad input costs one row")
 def test_an_image_that_hangs_each_time_is_given_up(folder):
     """Guards: fault 18: blocked storage ends after the limit, as timed_out, and holds up nothing else."""
     with running(2, image_seconds=1.0) as decode:

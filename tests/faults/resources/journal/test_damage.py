@@ -70,6 +70,7 @@ def standing(tmp_path) -> Standing:
     return made
 
 
+@pytest.mark.promise("A changed, missing or added bit", "Nothing damaged is used")
 def test_every_flip_in_a_segment_is_found_and_refused(standing, rounds, seed):
     """Fault 10: a bit anywhere, footer included: found by its digest, and no row of it is used."""
     choose = random.Random(seed)
@@ -121,6 +122,7 @@ def test_every_flip_in_the_mark_leaves_the_other_slot(standing, rounds, seed):
 
 
 @pytest.mark.parametrize("kind", ["segment-*", "manifest-*"])
+@pytest.mark.promise("A changed, missing or added bit")
 def test_any_truncation_is_found(standing, rounds, seed, kind):
     """Faults 5, 11: cut anywhere, to nothing included; a zero-byte file is never taken for an empty one."""
     choose = random.Random(seed + 4)
@@ -133,6 +135,7 @@ def test_any_truncation_is_found(standing, rounds, seed, kind):
         assert bool(found.losses) == kind.startswith("segment"), (seed, size)
 
 
+@pytest.mark.promise("What can be restored without loss")
 def test_several_files_damaged_at_once_restore_or_refuse(standing, rounds, seed):
     """Any combination: either every row is exact, or the start is refused; after a yes, the rest is exact."""
     choose = random.Random(seed + 5)

@@ -6,6 +6,7 @@ import random
 import pytest
 
 
+@pytest.mark.promise("A row counts as committed", "Finished work stays")
 def test_a_kill_at_every_operation_loses_nothing_promised(writers):
     """Fault 1: whatever operation a kill comes before, what was promised is restored, the rest done once."""
     kills = 0

@@ -2,6 +2,8 @@
 
 import itertools
 
+import pytest
+
 
 def test_a_second_writer_is_refused_while_the_first_is_paused(writers):
     """Fault 14: the lock of a stopped process still holds; the second says who holds it."""
@@ -16,6 +18,7 @@ def test_a_second_writer_is_refused_while_the_first_is_paused(writers):
     writers.finish(home, set(awake.promised))
 
 
+@pytest.mark.promise("One process writes a partition at a time")
 def test_a_writer_paused_anywhere_commits_nothing_after_a_takeover(writers, stride):
     """Fault 14, at every third operation: its lock file is gone and another took over; it is fenced off."""
     fenced = 0

@@ -136,6 +136,7 @@ def operations_of(root: Path, action: Callable[[], None]) -> list[Any]:
     return log
 
 
+@pytest.mark.promise("Readers see the whole old file or the whole new one")
 def test_killed_at_every_operation(base: Path) -> None:
     """SIGKILL at any file operation leaves the whole old or new file, and the next run goes on."""
     shutil.copytree(base, trial := base.parent / "trial")
@@ -330,6 +331,7 @@ def test_bytes_changed_before_the_read_back(base: Path) -> None:
         assert_recovers(folder, base)
 
 
+@pytest.mark.promise("A changed, missing or added bit", "Nothing damaged is used")
 def test_every_flipped_bit_is_found(memory_path: Path) -> None:
     """A flipped bit anywhere in the published file or its backups, footers included, is found."""
     for text in "abc":
@@ -438,6 +440,7 @@ def test_killed_and_then_damaged(memory_path: Path, bad: str) -> None:
 
 @pytest.mark.parametrize("bad", ["published", "slot0"])
 @pytest.mark.parametrize("action", ["publish", "restore"])
+@pytest.mark.promise("What does not verify is moved aside")
 def test_power_cut_keeps_what_was_damaged(memory_path: Path, bad: str, action: str) -> None:
     """What does not verify is never deleted: at any cut it stands under its old name or in the quarantine."""
     base = memory_path / "base"

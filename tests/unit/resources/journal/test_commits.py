@@ -73,6 +73,7 @@ def test_enough_rows_are_committed_at_once(disk):
     commits.stop()
 
 
+@pytest.mark.promise("Finished work stays")
 def test_the_oldest_row_never_waits_longer_than_commit_seconds(disk):
     """Age counts from the first waiting table, by the clock that was given."""
     clock = Clock()

@@ -5,6 +5,7 @@ import pytest
 from resources.journal.journal_errors import JournalLossError
 
 
+@pytest.mark.promise("What is done is derived from committed rows")
 def test_loss_1_a_checkpoint_that_reads_less_than_is_done(committed):
     """Progress comes from verified segments: no counter, index or manifest can make it read 18% of 98%."""
     for path in committed.manifests()[1:]:
@@ -27,6 +28,7 @@ def test_loss_2_backups_at_paths_nobody_had_looked_at(committed):
     assert damaged.exists(), "a refusal changes nothing"
 
 
+@pytest.mark.promise("Every start is a resume")
 def test_loss_3_a_restart_that_overwrites(committed):
     """There is no way to open without resuming: a plain start keeps every committed file, byte for byte."""
     before = {path: path.read_bytes() for path in committed.segments()}

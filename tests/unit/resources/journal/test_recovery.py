@@ -96,6 +96,7 @@ def test_a_manifest_that_its_successor_did_not_follow_is_damage(committed):
     assert not found.losses
 
 
+@pytest.mark.promise("What can be restored without loss")
 def test_a_listed_segment_that_is_gone_is_refused_and_back_when_put_back(committed):
     """Fault 12: it stops by name; the copy put back, the same start goes on."""
     lost = committed.segments()[0]

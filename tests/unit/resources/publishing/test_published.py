@@ -50,6 +50,7 @@ def test_record_says_what_was_published(partitions: Any) -> None:
     assert partitions.verify(KEY).ok
 
 
+@pytest.mark.promise("A published file has a verified second copy")
 def test_two_versions_before_really_exist(partitions: Any) -> None:
     """Slot 0 is a second copy, not a link, and slots 1 and 2 are the versions before it."""
     for text in "abcd":
@@ -89,6 +90,7 @@ def test_identical_file_rotates_nothing(partitions: Any) -> None:
         ([], "10 missing: 'p 0/ü', 'p 1/ü', 'p 2/ü', 'p 3/ü', 'p 4/ü', …"),
     ],
 )
+@pytest.mark.promise("Every input gets exactly one row", "Exactly once")
 def test_wrong_id_set_is_refused(partitions: Any, ids: list[str], said: str) -> None:
     """Equal counts hide a swap: ids are compared as sets, and the first offending ones are named."""
     partitions.publish_text("a")

@@ -87,6 +87,7 @@ def unchanged(partitions: Any) -> Iterator[None]:
     + [("second copy",), ("mark", "copy of the mark"), ("file", "record", "copy")],
     ids=" and ".join,
 )
+@pytest.mark.promise("Of two valid versions the newer is true")
 def test_the_newest_version_wins_that_has_a_whole_file(
     partitions: Any, old: Old, names: tuple[str, ...]
 ) -> None:

@@ -71,6 +71,7 @@ def damage_rows(path: Path) -> None:
         (damage_rows, FindingKind.ROWS_DIFFER, True),
     ],
 )
+@pytest.mark.promise("Nothing damaged is used")
 def test_damage_is_found_and_restored(
     partitions: Any, damage: object, kind: FindingKind, shallow: bool
 ) -> None:
@@ -252,6 +253,7 @@ def test_finishing_a_publication_keeps_a_file_damaged_meanwhile(
 
 
 @pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.promise("What does not verify is moved aside")
 def test_a_damaged_record_is_kept_aside(partitions: Any, which: int) -> None:
     """What does not verify is never deleted, records included."""
     partitions.publish_text("a")

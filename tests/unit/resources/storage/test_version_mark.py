@@ -53,6 +53,7 @@ def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_version_mark(path, name=NAME).mark == written
 
 
+@pytest.mark.promise("Of two valid versions the newer is true")
 def test_a_mark_is_not_lowered_but_by_a_person(tmp_path: Path) -> None:
     """A start that sees older data leaves the mark; accepting the loss lowers it."""
     path = tmp_path / "catalog.json"

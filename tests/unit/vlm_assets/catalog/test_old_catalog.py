@@ -83,6 +83,7 @@ READS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("names", _SETS, ids=str)
+@pytest.mark.promise("Of two valid versions the newer is true")
 def test_what_is_put_back_is_put_right_or_stops_everything(
     home: Path, versions: dict[int, Path], names: tuple[str, ...], read: str, number: int
 ) -> None:
