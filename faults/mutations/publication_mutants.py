@@ -57,6 +57,7 @@ MUTANTS = (
     Mutant(_FILES, "            if path.exists() and not any(self.holds(path, one) for one in (newest, *earlier)):\n", "            if False:\n", "a damaged backup beside an older record is kept"),
     Mutant(_FILES, "            if isinstance(self._read(path), RecordDamagedError):\n", "            if False:\n", "a damaged record is kept where the mark brings it back"),
     Mutant(_FILES, "        for path in self.marks_staging.glob", "        for path in self.staging.glob", "a mark's temporary file that a killed process left is removed"),
+    Mutant(_PUBLISHED, "            if partition.holds(partition.slot(number), version):\n                yield", "            if True:\n                yield", "rows are taken from earlier versions that verify alone"),
     Mutant(_IO, "            partitions.refuse_put_back(key)\n", "            pass\n", "nothing is made from a partition that was put back"),
     Mutant(_STATES, "        if finished and Refusal.read(asset.partition(found.key), finished) is not None:\n", "        if finished:\n", "rows are refused only where a check refused them"),
     Mutant(_FILES, '            if content["key"] != key:\n', "            if False:\n", "another partition's record is not read as this one's"),

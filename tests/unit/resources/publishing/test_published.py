@@ -63,6 +63,22 @@ def test_two_versions_before_really_exist(partitions: Any) -> None:
     assert partitions.verify(KEY).ok
 
 
+def test_earlier_versions_are_read_where_they_are_whole(partitions: Any) -> None:
+    """Rows may be taken from them: newest first, and none from a file that is not what was published."""
+    for text in "abcd":
+        partitions.publish_text(text)
+
+    def versions() -> list[str]:
+        return [version.record.sha256 for version in partitions.read_earlier(KEY, [])]
+
+    before = [version.sha256 for version in partitions.files.settle()[0].previous]
+    assert versions() == before
+    flipped = bytearray(partitions.files.slot(1).read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    partitions.files.slot(1).write_bytes(flipped)
+    assert versions() == before[1:]
+
+
 def test_identical_file_rotates_nothing(partitions: Any) -> None:
     """A materialization that changes nothing changes nothing on disk, whatever the batches' sizes."""
     partitions.publish_text("a")
