@@ -34,6 +34,7 @@ _OF_A_CLUSTER = frozenset({"ray", "dagster_ray", "dagster_postgres"})
 COMMANDS: Final = {
     "alerts": ("operate.alerting", "What is wrong and whom it was told."),
     "audit": ("operate.audit", "Prove from what is on disk that every published property is there once."),
+    "backup": ("operate.backup", "Copy a home into a folder while work goes on; each time only what is new."),
     "compare": ("operate.compare", "Compare models, prompts or schemas on the same sample."),
     "demo": ("operate.intake", "Start the Dagster UI and a backfill of everything that is missing."),
     "devices": ("operate.device_commands", "Show the devices: free, held, failed before, or left out."),
@@ -50,6 +51,7 @@ COMMANDS: Final = {
     "publish": ("operate.run", "Publish a partition that the check failed_share refused."),
     "rehearse": ("rehearsal.rehearse", "Rehearse the run on a simulated clock, with faults by a seed."),
     "repair": ("operate.repair", "List what is wrong and what would put it right; then do it."),
+    "restore": ("operate.backup", "Restore a backup into an empty home."),
     "resume": ("operate.device_commands", "Lift the pause: waiting runs go on at once."),
     "review": ("operate.review_page", "Mark fields of a sample right or wrong, on a page in a browser."),
     "run": ("operate.run", "Materialize partitions and show the progress until they are done."),

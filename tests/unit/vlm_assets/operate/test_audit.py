@@ -418,3 +418,16 @@ def test_a_home_without_a_catalogue(tmp_path, call):
     for command in ("audit", "repair", "prune"):
         with pytest.raises(CatalogMissingError, match="vlm-assets ingest"):
             call(command, "--home", str(tmp_path / "nothing"))
+
+
+def test_a_journal_that_went_back_is_told_in_a_whole_sentence(empty, commit, tmp_path):
+    """An older copy of a journal lacks rows and no file of its own: there is no trouble to list."""
+    settings, key = empty.settings, empty.keys[0]
+    commit(settings, key, 1)
+    journals = settings.descriptions.partition(key).journals
+    shutil.copytree(journals, tmp_path / "older")
+    commit(settings, key, 3)
+    shutil.rmtree(journals)
+    shutil.copytree(tmp_path / "older", journals)
+    (problem,) = audit(settings, empty.catalog).wrong
+    assert "3 rows are committed, and its journal (generation g) holds 1 of them. A start" in problem.sentence
