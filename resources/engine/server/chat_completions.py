@@ -325,6 +325,12 @@ class TokenWatch:
             ) from expired
 
 
+def refuse_compressed(response: httpx2.Response) -> None:
+    """Raise FailingServerError for an answer that would be unpacked: it may become a thousand times longer."""
+    if encoding := response.headers.get("content-encoding", "").strip().lower().removeprefix("identity"):
+        raise FailingServerError(f"the answer is compressed ({encoding[:_SHOWN]!r}), which was not asked for")
+
+
 async def read_answer(response: httpx2.Response, watch: TokenWatch) -> Answer:
     """The answer that a successful response carries.
 
@@ -332,6 +338,7 @@ async def read_answer(response: httpx2.Response, watch: TokenWatch) -> Answer:
     """
     import httpx2
 
+    response.encoding = "utf-8"  # Whatever its headers say: to Python "zlib" is a charset, too.
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     building = _Building()
     if kind != "text/event-stream":

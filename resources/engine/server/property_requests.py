@@ -35,6 +35,7 @@ from resources.engine.server.chat_completions import (
     proof_request,
     read_answer,
     refusal,
+    refuse_compressed,
 )
 from resources.engine.server.model_server import (
     UNTAKEN_SECONDS,
@@ -143,6 +144,7 @@ class PropertyRequests:
             limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_CONNECTION_SECONDS),
             # Proxies and passwords of the environment are for other servers.
             trust_env=False,
+            headers={"Accept-Encoding": "identity"},
         )
 
     async def close(self) -> None:
@@ -259,6 +261,7 @@ class PropertyRequests:
                 "POST", url, content=body, headers=headers, extensions=extensions
             ) as response,
         ):
+            refuse_compressed(response)
             if response.status_code == 200:
                 return await read_answer(response, watch), watch.first_token_seconds
             raise refusal(

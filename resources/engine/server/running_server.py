@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from resources.devices.leases import Clock
 from resources.engine.protocol import EngineLostError, ModelLoadError
 from resources.engine.server.model_server import (
     MOST_RESTARTS,
+    PageError,
     ServerAddress,
     ServerDownError,
     ServerOutageError,
+    read_page,
     trouble,
 )
 
@@ -31,12 +34,12 @@ PATIENCE_SECONDS = 600.0
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
 
-_ANSWER_SECONDS: Final = 10.0
 _DOWN: Final = (502, 503, 504)
 """Statuses of a proxy whose server is down, and of a server that still starts."""
 _BELIEVED_SECONDS: Final = 15
 """How long a list of models is cached: sensors ask about many partitions in one tick."""
 
+_SHOWN: Final = 200
 _log = logging.getLogger(__name__)
 
 
@@ -106,35 +109,31 @@ def _listed(address: ServerAddress, _moment: int) -> Mapping[str, str | None]:
 
 def _ask(address: ServerAddress) -> Mapping[str, str | None]:
     """The names that a server answers for, each with its root."""
-    import httpx2
-
-    key = address.api_key
-    headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
     url = f"{address.url}/models"
     try:
-        answer = httpx2.get(url, headers=headers, timeout=_ANSWER_SECONDS, trust_env=False)
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        answer = read_page(address, f"{urlsplit(address.url).path}/models")
+    except (OSError, ValueError) as error:
         raise ServerUnreachableError(
-            f"the model server at {address.url} does not answer ({type(error).__name__}: {error}). Start it,"
-            " or correct VLM_ASSETS_SERVER_URL; what is committed stays"
+            f"the model server at {address.url} does not answer as it should ({type(error).__name__}:"
+            f" {error}). Start it, or correct VLM_ASSETS_SERVER_URL; what is committed stays"
         ) from error
-    if answer.status_code in _DOWN:
+    if answer.status in _DOWN:
         raise ServerUnreachableError(
-            f"the model server at {address.url} is not well ({answer.status_code}). Look at it, or at the"
+            f"the model server at {address.url} is not well ({answer.status}). Look at it, or at the"
             " proxy before it; what is committed stays"
         )
-    if answer.status_code in (401, 403):
+    if answer.status in (401, 403):
         raise ModelLoadError(
-            f"the model server at {address.url} refuses our key ({answer.status_code}): set"
+            f"the model server at {address.url} refuses our key ({answer.status}): set"
             " VLM_ASSETS_SERVER_KEY to the one that it was started with"
         )
     try:
-        answer.raise_for_status()
-        models = answer.json()["data"]
-        return {str(one["id"]): _text(one.get("root")) for one in models}
-    except (httpx2.HTTPStatusError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if answer.status != 200:
+            raise PageError("it has no such page")
+        return {str(one["id"]): _text(one.get("root")) for one in answer.json()["data"]}
+    except (PageError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(
-            f"what answers at {url} is no OpenAI-compatible model server ({answer.status_code}, {error});"
+            f"what answers at {url} is no OpenAI-compatible model server ({answer.status}, {error});"
             " VLM_ASSETS_SERVER_URL must end in /v1"
         ) from error
 
@@ -144,7 +143,7 @@ def _text(value: Any) -> str | None:
 
 
 def _names(listed: Mapping[str, Any]) -> str:
-    return ", ".join(map(repr, list(listed)[:10]))
+    return ", ".join(repr(name[:_SHOWN]) for name in list(listed)[:10])
 
 
 class RunningServer:

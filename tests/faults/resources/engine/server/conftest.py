@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -62,6 +63,12 @@ class Failing:
             handler.respond(200, content, content_type=kind)
 
         return react
+
+    @staticmethod
+    def compressed(handler):
+        """An answer of a few bytes that would be 64 MiB."""
+        packed = zlib.compress(b" " * (64 << 20))
+        handler.respond(200, packed, **{"Content-Encoding": "deflate"})
 
     @staticmethod
     def hang(handler):

@@ -58,6 +58,8 @@ def test_answers_come_in_the_order_of_the_batch(engine, stub, failing, load):
         ("body", b'{"choices":[]}'),
         ("body", b"{}"),
         ("body", b"\x00\xff", "text/event-stream"),
+        ("body", b"data: {}", "text/event-stream; charset=zlib"),
+        "compressed",
     ],
     ids=str,
 )
