@@ -326,7 +326,7 @@ class TokenWatch:
 
 
 def refuse_compressed(response: httpx2.Response) -> None:
-    """Raise FailingServerError for an answer that would be unpacked: it may become a thousand times longer."""
+    """Raise FailingServerError for a compressed answer: unpacked, it may be a thousand times longer."""
     if encoding := response.headers.get("content-encoding", "").strip().lower().removeprefix("identity"):
         raise FailingServerError(f"the answer is compressed ({encoding[:_SHOWN]!r}), which was not asked for")
 

@@ -66,8 +66,9 @@ class Failing:
 
     @staticmethod
     def compressed(handler):
-        """An answer of a few bytes that would be 64 MiB."""
-        packed = zlib.compress(b" " * (64 << 20))
+        """An answer that would have to be unpacked, to whatever size."""
+        choice = {"message": {"content": GOOD}, "finish_reason": "stop"}
+        packed = zlib.compress(json.dumps({"choices": [choice]}).encode())
         handler.respond(200, packed, **{"Content-Encoding": "deflate"})
 
     @staticmethod
